@@ -1,0 +1,51 @@
+"""Element types, shared by the graph IR, the loop nests and the runtime."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import numpy as np
+
+
+class DType(StrEnum):
+    """The type of one element in memory. The value is its name in text forms and NumPy."""
+
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+    INT8 = "int8"
+    INT16 = "int16"
+    INT32 = "int32"
+    INT64 = "int64"
+    UINT8 = "uint8"
+    UINT16 = "uint16"
+    UINT32 = "uint32"
+    UINT64 = "uint64"
+    BOOL = "bool"
+
+    @property
+    def bytes(self) -> int:
+        """Size of one element in memory."""
+        match self:
+            case DType.BOOL | DType.INT8 | DType.UINT8:
+                return 1
+            case DType.FLOAT16 | DType.BFLOAT16 | DType.INT16 | DType.UINT16:
+                return 2
+            case DType.FLOAT32 | DType.INT32 | DType.UINT32:
+                return 4
+            case _:
+                return 8
+
+    @property
+    def is_float(self) -> bool:
+        return "float" in self.value
+
+    @property
+    def is_signed(self) -> bool:
+        return not (self.value.startswith("uint") or self is DType.BOOL)
+
+    @property
+    def numpy(self) -> np.dtype:
+        """The NumPy type; bfloat16 has none of its own and travels as its 16 raw bits."""
+        return np.dtype(np.uint16 if self is DType.BFLOAT16 else self.value)

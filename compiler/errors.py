@@ -1,0 +1,47 @@
+"""Errors that a user of the compiler can cause.
+
+Every message is one sentence that names the offender, so that it can be shown as it stands:
+"MatMul 'fc1': K differs, 512 against 256".
+"""
+
+from __future__ import annotations
+
+
+class CompilerError(Exception):
+    """Root of all errors that input to the compiler can cause."""
+
+
+class InvalidModelError(CompilerError):
+    """The model is not a well-formed ONNX model, or contradicts itself."""
+
+
+class UnsupportedOperatorError(CompilerError):
+    """The model uses an operator (or a form of one) that the compiler does not implement."""
+
+    def __init__(
+        self, node: str, operator: str, domain: str, opset: int, reason: str = "not implemented"
+    ) -> None:
+        self.node = node
+        self.operator = operator
+        self.domain = domain or "ai.onnx"
+        self.opset = opset
+        self.reason = reason
+        super().__init__(
+            f"node '{node}': operator {self.operator} ({self.domain}, opset {opset}): {reason}"
+        )
+
+
+class InvalidInputError(CompilerError):
+    """An input array at run time has a wrong name, shape or dtype, or is missing."""
+
+
+class UnknownTargetError(CompilerError):
+    """No target description has this name."""
+
+
+class ScheduleError(CompilerError):
+    """A schedule does not fit the workload or the target: a candidate to refuse, not a bug."""
+
+
+class ArtifactError(CompilerError):
+    """An artifact folder is damaged, of another version, or for another machine."""

@@ -1,0 +1,358 @@
+"""Tensor expressions: what one element of a result is, as a tree over loads.
+
+Trees are frozen and shared: an equal subtree is one value, and lowering computes it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from compiler.dtypes import DType
+from compiler.loops.index import Affine, AffineLike, Axis, affine
+from compiler.loops.layout import ROW_MAJOR, Layout, physical_extents, strides
+
+
+class Space(StrEnum):
+    """Where a tensor lives. A GPU's shared memory is one more member."""
+
+    MEMORY = "memory"
+    REGISTER = "register"
+    CONSTANT = "constant"
+
+
+class Role(StrEnum):
+    """What a tensor is to the kernel; decides which argument it is and whether it may be written."""
+
+    INPUT = "input"
+    WEIGHT = "weight"
+    OUTPUT = "output"
+    SCRATCH = "scratch"
+    SHARED = "shared"
+    """Scratch that all threads of a kernel share (packed operands), as one more buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A logical tensor with its physical form.
+
+    `values` holds the elements of a CONSTANT tensor, row-major.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType = DType.FLOAT32
+    layout: Layout = ROW_MAJOR
+    halo: tuple[tuple[int, int], ...] = ()
+    space: Space = Space.MEMORY
+    role: Role = Role.INPUT
+    values: tuple[float, ...] = ()
+
+    def __getitem__(self, index: AffineLike | tuple[AffineLike, ...]) -> Load:
+        indices = index if isinstance(index, tuple) else (index,)
+        return Load(self, tuple(affine(i) for i in indices))
+
+    @property
+    def bytes(self) -> int:
+        """Size in memory, halo, block rounding and padding included."""
+        return strides(self.shape, self.layout, self.halo)[1] * self.dtype.bytes
+
+    @property
+    def byte_strides(self) -> tuple[int, ...]:
+        """Bytes between slices of each factor of the layout."""
+        return tuple(s * self.dtype.bytes for s in strides(self.shape, self.layout, self.halo)[0])
+
+    @property
+    def physical_shape(self) -> tuple[int, ...]:
+        return physical_extents(self.shape, self.layout, self.halo)
+
+    def halo_of(self, dim: int) -> tuple[int, int]:
+        return self.halo[dim] if self.halo else (0, 0)
+
+
+class Operation(StrEnum):
+    """Scalar operations that codegen implements natively, for vectors too."""
+
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"
+    """Floats: IEEE division. Integers: truncation toward zero, as C."""
+    REM = "rem"
+    """Floats: fmod. Integers: remainder with the sign of the dividend, as C."""
+    MAX = "max"
+    MIN = "min"
+    FMA = "fma"
+    NEG = "neg"
+    ABS = "abs"
+    SQRT = "sqrt"
+    FLOOR = "floor"
+    CEIL = "ceil"
+    RINT = "rint"
+    """Round half to even."""
+    SCALE = "scale"
+    """`x * 2**n` for an integral float n: the last step of exp."""
+    EXPONENT = "exponent"
+    """The unbiased exponent of a positive normal float, as a float."""
+    MANTISSA = "mantissa"
+    """The significand of a positive normal float, in [1, 2)."""
+    LT = "lt"
+    LE = "le"
+    EQ = "eq"
+    NE = "ne"
+    AND = "and"
+    OR = "or"
+    XOR = "xor"
+    NOT = "not"
+    SELECT = "select"
+
+
+class Combiner(StrEnum):
+    """How a reduction joins two values."""
+
+    SUM = "sum"
+    PRODUCT = "product"
+    MAX = "max"
+    MIN = "min"
+
+
+class Expr:
+    """Base of the expression nodes; arithmetic builds `Op` nodes, numbers become constants."""
+
+    __slots__ = ()
+
+    @property
+    def dtype(self) -> DType:
+        raise NotImplementedError
+
+    def __add__(self, other: Expr | float) -> Expr:
+        return op(Operation.ADD, self, other)
+
+    def __sub__(self, other: Expr | float) -> Expr:
+        return op(Operation.SUB, self, other)
+
+    def __rsub__(self, other: Expr | float) -> Expr:
+        return op(Operation.SUB, constant(other, self.dtype), self)
+
+    def __mul__(self, other: Expr | float) -> Expr:
+        return op(Operation.MUL, self, other)
+
+    def __truediv__(self, other: Expr | float) -> Expr:
+        return op(Operation.DIV, self, other)
+
+    def __neg__(self) -> Expr:
+        return op(Operation.NEG, self)
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Expr):
+    """One element of a tensor.
+
+    `indirect` adds run-time positions: pairs of a dimension and an integer expression (gather).
+    The value must be in bounds: the operator that makes it clamps it.
+    """
+
+    tensor: Tensor
+    index: tuple[Affine, ...]
+    indirect: tuple[tuple[int, Expr], ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.tensor.name, self.index, self.indirect)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def dtype(self) -> DType:
+        return self.tensor.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Const(Expr):
+    """A number of the given type."""
+
+    value: float
+    type: DType = DType.FLOAT32
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+@dataclass(frozen=True, slots=True)
+class IndexValue(Expr):
+    """An index as a number: ranges, causal masks."""
+
+    index: Affine
+    type: DType = DType.INT64
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator(Expr):
+    """The finished value of the reduction that an epilogue belongs to."""
+
+    type: DType = DType.FLOAT32
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+@dataclass(frozen=True, slots=True)
+class Op(Expr):
+    """An operation on expressions of one type (SELECT: bool, then two of one type)."""
+
+    operation: Operation
+    args: tuple[Expr, ...]
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.operation, self.args)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def dtype(self) -> DType:
+        if self.operation in _COMPARISONS:
+            return DType.BOOL
+        return self.args[-1].dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Cast(Expr):
+    """Conversion as C does it (floats to integers truncate); to bool: is not zero."""
+
+    value: Expr
+    type: DType
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce(Expr):
+    """A reduction inside a tensor expression. Schedules turn it into loops; no LoopNest has one.
+
+    Loads that fall outside their tensor are left out of the reduction (they count as the
+    combiner's neutral element): convolution and pooling say their padding this way.
+    """
+
+    combiner: Combiner
+    axes: tuple[Axis, ...]
+    body: Expr
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.combiner, self.axes, self.body)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def dtype(self) -> DType:
+        return self.body.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Tee(Expr):
+    """The value of an expression, stored on the way."""
+
+    value: Expr
+    target: Load
+
+    @property
+    def dtype(self) -> DType:
+        return self.value.dtype
+
+
+_COMPARISONS = frozenset(
+    {Operation.LT, Operation.LE, Operation.EQ, Operation.NE}
+)
+
+
+def constant(value: Expr | float, dtype: DType) -> Expr:
+    """A number as a constant of this type; an expression as it is."""
+    return value if isinstance(value, Expr) else Const(value, dtype)
+
+
+def op(operation: Operation, *args: Expr | float) -> Op:
+    """Build an operation; plain numbers take the type of the first expression among the operands.
+
+    Raises:
+        TypeError: if the operands' types differ.
+    """
+    dtype = next(a.dtype for a in reversed(args) if isinstance(a, Expr))
+    built = tuple(constant(a, dtype) for a in args)
+    typed = built[1:] if operation is Operation.SELECT else built
+    if len({a.dtype for a in typed}) > 1:
+        raise TypeError(f"{operation}: operand types differ: {[str(a.dtype) for a in typed]}")
+    return Op(operation, built)
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    """Direct operands, the target of a Tee not included."""
+    match expr:
+        case Op(args=args):
+            return args
+        case Cast(value=value) | Tee(value=value):
+            return (value,)
+        case Reduce(body=body):
+            return (body,)
+        case Load(indirect=indirect):
+            return tuple(e for _, e in indirect)
+        case _:
+            return ()
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """Every distinct node of a tree, operands first."""
+    seen: set[Expr] = set()
+
+    def visit(node: Expr) -> Iterator[Expr]:
+        if node in seen:
+            return
+        seen.add(node)
+        for child in children(node):
+            yield from visit(child)
+        yield node
+
+    yield from visit(expr)
+
+
+def loads(expr: Expr) -> tuple[Load, ...]:
+    """Every distinct load of a tree."""
+    return tuple(node for node in walk(expr) if isinstance(node, Load))
+
+
+def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
+    """Rebuild a tree from the leaves up; `change` returns a replacement, or None to keep a node."""
+    memo: dict[Expr, Expr] = {}
+
+    def visit(node: Expr) -> Expr:
+        if node not in memo:
+            match node:
+                case Op(operation=operation, args=args):
+                    new: Expr = Op(operation, tuple(visit(a) for a in args))
+                case Cast(value=value, type=dtype):
+                    new = Cast(visit(value), dtype)
+                case Tee(value=value, target=target):
+                    new = Tee(visit(value), target)
+                case Reduce(combiner=combiner, axes=axes, body=body):
+                    new = Reduce(combiner, axes, visit(body))
+                case Load(tensor=tensor, index=index, indirect=indirect) if indirect:
+                    new = Load(tensor, index, tuple((d, visit(e)) for d, e in indirect))
+                case _:
+                    new = node
+            changed = change(new)
+            memo[node] = new if changed is None else changed
+        return memo[node]
+
+    return visit(expr)

@@ -1,0 +1,91 @@
+"""Physical layouts: how the logical axes of a tensor are split and ordered in memory.
+
+NCHW16c, packed weights and padded rows are the same thing: a list of factors, outer to inner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One physical axis: `(logical[dim] + halo) // div % mod`, outer factors having `mod=None`.
+
+    `pad` is a number of unused elements that follow this factor's last slice; it staggers the
+    addresses of the slices of the factor outside it, against cache aliasing.
+    """
+
+    dim: int
+    div: int = 1
+    mod: int | None = None
+    pad: int = 0
+
+    def __str__(self) -> str:
+        text = f"{self.dim}"
+        text += f"/{self.div}" if self.div != 1 else ""
+        text += f"%{self.mod}" if self.mod is not None else ""
+        return text + (f"+{self.pad}" if self.pad else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Factors from outermost to innermost. `Layout(())` is row-major for a tensor of any rank."""
+
+    factors: tuple[Factor, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.factors)) or "row"
+
+    @staticmethod
+    def parse(text: str) -> Layout:
+        """Read what `str` prints: `0/16 1 2 0%16`, or `row`."""
+        if text.strip() == "row":
+            return ROW_MAJOR
+        return Layout(tuple(_parse_factor(part) for part in text.split()))
+
+    def resolved(self, rank: int) -> tuple[Factor, ...]:
+        """The factors for a tensor of this rank."""
+        return self.factors or tuple(Factor(dim) for dim in range(rank))
+
+
+ROW_MAJOR = Layout()
+
+
+def blocked(rank: int, dim: int, block: int) -> Layout:
+    """Split one logical axis by `block` and put its inner part innermost: NCHW -> NCHW16c."""
+    outer = tuple(Factor(d, block if d == dim else 1) for d in range(rank))
+    return Layout((*outer, Factor(dim, 1, block)))
+
+
+def physical_extents(
+    shape: tuple[int, ...], layout: Layout, halo: tuple[tuple[int, int], ...] = ()
+) -> tuple[int, ...]:
+    """Number of elements along each factor; an outer factor is rounded up to whole blocks."""
+    extents = []
+    for factor in layout.resolved(len(shape)):
+        size = shape[factor.dim] + (sum(halo[factor.dim]) if halo else 0)
+        extents.append(factor.mod or -(-size // factor.div))
+    return tuple(extents)
+
+
+def strides(
+    shape: tuple[int, ...], layout: Layout, halo: tuple[tuple[int, int], ...] = ()
+) -> tuple[tuple[int, ...], int]:
+    """Elements from one slice of each factor to the next, and the size of the whole tensor."""
+    result: list[int] = []
+    stride = 1
+    factors = layout.resolved(len(shape))
+    for factor, extent in zip(
+        reversed(factors), reversed(physical_extents(shape, layout, halo)), strict=True
+    ):
+        result.append(stride)
+        stride = stride * extent + factor.pad
+    return tuple(reversed(result)), stride
+
+
+def _parse_factor(text: str) -> Factor:
+    text, _, pad = text.partition("+")
+    text, _, mod = text.partition("%")
+    dim, _, div = text.partition("/")
+    return Factor(int(dim), int(div or 1), int(mod) if mod else None, int(pad or 0))

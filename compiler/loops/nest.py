@@ -1,0 +1,141 @@
+"""The loop-nest IR: what a schedule lowers a workload to, and what codegen reads.
+
+A kernel is a list of stages with a barrier between them; a stage is a list of nests; a nest is a
+tree of `For` with `Compute` at the leaves. One `Compute` is one tensor expression at its register
+tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from compiler.loops.expr import Combiner, Expr, Load, Tensor
+from compiler.loops.index import Affine, Axis
+
+
+class Binding(StrEnum):
+    """What runs the iterations of a loop. BLOCK and LANE are the GPU's."""
+
+    SERIAL = "serial"
+    PARALLEL = "parallel"
+    BLOCK = "block"
+    LANE = "lane"
+
+
+class Order(StrEnum):
+    """In which order the points of a register tile are emitted."""
+
+    GREEDY = "greedy"
+    """Fewest new loads first: an outer product for GEMM, read once and scatter for depthwise."""
+    PROGRAM = "program"
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """`axis = min(source, maximum)`: a derived axis that clamps, so that a ragged tile recomputes."""
+
+    axis: Axis
+    source: Affine
+    maximum: int
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """Visit `axis` in tiles of `step`: full tiles in a run-time loop, then a narrower tail.
+
+    Inside the body the axis stands for its tile: inner loops and register tiles over the same axis
+    split the tile further. `peel` makes the first and last full tile static, `unroll` all of them.
+    A PARALLEL loop is the only node at the top of its stage, and its tiles are what [lo, hi) counts.
+    """
+
+    axis: Axis
+    step: int
+    body: tuple[Node, ...]
+    binding: Binding = Binding.SERIAL
+    peel: bool = False
+    unroll: bool = False
+    lets: tuple[Let, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One level of splitting inside a Compute: `axis` in steps of `step`.
+
+    In `Compute.reduce`, `unroll` asks for generator-time copies instead of a run-time loop.
+    """
+
+    axis: Axis
+    step: int = 1
+    unroll: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Write `value` (over Accumulator and loads) to an element."""
+
+    target: Load
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Intrinsic:
+    """A tensor instruction that consumes the innermost elements of `axis` at once (`vpdpbusd`)."""
+
+    name: str
+    axis: Axis
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """One tensor expression at its register tile.
+
+    Without a combiner, `body` is evaluated at each point of `unroll` and stored. With one, an
+    accumulator for each point of the unrolled spatial axes starts at `init` (or the neutral
+    element), `reduce` loops run over the rest of the reduction, outermost first, and the points of
+    `unroll` are combined innermost. `partial` axes are reduction axes whose unrolled points have
+    accumulators of their own, joined at the end. `vector` is the axis along the lanes; if it is a
+    reduction axis, the lanes are joined at the end too. `store_vector` asks for a transpose in
+    registers, so that lanes along another unrolled axis are stored. `skip_padding` drops points
+    that statically read padding.
+    """
+
+    stores: tuple[Store, ...]
+    body: Expr
+    combiner: Combiner | None = None
+    init: Expr | None = None
+    reduce: tuple[Tile, ...] = ()
+    unroll: tuple[Tile, ...] = ()
+    vector: Axis | None = None
+    partial: tuple[Axis, ...] = ()
+    intrinsic: Intrinsic | None = None
+    order: Order = Order.GREEDY
+    skip_padding: bool = False
+    store_vector: Axis | None = None
+
+
+Node = For | Compute
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Nests that run one after the other, without a barrier between them."""
+
+    name: str
+    body: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopNest:
+    """A whole kernel.
+
+    `buffers` are its arguments in order (inputs, weights in their packed form, shared scratch,
+    outputs); `scratch` lies one after the other in the block that each thread has of its own.
+    `machine_scheduler` is LLVM's -enable-misched for this kernel (KERNELS: off is mostly right).
+    """
+
+    name: str
+    buffers: tuple[Tensor, ...]
+    scratch: tuple[Tensor, ...]
+    stages: tuple[Stage, ...]
+    machine_scheduler: bool = False
