@@ -1,0 +1,82 @@
+# Every target sets up what it misses. `make demo` and `make test` are the two to know.
+#
+#   setup        a virtual environment in .venv with tilewright and all it needs to run
+#   demo         start the service and a worker, tune ResNet-50, compare with ONNX Runtime
+#   test         the test suite
+#   check        formatter, linter, type checker, tests: what .ci/run runs
+#   format       rewrite the sources as the formatter and the linter want them
+#   bench        race the models against ONNX Runtime (ARGS="--models resnet50 --tuned DB")
+#   models       export MobileNetV2 and BERT-base from transformers into benchmarks/models/
+#   clean        remove everything that a target here has made
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+STAMPS := $(VENV)/stamps
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))')
+ARGS ?=
+EXPORT_VENV := .venv-export
+NATIVE := $(wildcard compiler/runtime/native/*.c compiler/runtime/native/*.h)
+
+# uv takes seconds where pip takes half a minute; where it cannot be had, pip does the same work.
+define install
+	@if [ -x $(BIN)/uv ] && $(BIN)/uv pip install --quiet --python $(PY) $(1); then :; \
+	else $(PY) -m pip install --quiet --disable-pip-version-check $(1); fi
+endef
+
+.PHONY: setup setup-test demo test check format bench models clean
+
+setup: $(STAMPS)/run
+setup-test: $(STAMPS)/test
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
+	@echo "setting up $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check uv || echo "uv is not to be had, pip goes on"
+
+$(STAMPS)/run: pyproject.toml $(wildcard setup.py) $(NATIVE) | $(PY)
+	@echo "installing tilewright[all] and onnxruntime"
+	$(call install,-e '.[all]' onnxruntime)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/test: $(STAMPS)/run
+	@echo "installing what the checks need"
+	$(call install,-e '.[all$(comma)test]')
+	@mkdir -p $(STAMPS) && touch $@
+
+comma := ,
+
+demo: $(STAMPS)/run
+	@$(PY) examples/demo.py $(ARGS)
+
+test: $(STAMPS)/test
+	$(PY) -m pytest -q -n $(JOBS) $(ARGS)
+
+check: $(STAMPS)/test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(PY) -m pytest -q -n $(JOBS)
+
+format: $(STAMPS)/test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMPS)/run
+	$(PY) -m benchmarks.race $(ARGS)
+
+$(EXPORT_VENV)/stamp:
+	$(PYTHON) -m venv $(EXPORT_VENV)
+	$(EXPORT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  'torch>=2.9' 'transformers>=4.50' 'onnx>=1.16' 'onnxscript>=0.5'
+	@touch $@
+
+models: $(EXPORT_VENV)/stamp
+	$(EXPORT_VENV)/bin/python benchmarks/export_models.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) $(EXPORT_VENV) build dist *.egg-info .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f compiler/runtime/*.so
