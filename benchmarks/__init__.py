@@ -1,0 +1,1 @@
+"""Side-by-side measurements with other engines: reports, never tests."""
