@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent / "models"
 OPSET = 18
 
 
-class Logits(nn.Module):
+class Logits(nn.Module):  # type: ignore[misc]  # torch is not installed beside mypy
     """pixel_values: (1, 3, 224, 224) -> logits: (1, labels)."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -30,20 +30,15 @@ class Logits(nn.Module):
         return logits
 
 
-class HiddenState(nn.Module):
-    """input_ids, attention_mask, token_type_ids: int64 (1, tokens) -> (1, tokens, hidden)."""
+class HiddenState(nn.Module):  # type: ignore[misc]  # as above
+    """input_ids: int64 (1, tokens), one sequence without padding -> (1, tokens, hidden)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor
-    ) -> torch.Tensor:
-        output = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
-        )
-        state: torch.Tensor = output.last_hidden_state
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        state: torch.Tensor = self.model(input_ids=input_ids).last_hidden_state
         return state
 
 
@@ -72,9 +67,7 @@ def export_bert_base(path: Path, tokens: int = 128) -> None:
     torch.manual_seed(0)
     model = BertModel(BertConfig(attn_implementation="eager"), add_pooling_layer=False)
     ids = torch.zeros(1, tokens, dtype=torch.int64)
-    names = ["input_ids", "attention_mask", "token_type_ids"]
-    inputs = (ids, torch.ones_like(ids), ids)
-    _export(HiddenState(model), inputs, names, ["last_hidden_state"], path)
+    _export(HiddenState(model), (ids,), ["input_ids"], ["last_hidden_state"], path)
 
 
 def _export(
@@ -103,8 +96,9 @@ EXPORTS = {"mobilenetv2-exported": export_mobilenet_v2, "bert-base-128-exported"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*EXPORTS, []], help="all when none is named")
-    for name in parser.parse_args().names or EXPORTS:
+    parser.add_argument("--only", choices=list(EXPORTS), help="one of the models instead of all")
+    only: str | None = parser.parse_args().only
+    for name in [only] if only else EXPORTS:
         EXPORTS[name](FOLDER / f"{name}.onnx")
 
 
