@@ -31,14 +31,15 @@ class Logits(nn.Module):  # type: ignore[misc]  # torch is not installed beside 
 
 
 class HiddenState(nn.Module):  # type: ignore[misc]  # as above
-    """input_ids: int64 (1, tokens), one sequence without padding -> (1, tokens, hidden)."""
+    """input_ids, token_type_ids: int64 (1, tokens), without padding -> (1, tokens, hidden)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        state: torch.Tensor = self.model(input_ids=input_ids).last_hidden_state
+    def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor) -> torch.Tensor:
+        output = self.model(input_ids=input_ids, token_type_ids=token_type_ids)
+        state: torch.Tensor = output.last_hidden_state
         return state
 
 
@@ -67,7 +68,8 @@ def export_bert_base(path: Path, tokens: int = 128) -> None:
     torch.manual_seed(0)
     model = BertModel(BertConfig(attn_implementation="eager"), add_pooling_layer=False)
     ids = torch.zeros(1, tokens, dtype=torch.int64)
-    _export(HiddenState(model), (ids,), ["input_ids"], ["last_hidden_state"], path)
+    names = ["input_ids", "token_type_ids"]
+    _export(HiddenState(model), (ids, ids), names, ["last_hidden_state"], path)
 
 
 def _export(
