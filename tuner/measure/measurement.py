@@ -1,0 +1,196 @@
+"""What is measured and what is kept of it: measurements, trials and records, with their JSON forms.
+
+A candidate that does not build, crashes or is wrong is data: a `Measurement` with a status and a
+text. Nothing here imports more than the standard library, because devices use it too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compiler.schedule.schedule import Schedule
+
+
+class Status(StrEnum):
+    """How the measurement of a candidate ended."""
+
+    OK = "ok"
+    BUILD_ERROR = "build_error"
+    BUILD_TIMEOUT = "build_timeout"
+    CRASH = "crash"
+    RUN_ERROR = "run_error"
+    """The candidate could not be run: its library or its buffers did not fit the device."""
+    RUN_TIMEOUT = "run_timeout"
+    WRONG_ANSWER = "wrong_answer"
+    WORKER_LOST = "worker_lost"
+    CANCELLED = "cancelled"
+
+    @property
+    def says_something_of_the_candidate(self) -> bool:
+        """Whether the outcome lies with the candidate, so that it need not be measured again."""
+        return self not in (Status.WORKER_LOST, Status.CANCELLED)
+
+
+class Phase(StrEnum):
+    """Why a candidate was measured: to find good ones cheaply, or to choose among the best."""
+
+    SCREEN = "screen"
+    FINAL = "final"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordKey:
+    """What a best schedule is best for."""
+
+    workload_key: str
+    target_key: str
+    threads: int = 1
+    numerics: str = "fast"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "workload_key": self.workload_key,
+            "target_key": self.target_key,
+            "threads": self.threads,
+            "numerics": self.numerics,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RecordKey:
+        return cls(data["workload_key"], data["target_key"], int(data["threads"]), data["numerics"])
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a device (or the builder, for a candidate that did not build) said of one candidate.
+
+    `samples_seconds` are seconds for one run of the kernel: CPU time with one thread, wall time
+    with several. `max_error` is the largest error relative to the largest expected output, found
+    with inputs drawn from `seeds`; `reference_digest` and `object_digest` say what was compared.
+    Together they are the certificate of correctness. `measured_at` is in Unix seconds.
+    """
+
+    status: Status
+    error: str = ""
+    samples_seconds: tuple[float, ...] = ()
+    max_error: float | None = None
+    tolerance: float = 0.0
+    seeds: tuple[int, ...] = ()
+    reference_digest: str = ""
+    object_digest: str = ""
+    build_seconds: float = 0.0
+    measure_seconds: float = 0.0
+    worker: str = ""
+    device: Mapping[str, Any] = field(default_factory=dict)
+    measured_at: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.status is Status.OK
+
+    @property
+    def run_seconds(self) -> float | None:
+        """The fastest sample: the statistic that ranks candidates. None for a failure."""
+        return min(self.samples_seconds) if self.ok and self.samples_seconds else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "status": self.status.value,
+            "error": self.error,
+            "samples_seconds": list(self.samples_seconds),
+            "max_error": self.max_error,
+            "tolerance": self.tolerance,
+            "seeds": list(self.seeds),
+            "reference_digest": self.reference_digest,
+            "object_digest": self.object_digest,
+            "build_seconds": self.build_seconds,
+            "measure_seconds": self.measure_seconds,
+            "worker": self.worker,
+            "device": dict(self.device),
+            "measured_at": self.measured_at,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Measurement:
+        """Read what `to_json` wrote; unknown fields are left out.
+
+        Raises:
+            KeyError, ValueError: if the status is missing or unknown.
+        """
+        return cls(
+            status=Status(data["status"]),
+            error=data.get("error", ""),
+            samples_seconds=tuple(map(float, data.get("samples_seconds", ()))),
+            max_error=None if data.get("max_error") is None else float(data["max_error"]),
+            tolerance=float(data.get("tolerance", 0.0)),
+            seeds=tuple(map(int, data.get("seeds", ()))),
+            reference_digest=data.get("reference_digest", ""),
+            object_digest=data.get("object_digest", ""),
+            build_seconds=float(data.get("build_seconds", 0.0)),
+            measure_seconds=float(data.get("measure_seconds", 0.0)),
+            worker=data.get("worker", ""),
+            device=dict(data.get("device", {})),
+            measured_at=float(data.get("measured_at", 0.0)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One measured candidate. `id` is made by `trial_id`, so a repeated report is recognised."""
+
+    id: str
+    key: RecordKey
+    schedule: Schedule
+    measurement: Measurement
+    phase: Phase = Phase.SCREEN
+    job_id: str = ""
+    codegen_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TuningRecord:
+    """The best schedule known for a key, with its certificate and what made it."""
+
+    key: RecordKey
+    schedule: Schedule
+    measurement: Measurement
+    trial_id: str = ""
+    codegen_version: str = ""
+    compiler_version: str = ""
+
+    @property
+    def run_seconds(self) -> float:
+        """Seconds for one run, the fastest sample.
+
+        Raises:
+            ValueError: if the measurement is a failure; no record is made of one.
+        """
+        seconds = self.measurement.run_seconds
+        if seconds is None:
+            raise ValueError(f"a record of a failed measurement: {self.measurement.status}")
+        return seconds
+
+
+def trial_id(
+    key: RecordKey, schedule_digest: str, phase: Phase, job_id: str, serial: int = 0
+) -> str:
+    """A name for a trial that a restarted job computes again: 32 hexadecimal digits.
+
+    `serial` tells repeated measurements of one candidate in one job apart.
+    """
+    parts = (
+        key.workload_key,
+        key.target_key,
+        str(key.threads),
+        key.numerics,
+        schedule_digest,
+        phase.value,
+        job_id,
+        str(serial),
+    )
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

@@ -1,0 +1,298 @@
+"""The wire format of a measurement, between the tuner and a device.
+
+A request is one batch of candidates of one workload: a linked shared object named by its SHA-256,
+the kernels in it, how the inputs are drawn, and the expected output named by its digest (an .npy
+file, fetched once for a workload). Everything is JSON; large bytes travel apart, by digest. Only
+the standard library and NumPy are imported: this is what a device needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from tuner.measure.measurement import Measurement, Phase, RecordKey
+
+PROTOCOL = 1
+"""Version of this format. A worker refuses a request of another version."""
+
+
+class ProtocolError(ValueError):
+    """A message is malformed or of another protocol version."""
+
+
+class Distribution(StrEnum):
+    """What an input of a measurement is drawn from."""
+
+    NORMAL = "normal"
+    """Standard normal."""
+    POSITIVE = "positive"
+    """Uniform in [0.25, 1.25): for workloads that are not defined on negative numbers."""
+    INTEGERS = "integers"
+    """Uniform integers in [low, high)."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """How one workload input is drawn. `shape` is logical; `dtype` a compiler dtype's name."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    seed: int
+    distribution: Distribution = Distribution.NORMAL
+    scale: float = 1.0
+    low: int = 0
+    high: int = 2
+
+    def draw(self) -> np.ndarray:
+        """The logical array, row-major; bfloat16 as its 16 raw bits in uint16."""
+        rng = np.random.default_rng(self.seed)
+        match self.distribution:
+            case Distribution.NORMAL:
+                values = rng.standard_normal(self.shape, dtype=np.float32) * self.scale
+            case Distribution.POSITIVE:
+                values = (rng.random(self.shape, dtype=np.float32) + 0.25) * self.scale
+            case Distribution.INTEGERS:
+                values = rng.integers(self.low, self.high, self.shape, dtype=np.int64)
+        if self.dtype == "bfloat16":
+            bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+            return ((bits + 0x8000) >> 16).astype(np.uint16)
+        return np.ascontiguousarray(values, dtype=np.dtype(self.dtype))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "seed": self.seed,
+            "distribution": self.distribution.value,
+            "scale": self.scale,
+            "low": self.low,
+            "high": self.high,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> InputSpec:
+        return cls(
+            tuple(map(int, data["shape"])),
+            str(data["dtype"]),
+            int(data["seed"]),
+            Distribution(data["distribution"]),
+            float(data["scale"]),
+            int(data["low"]),
+            int(data["high"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatSettings:
+    """How often candidates are timed.
+
+    Each of `samples` rounds visits the candidates in a fresh seeded order and takes one sample of
+    each: as many runs as fit in `sample_seconds`, after one untimed run. A candidate whose fastest
+    sample is over `drop_ratio` times the fastest of the batch (or of `incumbent_seconds`) gets no
+    further rounds. `limit_seconds` is wall time for each step of one candidate.
+    """
+
+    samples: int = 5
+    sample_seconds: float = 0.002
+    drop_ratio: float = 1.3
+    incumbent_seconds: float | None = None
+    limit_seconds: float = 10.0
+    seed: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "samples": self.samples,
+            "sample_seconds": self.sample_seconds,
+            "drop_ratio": self.drop_ratio,
+            "incumbent_seconds": self.incumbent_seconds,
+            "limit_seconds": self.limit_seconds,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RepeatSettings:
+        incumbent = data.get("incumbent_seconds")
+        return cls(
+            int(data["samples"]),
+            float(data["sample_seconds"]),
+            float(data["drop_ratio"]),
+            None if incumbent is None else float(incumbent),
+            float(data["limit_seconds"]),
+            int(data["seed"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One kernel of a batch: its KernelSpec and Schedule as JSON, and what was built."""
+
+    trial_id: str
+    schedule: Mapping[str, Any]
+    schedule_digest: str
+    spec: Mapping[str, Any]
+    object_digest: str = ""
+    build_seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "trial_id": self.trial_id,
+            "schedule": dict(self.schedule),
+            "schedule_digest": self.schedule_digest,
+            "spec": dict(self.spec),
+            "object_digest": self.object_digest,
+            "build_seconds": self.build_seconds,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Candidate:
+        return cls(
+            str(data["trial_id"]),
+            dict(data["schedule"]),
+            str(data["schedule_digest"]),
+            dict(data["spec"]),
+            str(data["object_digest"]),
+            float(data["build_seconds"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRequest:
+    """One batch of candidates of one workload.
+
+    `library_digest` names the shared object, `reference_digest` the expected output (logical,
+    row-major, as .npy). The request alone suffices to make trials of its results, so a restarted
+    tuner loses nothing.
+    """
+
+    request_id: str
+    key: RecordKey
+    candidates: tuple[Candidate, ...]
+    library_digest: str
+    inputs: tuple[InputSpec, ...]
+    reference_digest: str
+    tolerance: float
+    repeat: RepeatSettings = field(default_factory=RepeatSettings)
+    phase: Phase = Phase.SCREEN
+    job_id: str = ""
+    codegen_version: str = ""
+    protocol: int = PROTOCOL
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The blobs that a device has to fetch."""
+        return (self.library_digest, self.reference_digest)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "protocol": self.protocol,
+            "request_id": self.request_id,
+            "key": self.key.to_json(),
+            "candidates": [c.to_json() for c in self.candidates],
+            "library_digest": self.library_digest,
+            "inputs": [i.to_json() for i in self.inputs],
+            "reference_digest": self.reference_digest,
+            "tolerance": self.tolerance,
+            "repeat": self.repeat.to_json(),
+            "phase": self.phase.value,
+            "job_id": self.job_id,
+            "codegen_version": self.codegen_version,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> MeasureRequest:
+        """Read a request.
+
+        Raises:
+            ProtocolError: if it is of another protocol version, or a field is missing or wrong.
+        """
+        _check_protocol(data)
+        try:
+            return cls(
+                request_id=str(data["request_id"]),
+                key=RecordKey.from_json(data["key"]),
+                candidates=tuple(Candidate.from_json(c) for c in data["candidates"]),
+                library_digest=str(data["library_digest"]),
+                inputs=tuple(InputSpec.from_json(i) for i in data["inputs"]),
+                reference_digest=str(data["reference_digest"]),
+                tolerance=float(data["tolerance"]),
+                repeat=RepeatSettings.from_json(data["repeat"]),
+                phase=Phase(data["phase"]),
+                job_id=str(data["job_id"]),
+                codegen_version=str(data["codegen_version"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"malformed measure request: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureResult:
+    """What became of each candidate of a request, by trial id, in the order of the request."""
+
+    request_id: str
+    measurements: tuple[tuple[str, Measurement], ...]
+    worker: str = ""
+    protocol: int = PROTOCOL
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "protocol": self.protocol,
+            "request_id": self.request_id,
+            "worker": self.worker,
+            "measurements": [
+                {"trial_id": name, "measurement": m.to_json()} for name, m in self.measurements
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> MeasureResult:
+        """Read a result.
+
+        Raises:
+            ProtocolError: if it is of another protocol version, or a field is missing or wrong.
+        """
+        _check_protocol(data)
+        try:
+            return cls(
+                request_id=str(data["request_id"]),
+                measurements=tuple(
+                    (str(item["trial_id"]), Measurement.from_json(item["measurement"]))
+                    for item in data["measurements"]
+                ),
+                worker=str(data["worker"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"malformed measure result: {error!r}") from error
+
+
+def digest_bytes(data: bytes) -> str:
+    """SHA-256 in hexadecimal: the name of a blob."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def array_to_bytes(array: np.ndarray) -> bytes:
+    """An array as the bytes of an .npy file, without pickles."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def array_from_bytes(data: bytes) -> np.ndarray:
+    """Read what `array_to_bytes` wrote.
+
+    Raises:
+        ValueError: if it is no .npy file, or holds objects.
+    """
+    return np.load(io.BytesIO(data), allow_pickle=False)  # type: ignore[no-any-return]
+
+
+def _check_protocol(data: Mapping[str, Any]) -> None:
+    version = data.get("protocol") if isinstance(data, Mapping) else None
+    if version != PROTOCOL:
+        raise ProtocolError(f"protocol version {version!r}; this side speaks {PROTOCOL}")
