@@ -1,0 +1,57 @@
+"""Errors of the database layer. Every message is one sentence that can be shown as it stands."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class StorageKind(StrEnum):
+    """Why the storage refused; the service turns it into a status code."""
+
+    FULL = "full"  # no space on the disk, or a quota
+    LOCKED = "locked"  # another writer held the database for too long: try again
+    UNREACHABLE = "unreachable"  # no connection, or it broke: try again
+    DENIED = "denied"  # the file or folder may not be written or read
+    CORRUPT = "corrupt"  # the file is not a database, or a blob does not match its digest
+    OTHER = "other"
+
+
+class DatabaseError(Exception):
+    """Root of all errors that the stores raise on purpose."""
+
+
+class StorageError(DatabaseError):
+    """The database or the blob folder could not do its work; nothing of the call was saved."""
+
+    def __init__(self, message: str, kind: StorageKind = StorageKind.OTHER) -> None:
+        self.kind = kind
+        super().__init__(message)
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same call may succeed a moment later."""
+        return self.kind in (StorageKind.LOCKED, StorageKind.UNREACHABLE)
+
+
+class NotFoundError(DatabaseError):
+    """No row has this id."""
+
+    def __init__(self, what: str, key: str) -> None:
+        self.what = what
+        self.key = key
+        super().__init__(f"{what} '{key}' does not exist")
+
+
+class StateError(DatabaseError):
+    """The transition table has no such step: a finished job does not start again."""
+
+
+class StaleLeaseError(DatabaseError):
+    """The caller's lease or claim is over: someone else has it now, or the work is finished.
+
+    The holder stops at once and saves nothing more under this lease.
+    """
+
+
+class SchemaVersionError(DatabaseError):
+    """The database was made by a newer release, or was never migrated."""

@@ -1,0 +1,1 @@
+"""One store a file. A store takes an engine and a clock, and returns frozen values, never rows."""
