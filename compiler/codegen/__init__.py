@@ -1,0 +1,1 @@
+"""From loop nests to LLVM IR text, objects and machine code."""

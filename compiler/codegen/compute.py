@@ -1,0 +1,395 @@
+"""Lowering of one Compute: a tensor expression at its register tile.
+
+The unrolled axes are constants of the generator (partial evaluation): skipped taps, constant
+matrices with zeros and ones, and tails are all 'evaluate the same code at a known point'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, assert_never
+
+from compiler.codegen import memory
+from compiler.codegen.access import Bound, Kind, Linear, Variable, bind, evaluate
+from compiler.codegen.arithmetic import apply, cast, combine, neutral, reduce_lanes
+from compiler.codegen.order import constant_points, greedy_points
+from compiler.codegen.points import Point, Points
+from compiler.codegen.ssa import Value
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import (
+    Accumulator,
+    Cast,
+    Combiner,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Operation,
+    Reduce,
+    Space,
+    Tee,
+    walk,
+)
+from compiler.loops.index import Axis
+from compiler.loops.nest import Compute, Order, Store, Tile
+
+if TYPE_CHECKING:
+    from compiler.codegen.lower import StageLowering
+
+Key = tuple[Point, Point]
+"""Which accumulator: the point of the spatial axes, and that of the partial axes."""
+
+
+class ComputeLowering:
+    """State of one Compute while it is lowered."""
+
+    def __init__(self, stage: StageLowering, compute: Compute) -> None:
+        self.stage = stage
+        self.emitter = stage.emitter
+        self.compute = compute
+        self.output_axes = {
+            axis for store in compute.stores for index in store.target.index for axis in index.axes()
+        }
+        self.spatial = tuple(t for t in compute.unroll if t.axis in self.output_axes)
+        self.reduces_lanes = compute.vector is not None and compute.vector not in self.output_axes
+        self.dtype = compute.body.dtype
+        self.hoisted: set[tuple[str, int]] = set()
+        self.accumulators = 0
+
+    def run(self) -> None:
+        """Emit the whole computation into the open scope."""
+        compute, stage = self.compute, self.stage
+        for tile in (*compute.reduce, *compute.unroll):
+            stage.open_axis(tile.axis)
+        saved = dict(stage.environment)
+        initial = self._initial()
+        if compute.combiner is None:
+            results = self._map()
+        else:
+            reduced = self._reduce(0, list(initial.values()), list(initial))
+            results = self._join(dict(zip(initial, reduced, strict=True)))
+        self._finish(results)
+        stage.environment = saved
+
+    # ---- accumulators
+
+    def _partial_counts(self) -> list[int]:
+        unroll = {t.axis: t.step for t in self.compute.unroll}
+        counts = []
+        for axis in self.compute.partial:
+            extents = [t.step for t in self.compute.reduce if t.axis == axis]
+            extent = min([self.stage.environment[axis].extent, *extents])
+            counts.append(-(-extent // unroll[axis]))
+        return counts
+
+    def _initial(self) -> dict[Key, Value]:
+        """One accumulator for each point of the spatial and the partial axes."""
+        compute = self.compute
+        if compute.combiner is None:
+            return {}
+        partials = list(product(*map(range, self._partial_counts())))
+        start = self.emitter.const(neutral(compute.combiner, self.dtype), self.dtype)
+        result: dict[Key, Value] = {}
+        with self._points(self.spatial) as points:
+            lanes = self.stage.lanes if self.reduces_lanes else points.lanes
+            # Lanes that are joined in the end must see the initial value once: `_join` adds it.
+            accesses = None
+            if compute.init is not None and not self.reduces_lanes:
+                accesses = memory.resolve(self.stage, compute.init, points, compute.skip_padding)
+            for point in points:
+                for number, partial in enumerate(partials):
+                    value = start
+                    if accesses is not None and number == 0 and compute.init is not None:
+                        value = self._evaluate(compute.init, accesses, points, point, None)
+                    result[point, partial] = self.emitter.splat(value, lanes)
+        self.accumulators = len(result)
+        return result
+
+    def _reduce(self, level: int, values: list[Value], keys: list[Key]) -> list[Value]:
+        """The reduction loops from `level` inwards, carrying the accumulators."""
+        if level == len(self.compute.reduce):
+            return self._leaf(values, keys)
+        tile = self.compute.reduce[level]
+        granularity = next((t.step for t in self.compute.unroll if t.axis == tile.axis), 0)
+        return self.stage.over(
+            tile.axis,
+            tile.step,
+            lambda carried: self._reduce(level + 1, carried, keys),
+            carried=values,
+            unroll=tile.unroll,
+            granularity=granularity,
+            clip=None if tile.unroll else self._clip_loads(tile),
+        )
+
+    def _clip_loads(self, tile: Tile) -> tuple[Load, ...]:
+        """Loads that may clip the range of this reduction loop to what is in bounds."""
+        if tile.step != 1:
+            return ()
+        return tuple(
+            node
+            for node in walk(self.compute.body)
+            if isinstance(node, Load) and node.tensor.space is Space.MEMORY
+        )
+
+    def _leaf(self, values: list[Value], keys: list[Key]) -> list[Value]:
+        compute = self.compute
+        combiner = compute.combiner
+        assert combiner is not None
+        current = dict(zip(keys, values, strict=True))
+        axes = [t.axis for t in compute.unroll]
+        spatial = [axes.index(t.axis) for t in self.spatial]
+        partial = [axes.index(axis) for axis in compute.partial]
+        with self._points(compute.unroll) as points:
+            accesses = memory.resolve(self.stage, compute.body, points, compute.skip_padding)
+            order = [p for p in points if memory.in_bounds(accesses, p)]
+            order = self._ordered(order, accesses, spatial)
+            for point in order:
+                key = tuple(point[i] for i in spatial), tuple(point[i] for i in partial)
+                current[key] = self._accumulate(combiner, current[key], accesses, points, point)
+        return [current[key] for key in keys]
+
+    def _ordered(
+        self, points: list[Point], accesses: memory.Accesses, spatial: Sequence[int]
+    ) -> list[Point]:
+        match self.compute.body:
+            case Op(operation=Operation.MUL, args=args) if (
+                self.compute.combiner is Combiner.SUM
+            ):
+                for arg in args:
+                    if isinstance(arg, Load) and arg.tensor.space is Space.CONSTANT:
+                        points = constant_points(points, accesses[arg], spatial)
+        if self.compute.order is Order.GREEDY:
+            return greedy_points(points, accesses.values(), self.emitter.depth)
+        return points
+
+    def _accumulate(
+        self,
+        combiner: Combiner,
+        current: Value,
+        accesses: memory.Accesses,
+        points: Points,
+        point: Point,
+    ) -> Value:
+        body = self.compute.body
+        fresh = current.const is not None and current.const == neutral(combiner, self.dtype)
+        active = points.active(point)
+        if self.reduces_lanes and active < self.stage.lanes:
+            value = self._evaluate(body, accesses, points, point, None)
+            mask = memory.lane_mask(self.stage.lanes, active)
+            other = self.emitter.const(
+                neutral(combiner, self.dtype), self.dtype, self.stage.lanes
+            )
+            if value.lanes < self.stage.lanes:
+                value = self._widen(value)
+            value = self.emitter.emit(
+                self.dtype,
+                value.lanes,
+                f"select {mask}, {value.type} %s, {value.type} %s",
+                value,
+                other,
+            )
+            return value if fresh else combine(self.emitter, combiner, current, value)
+        match body:
+            case Op(operation=Operation.MUL, args=(left, right)) if combiner is Combiner.SUM:
+                x = self._evaluate(left, accesses, points, point, None)
+                y = self._evaluate(right, accesses, points, point, None)
+                if fresh:
+                    return apply(self.emitter, Operation.MUL, x, y)
+                return apply(self.emitter, Operation.FMA, x, y, current)
+        value = self._evaluate(body, accesses, points, point, None)
+        return value if fresh else combine(self.emitter, combiner, current, value)
+
+    def _widen(self, value: Value) -> Value:
+        if value.lanes == 1:
+            return self.emitter.splat(value, self.stage.lanes)
+        lanes = [min(lane, value.lanes) for lane in range(self.stage.lanes)]
+        return self.emitter.shuffle(value, value, lanes)
+
+    def _join(self, values: dict[Key, Value]) -> dict[Point, Value]:
+        """Join partial accumulators in a tree, then lanes."""
+        combiner = self.compute.combiner
+        assert combiner is not None
+        groups: dict[Point, list[Value]] = {}
+        for (point, _), value in values.items():
+            groups.setdefault(point, []).append(value)
+        result = {}
+        for point, group in groups.items():
+            while len(group) > 1:
+                pairs = [group[i : i + 2] for i in range(0, len(group), 2)]
+                group = [
+                    combine(self.emitter, combiner, *pair) if len(pair) == 2 else pair[0]
+                    for pair in pairs
+                ]
+            value = group[0]
+            if self.reduces_lanes:
+                value = reduce_lanes(self.emitter, combiner, self.emitter.splat(value, self.stage.lanes))
+            result[point] = value
+        if self.reduces_lanes and self.compute.init is not None:
+            with self._points(self.spatial) as points:
+                accesses = memory.resolve(self.stage, self.compute.init, points, False)
+                for point, value in result.items():
+                    start = self._evaluate(self.compute.init, accesses, points, point, None)
+                    result[point] = combine(self.emitter, combiner, start, value)
+        return result
+
+    # ---- without a reduction
+
+    def _map(self) -> dict[Point, Value]:
+        compute = self.compute
+        result: dict[Point, Value] = {}
+        with self._points(compute.unroll) as points:
+            accesses = memory.resolve(self.stage, compute.body, points, compute.skip_padding)
+            for point in points:
+                if not memory.in_bounds(accesses, point):
+                    raise ScheduleError("a load outside of its tensor, and no reduction to skip")
+                value = self._evaluate(compute.body, accesses, points, point, None)
+                result[point] = value
+        return result
+
+    # ---- stores
+
+    def _finish(self, results: dict[Point, Value]) -> None:
+        with self._points(self.spatial) as points:
+            prepared = [self._prepare(store, points) for store in self.compute.stores]
+            if self.compute.store_vector is not None:
+                self._transposed(results, points)
+                return
+            for point in points:
+                for store, value_accesses, target in prepared:
+                    value = self._evaluate(
+                        store.value, value_accesses, points, point, results[point]
+                    )
+                    if target is None:
+                        key = memory.register_key(self.stage, store.target, points, point)
+                        self.stage.registers[key] = value
+                    else:
+                        self._write(target, value, points, point)
+
+    def _prepare(
+        self, store: Store, points: Points
+    ) -> tuple[Store, memory.Accesses, memory.Access | None]:
+        accesses = memory.resolve(self.stage, store.value, points, False)
+        if store.target.tensor.space is Space.REGISTER:
+            return store, accesses, None
+        return store, accesses, memory.resolve_target(self.stage, store.target, points)
+
+    def _write(self, target: memory.Access, value: Value, points: Points, point: Point) -> None:
+        lanes = 1 if self.reduces_lanes else points.lanes
+        active = 1 if self.reduces_lanes else points.active(point)
+        memory.store(self.stage, target, self.emitter.splat(value, lanes), point, active)
+
+    def _transposed(self, results: dict[Point, Value], points: Points) -> None:
+        """Lanes along one axis become lanes along another: log2(lanes) stages of shuffles.
+
+        Before: for each j of `store_vector` one vector over `vector`; after: for each lane of
+        `vector` one vector over j.
+        """
+        axis = self.compute.store_vector
+        (store,) = self.compute.stores
+        position = [t.axis for t in self.spatial].index(axis) if axis else 0
+        width = points.lanes
+        target = memory.resolve_target(self.stage, store.target, points)
+        accesses = memory.resolve(self.stage, store.value, points, False)
+        groups: dict[Point, dict[int, Value]] = {}
+        for point, value in results.items():
+            value = self._evaluate(store.value, accesses, points, point, value)
+            rest = (*point[:position], *point[position + 1 :])
+            groups.setdefault(rest, {})[point[position]] = value
+        for rest, group in groups.items():
+            if len(group) != width or points.active((*rest[:position], 0, *rest[position:])) != width:
+                raise ScheduleError("a transposing store needs a square tile of whole vectors")
+            rows = [group[i] for i in range(width)]
+            step = 1
+            while step < width:
+                new = list(rows)
+                for i in range(width):
+                    if i & step:
+                        continue
+                    low = [x if not x & step else (x & ~step) + width for x in range(width)]
+                    high = [x | step if not x & step else x + width for x in range(width)]
+                    new[i] = self.emitter.shuffle(rows[i], rows[i | step], low)
+                    new[i | step] = self.emitter.shuffle(rows[i], rows[i | step], high)
+                rows = new
+                step *= 2
+            for lane, row in enumerate(rows):
+                point = (*rest[:position], 0, *rest[position:])
+                memory.store(
+                    self.stage, target.transposed(position, lane), row, point, width
+                )
+
+    # ---- expressions
+
+    def _points(self, tiles: Sequence[Tile]) -> Points:
+        return Points(self.stage, tiles, self.compute.vector)
+
+    def _evaluate(
+        self,
+        expr: Expr,
+        accesses: memory.Accesses,
+        points: Points,
+        point: Point,
+        accumulator: Value | None,
+    ) -> Value:
+        """The value of an expression at one point of the unrolled axes."""
+        memo: dict[Expr, Value] = {}
+
+        def visit(node: Expr) -> Value:
+            found = memo.get(node)
+            if found is None:
+                found = memo[node] = compute(node)
+            return found
+
+        def compute(node: Expr) -> Value:
+            match node:
+                case Load(tensor=tensor) if tensor.space is Space.REGISTER:
+                    key = memory.register_key(self.stage, node, points, point)
+                    if key not in self.stage.registers:
+                        raise ScheduleError(f"register tensor '{tensor.name}' read before written")
+                    return self.stage.registers[key]
+                case Load(indirect=indirect):
+                    moved = [visit(e) for _, e in indirect]
+                    return memory.load(
+                        self.stage, self, accesses[node], point, points.active(point), points.lanes, moved
+                    )
+                case Const(value=value, type=dtype):
+                    return self.emitter.const(value, dtype)
+                case Accumulator():
+                    assert accumulator is not None
+                    return accumulator
+                case IndexValue(index=index, type=dtype):
+                    form = bind(self.emitter, self.stage.environment, index)
+                    return self._index_value(form, points, point, dtype)
+                case Op(operation=operation, args=args):
+                    return apply(self.emitter, operation, *[visit(a) for a in args])
+                case Cast(value=inner, type=dtype):
+                    return cast(self.emitter, visit(inner), dtype)
+                case Tee(value=inner, target=target):
+                    value = visit(inner)
+                    access = memory.resolve_target(self.stage, target, points)
+                    splat = self.emitter.splat(value, points.lanes)
+                    memory.store(self.stage, access, splat, point, points.active(point))
+                    return value
+                case Reduce():
+                    raise ScheduleError("a reduction was left inside an expression")
+                case _:
+                    raise TypeError(f"unknown expression {type(node).__name__}")
+
+        return visit(expr)
+
+    def _index_value(self, form: Linear, points: Points, point: Point, dtype: DType) -> Value:
+        static = points.static(form, point)
+        base = evaluate(self.emitter, Linear(form.of(Kind.RUNTIME), static))
+        lanes = form.of(Kind.LANE)
+        if lanes and points.lanes > 1:
+            steps = ", ".join(
+                f"i64 {sum(c * (lane // v.divisor) for v, c in lanes.items())}"
+                for lane in range(points.lanes)
+            )
+            base = self.emitter.splat(base, points.lanes)
+            base = self.emitter.emit(
+                DType.INT64, points.lanes, f"add {base.type} %s, <{steps}>", base
+            )
+        return cast(self.emitter, base, dtype)

@@ -1,0 +1,380 @@
+"""Loads and stores at points of a register tile.
+
+The lane stride of an access picks the instruction: 0 is a scalar (splatted where it is used), the
+element size a vector, `lane // n` one vector and a constant permutation, anything else a gather or
+a scatter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import TYPE_CHECKING
+
+from compiler.codegen.access import (
+    Guard,
+    Kind,
+    Linear,
+    alignment,
+    bind,
+    locate,
+    pointer,
+)
+from compiler.codegen.arithmetic import apply, cast, extract_lane
+from compiler.codegen.ssa import Value, element, suffix, type_text
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Expr, Load, Operation, Space, Tensor, Tee, walk
+
+if TYPE_CHECKING:
+    from compiler.codegen.compute import ComputeLowering
+    from compiler.codegen.lower import StageLowering
+    from compiler.codegen.points import Point, Points
+
+_LINE = 64
+"""Bytes to which buffers are aligned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A load or store, resolved once for all points of a tile. Offsets and strides are bytes."""
+
+    tensor: Tensor
+    base: Value | None
+    constant: int
+    unrolled: tuple[tuple[int, int], ...]
+    """Pairs of a position in the point and the stride along it."""
+    lane_offsets: tuple[int, ...]
+    """Offset of each lane; empty for a scalar."""
+    guards: tuple[tuple[tuple[tuple[int, int], ...], int, int], ...]
+    """Static guards: strides over the point, constant, extent."""
+    alignment: int
+    indirect_strides: tuple[int, ...] = ()
+
+    def offset(self, point: Point) -> int:
+        return self.constant + sum(stride * point[i] for i, stride in self.unrolled)
+
+    def transposed(self, position: int, lane: int) -> Access:
+        """The access whose lanes run along an unrolled axis, at one lane of the old vector axis."""
+        stride = next((s for i, s in self.unrolled if i == position), 0)
+        offsets = tuple(stride * i for i in range(len(self.lane_offsets)))
+        return replace(
+            self, constant=self.constant + self.lane_offsets[lane], lane_offsets=offsets
+        )
+
+    @property
+    def is_vector(self) -> bool:
+        return bool(self.lane_offsets)
+
+    @property
+    def contiguous(self) -> bool:
+        size = self.tensor.dtype.bytes
+        return all(o == i * size for i, o in enumerate(self.lane_offsets))
+
+
+Accesses = Mapping[Load, Access]
+
+
+def resolve(
+    stage: StageLowering, expr: Expr, points: Points, skip_padding: bool
+) -> dict[Load, Access]:
+    """Every load of an expression that reads memory or a constant matrix."""
+    return {
+        node: _resolve(stage, node, points, skip_padding)
+        for node in walk(expr)
+        if isinstance(node, Load) and node.tensor.space is not Space.REGISTER
+    }
+
+
+def resolve_target(stage: StageLowering, target: Load, points: Points) -> Access:
+    """Where a store goes."""
+    access = _resolve(stage, target, points, False)
+    if access.guards:
+        raise ScheduleError(f"a store to '{target.tensor.name}' may be out of bounds")
+    return access
+
+
+def _resolve(stage: StageLowering, load: Load, points: Points, skip_padding: bool) -> Access:
+    tensor = load.tensor
+    address = locate(stage.emitter, stage.environment, load, skip_padding=skip_padding)
+    offset = address.offset
+    unrolled = tuple(
+        (points.position[v], stride) for v, stride in offset.of(Kind.UNROLLED).items()
+    )
+    lanes = offset.of(Kind.LANE)
+    lane_offsets: tuple[int, ...] = ()
+    if lanes:
+        lane_offsets = tuple(
+            sum(stride * (lane // v.divisor) for v, stride in lanes.items())
+            for lane in range(points.lanes)
+        )
+    base = None
+    if tensor.space is Space.MEMORY:
+        base = pointer(stage.emitter, stage.base(tensor), offset)
+    elif offset.of(Kind.RUNTIME) or lanes:
+        raise ScheduleError(f"constant '{tensor.name}' needs a static index")
+    indirect = []
+    for dim, _ in load.indirect:
+        if tensor.layout.factors:
+            raise ScheduleError(f"indirect read of '{tensor.name}' needs a row-major layout")
+        indirect.append(tensor.byte_strides[dim])
+    return Access(
+        tensor,
+        base,
+        offset.constant,
+        unrolled,
+        lane_offsets,
+        tuple(_static_guard(tensor, guard, points) for guard in address.guards),
+        alignment(offset, _LINE),
+        tuple(indirect),
+    )
+
+
+def _static_guard(
+    tensor: Tensor, guard: Guard, points: Points
+) -> tuple[tuple[tuple[int, int], ...], int, int]:
+    form = guard.index
+    if form.of(Kind.RUNTIME) or form.of(Kind.LANE):
+        raise ScheduleError(
+            f"'{tensor.name}' is read outside of its bounds at run time: halo, clip or peel"
+        )
+    terms = tuple((points.position[v], c) for v, c in form.terms.items())
+    return terms, form.constant, guard.extent
+
+
+def in_bounds(accesses: Accesses, point: Point) -> bool:
+    """Whether every load of the expression is in bounds at a point."""
+    for access in accesses.values():
+        for terms, constant, extent in access.guards:
+            if not 0 <= constant + sum(c * point[i] for i, c in terms) < extent:
+                return False
+    return True
+
+
+def register_key(
+    stage: StageLowering, load: Load, points: Points, point: Point
+) -> tuple[object, ...]:
+    """Which element of a register tensor: its static index, and the run-time loops it is under."""
+    key: list[object] = [load.tensor.name]
+    for index in load.index:
+        form = bind(stage.emitter, stage.environment, index)
+        runtime = frozenset((id(v), c) for v, c in form.of(Kind.RUNTIME).items())
+        key.append((runtime, points.static(form, point)))
+    return tuple(key)
+
+
+def lane_mask(lanes: int, active: int) -> str:
+    """A constant mask operand with the first `active` lanes set."""
+    bits = ", ".join(f"i1 {'true' if i < active else 'false'}" for i in range(lanes))
+    return f"<{lanes} x i1> <{bits}>"
+
+
+def load(
+    stage: StageLowering,
+    compute: ComputeLowering,
+    access: Access,
+    point: Point,
+    active: int,
+    lanes: int,
+    indirect: Sequence[Value] = (),
+) -> Value:
+    """The element (or lanes) that an access reads at a point."""
+    tensor, emitter = access.tensor, stage.emitter
+    offset = access.offset(point)
+    if tensor.space is Space.CONSTANT:
+        return emitter.const(tensor.values[offset // tensor.dtype.bytes], tensor.dtype)
+    base, vector_base = access.base, None
+    assert base is not None
+    depth, tag = _placement(stage, compute, access, offset)
+    for value, stride in zip(indirect, access.indirect_strides, strict=True):
+        position = cast(emitter, value, DType.INT64)
+        bytes_ = apply(emitter, Operation.MUL, position, emitter.const(stride, DType.INT64))
+        if bytes_.lanes == 1:
+            base = emitter.emit(None, 1, "getelementptr i8, ptr %s, i64 %s", base, bytes_)
+        else:
+            vector_base = (
+                bytes_
+                if vector_base is None
+                else apply(emitter, Operation.ADD, vector_base, bytes_)
+            )
+    stored = _stored_dtype(tensor.dtype)
+    if vector_base is not None:
+        offsets = access.lane_offsets or (0,) * lanes
+        pointers = [
+            emitter.emit(
+                None, 1, "getelementptr i8, ptr %s, i64 %s",
+                emitter.offset(base, offset + offsets[lane]),
+                extract_lane(emitter, vector_base, min(lane, active - 1)),
+            )
+            for lane in range(active)
+        ]  # fmt: skip
+        value = _gather(stage, pointers, stored, lanes, depth, tag)
+    elif not access.is_vector:
+        where = emitter.offset(base, offset, depth)
+        value = _scalar_load(stage, where, stored, depth, tag)
+    elif access.contiguous:
+        where = emitter.offset(base, offset, depth)
+        align = gcd(_LINE, offset, access.alignment)
+        value = _vector_load(stage, where, stored, lanes, active, align, depth, tag)
+    else:
+        permuted = _permuted_load(stage, access, offset, lanes, stored, depth, tag)
+        if permuted is None:
+            pointers = [
+                emitter.offset(base, offset + access.lane_offsets[lane], depth)
+                for lane in range(active)
+            ]
+            permuted = _gather(stage, pointers, stored, lanes, depth, tag)
+        value = permuted
+    return _from_storage(stage, value, tensor.dtype)
+
+
+def _placement(
+    stage: StageLowering, compute: ComputeLowering, access: Access, offset: int
+) -> tuple[int, str]:
+    """The scope depth of a load, and a tag that tells apart reads before and after a write.
+
+    What is only read may move out of loops, as far as registers are left for it.
+    """
+    emitter, base = stage.emitter, access.base
+    assert base is not None
+    if access.tensor.name in stage.written:
+        return emitter.depth, f" ; {stage.epochs.get(access.tensor.name, 0)}"
+    if base.depth == emitter.depth:
+        return base.depth, ""
+    key = (base.name, offset)
+    if key not in compute.hoisted:
+        if len(compute.hoisted) + compute.accumulators + 2 > stage.registers_available:
+            return emitter.depth, ""
+        compute.hoisted.add(key)
+    return base.depth, ""
+
+
+def _scalar_load(
+    stage: StageLowering, where: Value, dtype: DType, depth: int, tag: str
+) -> Value:
+    text = f"load {element(dtype)}, ptr %s, align {dtype.bytes}{tag}"
+    return stage.emitter.emit(dtype, 1, text, where, depth=depth)
+
+
+def _vector_load(
+    stage: StageLowering,
+    where: Value,
+    dtype: DType,
+    lanes: int,
+    active: int,
+    align: int,
+    depth: int,
+    tag: str,
+) -> Value:
+    vector = type_text(dtype, lanes)
+    align = max(dtype.bytes, gcd(align, lanes * dtype.bytes))
+    if active == lanes:
+        text = f"load {vector}, ptr %s, align {align}{tag}"
+        return stage.emitter.emit(dtype, lanes, text, where, depth=depth)
+    name = f"llvm.masked.load.{suffix(dtype, lanes)}.p0"
+    stage.emitter.declarations.add(
+        f"declare {vector} @{name}(ptr, i32, <{lanes} x i1>, {vector})"
+    )
+    text = (
+        f"call {vector} @{name}(ptr %s, i32 {dtype.bytes}, {lane_mask(lanes, active)},"
+        f" {vector} zeroinitializer){tag}"
+    )
+    return stage.emitter.emit(dtype, lanes, text, where, depth=depth)
+
+
+def _permuted_load(
+    stage: StageLowering,
+    access: Access,
+    offset: int,
+    lanes: int,
+    dtype: DType,
+    depth: int,
+    tag: str,
+) -> Value | None:
+    """One aligned vector and a constant permutation, where all lanes lie inside one vector."""
+    size = dtype.bytes
+    span = lanes * size
+    start = offset - offset % span
+    picks = [(offset - start + o) // size for o in access.lane_offsets]
+    if access.alignment % span or min(picks) < 0 or max(picks) >= lanes:
+        return None
+    if access.tensor.bytes < start + span:
+        return None
+    assert access.base is not None
+    where = stage.emitter.offset(access.base, start, depth)
+    whole = _vector_load(stage, where, dtype, lanes, lanes, span, depth, tag)
+    return stage.emitter.shuffle(whole, None, picks)
+
+
+def _gather(
+    stage: StageLowering,
+    pointers: Sequence[Value],
+    dtype: DType,
+    lanes: int,
+    depth: int,
+    tag: str,
+) -> Value:
+    value = Value("poison", dtype, lanes)
+    for lane, where in enumerate(pointers):
+        item = _scalar_load(stage, where, dtype, depth, tag)
+        text = f"insertelement {value.type} %s, {item.type} %s, i32 {lane}"
+        value = stage.emitter.emit(dtype, lanes, text, value, item)
+    return value
+
+
+def store(
+    stage: StageLowering, access: Access, value: Value, point: Point, active: int
+) -> None:
+    """Write a value (scalar, or `active` lanes of a vector) at a point."""
+    tensor, emitter = access.tensor, stage.emitter
+    offset = access.offset(point)
+    assert access.base is not None
+    value = _to_storage(stage, value, tensor.dtype)
+    dtype = value.dtype
+    assert dtype is not None
+    depth = emitter.depth
+    stage.epochs[tensor.name] = stage.epochs.get(tensor.name, 0) + 1
+    if value.lanes == 1:
+        where = emitter.offset(access.base, offset, depth)
+        emitter.effect(f"store {value.type} {value.name}, ptr {where.name}, align {dtype.bytes}")
+    elif not access.is_vector:
+        raise ScheduleError(f"lanes are stored to one element of '{tensor.name}'")
+    elif not access.contiguous:
+        for lane in range(active):
+            where = emitter.offset(access.base, offset + access.lane_offsets[lane], depth)
+            item = extract_lane(emitter, value, lane)
+            emitter.effect(
+                f"store {item.type} {item.name}, ptr {where.name}, align {dtype.bytes}"
+            )
+    elif active < value.lanes:
+        where = emitter.offset(access.base, offset, depth)
+        name = f"llvm.masked.store.{suffix(dtype, value.lanes)}.p0"
+        emitter.declarations.add(
+            f"declare void @{name}({value.type}, ptr, i32, <{value.lanes} x i1>)"
+        )
+        emitter.effect(
+            f"call void @{name}({value.type} {value.name}, ptr {where.name}, i32 {dtype.bytes},"
+            f" {lane_mask(value.lanes, active)})"
+        )
+    else:
+        where = emitter.offset(access.base, offset, depth)
+        align = max(dtype.bytes, gcd(value.lanes * dtype.bytes, offset, access.alignment))
+        align = min(align, _LINE)
+        emitter.effect(f"store {value.type} {value.name}, ptr {where.name}, align {align}")
+
+
+def _stored_dtype(dtype: DType) -> DType:
+    return DType.UINT8 if dtype is DType.BOOL else dtype
+
+
+def _from_storage(stage: StageLowering, value: Value, dtype: DType) -> Value:
+    return cast(stage.emitter, value, dtype) if dtype is DType.BOOL else value
+
+
+def _to_storage(stage: StageLowering, value: Value, dtype: DType) -> Value:
+    if value.dtype is not dtype:
+        raise TypeError(f"a {value.dtype} is stored to a tensor of {dtype}")
+    return cast(stage.emitter, value, DType.UINT8) if dtype is DType.BOOL else value
+
+

@@ -1,0 +1,239 @@
+"""SSA values and structured scopes.
+
+Every value carries the loop depth that it depends on and is emitted into the still-open scope of
+that depth, which is loop-invariant code motion by construction. Each scope remembers what it has
+emitted, so a common subexpression is emitted once. No LLVM optimisation pass is needed afterwards.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from compiler.dtypes import DType
+
+_ELEMENTS = {
+    DType.FLOAT16: "half",
+    DType.BFLOAT16: "bfloat",
+    DType.FLOAT32: "float",
+    DType.FLOAT64: "double",
+    DType.BOOL: "i1",
+}
+_SUFFIXES = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
+
+
+def element(dtype: DType) -> str:
+    """LLVM's type of one element in a register; a bool is one bit there and a byte in memory."""
+    return _ELEMENTS.get(dtype) or f"i{dtype.bytes * 8}"
+
+
+@lru_cache(maxsize=None)
+def type_text(dtype: DType, lanes: int) -> str:
+    """LLVM's type of a scalar (`lanes` 1) or vector."""
+    return element(dtype) if lanes == 1 else f"<{lanes} x {element(dtype)}>"
+
+
+@lru_cache(maxsize=None)
+def suffix(dtype: DType, lanes: int) -> str:
+    """The type as it stands in the name of an overloaded intrinsic: `v16f32`."""
+    name = _SUFFIXES.get(element(dtype), element(dtype))
+    return name if lanes == 1 else f"v{lanes}{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An SSA value or constant; `dtype` None is a pointer. `const` is a constant's number."""
+
+    name: str
+    dtype: DType | None
+    lanes: int = 1
+    depth: int = 0
+    const: float | int | None = None
+
+    @property
+    def type(self) -> str:
+        return "ptr" if self.dtype is None else type_text(self.dtype, self.lanes)
+
+
+@dataclass(slots=True)
+class _Scope:
+    label: str
+    lines: list[str] = field(default_factory=list)
+    memo: dict[tuple[str, ...], Value] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=None)
+def _literal(value: float, dtype: DType) -> str:
+    match dtype:
+        case DType.FLOAT32:
+            bits = struct.unpack("<Q", struct.pack("<d", float(np.float32(value))))[0]
+            return f"0x{bits:016X}"
+        case DType.FLOAT64:
+            return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+        case DType.FLOAT16:
+            return f"0xH{int(np.float16(value).view(np.uint16)):04X}"
+        case DType.BFLOAT16:
+            bits = struct.unpack("<I", struct.pack("<f", value))[0]
+            return f"0xR{(bits + 0x7FFF + (bits >> 16 & 1)) >> 16:04X}"
+        case DType.BOOL:
+            return "true" if value else "false"
+        case _:
+            return str(int(value))
+
+
+class Emitter:
+    """Builds the text of one function."""
+
+    def __init__(self) -> None:
+        self.declarations: set[str] = set()
+        self._scopes = [_Scope("entry")]
+        self._names = 0
+        self._loops = 0
+        self._constants: dict[tuple[float, DType, int, bool], Value] = {}
+
+    @property
+    def depth(self) -> int:
+        """Depth of the innermost open scope."""
+        return len(self._scopes) - 1
+
+    @property
+    def lines(self) -> list[str]:
+        return self._scopes[0].lines
+
+    def emit(
+        self, dtype: DType | None, lanes: int, template: str, *args: Value, depth: int = 0
+    ) -> Value:
+        """Emit `template` with the arguments' names for its `%s`, where all arguments are known.
+
+        `depth` is a lower bound, for what must not be hoisted further. Returns the earlier value
+        where the same text has been emitted in that scope.
+        """
+        for arg in args:
+            depth = max(depth, arg.depth)
+        scope = self._scopes[depth]
+        key = (template, *[a.name for a in args])
+        value = scope.memo.get(key)
+        if value is None:
+            self._names += 1
+            value = Value(f"%t{self._names}", dtype, lanes, depth)
+            scope.lines.append(f"  {value.name} = {template % key[1:]}")
+            scope.memo[key] = value
+        return value
+
+    def effect(self, line: str) -> None:
+        """Emit an instruction without a result into the innermost scope."""
+        self._scopes[-1].lines.append(f"  {line}")
+
+    def const(self, value: float, dtype: DType, lanes: int = 1) -> Value:
+        """A constant, splatted over the lanes."""
+        key = (value, dtype, lanes, str(value).startswith("-"))
+        found = self._constants.get(key)
+        if found is None or value != value:
+            text = _literal(value, dtype)
+            name = text if lanes == 1 else f"splat ({element(dtype)} {text})"
+            found = self._constants[key] = Value(name, dtype, lanes, 0, value)
+        return found
+
+    def splat(self, value: Value, lanes: int) -> Value:
+        """The scalar in every lane; vectors stay as they are."""
+        if lanes == 1 or value.lanes != 1:
+            return value
+        assert value.dtype is not None
+        if value.const is not None:
+            return self.const(value.const, value.dtype, lanes)
+        vector = type_text(value.dtype, lanes)
+        first = self.emit(
+            value.dtype, lanes, f"insertelement {vector} poison, {value.type} %s, i32 0", value
+        )
+        mask = f"<{lanes} x i32> zeroinitializer"
+        return self.emit(
+            value.dtype, lanes, f"shufflevector {vector} %s, {vector} poison, {mask}", first
+        )
+
+    def shuffle(self, a: Value, b: Value | None, lanes: Sequence[int]) -> Value:
+        """Lanes picked from `a`, and from `b` counted on from a's last."""
+        mask = ", ".join(f"i32 {lane}" for lane in lanes)
+        width = len(lanes)
+        if b is None:
+            text = f"shufflevector {a.type} %s, {a.type} poison, <{width} x i32> <{mask}>"
+            return self.emit(a.dtype, width, text, a)
+        text = f"shufflevector {a.type} %s, {a.type} %s, <{width} x i32> <{mask}>"
+        return self.emit(a.dtype, width, text, a, b)
+
+    def call(
+        self, dtype: DType, lanes: int, function: str, *args: Value, flags: str = ""
+    ) -> Value:
+        """Call a pure function (an intrinsic); declares it."""
+        result = type_text(dtype, lanes)
+        self.declarations.add(
+            f"declare {result} @{function}({', '.join(a.type for a in args)})"
+        )
+        operands = ", ".join(f"{a.type} %s" for a in args)
+        return self.emit(dtype, lanes, f"call {flags}{result} @{function}({operands})", *args)
+
+    def offset(self, pointer: Value, bytes_: int, depth: int = 0) -> Value:
+        """The pointer moved by a constant number of bytes."""
+        if not bytes_:
+            return pointer
+        return self.emit(None, 1, f"getelementptr i8, ptr %s, i64 {bytes_}", pointer, depth=depth)
+
+    def loop(
+        self,
+        low: Value,
+        high: Value,
+        carried: Sequence[Value],
+        body: Callable[[Value, list[Value]], list[Value]],
+        *,
+        may_be_empty: bool,
+    ) -> list[Value]:
+        """A run-time loop over [low, high) that carries values; returns their last versions."""
+        self._loops += 1
+        number = self._loops
+        parent, depth = self._scopes[-1], len(self._scopes)
+        scope = _Scope(f"L{number}")
+        self._scopes.append(scope)
+        counter = Value(f"%i{number}", DType.INT64, 1, depth)
+        phis = [
+            Value(f"%c{number}_{j}", v.dtype, v.lanes, depth) for j, v in enumerate(carried)
+        ]
+        results = body(counter, phis)
+        self._scopes.pop()
+        # The body may have hoisted code into the parent: the branch comes after it.
+        before, lines = parent.label, parent.lines
+        if may_be_empty:
+            lines.append(f"  %g{number} = icmp slt i64 {low.name}, {high.name}")
+            lines.append(f"  br i1 %g{number}, label %L{number}, label %X{number}")
+        else:
+            lines.append(f"  br label %L{number}")
+        lines.append(f"L{number}:")
+        lines.append(
+            f"  {counter.name} = phi i64 [ {low.name}, %{before} ], [ %n{number}, %{scope.label} ]"
+        )
+        for phi, start, last in zip(phis, carried, results, strict=True):
+            lines.append(
+                f"  {phi.name} = phi {phi.type} [ {start.name}, %{before} ],"
+                f" [ {last.name}, %{scope.label} ]"
+            )
+        lines.extend(scope.lines)
+        lines.append(f"  %n{number} = add nuw nsw i64 {counter.name}, 1")
+        lines.append(f"  %q{number} = icmp slt i64 %n{number}, {high.name}")
+        lines.append(
+            f"  br i1 %q{number}, label %L{number}, label %X{number}, !llvm.loop !0"
+        )
+        lines.append(f"X{number}:")
+        parent.label = f"X{number}"
+        if not may_be_empty:
+            return [Value(v.name, v.dtype, v.lanes, depth - 1) for v in results]
+        final = []
+        for j, (start, last) in enumerate(zip(carried, results, strict=True)):
+            value = Value(f"%x{number}_{j}", last.dtype, last.lanes, depth - 1)
+            lines.append(
+                f"  {value.name} = phi {value.type} [ {start.name}, %{before} ],"
+                f" [ {last.name}, %{scope.label} ]"
+            )
+            final.append(value)
+        return final
