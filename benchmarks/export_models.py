@@ -68,8 +68,9 @@ def export_bert_base(path: Path, tokens: int = 128) -> None:
     torch.manual_seed(0)
     model = BertModel(BertConfig(attn_implementation="eager"), add_pooling_layer=False)
     ids = torch.zeros(1, tokens, dtype=torch.int64)
+    types = torch.zeros_like(ids)  # the same tensor twice would become one input
     names = ["input_ids", "token_type_ids"]
-    _export(HiddenState(model), (ids, ids), names, ["last_hidden_state"], path)
+    _export(HiddenState(model), (ids, types), names, ["last_hidden_state"], path)
 
 
 def _export(
