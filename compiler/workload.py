@@ -1,0 +1,270 @@
+"""Workloads: fused subgraphs with their boundaries, the unit that is tuned, keyed and cached.
+
+A workload is structural. Its values are renamed in the order in which a walk from its output meets
+them, so that equal pieces of different models (or of one) are one workload with one key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from compiler import ops
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Graph, Node
+from compiler.graph.text import parse_graph, print_graph
+from compiler.graph.types import TensorType
+from compiler.loops.layout import ROW_MAJOR, Layout
+
+WORKLOAD_SCHEMA = 1
+"""Part of every key: raise it when the meaning of the text form changes."""
+
+Halo = tuple[tuple[int, int], ...]
+"""Zeros kept before and after each logical dimension; `()` is none at all."""
+
+COMMUTATIVE = frozenset({"add", "mul", "max", "min"})
+
+INLINE_KINDS = frozenset({"elementwise"})
+"""Operator kinds whose one-element constant operands stay in the graph as numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """How a value that crosses a workload's edge lies in memory.
+
+    `constant` marks a weight: its logical array is known before the first run, and the schedule
+    chooses its packed form. Its layout here is therefore always row-major.
+    """
+
+    type: TensorType
+    layout: Layout = ROW_MAJOR
+    halo: Halo = ()
+    constant: bool = False
+
+    def __post_init__(self) -> None:
+        if self.halo and not any(any(pair) for pair in self.halo):
+            object.__setattr__(self, "halo", ())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    """A fused subgraph with one output.
+
+    `inputs[i]` describes `graph.inputs[i]`. Constants of one element that feed elementwise
+    operators are numbers in `graph.constants`; all others are inputs flagged constant.
+    """
+
+    graph: Graph
+    inputs: tuple[Boundary, ...]
+    output: Boundary
+    _text: str = field(init=False, repr=False, default="")
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.graph.inputs) or len(self.graph.outputs) != 1:
+            raise InvalidModelError(
+                f"workload '{self.graph.name}': {len(self.inputs)} boundaries for "
+                f"{len(self.graph.inputs)} inputs and {len(self.graph.outputs)} outputs"
+            )
+        lines = ["workload"]
+        for name, boundary in zip(self.graph.inputs, self.inputs, strict=True):
+            lines.append(_print_boundary("input", name, boundary))
+        lines.append(_print_boundary("output", self.graph.outputs[0], self.output))
+        object.__setattr__(self, "_text", "\n".join(lines) + "\n" + print_graph(self.graph))
+
+    def __eq__(self, other: object) -> bool:
+        return self._text == other._text if isinstance(other, Workload) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def text(self) -> str:
+        """The canonical text form; `Workload.parse` reads it back to an equal value."""
+        return self._text
+
+    @property
+    def key(self) -> str:
+        """The workload key: SHA-256 over the schema version and the text, in hexadecimal."""
+        return hashlib.sha256(f"{WORKLOAD_SCHEMA}\n{self._text}".encode()).hexdigest()
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Names of the operators inside, in topological order."""
+        return tuple(node.op for node in self.graph.nodes)
+
+    @staticmethod
+    def parse(text: str) -> Workload:
+        """Read what `text()` prints.
+
+        Raises:
+            InvalidModelError: if the text is not a workload.
+        """
+        lines = text.split("\n")
+        if not lines or lines[0] != "workload":
+            raise InvalidModelError(f"workload: expected 'workload', got '{lines[0][:40]}'")
+        heads: list[tuple[str, str, Layout, Halo, bool]] = []
+        position = 1
+        while position < len(lines) and lines[position].startswith(("input ", "output ")):
+            heads.append(_parse_boundary(lines[position]))
+            position += 1
+        graph = parse_graph("\n".join(lines[position:]))
+        boundaries = {
+            name: (role, Boundary(graph.types[name], layout, halo, constant))
+            for role, name, layout, halo, constant in heads
+            if name in graph.types
+        }
+        try:
+            inputs = tuple(boundaries[name][1] for name in graph.inputs)
+            output = next(b for role, b in boundaries.values() if role == "output")
+        except (KeyError, StopIteration) as error:
+            raise InvalidModelError(f"workload: no boundary for {error}") from error
+        return Workload(graph, inputs, output)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A workload with the values of the original graph that its inputs and output stand for."""
+
+    workload: Workload
+    inputs: tuple[str, ...]
+    output: str
+
+
+def make_workload(
+    graph: Graph, nodes: Collection[str], boundaries: Mapping[str, Boundary] | None = None
+) -> Workload:
+    """The workload of the named nodes: `cut_workload` without the names of its values."""
+    return cut_workload(graph, nodes, boundaries).workload
+
+
+def cut_workload(
+    graph: Graph, nodes: Collection[str], boundaries: Mapping[str, Boundary] | None = None
+) -> Cut:
+    """Cut the named nodes out of a graph.
+
+    Values without an entry in `boundaries` are row-major; those that the graph holds as constants
+    are flagged constant.
+
+    Raises:
+        InvalidModelError: if the nodes have no output or more than one that is used outside.
+    """
+    given = boundaries or {}
+    inside = {node.name: node for node in graph.nodes if node.name in set(nodes)}
+    if missing := set(nodes) - set(inside):
+        raise InvalidModelError(f"graph '{graph.name}': no node '{min(missing)}'")
+    made = {value: node for node in inside.values() for value in node.outputs}
+    results = [
+        value
+        for value in made
+        if value in graph.outputs
+        or not graph.consumers(value)
+        or any(user.name not in inside for user in graph.consumers(value))
+    ]
+    if len(results) != 1:
+        raise InvalidModelError(
+            f"graph '{graph.name}': nodes {sorted(inside)} have {len(results)} outputs, not one"
+        )
+    inline = _inline_constants(graph, inside, given)
+    order = _canonical_order(graph, made, results[0], inline)
+    names: dict[str, str] = {}
+    for node in order:
+        for value in (*node.inputs, *node.outputs):
+            names.setdefault(value, f"%{len(names)}")
+    entering = tuple(v for v in names if v not in made and v not in inline)
+    bounds = {v: given.get(v) or _default(graph, v) for v in (*entering, results[0])}
+    renamed = tuple(
+        Node(
+            name=names[node.outputs[0]],
+            op=node.op,
+            inputs=tuple(names[v] for v in node.inputs),
+            outputs=tuple(names[v] for v in node.outputs),
+            attrs=tuple(sorted(node.attrs)),
+        )
+        for node in order
+    )
+    body = Graph(
+        name="workload",
+        inputs=tuple(names[v] for v in entering),
+        outputs=(names[results[0]],),
+        nodes=renamed,
+        types={names[v]: graph.types[v] for v in names},
+        constants={names[v]: graph.constants[v] for v in names if v in inline},
+    )
+    workload = Workload(body, tuple(bounds[v] for v in entering), bounds[results[0]])
+    return Cut(workload, entering, results[0])
+
+
+def _default(graph: Graph, value: str) -> Boundary:
+    return Boundary(graph.types[value], constant=value in graph.constants)
+
+
+def _inline_constants(
+    graph: Graph, inside: Mapping[str, Node], given: Mapping[str, Boundary]
+) -> set[str]:
+    # A weight of an anchor stays an operand even when it has one element: templates pack it.
+    users: dict[str, list[Node]] = {}
+    for node in inside.values():
+        for value in node.inputs:
+            if value in graph.constants and value not in given and graph.constants[value].size == 1:
+                users.setdefault(value, []).append(node)
+    return {
+        value
+        for value, nodes in users.items()
+        if all(ops.get(node.op).kind.value in INLINE_KINDS for node in nodes)
+    }
+
+
+def _canonical_order(
+    graph: Graph, made: Mapping[str, Node], output: str, inline: Collection[str]
+) -> list[Node]:
+    """Nodes in depth-first order from the output; operands of commutative ones in a fixed order."""
+
+    def rank(value: str) -> tuple[int, int]:
+        elements = 1
+        for extent in graph.types[value].shape:
+            elements *= extent
+        if value in made:
+            return 0, 0
+        if value in inline:
+            return 3, 0
+        return (2 if value in graph.constants else 1), -elements
+
+    done: dict[str, Node] = {}
+    stack: list[tuple[Node, bool]] = [(made[output], False)]
+    while stack:
+        node, ready = stack.pop()
+        if node.name in done:
+            continue
+        operands = node.inputs
+        if node.op in COMMUTATIVE:
+            operands = tuple(sorted(operands, key=rank))
+        if ready:
+            done[node.name] = Node(node.name, node.op, operands, node.outputs, node.attrs)
+            continue
+        stack.append((node, True))
+        stack.extend((made[v], False) for v in reversed(operands) if v in made)
+    return list(done.values())
+
+
+def _print_boundary(role: str, name: str, boundary: Boundary) -> str:
+    text = f"{role} {name} layout {boundary.layout}"
+    if boundary.halo:
+        text += " halo " + " ".join(f"{before},{after}" for before, after in boundary.halo)
+    return text + (" constant" if boundary.constant else "")
+
+
+def _parse_boundary(line: str) -> tuple[str, str, Layout, Halo, bool]:
+    try:
+        role, name, word, rest = line.split(" ", 3)
+        if word != "layout":
+            raise ValueError(f"expected 'layout', got '{word}'")
+        constant = rest.endswith(" constant")
+        rest = rest.removesuffix(" constant")
+        layout, _, halo = rest.partition(" halo ")
+        pairs = tuple(
+            (int(before), int(after))
+            for before, _, after in (pair.partition(",") for pair in halo.split())
+        )
+        return role, name, Layout.parse(layout), pairs, constant
+    except ValueError as error:
+        raise InvalidModelError(f"workload: malformed line '{line[:80]}': {error}") from error
