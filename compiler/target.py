@@ -1,0 +1,171 @@
+"""What code is generated for: an instruction set with its vector width and registers.
+
+A target says nothing about a machine's cores or caches; those are facts of a device
+(`compiler.device`). Descriptions live in `compiler/targets/`, one module a CPU family, and are
+found by themselves: adding a family is adding a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from compiler.dtypes import DType
+from compiler.errors import UnknownTargetError
+
+KEY_VERSION = 1
+"""Part of every key; raised when the meaning of a field changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A code-generation target.
+
+    `features` holds LLVM's switches ("+avx2", "-gfni"), sorted. `vector_registers` counts
+    registers of `vector_bits` each. `fma` says whether the target has a fused multiply-add
+    instruction: without one, `llvm.fma` is a call into a C library that a kernel does not have.
+    `abi` is LLVM's ABI name, where the triple leaves a choice (RISC-V).
+    """
+
+    name: str
+    triple: str
+    cpu: str
+    features: tuple[str, ...]
+    vector_bits: int
+    vector_registers: int
+    fma: bool = True
+    abi: str = ""
+
+    @property
+    def key(self) -> str:
+        """SHA-256 (hex) of everything that shapes the code; the name is only a label."""
+        parts = {k: v for k, v in self.to_json().items() if k != "name"}
+        text = json.dumps([KEY_VERSION, parts], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def arch(self) -> str:
+        """The first part of the triple: `x86_64`, `aarch64`, `riscv64`, `wasm32`."""
+        return self.triple.partition("-")[0]
+
+    @property
+    def feature_text(self) -> str:
+        """The features as LLVM takes them."""
+        return ",".join(self.features)
+
+    def lanes(self, dtype: DType) -> int:
+        """Elements of this type in one vector register."""
+        return self.vector_bits // (dtype.bytes * 8)
+
+    def has(self, feature: str) -> bool:
+        """Whether the description turns this feature on by its LLVM name (`avx512vnni`)."""
+        return f"+{feature}" in self.features
+
+    def narrowed(self, vector_bits: int) -> Target:
+        """The same instruction set with narrower vectors, named `name:bits`.
+
+        Raises:
+            UnknownTargetError: if the width is not a power of two from 64 up to `vector_bits`.
+        """
+        if vector_bits == self.vector_bits:
+            return self
+        if not 64 <= vector_bits < self.vector_bits or vector_bits & (vector_bits - 1):
+            raise UnknownTargetError(
+                f"target '{self.name}' has no vectors of {vector_bits} bits, "
+                f"its own have {self.vector_bits}"
+            )
+        # AVX-512VL encodes all 32 registers at every width; nothing else changes its count.
+        return replace(self, name=f"{self.name}:{vector_bits}", vector_bits=vector_bits)
+
+    def runs_on(self, host: Target) -> bool:
+        """Whether code for this target runs on `host`: same architecture, no feature missing."""
+        wanted = {f for f in self.features if f.startswith("+")}
+        same = self.triple.split("-")[::2] == host.triple.split("-")[::2]
+        return same and wanted <= set(host.features) and self.vector_bits <= host.vector_bits
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able form that `from_json` reads back to an equal value."""
+        return {**asdict(self), "features": list(self.features)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Target:
+        """Read what `to_json` wrote.
+
+        Raises:
+            UnknownTargetError: if a field is missing, unknown or of another type.
+        """
+        try:
+            target = cls(**{**data, "features": tuple(data["features"])})
+        except (TypeError, KeyError) as error:
+            raise UnknownTargetError(f"not a target description: {error}") from error
+        texts = (target.name, target.triple, target.cpu, target.abi, *target.features)
+        numbers = (target.vector_bits, target.vector_registers)
+        if not (all(isinstance(t, str) for t in texts) and all(type(n) is int for n in numbers)):
+            raise UnknownTargetError(f"not a target description: '{target.name}' has a wrong type")
+        return target
+
+
+def resolve_target(name: str) -> Target:
+    """The target of this name: `host`, a described one, or either with narrower vectors.
+
+    Args:
+        name: `host`, `x86-64-v4`, `host:256`, `znver4:256`...
+
+    Raises:
+        UnknownTargetError: if no description has the name, or it has no such vectors.
+    """
+    base, colon, bits = name.partition(":")
+    if base == "host":
+        target = host_target()
+    elif base in (known := known_targets()):
+        target = known[base]
+    else:
+        raise UnknownTargetError(
+            f"unknown target '{base}', known are host, {', '.join(sorted(known))}"
+        )
+    if not colon:
+        return target
+    if not bits.isdecimal():
+        raise UnknownTargetError(f"target '{name}': '{bits}' is not a number of bits")
+    return target.narrowed(int(bits))
+
+
+@cache
+def known_targets() -> Mapping[str, Target]:
+    """Every described target by its name."""
+    return {target.name: target for family in _families() for target in family.TARGETS}
+
+
+@cache
+def host_target() -> Target:
+    """The target of this machine, with the features that its CPU and operating system allow.
+
+    Raises:
+        UnknownTargetError: if no family describes this architecture.
+    """
+    # llvmlite is an extra; resolving a described target must work without it.
+    import llvmlite.binding as llvm
+
+    triple = llvm.get_process_triple()
+    features = dict(llvm.get_host_cpu_features())
+    for family in _families():
+        target = family.detect(triple, llvm.get_host_cpu_name(), features)
+        if target is not None:
+            assert isinstance(target, Target)
+            return target
+    raise UnknownTargetError(f"no target family describes this machine ('{triple}')")
+
+
+@cache
+def _families() -> tuple[ModuleType, ...]:
+    """The modules of `compiler.targets`; each has TARGETS and detect(triple, cpu, features)."""
+    package = importlib.import_module("compiler.targets")
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return tuple(importlib.import_module(f"compiler.targets.{name}") for name in names)
