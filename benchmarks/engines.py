@@ -1,0 +1,189 @@
+"""The engines of a race. Each runs in a process of its own: `python -m benchmarks.engines NAME`.
+
+The child reads one JSON object a line from standard input and answers each with one line:
+
+    {"do": "load", "model": NAME, "threads": N, "folder": DIR}  -> {"version", "load_seconds"}
+    {"do": "turn", "seconds": S, "least": K}                    -> {"cpu": [...], "wall": [...]}
+
+`load` leaves the outputs as DIR/ENGINE.npz. A `turn` makes one warm-up run, then as many timed
+runs as fit S seconds, K at least. A failure answers {"error": TEXT}, and the child goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import models
+
+Arrays = Mapping[str, NDArray[Any]]
+Run = Callable[[], list[NDArray[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """`load(model, feeds, threads, database)` gives a function that runs once over the feeds."""
+
+    name: str
+    load: Callable[[Any, Arrays, int, str], Run]
+    package: str
+
+
+def load_onnxruntime(model: Any, feeds: Arrays, threads: int, database: str) -> Run:
+    """ONNX Runtime's CPU provider with inputs bound once, so that no copy is timed."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    binding = session.io_binding()
+    for name, array in feeds.items():
+        binding.bind_cpu_input(name, array)
+    outputs = [output.name for output in session.get_outputs()]
+    # the first run says how large the outputs are; after it they are written in place
+    values = [np.ascontiguousarray(value) for value in session.run(outputs, dict(feeds))]
+    for name, value in zip(outputs, values, strict=True):
+        binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(value))
+
+    def run() -> list[NDArray[Any]]:
+        session.run_with_iobinding(binding)
+        return values
+
+    return run
+
+
+def load_openvino(model: Any, feeds: Arrays, threads: int, database: str) -> Run:
+    """OpenVINO pinned to float32: it takes bfloat16 by itself, with errors of per cents."""
+    import openvino
+
+    core = openvino.Core()
+    read = core.read_model(model=model.SerializeToString())
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "INFERENCE_PRECISION_HINT": "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+        "ENABLE_CPU_PINNING": False,
+    }
+    request = core.compile_model(read, "CPU", settings).create_infer_request()
+    for name, array in feeds.items():
+        request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
+    request.infer()
+    values = [np.array(tensor.data) for tensor in request.output_tensors]
+
+    def run() -> list[NDArray[Any]]:
+        request.infer()
+        return values
+
+    return run
+
+
+def load_untuned(model: Any, feeds: Arrays, threads: int, database: str) -> Run:
+    """Tilewright with every workload's default schedule."""
+    import compiler
+
+    executable = compiler.compile_model(model, target="host", threads=threads)
+    return lambda: executable.run(feeds)
+
+
+def load_tuned(model: Any, feeds: Arrays, threads: int, database: str) -> Run:
+    """Tilewright with the best schedules that `database` (a SQLAlchemy URL) knows."""
+    import compiler
+    from service.embedded import schedule_source
+
+    executable = compiler.compile_model(
+        model, target="host", threads=threads, schedules=schedule_source(database)
+    )
+    return lambda: executable.run(feeds)
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine("onnxruntime", load_onnxruntime, "onnxruntime"),
+        Engine("openvino", load_openvino, "openvino"),
+        Engine("untuned", load_untuned, "tilewright"),
+        Engine("tuned", load_tuned, "tilewright"),
+    )
+}
+
+
+def serve(engine: Engine, requests: TextIO, answers: TextIO) -> None:
+    """Answer requests until the input ends."""
+    run: Run | None = None
+    for line in requests:
+        request = json.loads(line)
+        try:
+            match request["do"]:
+                case "load":
+                    run, answer = _load(engine, request)
+                case "turn":
+                    assert run is not None
+                    answer = turn(run, request["seconds"], request["least"])
+                case other:
+                    raise ValueError(f"unknown request {other!r}")
+        except Exception as error:  # noqa: BLE001 - the race goes on without this engine, and says why
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _load(engine: Engine, request: Mapping[str, Any]) -> tuple[Run, dict[str, Any]]:
+    from importlib.metadata import version
+
+    model = models.build(request["model"])
+    feeds = models.feeds(request["model"], model)
+    started = time.perf_counter()
+    run = engine.load(model, feeds, request["threads"], request["database"])
+    seconds = time.perf_counter() - started
+    outputs = run()
+    names = [output.name for output in model.graph.output]
+    path = Path(request["folder"]) / f"{engine.name}.npz"
+    np.savez(path, *outputs)
+    return run, {
+        "version": version(engine.package),
+        "load_seconds": seconds,
+        "outputs": names,
+    }
+
+
+def turn(run: Run, seconds: float, least: int) -> dict[str, list[float]]:
+    """One warm-up, then timed runs for about `seconds`, `least` at least.
+
+    A run shorter than 0.2 ms is timed in groups, whose mean is the sample. Both clocks are kept,
+    in seconds a run: the process's CPU time (right for one thread, deaf to other processes) and
+    the wall's.
+    """
+    started = time.perf_counter()
+    run()
+    once = time.perf_counter() - started
+    group = max(1, int(2e-4 / max(once, 1e-7)))
+    cpu: list[float] = []
+    wall: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(wall) < least or time.perf_counter() < end:
+        cpu_start, wall_start = time.process_time(), time.perf_counter()
+        for _ in range(group):
+            run()
+        wall.append((time.perf_counter() - wall_start) / group)
+        cpu.append((time.process_time() - cpu_start) / group)
+    return {"cpu": cpu, "wall": wall}
+
+
+if __name__ == "__main__":
+    # what libraries print must not land among the answers
+    channel = sys.stdout
+    sys.stdout = sys.stderr
+    serve(ENGINES[sys.argv[1]], sys.stdin, channel)
