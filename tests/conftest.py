@@ -1,0 +1,12 @@
+"""What every test has: no colour in captured output, and one thread in numerical libraries."""
+
+from __future__ import annotations
+
+import os
+
+# Set before numpy or xgboost is imported: several test processes share the cores.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+# rich and typer wrap and colour by what they think the terminal is
+os.environ["NO_COLOR"] = "1"
+os.environ["COLUMNS"] = "200"

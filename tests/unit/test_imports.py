@@ -1,0 +1,210 @@
+"""Imports run one way. The source is parsed, nothing is imported, so lazy imports count too."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("compiler", "tuner", "db", "service")
+
+# What a package may import besides itself: compiler <- tuner <- db <- service.
+ABOVE = {
+    "compiler": set(),
+    "tuner": {"compiler"},
+    "db": {"compiler", "tuner"},
+    "service": {"compiler", "tuner", "db"},
+}
+
+_BASE = {"errors", "dtypes", "target", "targets", "device"}
+_IR = _BASE | {"graph", "loops"}
+# What a part of the compiler may import besides itself. The rows are the architecture: codegen
+# never sees a graph, runtime never sees an IR, and only the driver sees everything.
+INSIDE: dict[str, set[str]] = {
+    "errors": set(),
+    "dtypes": {"errors"},
+    "target": _BASE,
+    "targets": _BASE,
+    "device": set(),
+    "graph": _BASE,
+    "loops": _BASE | {"graph"},
+    "ops": _IR,
+    "workload": _IR | {"ops"},
+    "frontend": _IR | {"ops"},
+    "plan": _IR | {"ops", "workload"},
+    "passes": _IR | {"ops", "workload", "plan"},
+    "memory_plan": _IR | {"ops", "workload", "plan"},
+    "schedule": _IR | {"ops", "workload", "runtime"},
+    "codegen": _BASE | {"loops"},
+    "runtime": {"errors", "dtypes", "loops"},
+}
+FREE = {"driver", "onnx_backend", "__init__"}
+
+# What runs on a device. Nothing here may need more than the standard library and NumPy.
+DEVICE_SIDE = ("compiler.runtime", "tuner.measure.wire", "tuner.measure.sandbox", "service.worker")
+DEVICE_LIBRARIES = {"numpy"}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Dotted name -> file, for every module of the four packages."""
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[name] = path
+    return found
+
+
+def imports(name: str, *, everywhere: bool) -> set[str]:
+    """The dotted names that a module imports.
+
+    everywhere: also what functions import when they run. What stands under TYPE_CHECKING never
+    runs; it counts as a dependency in the direction tests and not on the device.
+    """
+    path = modules()[name]
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found: set[str] = set()
+    for node in _statements(ast.parse(path.read_text()), everywhere):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base]).rstrip(".")
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                found.add(inner if inner in modules() else base)
+    return found
+
+
+def _statements(tree: ast.AST, everywhere: bool) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if not everywhere:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                continue
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                continue
+        yield node
+        yield from _statements(node, everywhere)
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_packages_are_imported_one_way(name: str) -> None:
+    package = name.split(".")[0]
+    others = set(PACKAGES) - ABOVE[package] - {package}
+    wrong = {
+        target
+        for target in imports(name, everywhere=True)
+        if target.split(".")[0] in others | {"tests", "benchmarks", "examples"}
+    }
+    assert not wrong, f"{name} imports {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("name", sorted(n for n in modules() if n.startswith("compiler.")))
+def test_the_compiler_is_imported_one_way(name: str) -> None:
+    part = name.split(".")[1]
+    if part in FREE:
+        return
+    assert part in INSIDE, f"say in INSIDE what compiler/{part} may import"
+    allowed = INSIDE[part] | {part}
+    wrong = {
+        target
+        for target in imports(name, everywhere=True)
+        if target.startswith("compiler.") and target.split(".")[1] not in allowed
+    }
+    assert not wrong, f"{name} imports {sorted(wrong)}"
+
+
+def test_the_runtime_uses_only_layouts_of_the_loop_ir() -> None:
+    wrong = {
+        (name, target)
+        for name in modules()
+        if name.startswith("compiler.runtime")
+        for target in imports(name, everywhere=True)
+        if target.startswith("compiler.loops") and target != "compiler.loops.layout"
+    }
+    assert not wrong
+
+
+def device_closure() -> dict[str, set[str]]:
+    """Every module of ours that the device side loads -> the libraries that it imports."""
+    queue = [n for n in modules() for root in DEVICE_SIDE if n == root or n.startswith(root + ".")]
+    seen: dict[str, set[str]] = {}
+    while queue:
+        name = queue.pop()
+        if name in seen:
+            continue
+        libraries = set()
+        # a package's __init__ runs before its modules do
+        parents = {name.rsplit(".", depth)[0] for depth in range(1, name.count(".") + 1)}
+        queue += [parent for parent in parents if parent in modules()]
+        for target in imports(name, everywhere=False):
+            if target in modules():
+                queue.append(target)
+            else:
+                libraries.add(target.split(".")[0])
+        seen[name] = libraries
+    return seen
+
+
+def test_the_device_side_exists() -> None:
+    assert set(DEVICE_SIDE) <= modules().keys()
+
+
+def test_the_device_side_needs_the_standard_library_and_numpy_only() -> None:
+    wrong = {
+        (name, library)
+        for name, libraries in device_closure().items()
+        for library in libraries - set(sys.stdlib_module_names) - DEVICE_LIBRARIES - set(PACKAGES)
+    }
+    assert not wrong
+
+
+def test_the_device_side_imports_with_everything_else_blocked() -> None:
+    """The same, for real: what imports when it runs shows here and not in the source."""
+    code = f"""
+import sys
+allowed = set(sys.stdlib_module_names) | {DEVICE_LIBRARIES | set(PACKAGES)!r}
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] not in allowed:
+            raise ImportError(name + " is not for a device")
+sys.meta_path.insert(0, Block())
+for module in {DEVICE_SIDE!r}:
+    __import__(module)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_compiler_loads_neither_llvm_nor_onnx() -> None:
+    code = "import sys, compiler; print([m for m in ('llvmlite', 'onnx') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_client_knows_the_schemas_only() -> None:
+    ours = {t for t in imports("service.client", everywhere=True) if t.split(".")[0] in PACKAGES}
+    assert ours <= {"service.schemas", "service"}
+
+
+def test_the_rules_see_a_wrong_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parser behind the tests finds lazy, relative and from-imports."""
+    path = tmp_path / "wrong.py"
+    path.write_text("def f():\n    from . import store\n    import db.engine\n")
+    monkeypatch.setitem(modules(), "tuner.wrong", path)
+    assert imports("tuner.wrong", everywhere=True) == {"tuner.store", "db.engine"}
+    assert imports("tuner.wrong", everywhere=False) == set()
