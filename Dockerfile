@@ -1,0 +1,44 @@
+# Two images of one wheel: `service` (api and tuner) and `worker` (standard library and NumPy).
+#
+#   docker build --target service -t tilewright .
+#   docker build --target worker -t tilewright-worker .
+
+FROM python:3.12-slim AS build
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends gcc libc6-dev \
+ && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY pyproject.toml setup.py README.md LICENSE ./
+COPY compiler compiler
+COPY tuner tuner
+COPY db db
+COPY service service
+# the C runtime is compiled here and lies in the wheel: no later image needs a compiler
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM python:3.12-slim AS base
+ENV PYTHONUNBUFFERED=1
+RUN useradd --create-home --uid 1000 tilewright \
+ && install -d -o tilewright /var/lib/tilewright
+COPY --from=build /wheels /wheels
+WORKDIR /var/lib/tilewright
+
+FROM base AS worker
+RUN pip install --no-cache-dir /wheels/*.whl && rm -r /wheels
+USER tilewright
+VOLUME /var/lib/tilewright
+ENTRYPOINT ["tilewright-worker"]
+
+FROM base AS service
+# lld links a batch of candidates into the shared object that a worker loads
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends lld \
+ && rm -rf /var/lib/apt/lists/* \
+ && wheel=$(echo /wheels/*.whl) \
+ && pip install --no-cache-dir "tilewright[all] @ file://${wheel}" \
+ && rm -r /wheels
+USER tilewright
+VOLUME /var/lib/tilewright
+EXPOSE 8000
+ENTRYPOINT ["tilewright"]
+CMD ["serve", "--host", "0.0.0.0", "--port", "8000"]
