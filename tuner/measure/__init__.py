@@ -1,1 +1,1 @@
-"""Building, running and checking candidates. `wire`, `measurement` and the sandbox need NumPy alone."""
+"""Building, running and checking candidates. Device-side modules need NumPy alone."""

@@ -53,6 +53,7 @@ class InputSpec:
     def draw(self) -> np.ndarray:
         """The logical array, row-major; bfloat16 as its 16 raw bits in uint16."""
         rng = np.random.default_rng(self.seed)
+        values: np.ndarray
         match self.distribution:
             case Distribution.NORMAL:
                 values = rng.standard_normal(self.shape, dtype=np.float32) * self.scale

@@ -1,0 +1,27 @@
+"""Cooperative cancellation: one token, checked in every loop of the tuner."""
+
+from __future__ import annotations
+
+import threading
+
+
+class CancelToken:
+    """Set once, by any thread; `reason` is what the user is told."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.reason = ""
+
+    def cancel(self, reason: str = "cancelled") -> None:
+        """Ask everything that holds this token to stop."""
+        if not self._event.is_set():
+            self.reason = reason
+            self._event.set()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Sleep, but not beyond a cancellation; whether there was one."""
+        return self._event.wait(timeout_seconds)

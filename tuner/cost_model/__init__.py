@@ -1,0 +1,28 @@
+"""Cost models: which of many candidates is worth a measurement. One file a model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from tuner.cost_model.protocol import CostModel, Sample
+from tuner.plugins import members
+
+__all__ = ["CostModel", "Sample", "cost_models", "make_cost_model"]
+
+
+def cost_models() -> dict[str, Callable[[int], CostModel]]:
+    """Every cost model by name; each is made from a seed."""
+    return members(sys.modules[__name__], "make_model")
+
+
+def make_cost_model(name: str, seed: int) -> CostModel:
+    """The cost model of this name.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    known = cost_models()
+    if name not in known:
+        raise ValueError(f"cost model '{name}': known are {', '.join(sorted(known))}")
+    return known[name](seed)

@@ -1,0 +1,33 @@
+"""No model: all candidates score the same, so that a strategy falls back on chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tuner.cost_model.protocol import CostModel, Sample
+
+
+class NoModel:
+    """Learns nothing and prefers nothing."""
+
+    trained = False
+
+    def train(self, samples: Sequence[Sample]) -> None:
+        """Ignore the samples."""
+
+    def predict(self, rows: np.ndarray) -> np.ndarray:
+        return np.zeros(len(rows), dtype=np.float64)
+
+    def save(self) -> bytes:
+        return b""
+
+    def load(self, data: bytes) -> None:
+        if data:
+            raise ValueError("a saved model for a cost model that keeps nothing")
+
+
+def make_model(seed: int) -> CostModel:
+    """The model is the same for any seed."""
+    return NoModel()

@@ -1,0 +1,53 @@
+"""What search asks of a cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A measured candidate for training: its task, feature row, and seconds (None: it failed)."""
+
+    task: str
+    row: np.ndarray
+    run_seconds: float | None
+
+
+class CostModel(Protocol):
+    """Predicts scores of candidates from features; higher is better, scales are the model's own."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether predictions say anything yet."""
+
+    def train(self, samples: Sequence[Sample]) -> None:
+        """Learn from all samples of all tasks, replacing what was learned before."""
+
+    def predict(self, rows: np.ndarray) -> np.ndarray:
+        """Scores of rows (number, columns): (number,), float64. Before training all are equal."""
+
+    def save(self) -> bytes:
+        """The trained model as bytes that `load` reads; empty if untrained."""
+
+    def load(self, data: bytes) -> None:
+        """Take over a saved model.
+
+        Raises:
+            ValueError: if the bytes are no saved model of this kind and feature version.
+        """
+
+
+def normalised_throughput(samples: Sequence[Sample]) -> np.ndarray:
+    """Best seconds of the task over seconds of the sample: 1 for the best, 0 for a failure."""
+    best: dict[str, float] = {}
+    for sample in samples:
+        if sample.run_seconds is not None:
+            best[sample.task] = min(best.get(sample.task, sample.run_seconds), sample.run_seconds)
+    return np.array(
+        [best[s.task] / s.run_seconds if s.run_seconds else 0.0 for s in samples], dtype=np.float64
+    )

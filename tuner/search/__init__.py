@@ -1,0 +1,28 @@
+"""Search strategies: which candidates of a space to measure next. One file a strategy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from tuner.plugins import members
+from tuner.search.protocol import SearchContext, SearchStrategy
+
+__all__ = ["SearchContext", "SearchStrategy", "make_strategy", "strategies"]
+
+
+def strategies() -> dict[str, Callable[[SearchContext], SearchStrategy]]:
+    """Every strategy by name; each is made for one task."""
+    return members(sys.modules[__name__], "make_search")
+
+
+def make_strategy(name: str, context: SearchContext) -> SearchStrategy:
+    """The strategy of this name, for one task.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    known = strategies()
+    if name not in known:
+        raise ValueError(f"search '{name}': known are {', '.join(sorted(known))}")
+    return known[name](context)
