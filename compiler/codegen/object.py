@@ -1,0 +1,162 @@
+"""LLVM IR text to object code, and object code to callable addresses in this process.
+
+No optimisation passes run: the lowering emits code that needs none, and they double the time that
+a candidate takes to compile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import count
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from compiler.errors import CompilerError
+from compiler.target import Target
+
+
+def emit_object(ir_text: str, target: Target, machine_scheduler: bool = False) -> bytes:
+    """Compile a module to a relocatable object file (ELF; WebAssembly for wasm32).
+
+    Args:
+        ir_text: an LLVM module without triple and data layout; both are the target's.
+        machine_scheduler: LLVM's pre-allocation scheduler. It hoists loads until registers
+            spill, so that most kernels are better without it; a few are not.
+
+    Raises:
+        CompilerError: if the text is not valid IR, or this LLVM does not know the target.
+    """
+    with _machine(target, machine_scheduler) as machine:
+        object_bytes = machine.emit_object(_parse(ir_text, target, machine))
+        assert isinstance(object_bytes, bytes)
+        return object_bytes
+
+
+def emit_assembly(ir_text: str, target: Target, machine_scheduler: bool = False) -> str:
+    """Compile a module to assembly text, with LLVM's comments; arguments as `emit_object`."""
+    with _machine(target, machine_scheduler) as machine:
+        return str(machine.emit_assembly(_parse(ir_text, target, machine)))
+
+
+class JitLibrary:
+    """Object code loaded into this process. Its addresses are valid until `close`."""
+
+    def __init__(self, name: str, tracker: Any) -> None:
+        self._name = name
+        self._trackers = [tracker]
+        self._addresses: dict[str, int] = {}
+
+    def address(self, symbol: str) -> int:
+        """The address of a function.
+
+        Raises:
+            CompilerError: if the objects do not define it, or the library is closed.
+        """
+        if not self._trackers:
+            raise CompilerError(f"'{symbol}': its library is closed")
+        if symbol not in self._addresses:
+            with _lock:
+                try:
+                    tracker = _engine().lookup(self._name, symbol)
+                except RuntimeError as error:
+                    raise CompilerError(f"cannot load '{symbol}': {error}") from error
+            self._trackers.append(tracker)
+            self._addresses[symbol] = int(tracker[symbol])
+        return self._addresses[symbol]
+
+    def close(self) -> None:
+        """Free the code. No function of this library may run any more."""
+        with _lock:
+            while self._trackers:
+                self._trackers.pop().close()
+        self._addresses.clear()
+
+
+def load_objects(objects: Sequence[bytes]) -> JitLibrary:
+    """Load object files into this process as one library, without a linker.
+
+    The objects may call memcpy, memmove and memset, and each other, but nothing else.
+
+    Raises:
+        CompilerError: if one is not an object file of this machine, or two define one symbol.
+    """
+    builder = llvm.JITLibraryBuilder()
+    for data in objects:
+        builder.add_object_img(data)
+    for symbol in LIBRARY_SYMBOLS:
+        function = getattr(ctypes.CDLL(None), symbol)
+        builder.import_symbol(symbol, ctypes.cast(function, ctypes.c_void_p).value)
+    with _lock:
+        name = f"library{next(_library_numbers)}"
+        try:
+            return JitLibrary(name, builder.link(_engine(), name))
+        except RuntimeError as error:
+            raise CompilerError(f"cannot load object code: {error}") from error
+
+
+LIBRARY_SYMBOLS = ("memcpy", "memmove", "memset")
+"""All that object code may leave undefined: every C library and every linker has them."""
+
+_lock = threading.RLock()
+"""Guards LLVM's command-line options, which are global, the machine cache and the engine."""
+
+_library_numbers = count()
+_scheduler_state: list[bool] = []
+
+
+@contextmanager
+def _machine(target: Target, machine_scheduler: bool) -> Iterator[Any]:
+    """The cached machine of a target, while the scheduler option is held at this value."""
+    with _lock:
+        _initialize()
+        if _scheduler_state != [machine_scheduler]:
+            value = str(machine_scheduler).lower()
+            llvm.set_option("tilewright", f"-enable-misched={value}")
+            _scheduler_state[:] = [machine_scheduler]
+        try:
+            yield _create_machine(target)
+        except RuntimeError as error:
+            raise CompilerError(f"LLVM, for target '{target.name}': {error}") from error
+
+
+@cache
+def _create_machine(target: Target) -> Any:
+    machine = llvm.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu,
+        features=target.feature_text,
+        opt=2,
+        # position-independent WebAssembly would import its tables from a dynamic linker
+        reloc="static" if target.arch.startswith("wasm") else "pic",
+        codemodel="default",
+        abiname=target.abi,
+    )
+    machine.set_asm_verbosity(True)
+    return machine
+
+
+def _parse(ir_text: str, target: Target, machine: Any) -> Any:
+    """A fresh module: emitting changes a module, so that each is emitted once."""
+    module = llvm.parse_assembly(ir_text)
+    module.triple = target.triple
+    module.data_layout = str(machine.target_data)
+    return module
+
+
+@cache
+def _initialize() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+@cache
+def _engine() -> Any:
+    """The one JIT of this process."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
+    return llvm.create_lljit_compiler(machine)

@@ -1,0 +1,171 @@
+"""What assembly text tells about a kernel before it runs: spills above all.
+
+Kernels that keep vectors on the stack are slow, and their times differ from process to process, so
+that a static count is a filter worth having before anything is measured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from compiler.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class KernelStatistics:
+    """Counts of instructions in the code as it stands, not as often as they run.
+
+    `spill_*` is stack traffic of vector registers. `inner_*` counts in innermost loops alone.
+    """
+
+    instructions: int = 0
+    fmas: int = 0
+    spill_stores: int = 0
+    spill_reloads: int = 0
+    inner_instructions: int = 0
+    inner_fmas: int = 0
+    inner_spills: int = 0
+
+    @property
+    def spills(self) -> int:
+        """Stack stores and reloads of vector registers."""
+        return self.spill_stores + self.spill_reloads
+
+    def __add__(self, other: KernelStatistics) -> KernelStatistics:
+        names = [field.name for field in fields(self)]
+        return KernelStatistics(*(getattr(self, n) + getattr(other, n) for n in names))
+
+    def to_json(self) -> dict[str, int]:
+        """A JSON-able form that `from_json` reads back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, int]) -> KernelStatistics:
+        """Read what `to_json` wrote; a missing count is 0."""
+        return cls(**data)
+
+
+def statistics(assembly: str, target: Target) -> KernelStatistics:
+    """Counts over all functions of a module."""
+    return sum(function_statistics(assembly, target).values(), KernelStatistics())
+
+
+def function_statistics(assembly: str, target: Target) -> dict[str, KernelStatistics]:
+    """Counts for each function, by its name.
+
+    Args:
+        assembly: as `compiler.codegen.object.emit_assembly` prints it, with LLVM's comments: they
+            mark functions and loops on every architecture.
+        target: of the assembly.
+    """
+    result: dict[str, KernelStatistics] = {}
+    for match in _FUNCTION.finditer(assembly):
+        result[match["name"]] = _count(match["body"], _SYNTAX.get(target.arch, _PLAIN))
+    return result
+
+
+_FUNCTION = re.compile(r"-- Begin function (?P<name>\S+)\n(?P<body>.*?)-- End function", re.DOTALL)
+_INSTRUCTION = re.compile(r"\t(?P<name>[a-z][\w.]*)(?:[ \t]+(?P<operands>[^#;\n]*))?")
+_INNER = re.compile(r"This Inner Loop Header")
+_BLOCK = re.compile(r"^(?:\.?L?BB(?P<label>\d+_\d+):|[#/;]+ %bb\.)", re.MULTILINE)
+_IN_LOOP = re.compile(r"in Loop: Header=BB(?P<header>\d+_\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Syntax:
+    """How one architecture writes vector registers, the stack, stores and fused operations."""
+
+    vector: re.Pattern[str]
+    stack: re.Pattern[str]
+    frame: re.Pattern[str]
+    store: re.Pattern[str]
+    fma: re.Pattern[str]
+
+
+_NEVER = re.compile(r"(?!)")
+_PLAIN = _Syntax(_NEVER, _NEVER, _NEVER, _NEVER, re.compile(r"^v?fn?m(add|sub|acc|sac)"))
+_SYNTAX = {
+    # AT&T order: a store has its memory operand last. %rbp is a plain register in a function
+    # without a frame.
+    "x86_64": _Syntax(
+        vector=re.compile(r"%[xyz]mm\d"),
+        stack=re.compile(r"\(%rsp[,)]"),
+        frame=re.compile(r"\(%rbp[,)]"),
+        store=re.compile(r"\([^()]*\)\s*(?:\{%k\d\}\s*)?$"),
+        fma=re.compile(r"^vfn?m(add|sub)|^vpdp|^vdpbf16"),
+    ),
+    # Callee-saved halves (d8-d15) go to the stack in a prologue: only whole registers count.
+    "aarch64": _Syntax(
+        vector=re.compile(r"\bq\d+\b|\bv\d+\."),
+        stack=re.compile(r"\[sp\b"),
+        frame=re.compile(r"\[x29\b"),
+        store=_NEVER,
+        fma=re.compile(r"^f(n?madd|n?msub|mla|mls)"),
+    ),
+    # Addresses of spilled vectors are computed, so that LLVM's comment is all there is.
+    "riscv64": _Syntax(
+        vector=re.compile(r"\bv\d+\b"),
+        stack=_NEVER,
+        frame=_NEVER,
+        store=_NEVER,
+        fma=re.compile(r"^v?fn?m(add|sub|acc|sac)"),
+    ),
+}
+_FRAME_SETUP = re.compile(r"\tmovq\t%rsp, %rbp|\tmov\tx29, sp")
+
+
+def _count(body: str, syntax: _Syntax) -> KernelStatistics:
+    has_frame = _FRAME_SETUP.search(body) is not None
+    inner_headers = _inner_headers(body)
+    numbers = dict.fromkeys((f.name for f in fields(KernelStatistics)), 0)
+    inner = False
+    for line in body.splitlines():
+        if _BLOCK.match(line):
+            match = _BLOCK.match(line)
+            inner = match is not None and match["label"] in inner_headers
+        loop = _IN_LOOP.search(line)
+        if loop is not None and "Parent" not in line:
+            inner = loop["header"] in inner_headers
+        instruction = _INSTRUCTION.match(line)
+        if instruction is None:
+            continue
+        name, operands = instruction["name"], (instruction["operands"] or "").strip()
+        fma = syntax.fma.search(name) is not None
+        numbers["instructions"] += 1
+        numbers["fmas"] += fma
+        numbers["inner_instructions"] += inner
+        numbers["inner_fmas"] += inner and fma
+        kind = _stack_traffic(line, name, operands, syntax, has_frame)
+        if kind:
+            numbers[kind] += 1
+            numbers["inner_spills"] += inner
+    return KernelStatistics(**numbers)
+
+
+def _inner_headers(body: str) -> frozenset[str]:
+    """Labels of the blocks that head an innermost loop; LLVM says so behind each label."""
+    found: set[str] = set()
+    label = ""
+    for line in body.splitlines():
+        match = _BLOCK.match(line)
+        if match is not None:
+            label = match["label"] or ""
+        if _INNER.search(line):
+            found.add(label)
+    return frozenset(found)
+
+
+def _stack_traffic(
+    line: str, name: str, operands: str, syntax: _Syntax, has_frame: bool
+) -> str | None:
+    """`spill_stores` or `spill_reloads` if the line moves a vector register to or from the stack."""
+    if not syntax.vector.search(operands):
+        return None
+    if line.endswith(("Spill", "Reload")):
+        return "spill_stores" if line.endswith("Spill") else "spill_reloads"
+    if not (syntax.stack.search(operands) or (has_frame and syntax.frame.search(operands))):
+        return None
+    is_store = syntax.store.search(operands) or name.startswith(("str", "stp", "stur", "st1"))
+    return "spill_stores" if is_store else "spill_reloads"
