@@ -50,7 +50,7 @@ $(STAMPS)/test: $(STAMPS)/run
 comma := ,
 
 demo: $(STAMPS)/run
-	@$(PY) examples/demo.py $(ARGS)
+	@$(PY) -m examples.demo $(ARGS)
 
 test: $(STAMPS)/test
 	$(PY) -m pytest -q -n $(JOBS) $(ARGS)

@@ -1,0 +1,106 @@
+"""The processes of the demo: started with logs in a folder, stopped whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+
+class ProcessDied(Exception):
+    """A process of the demo ended by itself; the message says where its log lies."""
+
+
+class Processes:
+    """A context that ends every process it started, the last first."""
+
+    def __init__(self, log_folder: Path, environment: Mapping[str, str]) -> None:
+        self.log_folder = log_folder
+        self._environment = {**os.environ, **environment}
+        self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
+        log_folder.mkdir(parents=True, exist_ok=True)
+
+    def start(self, name: str, command: Sequence[str]) -> None:
+        """Start `command` with its output in LOG_FOLDER/NAME.log."""
+        with (self.log_folder / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                # its own group: Ctrl-C reaches the demo, which stops the others in order
+                start_new_session=True,
+            )
+        self._running.append((name, process))
+
+    def check(self) -> None:
+        """Raise ProcessDied when one has ended."""
+        for name, process in self._running:
+            if process.poll() is not None:
+                log = self.log_folder / f"{name}.log"
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+                raise ProcessDied(
+                    f"{name} ended with status {process.returncode}; the end of {log}:\n{tail}"
+                )
+
+    def stop(self) -> None:
+        """Ask each to end, the last first, and insist after five seconds."""
+        for _, process in reversed(self._running):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for _, process in reversed(self._running):
+            try:
+                process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self._running.clear()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def tilewright(*arguments: str) -> list[str]:
+    """The command line of this environment's `tilewright`."""
+    return [str(Path(sys.executable).with_name("tilewright")), *arguments]
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until_answering(url: str, processes: Processes, seconds: float = 30.0) -> None:
+    """Return once GET url answers 200; ProcessDied or TimeoutError otherwise."""
+    deadline = time.monotonic() + seconds
+    while True:
+        processes.check()
+        try:
+            with urllib.request.urlopen(url, timeout=2) as answer:
+                if answer.status == 200:
+                    return
+        except (urllib.error.URLError, OSError):
+            pass  # not listening yet
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{url} did not answer within {seconds:.0f} s")
+        time.sleep(0.1)
