@@ -1,0 +1,142 @@
+"""The documentation names what exists: passes, knobs, settings, routes, commands; its links lead
+somewhere; and no file holds an address or a path of the machine it was written on."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+@cache
+def documentation() -> str:
+    """All pages but the changelog, which may name what is gone."""
+    return "\n".join(page.read_text() for page in PAGES if page.name != "CHANGELOG.md")
+
+
+def named(word: str) -> bool:
+    """Whether a page has the word in code marks or at the start of a table's row."""
+    return (
+        re.search(rf"`[^`\n]*(?<![\w-]){re.escape(word)}(?![\w-])[^`\n]*`", documentation())
+        is not None
+    )
+
+
+def trees(folder: str) -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        yield path, ast.parse(path.read_text())
+
+
+def calls(folder: str, function: str) -> Iterator[ast.Call]:
+    for _, tree in trees(folder):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func).rsplit(".", 1)[-1]
+                if name == function:
+                    yield node
+
+
+def passes() -> list[str]:
+    names = [path.stem for path in (ROOT / "compiler" / "passes").glob("*.py")]
+    return sorted(name for name in names if not name.startswith("_") and name != "pipeline")
+
+
+def knobs() -> list[str]:
+    first = (call.args[0] for call in calls("compiler/schedule", "Knob") if call.args)
+    return sorted({node.value for node in first if isinstance(node, ast.Constant)})
+
+
+def settings() -> list[str]:
+    tree = ast.parse((ROOT / "service" / "settings.py").read_text())
+    return [
+        f"TILEWRIGHT_{statement.target.id.upper()}"
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and any("Settings" in ast.unparse(b) for b in node.bases)
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    ]
+
+
+def routes() -> list[str]:
+    from service.app import create_app
+
+    paths = create_app().openapi()["paths"]
+    return sorted(f"{verb.upper()} {path}" for path, verbs in paths.items() for verb in verbs)
+
+
+def commands() -> list[str]:
+    import typer.main
+
+    from service.cli import app
+
+    group = typer.main.get_command(app)
+    return sorted(f"tilewright {name}" for name in group.commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [passes, knobs, settings, routes, commands])
+def test_everything_is_documented(kind: object) -> None:
+    assert callable(kind)
+    names = kind()
+    assert names, "nothing found: the test looks in the wrong place"
+    missing = [name for name in names if not named(name)]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    local = [link.split("#")[0] for link in links if "://" not in link and not link.startswith("#")]
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md"]
+    assert [name for name in pages if f"({name})" not in index] == []
+
+
+def test_make_targets_are_described() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert targets is not None
+    described = re.findall(r"^#   ([\w-]+)  ", makefile, re.MULTILINE)
+    assert set(targets[1].split()) - {"setup-test"} == set(described)
+
+
+# Written in parts, so that this file is not found.
+FORBIDDEN = [
+    r"/wor" r"k/",
+    r"/ro" r"ot/",
+    r"/ho" r"me/(?!\.)\w",
+    r"pypi" r"\.org",
+    r"pythonhosted" r"\.org",
+    r"npmjs" r"\.",
+    r"\bTO" r"DO\b",
+    r"\bFIX" r"ME\b",
+]
+
+
+def test_no_file_holds_what_must_not_be_there() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    pattern = re.compile("|".join(FORBIDDEN))
+    found = []
+    for name in listed.stdout.split("\0"):
+        path = ROOT / name
+        if not name or not path.is_file() or path.suffix in (".npz", ".onnx", ".png"):
+            continue
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if pattern.search(line):
+                found.append(f"{name}:{number}: {line.strip()[:100]}")
+    assert not found, "\n".join(found)
