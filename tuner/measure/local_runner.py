@@ -1,0 +1,101 @@
+"""The runner on this machine: a thread that feeds a sandboxed child process."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tuner.measure.measurement import Measurement, Status
+from tuner.measure.sandbox import Sandbox
+from tuner.measure.wire import MeasureRequest, MeasureResult
+
+
+class LocalRunner:
+    """Measures requests one after the other, in the order of submission."""
+
+    def __init__(self, worker: str = "local", device: Mapping[str, Any] | None = None) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="tilewright-runner-"))
+        self._sandbox = Sandbox(worker, device)
+        self._worker = worker
+        self._queue: queue.Queue[MeasureRequest | None] = queue.Queue()
+        self._finished: queue.Queue[MeasureResult] = queue.Queue()
+        self._known: set[str] = set()
+        self._cancelled: set[str] = set()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._serve, name="local-runner", daemon=True)
+        self._thread.start()
+
+    @property
+    def capacity(self) -> int:
+        """Two: one that runs, and one that waits, so that the device is never idle."""
+        return 2
+
+    def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
+        with self._lock:
+            if request.request_id in self._known:
+                return
+            self._known.add(request.request_id)
+        for digest in request.digests:
+            path = self._path(digest)
+            if not path.exists():
+                path.write_bytes(blobs[digest])
+        self._queue.put(request)
+
+    def poll(self, timeout_seconds: float) -> list[MeasureResult]:
+        results = []
+        try:
+            results.append(self._finished.get(timeout=max(timeout_seconds, 0.0)))
+            while True:
+                results.append(self._finished.get_nowait())
+        except queue.Empty:
+            return results
+
+    def acknowledge(self, request_id: str) -> None:
+        """Nothing outlives this process, so there is nothing to forget."""
+
+    def cancel(self, request_ids: Sequence[str] | None = None) -> None:
+        with self._lock:
+            self._cancelled.update(self._known if request_ids is None else request_ids)
+
+    def resume(self) -> list[MeasureRequest]:
+        return []
+
+    def close(self) -> None:
+        self.cancel()
+        self._queue.put(None)
+        self._thread.join(timeout=30)
+        self._sandbox.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / digest
+
+    def _is_cancelled(self, request_id: str) -> bool:
+        with self._lock:
+            return request_id in self._cancelled
+
+    def _serve(self) -> None:
+        while (request := self._queue.get()) is not None:
+            current = request
+            try:
+                result = self._sandbox.measure(
+                    current, self._path, lambda: self._is_cancelled(current.request_id)
+                )
+            except (OSError, RuntimeError) as error:
+                result = _lost(current, self._worker, str(error))
+            # The library is of no use to another request; references are shared.
+            self._path(current.library_digest).unlink(missing_ok=True)
+            self._finished.put(result)
+
+
+def _lost(request: MeasureRequest, worker: str, error: str) -> MeasureResult:
+    """The result of a request that the machine itself could not run."""
+    lost = Measurement(Status.WORKER_LOST, error, worker=worker)
+    return MeasureResult(
+        request.request_id, tuple((c.trial_id, lost) for c in request.candidates), worker
+    )

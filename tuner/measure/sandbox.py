@@ -1,0 +1,271 @@
+"""The parent's side of the sandbox: gives jobs to a child process, watches it, and assigns blame.
+
+A crash or a hang costs the candidate that was running, and no other. Because damage to the heap may
+show up in a later candidate, a crash is confirmed by running its suspect alone in a fresh child;
+if it survives, everything that is left is run that way too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tuner.measure.measurement import Measurement, Status
+from tuner.measure.wire import MeasureRequest, MeasureResult
+
+START_LIMIT_SECONDS = 60.0
+"""For a child to import NumPy on a busy machine."""
+
+
+@dataclass(slots=True)
+class _Observed:
+    """What the child said of one candidate so far."""
+
+    status: Status | None = None
+    error: str = ""
+    max_error: float | None = None
+    samples: list[float] = field(default_factory=list)
+    started: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How a child's job ended: `culprit` is None when it was finished or cancelled."""
+
+    culprit: str | None = None
+    status: Status = Status.OK
+    error: str = ""
+
+
+class Sandbox:
+    """Measures requests in a child process that is replaced when it dies.
+
+    `device` is written into every measurement. Not thread-safe: one caller at a time.
+    """
+
+    def __init__(
+        self,
+        worker: str = "local",
+        device: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._worker = worker
+        self._device = dict(device or {})
+        self._clock = clock
+        self._child: subprocess.Popen[bytes] | None = None
+        self._pending = b""
+
+    def measure(
+        self,
+        request: MeasureRequest,
+        blob: Callable[[str], Path],
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> MeasureResult:
+        """Measure every candidate of a request; never raises for what a candidate does.
+
+        `blob` gives the file that holds the bytes of a digest. When `cancelled` turns true the
+        child is stopped and the candidates without a result are CANCELLED.
+        """
+        files = {
+            "library": str(blob(request.library_digest)),
+            "reference": str(blob(request.reference_digest)),
+        }
+        observed = {c.trial_id: _Observed() for c in request.candidates}
+        groups = [[c.trial_id for c in request.candidates]]
+        suspect: str | None = None
+        while groups and not cancelled():
+            group = groups.pop(0)
+            ended = self._run(request, files, group, observed, cancelled)
+            if ended.culprit is None:
+                if suspect is not None and group == [suspect]:
+                    # Alone it does no harm: something before it did. Trust nobody in company.
+                    groups = [[name] for rest in groups for name in rest]
+                suspect = None
+                continue
+            culprit, rest = ended.culprit, [n for n in group if n != ended.culprit]
+            for name in rest:
+                observed[name] = _Observed()
+            observed[culprit] = _Observed()
+            confirmed = ended.status is not Status.CRASH or group == [culprit]
+            if confirmed:
+                observed[culprit] = _Observed(ended.status, ended.error)
+                suspect = None
+            else:
+                suspect = culprit
+                groups.insert(0, [culprit])
+            if rest:
+                groups.append(rest)
+        return MeasureResult(
+            request.request_id,
+            tuple(
+                (c.trial_id, self._measurement(request, c.trial_id, observed))
+                for c in request.candidates
+            ),
+            self._worker,
+        )
+
+    def close(self) -> None:
+        """Stop the child."""
+        if self._child is not None:
+            self._kill()
+
+    def _measurement(
+        self, request: MeasureRequest, name: str, observed: Mapping[str, _Observed]
+    ) -> Measurement:
+        candidate = next(c for c in request.candidates if c.trial_id == name)
+        seen = observed[name]
+        finished = seen.status is not None and (seen.status is not Status.OK or bool(seen.samples))
+        status = seen.status if finished and seen.status is not None else Status.CANCELLED
+        return Measurement(
+            status=status,
+            error=seen.error,
+            samples_seconds=tuple(seen.samples) if status is Status.OK else (),
+            max_error=seen.max_error,
+            tolerance=request.tolerance,
+            seeds=tuple(spec.seed for spec in request.inputs),
+            reference_digest=request.reference_digest,
+            object_digest=candidate.object_digest,
+            build_seconds=candidate.build_seconds,
+            measure_seconds=seen.started and max(0.0, self._clock() - seen.started),
+            worker=self._worker,
+            device=self._device,
+            measured_at=self._clock(),
+        )
+
+    def _run(
+        self,
+        request: MeasureRequest,
+        files: Mapping[str, str],
+        names: Sequence[str],
+        observed: Mapping[str, _Observed],
+        cancelled: Callable[[], bool],
+    ) -> _Ended:
+        """One job in the child, up to its end, its death or its time limit."""
+        self._start()
+        child = self._child
+        assert child is not None and child.stdin is not None
+        job = {"request": request.to_json(), "only": list(names), **files}
+        current: str | None = names[0]
+        try:
+            child.stdin.write((json.dumps(job) + "\n").encode())
+            child.stdin.flush()
+        except OSError:
+            return self._died(current)
+        limit = request.repeat.limit_seconds
+        # Drawing inputs and reading the reference comes before the first candidate.
+        deadline = time.monotonic() + limit + START_LIMIT_SECONDS
+        while True:
+            if cancelled():
+                self._kill()
+                return _Ended()
+            event = self._read(min(0.2, max(0.0, deadline - time.monotonic())))
+            if event is None:
+                if self._child_is_dead():
+                    return self._died(current)
+                if time.monotonic() >= deadline:
+                    self._kill()
+                    return _Ended(
+                        current, Status.RUN_TIMEOUT, f"no answer within {limit:g} seconds"
+                    )
+                continue
+            match event:
+                case {"event": "done"}:
+                    return _Ended()
+                case {"event": "begin", "trial": str(current)}:
+                    deadline = time.monotonic() + limit
+                    observed[current].started = observed[current].started or self._clock()
+                case {"event": "checked", "trial": str(name), "status": str(status)}:
+                    observed[name].status = Status(status)
+                    observed[name].error = str(event.get("error", ""))
+                    observed[name].max_error = event.get("max_error")
+                case {"event": "sample", "trial": str(name), "seconds": float(seconds)}:
+                    observed[name].samples.append(seconds)
+                case _:
+                    continue
+
+    # ---- the child
+
+    def _start(self) -> None:
+        if self._child is not None and not self._child_is_dead():
+            return
+        self._pending = b""
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "tuner.measure.sandbox_main"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=_environment(),
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + START_LIMIT_SECONDS
+        while time.monotonic() < deadline and not self._child_is_dead():
+            if self._read(0.5) is not None:
+                return
+        self._kill()
+        raise RuntimeError("the sandbox process did not start")
+
+    def _read(self, timeout_seconds: float) -> dict[str, Any] | None:
+        """The next event, or None if there is none in time or the child closed its end."""
+        child = self._child
+        assert child is not None and child.stdout is not None
+        while b"\n" not in self._pending:
+            ready, _, _ = select.select([child.stdout], [], [], timeout_seconds)
+            if not ready:
+                return None
+            data = os.read(child.stdout.fileno(), 65536)
+            if not data:
+                return None
+            self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        event = json.loads(line)
+        return event if isinstance(event, dict) else {}
+
+    def _child_is_dead(self) -> bool:
+        return self._child is None or self._child.poll() is not None
+
+    def _died(self, culprit: str | None) -> _Ended:
+        child = self._child
+        assert child is not None
+        code = child.wait()
+        self._discard()
+        if code < 0:
+            text = f"killed by {signal.Signals(-code).name}"
+        else:
+            text = f"exited with status {code}"
+        return _Ended(culprit, Status.CRASH, text)
+
+    def _kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            self._discard()
+
+    def _discard(self) -> None:
+        if self._child is not None:
+            for stream in (self._child.stdin, self._child.stdout):
+                if stream is not None:
+                    try:
+                        stream.close()
+                    except BrokenPipeError:
+                        # What could not be written was meant for the dead child.
+                        continue
+        self._child = None
+        self._pending = b""
+
+
+def _environment() -> dict[str, str]:
+    """The child's: one BLAS thread, and the packages of this process."""
+    keep = {k: v for k, v in os.environ.items() if not k.startswith("TILEWRIGHT_")}
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, keep.get("PYTHONPATH", "").split(os.pathsep))]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**keep, **threads, "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,261 @@
+"""The child process that runs candidates: `python -m tuner.measure.sandbox_main`.
+
+It reads one JSON job a line from standard input and answers with JSON events, one a line, on what
+was its standard output. A candidate that crashes takes this process down and nothing else; the last
+event says which one it was. Only the standard library, NumPy and compiler.runtime are imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.loops.layout import Layout
+from compiler.runtime.kernel import ABI_VERSION, BufferSpec, KernelSpec
+from compiler.runtime.packing import aligned_empty, make_weight, pack, unpack
+from tuner.measure.compare import largest_error
+from tuner.measure.timing import BoundKernel
+from tuner.measure.wire import Candidate, InputSpec, MeasureRequest, RepeatSettings
+
+POISON = 0xFF
+"""Byte that fills memory a kernel must write before it reads: NaN in every float type."""
+
+CACHE_LIMIT_BYTES = 1 << 30
+"""Packed buffers kept for other candidates; beyond it the oldest are forgotten."""
+
+Emit = Callable[..., None]
+
+
+@dataclass(slots=True)
+class _Buffers:
+    """Packed inputs and weights, and outputs and scratch, shared by equal specifications.
+
+    Candidates that share memory are compared fairly: a different output buffer alone has moved a
+    kernel's time by 10 %.
+    """
+
+    arrays: Sequence[np.ndarray] = ()
+    packed: dict[str, np.ndarray] = field(default_factory=dict)
+    held_bytes: int = 0
+
+    def get(self, spec: BufferSpec) -> np.ndarray:
+        """The buffer for one argument of a kernel; inputs and weights are filled."""
+        identity = json.dumps(_buffer_identity(spec), sort_keys=True)
+        found = self.packed.get(identity)
+        if found is None:
+            found = self._make(spec)
+            self.packed[identity] = found
+            self.held_bytes += found.nbytes
+            while self.held_bytes > CACHE_LIMIT_BYTES and len(self.packed) > 1:
+                oldest = next(iter(self.packed))
+                self.held_bytes -= self.packed.pop(oldest).nbytes
+        return found
+
+    def scratch(self, size: int) -> np.ndarray:
+        """Thread-private scratch, grown to the largest that a candidate asked for."""
+        found = self.packed.get("scratch")
+        if found is None or found.nbytes < size:
+            found = aligned_empty(size)
+            found[:] = POISON
+            self.packed["scratch"] = found
+        return found
+
+    def _make(self, spec: BufferSpec) -> np.ndarray:
+        match spec.role:
+            case "input":
+                source = self.arrays[spec.source]
+                return pack(
+                    source, spec.shape, Layout.parse(spec.layout), spec.halo, DType(spec.dtype)
+                )
+            case "weight":
+                return make_weight(spec, self.arrays[spec.source])
+            case _:
+                return aligned_empty(spec.bytes)
+
+
+def _buffer_identity(spec: BufferSpec) -> dict[str, Any]:
+    data = dict(spec.to_json())
+    data.pop("name", None)
+    return data
+
+
+@dataclass(slots=True)
+class _Ready:
+    """A candidate that passed its check: bound to its buffers, with its samples."""
+
+    candidate: Candidate
+    kernel: BoundKernel
+    runs_per_sample: int
+    samples: list[float] = field(default_factory=list)
+    buffer_bytes: int = 0
+
+
+class Session:
+    """Checks and times the candidates of jobs; inputs are kept while the workload stays."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._buffers = _Buffers()
+        self._drawn_from: tuple[InputSpec, ...] = ()
+        self._reference_path = ""
+        self._reference = np.zeros(0)
+
+    def run(self, job: Mapping[str, Any]) -> None:
+        """Measure the candidates named in `only`, reporting each step before it is taken."""
+        request = MeasureRequest.from_json(job["request"])
+        wanted = set(job["only"])
+        self._draw(request)
+        if job["reference"] != self._reference_path:
+            self._reference = np.load(job["reference"], allow_pickle=False)
+            self._reference_path = job["reference"]
+        library = ctypes.CDLL(job["library"], mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        ready = []
+        for candidate in request.candidates:
+            if candidate.trial_id in wanted:
+                self._emit(event="begin", trial=candidate.trial_id, step="check")
+                checked = self._check(candidate, request, library)
+                if checked is not None:
+                    ready.append(checked)
+        self._time(ready, request.repeat)
+        self._emit(event="done")
+
+    def _draw(self, request: MeasureRequest) -> None:
+        if request.inputs != self._drawn_from:
+            self._buffers = _Buffers(tuple(spec.draw() for spec in request.inputs))
+            self._drawn_from = request.inputs
+
+    def _check(
+        self, candidate: Candidate, request: MeasureRequest, library: ctypes.CDLL
+    ) -> _Ready | None:
+        """Run a candidate once on poisoned memory and compare its output with the reference."""
+        try:
+            spec = KernelSpec.from_json(dict(candidate.spec))
+            if spec.abi != ABI_VERSION:
+                raise ValueError(f"kernel ABI {spec.abi}, this device has {ABI_VERSION}")
+            buffers = [self._buffers.get(b) for b in spec.buffers]
+            output_spec, output = _output(spec, buffers)
+            for b, memory in zip(spec.buffers, buffers, strict=True):
+                if b.role in ("output", "shared"):
+                    memory.view(np.uint8)[:] = POISON
+            kernel = BoundKernel(
+                library,
+                spec,
+                buffers,
+                self._buffers.scratch,
+                request.key.threads,
+            )
+        except (ValueError, KeyError, AttributeError, OSError, MemoryError) as error:
+            self._emit(
+                event="checked", trial=candidate.trial_id, status="run_error", error=str(error)
+            )
+            return None
+        kernel.run()
+        actual = unpack(
+            output,
+            output_spec.shape,
+            Layout.parse(output_spec.layout),
+            output_spec.halo,
+            DType(output_spec.dtype),
+        )
+        error, text = largest_error(actual, self._reference, output_spec.dtype)
+        if not error <= request.tolerance:
+            self._emit(
+                event="checked",
+                trial=candidate.trial_id,
+                status="wrong_answer",
+                error=text or f"relative error {error:.3g} over the tolerance {request.tolerance}",
+                max_error=error if np.isfinite(error) else None,
+            )
+            return None
+        self._emit(event="checked", trial=candidate.trial_id, status="ok", max_error=error)
+        return _Ready(candidate, kernel, 1)
+
+    def _time(self, ready: Sequence[_Ready], repeat: RepeatSettings) -> None:
+        """Interleaved rounds in fresh seeded orders; slow candidates leave early.
+
+        In a fixed order the first of two candidates that share buffers pays the misses.
+        """
+        rng = random.Random(repeat.seed)
+        racing = list(ready)
+        for number in range(repeat.samples):
+            rng.shuffle(racing)
+            for entry in racing:
+                self._emit(event="begin", trial=entry.candidate.trial_id, step="time")
+                if number == 0:
+                    entry.runs_per_sample = _runs_per_sample(entry.kernel, repeat.sample_seconds)
+                seconds = entry.kernel.sample(entry.runs_per_sample)
+                entry.samples.append(seconds)
+                self._emit(event="sample", trial=entry.candidate.trial_id, seconds=seconds)
+            racing = _still_racing(racing, repeat)
+
+
+def _still_racing(racing: Sequence[_Ready], repeat: RepeatSettings) -> list[_Ready]:
+    if not racing:
+        return []
+    fastest = min(min(entry.samples) for entry in racing)
+    if repeat.incumbent_seconds is not None:
+        fastest = min(fastest, repeat.incumbent_seconds)
+    return [entry for entry in racing if min(entry.samples) <= fastest * repeat.drop_ratio]
+
+
+def _runs_per_sample(kernel: BoundKernel, sample_seconds: float) -> int:
+    estimate = kernel.sample(1)
+    return max(1, min(10_000, int(sample_seconds / max(estimate, 1e-8))))
+
+
+def _output(spec: KernelSpec, buffers: Sequence[np.ndarray]) -> tuple[BufferSpec, np.ndarray]:
+    for buffer, memory in zip(spec.buffers, buffers, strict=True):
+        if buffer.role == "output":
+            return buffer, memory
+    raise ValueError(f"kernel {spec.name} has no output buffer")
+
+
+def _private_channel() -> TextIO:
+    """Keep the real standard output to ourselves: what a kernel prints goes to standard error."""
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return channel
+
+
+def _die_with_parent() -> None:
+    """Linux: be killed when the parent is. Elsewhere end of input does it, between kernels."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+
+
+def _limit_resources() -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def main() -> None:
+    """Serve jobs until standard input ends."""
+    channel = _private_channel()
+    _die_with_parent()
+    _limit_resources()
+
+    def emit(**event: Any) -> None:
+        channel.write(json.dumps(event) + "\n")
+
+    session = Session(emit)
+    emit(event="ready", pid=os.getpid())
+    for line in sys.stdin:
+        job = json.loads(line)
+        session.run(job)
+
+
+if __name__ == "__main__":
+    main()
