@@ -7,20 +7,76 @@ run at READ COMMITTED and rely on row locks.
 
 from __future__ import annotations
 
+import errno
+import os
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import event
+
+from db.errors import SchemaVersionError, StorageError, StorageKind
+from db.types import dump_json
+
+_WRITING = "tilewright_writing"
+
+# SQLSTATE of PostgreSQL -> kind: by code, else by class (its first two characters).
+_POSTGRES_KINDS = {
+    "53100": StorageKind.FULL,
+    "53": StorageKind.UNREACHABLE,  # too many connections, out of memory
+    "55": StorageKind.LOCKED,
+    "40": StorageKind.LOCKED,  # deadlock, serialization failure
+    "08": StorageKind.UNREACHABLE,
+    "57": StorageKind.UNREACHABLE,  # the server shuts down
+    "28": StorageKind.DENIED,
+    "42501": StorageKind.DENIED,
+    "25006": StorageKind.DENIED,  # read-only transaction
+    "XX": StorageKind.CORRUPT,
+}
+
+_SQLITE_KINDS = {
+    sqlite3.SQLITE_FULL: StorageKind.FULL,
+    sqlite3.SQLITE_BUSY: StorageKind.LOCKED,
+    sqlite3.SQLITE_LOCKED: StorageKind.LOCKED,
+    sqlite3.SQLITE_READONLY: StorageKind.DENIED,
+    sqlite3.SQLITE_PERM: StorageKind.DENIED,
+    sqlite3.SQLITE_CANTOPEN: StorageKind.DENIED,
+    sqlite3.SQLITE_CORRUPT: StorageKind.CORRUPT,
+    sqlite3.SQLITE_NOTADB: StorageKind.CORRUPT,
+}
+
+_SENTENCES = {
+    StorageKind.FULL: "the disk of the database is full",
+    StorageKind.LOCKED: "the database is locked by another process",
+    StorageKind.UNREACHABLE: "the database cannot be reached",
+    StorageKind.DENIED: "the database may not be opened or written",
+    StorageKind.CORRUPT: "the database is damaged, or no database",
+    StorageKind.OTHER: "the database refused",
+}
 
 
 def open_engine(url: str, *, busy_seconds: float = 15.0, pool_size: int = 10) -> sa.Engine:
     """An engine for "sqlite:////path/file.db" or "postgresql://user:password@host/name".
 
-    Makes the folder of an SQLite file if it is missing, owner-only. Does not migrate: call
-    `db.migrate.upgrade(engine)`. Raises StorageError (no such server, folder not writable,
-    unknown kind of database, in-memory SQLite).
+    Makes the file of an SQLite database and its folder if they are missing, owner-only. Does not
+    migrate: call `db.migrate.upgrade(engine)`. Raises StorageError (no such server, folder not
+    writable, unknown kind of database, in-memory SQLite).
     """
-    raise NotImplementedError
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError as error:
+        raise StorageError(f"'{url}' is not a database URL") from error
+    match parsed.get_backend_name():
+        case "sqlite":
+            return _open_sqlite(parsed, busy_seconds, pool_size)
+        case "postgresql":
+            return _open_postgresql(parsed, busy_seconds, pool_size)
+        case other:
+            raise StorageError(f"database kind '{other}' is not supported: sqlite or postgresql")
 
 
 @contextmanager
@@ -29,12 +85,165 @@ def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
 
     Raises StorageError for a full disk, a locked or unreachable database.
     """
-    raise NotImplementedError
-    yield
+    with translated_errors(engine), engine.connect() as connection:
+        write_immediately(connection)
+        with connection.begin():
+            yield connection
+
+
+def write_immediately(connection: sa.Connection) -> None:
+    """Let transactions that begin on this connection from now on take SQLite's write lock."""
+    connection.execution_options(**{_WRITING: True})
 
 
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
     """A transaction that only reads: one snapshot on SQLite. Raises StorageError."""
-    raise NotImplementedError
-    yield
+    with translated_errors(engine), engine.connect() as connection, connection.begin():
+        yield connection
+
+
+@contextmanager
+def translated_errors(engine: sa.Engine) -> Iterator[None]:
+    """Turn what the environment did to a database call into StorageError.
+
+    A violated constraint or wrong SQL is a bug and passes as it is.
+    """
+    try:
+        yield
+    except sa.exc.TimeoutError as error:
+        raise StorageError(
+            f"no free connection to {_name(engine)} in time", StorageKind.LOCKED
+        ) from error
+    except sa.exc.DBAPIError as error:
+        raised = _translate(engine, error)
+        if raised is error:
+            raise
+        raise raised from error
+
+
+def _translate(engine: sa.Engine, error: sa.exc.DBAPIError) -> Exception:
+    original = error.orig
+    detail = str(original).strip().splitlines()[0] if str(original).strip() else repr(original)
+    if isinstance(original, sqlite3.Error):
+        # Constraint violations carry SQLITE_CONSTRAINT; older drivers' errors carry no code.
+        code = getattr(original, "sqlite_errorcode", None)
+        if "no such table" in detail or "no such column" in detail:
+            return SchemaVersionError(f"{_name(engine)} is not migrated: {detail}")
+        if code is None or not isinstance(original, sqlite3.DatabaseError):
+            return error
+        if isinstance(original, sqlite3.IntegrityError | sqlite3.ProgrammingError):
+            return error
+        kind = _SQLITE_KINDS.get(code & 0xFF, StorageKind.OTHER)
+        return StorageError(f"{_SENTENCES[kind]}: {_name(engine)}: {detail}", kind)
+    state: str | None = getattr(original, "sqlstate", None)
+    if state in ("42P01", "42703"):
+        return SchemaVersionError(f"{_name(engine)} is not migrated: {detail}")
+    found: StorageKind | None
+    if state is None:
+        # A connection that was never made, or broke, has no SQLSTATE.
+        operational = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)
+        found = StorageKind.UNREACHABLE if operational else None
+    else:
+        found = _POSTGRES_KINDS.get(state) or _POSTGRES_KINDS.get(state[:2])
+    if found is None:
+        return error
+    return StorageError(f"{_SENTENCES[found]}: {_name(engine)}: {detail}", found)
+
+
+def _name(engine: sa.Engine) -> str:
+    return engine.url.render_as_string(hide_password=True)
+
+
+def _open_sqlite(url: sa.URL, busy_seconds: float, pool_size: int) -> sa.Engine:
+    if not url.database or url.database == ":memory:" or "mode=memory" in url.database:
+        raise StorageError("an SQLite database in memory cannot be shared: name a file")
+    path = Path(url.database)
+    try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, mode=0o700)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise os_storage_error(error, path) from error
+    engine = sa.create_engine(
+        url.set(drivername="sqlite+pysqlite"),
+        connect_args={"timeout": busy_seconds},
+        json_serializer=dump_json,
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        pool_timeout=busy_seconds,
+    )
+
+    @event.listens_for(engine, "connect")
+    def _connect(connection: Any, _record: Any) -> None:
+        # The driver must not begin transactions by itself: `_begin` does.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA foreign_keys=ON")
+        # An acknowledged measurement survives a power cut, not only a killed process.
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        immediate = connection.get_execution_options().get(_WRITING, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+    _use_wal(path, engine, busy_seconds)
+    return engine
+
+
+def _use_wal(path: Path, engine: sa.Engine, busy_seconds: float) -> None:
+    """Switch the file to write-ahead logging, once and for good: readers then never wait.
+
+    SQLite does not call its busy handler for the switch, so that two processes which start
+    together need this loop.
+    """
+    deadline = time.monotonic() + busy_seconds
+    with translated_errors(engine):
+        while True:
+            connection = None
+            try:
+                connection = sqlite3.connect(path, timeout=busy_seconds)
+                connection.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as error:
+                busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if not busy or time.monotonic() > deadline:
+                    raise sa.exc.OperationalError("PRAGMA journal_mode=WAL", {}, error) from error
+                time.sleep(0.01)
+            except sqlite3.DatabaseError as error:
+                raise sa.exc.DatabaseError("PRAGMA journal_mode=WAL", {}, error) from error
+            finally:
+                if connection is not None:
+                    connection.close()
+
+
+def _open_postgresql(url: sa.URL, busy_seconds: float, pool_size: int) -> sa.Engine:
+    engine = sa.create_engine(
+        url.set(drivername="postgresql+psycopg"),
+        connect_args={
+            "connect_timeout": max(2, int(busy_seconds)),
+            "options": f"-c lock_timeout={int(busy_seconds * 1000)} -c timezone=UTC",
+        },
+        json_serializer=dump_json,
+        pool_pre_ping=True,  # the server may have been restarted since
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        pool_timeout=busy_seconds,
+    )
+    with reading(engine) as connection:
+        connection.execute(sa.select(1))
+    return engine
+
+
+def os_storage_error(error: OSError, path: Path) -> StorageError:
+    """What the file system refused, as StorageError that names the path."""
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+            return StorageError(f"the disk is full: '{path}' was not written", StorageKind.FULL)
+        case errno.EACCES | errno.EPERM | errno.EROFS | errno.ENOTDIR | errno.EISDIR:
+            reason = StorageKind.DENIED
+        case _:
+            reason = StorageKind.OTHER
+    return StorageError(f"'{path}' cannot be used: {error.strerror or error}", reason)

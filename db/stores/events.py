@@ -9,6 +9,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from db.clock import Clock, system_clock
+from db.engine import reading, writing
+from db.errors import NotFoundError
+from db.models import EventRow, JobRow
+from db.stores.statements import table_of
+
+_events = table_of(EventRow)
+_jobs = table_of(JobRow)
+
+Event = tuple[str, Mapping[str, Any]]
+"""(kind, data)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +35,49 @@ class EventStore:
         self._engine = engine
         self._clock = clock
 
-    def append(self, job_id: str, events: Sequence[tuple[str, Mapping[str, Any]]]) -> int:
+    def append(self, job_id: str, events: Sequence[Event]) -> int:
         """Add (kind, data) events in order; the last sequence number. Raises NotFoundError.
 
         A number becomes visible only after all smaller ones: the job's row is locked meanwhile.
         """
-        raise NotImplementedError
+        with writing(self._engine) as connection:
+            return append_events(connection, job_id, events, self._clock())
 
     def since(self, job_id: str, sequence: int = 0, limit: int = 500) -> Sequence[JobEvent]:
         """Events after `sequence`, in order; empty when there is none (or no such job)."""
-        raise NotImplementedError
+        query = (
+            sa.select(_events)
+            .where(_events.c.job_id == job_id, _events.c.sequence > sequence)
+            .order_by(_events.c.sequence)
+            .limit(limit)
+        )
+        with reading(self._engine) as connection:
+            return [JobEvent(**row._mapping) for row in connection.execute(query)]
+
+
+def append_events(
+    connection: sa.Connection, job_id: str, events: Sequence[Event], now: float
+) -> int:
+    """`EventStore.append` within a transaction of another store."""
+    counted = (
+        sa.update(_jobs)
+        .where(_jobs.c.id == job_id)
+        .values(event_sequence=_jobs.c.event_sequence + len(events))
+        .returning(_jobs.c.event_sequence)
+    )
+    last: int | None = connection.execute(counted).scalar_one_or_none()
+    if last is None:
+        raise NotFoundError("job", job_id)
+    if events:
+        rows = [
+            {
+                "job_id": job_id,
+                "sequence": sequence,
+                "kind": kind,
+                "data": dict(data),
+                "created_at": now,
+            }
+            for sequence, (kind, data) in enumerate(events, last - len(events) + 1)
+        ]
+        connection.execute(sa.insert(_events), rows)
+    return last

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
 from db.clock import Clock, system_clock
+from db.engine import reading, writing
+from db.errors import NotFoundError
+from db.models import ModelRow
 from db.stores.blobs import BlobStore
+from db.stores.statements import insert_new, table_of
+
+_models = table_of(ModelRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +37,56 @@ class ModelStore:
 
     def add(self, data: bytes, name: str, owner: str | None = None) -> Model:
         """Save a model; the same bytes again give the first row back. Raises StorageError."""
-        raise NotImplementedError
+        return self.register(self._blobs.put(data), len(data), name, owner)
 
-    def register(self, digest: str, bytes_: int, name: str, owner: str | None = None) -> Model:
-        """Add the row for a blob that is already stored (a streamed upload).
+    def register(self, digest: str, size: int, name: str, owner: str | None = None) -> Model:
+        """Add the row for a blob of `size` bytes that is already stored (a streamed upload).
 
         Raises NotFoundError if the blob store does not have it.
         """
-        raise NotImplementedError
+        if digest not in self._blobs:
+            raise NotFoundError("blob", digest)
+        row = {
+            "digest": digest,
+            "name": name,
+            "bytes": size,
+            "owner": owner,
+            "created_at": self._clock(),
+        }
+        with writing(self._engine) as connection:
+            insert_new(connection, _models, [row])
+            return _get(connection, digest)
 
     def get(self, digest: str) -> Model:
         """Raises NotFoundError."""
-        raise NotImplementedError
+        with reading(self._engine) as connection:
+            return _get(connection, digest)
 
     def data(self, digest: str) -> bytes:
         """The ONNX file. Raises NotFoundError, StorageError(CORRUPT)."""
-        raise NotImplementedError
+        self.get(digest)
+        return self._blobs.get(digest)
 
     def list(self, limit: int = 100, after: str | None = None) -> Sequence[Model]:
         """Newest first; `after` is the digest the previous page ended with."""
-        raise NotImplementedError
+        query = sa.select(_models).limit(limit)
+        query = query.order_by(_models.c.created_at.desc(), _models.c.digest.desc())
+        with reading(self._engine) as connection:
+            if after is not None:
+                last = _get(connection, after)
+                query = query.where(
+                    sa.tuple_(_models.c.created_at, _models.c.digest)
+                    < sa.tuple_(sa.literal(last.created_at), sa.literal(last.digest))
+                )
+            return [_model(row) for row in connection.execute(query)]
+
+
+def _get(connection: sa.Connection, digest: str) -> Model:
+    row = connection.execute(sa.select(_models).where(_models.c.digest == digest)).first()
+    if row is None:
+        raise NotFoundError("model", digest)
+    return _model(row)
+
+
+def _model(row: sa.Row[Any]) -> Model:
+    return Model(**row._mapping)

@@ -1,0 +1,17 @@
+"""What alembic runs: migrate over the connection that `db.migrate` hands in, in its transaction."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from db.models import Base
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    # SQLite cannot ALTER most things: batch mode copies the table instead.
+    render_as_batch=True,
+    compare_type=True,
+    transactional_ddl=True,
+)
+context.run_migrations()

@@ -1,0 +1,1 @@
+"""One revision a file; the number says the order."""

@@ -1,0 +1,272 @@
+"""The tables. Times are seconds since the epoch (UTC); names ending in _seconds are durations.
+
+Keys and digests are SHA-256 in hex. Trials and records name workloads and targets by key without
+a foreign key: a measurement is saved whether or not the text behind its key has arrived.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from db.types import SafeText, SerialId
+
+# Names for every constraint: SQLite's batch migrations can only drop what has a name.
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+Json = dict[str, Any]
+
+
+class Base(DeclarativeBase):
+    metadata = sa.MetaData(naming_convention=NAMING)
+    type_annotation_map = {  # noqa: RUF012 (SQLAlchemy's own protocol)
+        str: SafeText(),
+        float: sa.Double(),
+        Json: sa.JSON(none_as_null=True),
+        list[Any]: sa.JSON(none_as_null=True),
+    }
+
+
+class ModelRow(Base):
+    __tablename__ = "models"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    owner: Mapped[str | None]
+    created_at: Mapped[float]
+
+
+class JobRow(Base):
+    __tablename__ = "jobs"
+    __table_args__ = (
+        sa.UniqueConstraint("owner", "idempotency_key"),
+        sa.Index(None, "state", "created_at"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[str]
+    model_digest: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"))
+    target: Mapped[str]
+    target_key: Mapped[str | None]
+    threads: Mapped[int]
+    numerics: Mapped[str]
+    options: Mapped[Json]
+    owner: Mapped[str]  # "" for nobody: NULLs would all differ in the unique constraint
+    idempotency_key: Mapped[str | None]
+    cancel_requested: Mapped[bool]
+    error: Mapped[str | None]
+    result: Mapped[Json | None]
+    artifact_digest: Mapped[str | None]
+    # the claim of a tuner
+    tuner: Mapped[str | None]
+    deadline: Mapped[float | None]
+    fencing_token: Mapped[int] = mapped_column(sa.BigInteger)
+    attempts: Mapped[int]
+    # progress
+    phase: Mapped[str]
+    tasks_total: Mapped[int]
+    tasks_done: Mapped[int]
+    trials_budget: Mapped[int]
+    trials_done: Mapped[int]
+    trials_failed: Mapped[int]
+    default_seconds: Mapped[float | None]
+    best_seconds: Mapped[float | None]
+    seconds_left: Mapped[float | None]
+    # the number of the newest event
+    event_sequence: Mapped[int] = mapped_column(sa.BigInteger)
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+
+
+class EventRow(Base):
+    __tablename__ = "job_events"
+
+    job_id: Mapped[str] = mapped_column(
+        sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True
+    )
+    sequence: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True)
+    kind: Mapped[str]
+    data: Mapped[Json]
+    created_at: Mapped[float]
+
+
+class TaskRow(Base):
+    __tablename__ = "tasks"
+
+    job_id: Mapped[str] = mapped_column(
+        sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True
+    )
+    workload_key: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    name: Mapped[str]
+    count: Mapped[int]
+    weight: Mapped[float]
+    status: Mapped[str]
+    default_seconds: Mapped[float | None]
+    best_seconds: Mapped[float | None]
+    trials: Mapped[int]
+    facts: Mapped[Json | None]
+    updated_at: Mapped[float]
+
+
+class WorkloadRow(Base):
+    __tablename__ = "workloads"
+
+    key: Mapped[str] = mapped_column(primary_key=True)
+    text: Mapped[str]
+    created_at: Mapped[float]
+
+
+class TargetRow(Base):
+    __tablename__ = "targets"
+
+    key: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    description: Mapped[Json]
+    created_at: Mapped[float]
+
+
+class WorkerRow(Base):
+    __tablename__ = "workers"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    target_keys: Mapped[list[Any]]
+    device: Mapped[Json]
+    protocol: Mapped[int]
+    owner: Mapped[str | None]
+    draining: Mapped[bool]
+    gone: Mapped[bool]
+    last_heartbeat: Mapped[float]
+    leases_lost: Mapped[int]
+    created_at: Mapped[float]
+
+
+class TrialRow(Base):
+    __tablename__ = "trials"
+    __table_args__ = (
+        sa.Index(None, "workload_key", "target_key", "threads", "numerics"),
+        sa.Index(None, "job_id"),
+    )
+
+    # `serial` is the order of arrival; `id` names the trial, so that it is saved once.
+    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(unique=True)
+    workload_key: Mapped[str]
+    target_key: Mapped[str]
+    threads: Mapped[int]
+    numerics: Mapped[str]
+    phase: Mapped[str]
+    job_id: Mapped[str]
+    algorithm: Mapped[str]
+    schedule: Mapped[Json]
+    schedule_digest: Mapped[str]
+    codegen_version: Mapped[str]
+    # the measurement
+    status: Mapped[str]
+    error: Mapped[str]
+    samples_seconds: Mapped[list[Any]]
+    run_seconds: Mapped[float | None]  # the fastest sample
+    max_error: Mapped[float | None]
+    tolerance: Mapped[float]
+    seeds: Mapped[list[Any]]
+    reference_digest: Mapped[str]
+    object_digest: Mapped[str]
+    build_seconds: Mapped[float]
+    measure_seconds: Mapped[float]
+    worker: Mapped[str]
+    device: Mapped[Json]
+    measured_at: Mapped[float]
+    stored_at: Mapped[float]
+
+
+class RecordRow(Base):
+    __tablename__ = "records"
+    __table_args__ = (sa.Index(None, "target_key"),)
+
+    workload_key: Mapped[str] = mapped_column(primary_key=True)
+    target_key: Mapped[str] = mapped_column(primary_key=True)
+    threads: Mapped[int] = mapped_column(primary_key=True)
+    numerics: Mapped[str] = mapped_column(primary_key=True)
+    trial_id: Mapped[str]
+    algorithm: Mapped[str]
+    schedule: Mapped[Json]
+    schedule_digest: Mapped[str]
+    object_digest: Mapped[str]
+    codegen_version: Mapped[str]
+    compiler_version: Mapped[str]
+    # how fast, and how sure that is
+    run_seconds: Mapped[float]
+    samples: Mapped[int]  # how many
+    spread: Mapped[float]  # (median - fastest) / fastest of the samples
+    # the certificate, and what measured it: Measurement as JSON
+    measurement: Mapped[Json]
+    measured_at: Mapped[float]
+    stored_at: Mapped[float]
+
+
+class GraphPlanRow(Base):
+    __tablename__ = "graph_plans"
+
+    model_digest: Mapped[str] = mapped_column(primary_key=True)
+    target_key: Mapped[str] = mapped_column(primary_key=True)
+    threads: Mapped[int] = mapped_column(primary_key=True)
+    numerics: Mapped[str] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    plan: Mapped[Json]
+    run_seconds: Mapped[float | None]
+    created_at: Mapped[float]
+
+
+class RequestRow(Base):
+    """A batch of candidates to measure: the queue between tuner and workers."""
+
+    __tablename__ = "measure_requests"
+    __table_args__ = (
+        # what a claim looks for, in the order in which it takes them
+        sa.Index(None, "state", "target_key", "priority", "serial"),
+        sa.Index(None, "state", "deadline"),
+        sa.Index(None, "job_id"),
+    )
+
+    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(unique=True)
+    job_id: Mapped[str | None]
+    target_key: Mapped[str]
+    only_worker: Mapped[str | None]
+    priority: Mapped[int]
+    payload: Mapped[Json]
+    blob_digests: Mapped[list[Any]]
+    state: Mapped[str]
+    attempt: Mapped[int]
+    max_attempts: Mapped[int]
+    fencing_token: Mapped[int] = mapped_column(sa.BigInteger)
+    worker_id: Mapped[str | None]
+    deadline: Mapped[float | None]
+    result_key: Mapped[str | None]
+    result: Mapped[Json | None]
+    error: Mapped[str | None]
+    acknowledged: Mapped[bool]  # the tuner has stored the trials
+    created_at: Mapped[float]
+    finished_at: Mapped[float | None]
+
+
+class TokenRow(Base):
+    __tablename__ = "tokens"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(unique=True)  # sha256 of the secret
+    name: Mapped[str]
+    scopes: Mapped[list[Any]]
+    created_at: Mapped[float]
+    expires_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]

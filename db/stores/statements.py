@@ -1,0 +1,48 @@
+"""Statements that SQLite and PostgreSQL spell alike but SQLAlchemy does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from db.models import Base
+
+# Both databases bound the parameters of one statement (32,766 and 65,535).
+_CHUNK = 400
+
+_T = TypeVar("_T")
+Insert = postgresql.Insert | sqlite.Insert
+
+
+def upsert(connection: sa.Connection, table: sa.Table) -> Insert:
+    """An INSERT that has `on_conflict_do_nothing` and `on_conflict_do_update`."""
+    match connection.dialect.name:
+        case "sqlite":
+            return sqlite.insert(table)
+        case "postgresql":
+            return postgresql.insert(table)
+        case other:
+            raise NotImplementedError(f"no upsert for {other}")
+
+
+def table_of(row: type[Base]) -> sa.Table:
+    """The table behind a class of `db.models`."""
+    return cast(sa.Table, row.__table__)
+
+
+def insert_new(connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
+    """Insert the rows that violate no unique constraint; the others are there already.
+
+    The caller sorts the rows by key where several processes may insert the same ones: PostgreSQL
+    waits for the other's row, and a fixed order keeps two of them from waiting for each other.
+    """
+    if rows:
+        connection.execute(upsert(connection, table).on_conflict_do_nothing(), rows)
+
+
+def chunks(values: Sequence[_T]) -> list[Sequence[_T]]:
+    """Pieces that fit in one statement's IN list."""
+    return [values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK)]

@@ -1,0 +1,65 @@
+"""Column types that behave alike on SQLite and PostgreSQL, and the JSON encoding of columns.
+
+What a crashed kernel or a foreign device says may hold anything. PostgreSQL refuses NUL in text
+and NaN in JSON, and UTF-8 has no lone surrogates; none of that may cost a finished measurement.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator
+
+# SQLite numbers only INTEGER PRIMARY KEY columns by itself, and those hold 64 bits anyway.
+SerialId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def clean_text(text: str) -> str:
+    """Text that every database takes: NUL and lone surrogates become U+FFFD."""
+    return text.replace("\x00", "�").encode("utf-8", "replace").decode("utf-8")
+
+
+class SafeText(TypeDecorator[str]):
+    """TEXT whose values pass through `clean_text` on the way in."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else clean_text(value)
+
+
+def dump_json(value: Any) -> str:
+    """JSON as RFC 8259 has it.
+
+    NaN and infinities become the strings "NaN", "Infinity", "-Infinity", which `float()` reads
+    back.
+    """
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON text of a value: keys sorted, no blanks. For digests."""
+    return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"), sort_keys=True)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float() if math.isnan(value):
+            return "NaN"
+        case float() if math.isinf(value):
+            return "Infinity" if value > 0 else "-Infinity"
+        case Mapping():
+            return {key: _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case _:
+            return value
