@@ -1,0 +1,224 @@
+"""Algebraic identities on elementwise operators.
+
+Before -> after, `x` any value, `c`, `d` constants:
+    x * 1, x / 1, x + 0, x - 0, pow(x, 1), identity(x)      x
+    x - c                                                   x + (-c)
+    x / c                                                   x * (1/c)      floats
+    (x + c) + d, (x * c) * d                                x + (c + d), x * (c * d)
+    pow(x, 2), pow(x, 3), pow(x, 0.5), pow(x, -1)           x * x, x * x * x, sqrt(x), 1 / x
+    neg(neg(x)), relu(relu(x)), abs(abs(x))                 x, relu(x), abs(x)
+    max(x, 0), min(max(x, a), b)                            relu(x), clip(x)
+    cast(x) to its own type                                 x
+    cast(cast(x)) through a type that holds every value     cast(x)
+
+Also called peephole optimisation or strength reduction. `x / c` moves the last bit where `1 / c`
+is not exact; everything else is exact but the reassociation of constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.graph.ir import Graph, Node
+from compiler.passes.rewrite import Rewriter, rewrite
+
+IDEMPOTENT = frozenset({"relu", "abs", "floor", "ceil", "round", "sign"})
+
+
+def algebra(graph: Graph) -> Graph:
+    """Apply the identities above wherever they hold without changing a shape or a type."""
+    return rewrite(graph, _simplify)
+
+
+def _simplify(rewriter: Rewriter, node: Node) -> str | None:
+    rule = _RULES.get(node.op)
+    result = rule(rewriter, node) if rule is not None else None
+    if result is None and node.op in IDEMPOTENT:
+        inner = rewriter.producer(node.inputs[0], node.op)
+        result = node.inputs[0] if inner is not None else None
+    if result is None or rewriter.type(result) != rewriter.type(node.outputs[0]):
+        return None
+    return result
+
+
+def _filled_with(rewriter: Rewriter, value: str, number: float) -> bool:
+    array = rewriter.array(value)
+    if array is None or rewriter.type(value).dtype is DType.BFLOAT16 or array.size == 0:
+        return False
+    return bool((array == number).all())
+
+
+def _neutral(rewriter: Rewriter, node: Node, number: float, commutative: bool) -> str | None:
+    """The operand that is left when the other is the operator's neutral element."""
+    left, right = node.inputs
+    if _filled_with(rewriter, right, number):
+        return left if _same(rewriter, left, node) else None
+    if commutative and _filled_with(rewriter, left, number):
+        return right if _same(rewriter, right, node) else None
+    return None
+
+
+def _same(rewriter: Rewriter, value: str, node: Node) -> bool:
+    return rewriter.type(value) == rewriter.type(node.outputs[0])
+
+
+def _merge_constants(
+    rewriter: Rewriter, node: Node, combine: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> str | None:
+    """`(x op c) op d` -> `x op (c op d)` where the constants' joint shape is one of theirs."""
+    for value, outer in (node.inputs, node.inputs[::-1]):
+        inner, last = rewriter.producer(value, node.op), rewriter.array(outer)
+        if inner is None or last is None or not rewriter.used_once(value):
+            continue
+        if not rewriter.type(outer).dtype.is_float or last.dtype != last.dtype.newbyteorder("="):
+            continue
+        for x, name in (inner.inputs, inner.inputs[::-1]):
+            first = rewriter.array(name)
+            if first is None or rewriter.array(x) is not None:
+                continue
+            merged = combine(first.astype(np.float64), last.astype(np.float64))
+            if merged.size > max(first.size, last.size):
+                continue
+            constant = rewriter.constant(merged.astype(last.dtype), f"{outer}.merged")
+            return rewriter.emit(node.op, [x, constant])
+    return None
+
+
+def _add(rewriter: Rewriter, node: Node) -> str | None:
+    return _neutral(rewriter, node, 0.0, True) or _merge_constants(rewriter, node, np.add)
+
+
+def _mul(rewriter: Rewriter, node: Node) -> str | None:
+    return _neutral(rewriter, node, 1.0, True) or _merge_constants(rewriter, node, np.multiply)
+
+
+def _sub(rewriter: Rewriter, node: Node) -> str | None:
+    left, right = node.inputs
+    neutral = _neutral(rewriter, node, 0.0, False)
+    array = rewriter.array(right)
+    if neutral is not None or array is None or rewriter.array(left) is not None:
+        return neutral
+    if rewriter.type(right).dtype not in _COMPUTABLE:
+        return None
+    return rewriter.emit("add", [left, rewriter.constant(-array, f"{right}.negated")])
+
+
+def _div(rewriter: Rewriter, node: Node) -> str | None:
+    left, right = node.inputs
+    neutral = _neutral(rewriter, node, 1.0, False)
+    array = rewriter.array(right)
+    if neutral is not None or array is None or rewriter.array(left) is not None:
+        return neutral
+    if rewriter.type(right).dtype not in _COMPUTABLE or not np.all(array):
+        return None
+    inverse = (1.0 / array.astype(np.float64)).astype(array.dtype)
+    if not np.all(np.isfinite(inverse)) or not np.all(inverse):
+        return None  # the inverse of a huge or tiny number leaves the type's range
+    return rewriter.emit("mul", [left, rewriter.constant(inverse, f"{right}.inverse")])
+
+
+def _pow(rewriter: Rewriter, node: Node) -> str | None:
+    x, exponent = node.inputs[0], rewriter.scalar(node.inputs[1])
+    if exponent is None or not _same(rewriter, x, node):
+        return None
+    if exponent == 1.0:
+        return x
+    if exponent == 2.0:
+        return rewriter.emit("mul", [x, x])
+    if exponent == 3.0:
+        return rewriter.emit("mul", [rewriter.emit("mul", [x, x]), x])
+    if exponent == 0.5:
+        return rewriter.emit("sqrt", [x])
+    if exponent == -1.0:
+        return rewriter.emit("reciprocal", [x])
+    if exponent == -0.5:
+        return rewriter.emit("reciprocal", [rewriter.emit("sqrt", [x])])
+    return None
+
+
+def _neg(rewriter: Rewriter, node: Node) -> str | None:
+    inner = rewriter.producer(node.inputs[0], "neg")
+    return inner.inputs[0] if inner is not None else None
+
+
+def _max(rewriter: Rewriter, node: Node) -> str | None:
+    for x, bound in (node.inputs, node.inputs[::-1]):
+        number = rewriter.scalar(bound)
+        if number is None or not _same(rewriter, x, node):
+            continue
+        if number == 0.0:
+            return rewriter.emit("relu", [x])
+        return rewriter.emit("clip", [x], {"min": number})
+    return None
+
+
+def _min(rewriter: Rewriter, node: Node) -> str | None:
+    for x, bound in (node.inputs, node.inputs[::-1]):
+        number = rewriter.scalar(bound)
+        if number is not None and _same(rewriter, x, node):
+            return rewriter.emit("clip", [x], {"max": number})
+    return None
+
+
+def _clip(rewriter: Rewriter, node: Node) -> str | None:
+    """Clips and a relu under a clip become one clip; a clip at 0 alone is a relu."""
+    low, high = node.attr("min", None), node.attr("max", None)
+    x = node.inputs[0]
+    if low is None and high is None:
+        return x
+    if low == 0.0 and high is None and rewriter.type(x).dtype.is_float:
+        return rewriter.emit("relu", [x])
+    inner = rewriter.producer(x)
+    if inner is None or inner.op not in ("relu", "clip"):
+        return None
+    inner_low = 0.0 if inner.op == "relu" else inner.attr("min", None)
+    inner_high = None if inner.op == "relu" else inner.attr("max", None)
+    lows = [float(v) for v in (low, inner_low) if v is not None]
+    highs = [float(v) for v in (high, inner_high) if v is not None]
+    if lows and highs and max(lows) > min(highs):
+        return None  # an empty range: the order of the two clips decides
+    attrs: dict[str, float] = {}
+    if lows:
+        attrs["min"] = max(lows)
+    if highs:
+        attrs["max"] = min(highs)
+    return rewriter.emit("clip", [inner.inputs[0]], attrs)
+
+
+def _cast(rewriter: Rewriter, node: Node) -> str | None:
+    x = node.inputs[0]
+    if _same(rewriter, x, node):
+        return x
+    inner = rewriter.producer(x, "cast")
+    if inner is None:
+        return None
+    origin, middle = rewriter.type(inner.inputs[0]).dtype, rewriter.type(x).dtype
+    if DType.BFLOAT16 in (origin, middle) or not np.can_cast(origin.numpy, middle.numpy, "safe"):
+        return None
+    if rewriter.type(inner.inputs[0]) == rewriter.type(node.outputs[0]):
+        return inner.inputs[0]
+    return rewriter.emit("cast", [inner.inputs[0]], node.attrs)
+
+
+def _identity(_rewriter: Rewriter, node: Node) -> str | None:
+    return node.inputs[0]
+
+
+_COMPUTABLE = (DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
+
+_RULES: dict[str, Callable[[Rewriter, Node], str | None]] = {
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "div": _div,
+    "pow": _pow,
+    "neg": _neg,
+    "max": _max,
+    "min": _min,
+    "clip": _clip,
+    "cast": _cast,
+    "identity": _identity,
+}

@@ -1,0 +1,46 @@
+"""Constant folding: compute at compile time what depends on constants alone.
+
+Before:                         After:
+    %1 = add(c0, c1)                %2 = mul(%0, c2)        c2 = c0 + c1
+    %2 = mul(%0, %1)
+
+Also called constant propagation.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from compiler import ops
+from compiler.dtypes import DType
+from compiler.graph.ir import Graph, Node
+from compiler.passes.rewrite import Rewriter, rewrite
+
+GROWTH_LIMIT_BYTES = 1 << 22
+"""A folded value may be as large as this even where its operands are smaller (expand of zeros)."""
+
+
+def constant_folding(graph: Graph) -> Graph:
+    """Replace nodes whose operands are all constants by constants."""
+    return rewrite(graph, _fold)
+
+
+def _fold(rewriter: Rewriter, node: Node) -> str | None:
+    arrays = [rewriter.array(value) for value in node.inputs]
+    operands = [array for array in arrays if array is not None]
+    if len(operands) != len(arrays) or not arrays:
+        return None
+    result = rewriter.type(node.outputs[0])
+    size = prod(result.shape) * result.dtype.bytes
+    if size > max(GROWTH_LIMIT_BYTES, sum(array.nbytes for array in operands)):
+        return None
+    types = [rewriter.type(value) for value in node.inputs]
+    if any(t.dtype is DType.BFLOAT16 for t in (*types, result)):
+        return None  # NumPy has no bfloat16; its raw bits would be computed with as integers
+    with np.errstate(all="ignore"):
+        array = np.asarray(ops.get(node.op).reference(operands, node.attrs))
+    return rewriter.constant(
+        array.astype(result.dtype.numpy, copy=False).reshape(result.shape), node.outputs[0]
+    )

@@ -1,0 +1,90 @@
+"""Patterns over the operators that make a value; commutative operands match in either order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from compiler.graph.ir import Node
+from compiler.passes.rewrite import Rewriter
+from compiler.workload import COMMUTATIVE
+
+Bindings = dict[str, str]
+"""Pattern variable -> value of the graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Any_:
+    """Matches every value; the same name matches the same value."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """Matches a floating constant of one element, close to `value` (None: any, bound to `name`)."""
+
+    value: float | None = None
+    name: str = ""
+    tolerance: float = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Matches the result of an operator; with `name`, binds the value too."""
+
+    op: str
+    args: tuple[Pattern, ...]
+    name: str = ""
+
+
+Pattern = Any_ | Number | Apply
+
+
+def match(rewriter: Rewriter, value: str, pattern: Pattern) -> Bindings | None:
+    """The bindings under which the pattern describes the value, or None."""
+    return next(_match(rewriter, value, pattern, {}), None)
+
+
+def match_node(rewriter: Rewriter, node: Node, pattern: Apply) -> Bindings | None:
+    """As `match`, for the node that a rule is asked about, which has no value yet."""
+    if node.op != pattern.op or len(node.inputs) != len(pattern.args):
+        return None
+    for inputs in (node.inputs, node.inputs[::-1]) if node.op in COMMUTATIVE else (node.inputs,):
+        found = next(_match_all(rewriter, inputs, pattern.args, {}), None)
+        if found is not None:
+            return found
+    return None
+
+
+def _match(rewriter: Rewriter, value: str, pattern: Pattern, found: Bindings) -> Iterator[Bindings]:
+    match pattern:
+        case Any_(name=name):
+            if found.get(name, value) == value:
+                yield found | {name: value}
+        case Number():
+            number = rewriter.scalar(value)
+            if number is None:
+                return
+            expected = pattern.value
+            if expected is None or abs(number - expected) <= pattern.tolerance * abs(expected):
+                yield found | ({pattern.name: value} if pattern.name else {})
+        case Apply():
+            node = rewriter.producer(value, pattern.op)
+            if node is None or len(node.inputs) != len(pattern.args):
+                return
+            if pattern.name:
+                found = found | {pattern.name: value}
+            yield from _match_all(rewriter, node.inputs, pattern.args, found)
+            if pattern.op in COMMUTATIVE:
+                yield from _match_all(rewriter, node.inputs[::-1], pattern.args, found)
+
+
+def _match_all(
+    rewriter: Rewriter, values: tuple[str, ...], patterns: tuple[Pattern, ...], found: Bindings
+) -> Iterator[Bindings]:
+    if not values:
+        yield found
+        return
+    for first in _match(rewriter, values[0], patterns[0], found):
+        yield from _match_all(rewriter, values[1:], patterns[1:], first)

@@ -1,0 +1,125 @@
+"""Removal of operators that move no data.
+
+Before -> after, where shapes allow:
+    slice of the whole, expand to the same shape, pad by nothing, concat of one     x
+    slice(slice(x))  (positive steps)                                               slice(x)
+    add(expand(x), y) and other elementwise operators that broadcast by themselves  add(x, y)
+    gather(x, one constant index or a run of them)                                  slice(x)
+    reduce over dimensions of extent 1                                              reshape(x)
+    pad(x) by zeros before a convolution                                            its own pads
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler import ops
+from compiler.graph.ir import Graph, Node
+from compiler.ops.registry import OpKind
+from compiler.passes.rewrite import Rewriter, rewrite
+
+
+def no_ops(graph: Graph) -> Graph:
+    """Drop or weaken data movement that changes nothing."""
+    return rewrite(graph, _rule)
+
+
+def _rule(rewriter: Rewriter, node: Node) -> str | None:
+    match node.op:
+        case "slice":
+            return _slice(rewriter, node)
+        case "expand" | "concat":
+            value = node.inputs[0]
+            alone = len(node.inputs) == 1
+            same = rewriter.shape(value) == rewriter.shape(node.outputs[0])
+            return value if alone and same else None
+        case "pad":
+            return None if any(node.attr("pads", ())) else node.inputs[0]
+        case "gather":
+            return _gather(rewriter, node)
+        case "conv":
+            return _padded_conv(rewriter, node)
+        case "reduce_sum" | "reduce_mean" | "reduce_max" | "reduce_min" | "reduce_prod":
+            return _reduce(rewriter, node)
+    if ops.get(node.op).kind is OpKind.ELEMENTWISE and len(node.inputs) > 1:
+        return _without_expand(rewriter, node)
+    return None
+
+
+def _slice(rewriter: Rewriter, node: Node) -> str | None:
+    value = node.inputs[0]
+    starts, steps = node.attr("starts", ()), node.attr("steps", ())
+    sizes = rewriter.shape(node.outputs[0])
+    if sizes == rewriter.shape(value) and all(step == 1 for step in steps):
+        return value
+    inner = rewriter.producer(value, "slice")
+    if inner is None:
+        return None
+    first, strides = inner.attr("starts", ()), inner.attr("steps", ())
+    if any(step < 0 for step in (*steps, *strides)):
+        return None
+    merged = {
+        "starts": tuple(a + b * s for a, b, s in zip(first, starts, strides, strict=True)),
+        "steps": tuple(a * b for a, b in zip(steps, strides, strict=True)),
+        "sizes": sizes,
+    }
+    return rewriter.emit("slice", [inner.inputs[0]], merged)
+
+
+def _gather(rewriter: Rewriter, node: Node) -> str | None:
+    """Constant indices `first, first + step, ...` are a slice; the reshape drops or adds axes."""
+    value = node.inputs[0]
+    indices = rewriter.array(node.inputs[1])
+    shape = rewriter.shape(value)
+    if indices is None or indices.size == 0 or rewriter.array(value) is not None:
+        return None
+    axis = int(node.attr("axis", 0)) % len(shape)
+    run = indices.reshape(-1).astype(np.int64)
+    run = np.where(run < 0, run + shape[axis], run)
+    step = int(run[1] - run[0]) if run.size > 1 else 1
+    if step < 1 or run.min() < 0 or run.max() >= shape[axis] or np.any(np.diff(run) != step):
+        return None
+    starts = tuple(int(run[0]) if dim == axis else 0 for dim in range(len(shape)))
+    steps = tuple(step if dim == axis else 1 for dim in range(len(shape)))
+    sizes = tuple(run.size if dim == axis else extent for dim, extent in enumerate(shape))
+    part = rewriter.emit("slice", [value], {"starts": starts, "steps": steps, "sizes": sizes})
+    return rewriter.emit("reshape", [part], {"shape": rewriter.shape(node.outputs[0])})
+
+
+def _reduce(rewriter: Rewriter, node: Node) -> str | None:
+    shape = rewriter.shape(node.inputs[0])
+    axes = node.attr("axes", tuple(range(len(shape))))
+    if any(shape[axis] != 1 for axis in axes):
+        return None
+    return rewriter.emit("reshape", [node.inputs[0]], {"shape": rewriter.shape(node.outputs[0])})
+
+
+def _without_expand(rewriter: Rewriter, node: Node) -> str | None:
+    """Read expanded operands directly, where the others still give the result its shape."""
+    inputs = list(node.inputs)
+    for position, value in enumerate(node.inputs):
+        producer = rewriter.producer(value, "expand")
+        if producer is None:
+            continue
+        trial = [*inputs[:position], producer.inputs[0], *inputs[position + 1 :]]
+        if np.broadcast_shapes(*(rewriter.shape(v) for v in trial)) == rewriter.shape(
+            node.outputs[0]
+        ):
+            inputs = trial
+    return rewriter.emit(node.op, inputs, node.attrs) if inputs != list(node.inputs) else None
+
+
+def _padded_conv(rewriter: Rewriter, node: Node) -> str | None:
+    pad = rewriter.producer(node.inputs[0], "pad")
+    if pad is None or pad.attr("mode", "constant") != "constant" or pad.attr("value", 0.0) != 0.0:
+        return None
+    if not rewriter.used_once(node.inputs[0]):
+        return None
+    pads = pad.attr("pads", ())
+    rank = len(rewriter.shape(node.inputs[0]))
+    if min(pads) < 0 or any(pads[dim] or pads[dim + rank] for dim in (0, 1)):
+        return None
+    spatial = (*pads[2:rank], *pads[rank + 2 :])
+    own = node.attr("pads", (0,) * len(spatial))
+    attrs = dict(node.attrs) | {"pads": tuple(a + b for a, b in zip(own, spatial, strict=True))}
+    return rewriter.emit("conv", [pad.inputs[0], *node.inputs[1:]], attrs)

@@ -1,0 +1,54 @@
+"""The passes, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.graph.ir import Graph
+from compiler.passes.algebra import algebra
+from compiler.passes.common_subexpressions import common_subexpressions
+from compiler.passes.constant_folding import constant_folding
+from compiler.passes.dead_code import dead_code
+from compiler.passes.fold_batch_norm import fold_batch_norm
+from compiler.passes.fold_scale import fold_scale
+from compiler.passes.gelu import gelu
+from compiler.passes.layer_norm import layer_norm
+from compiler.passes.lower_gemm import lower_gemm
+from compiler.passes.no_ops import no_ops
+from compiler.passes.reshapes import reshapes
+from compiler.passes.transposes import transposes
+
+Pass = Callable[[Graph], Graph]
+Observer = Callable[[str, Graph], None]
+"""Called with a pass's name and the graph after it: `--dump-after PASS`."""
+
+PASSES: tuple[Pass, ...] = (
+    dead_code,
+    constant_folding,
+    common_subexpressions,
+    layer_norm,  # the idioms first: what follows would take their parts away
+    gelu,
+    lower_gemm,
+    fold_batch_norm,
+    no_ops,
+    algebra,
+    fold_scale,
+    transposes,
+    reshapes,
+)
+
+ROUNDS = 8
+"""The whole list repeats until nothing changes, at most this often."""
+
+
+def optimise(graph: Graph, observer: Observer | None = None) -> Graph:
+    """Run all passes until the graph stays the same."""
+    for _ in range(ROUNDS):
+        before = graph
+        for step in PASSES:
+            graph = step(graph)
+            if observer is not None:
+                observer(step.__name__, graph)
+        if graph.nodes == before.nodes:
+            break
+    return graph

@@ -1,0 +1,79 @@
+"""Reshape merging, removal and sinking.
+
+Before:                                     After:
+    %1 = reshape(%0) {shape=(4, 8)}             %2 = relu(%0)
+    %2 = relu(%1)                               %3 = reshape(%2) {shape=(2, 16)}
+    %3 = reshape(%2) {shape=(2, 16)}
+
+A reshape is a view and costs nothing, but it keeps an elementwise operator from joining the
+kernel before it: so reshapes sink below elementwise operators that follow a kernel.
+"""
+
+from __future__ import annotations
+
+from compiler import ops
+from compiler.graph.ir import Graph, Node
+from compiler.ops.registry import OpKind
+from compiler.passes.rewrite import Rewriter, rewrite
+
+_PRODUCERS = (
+    OpKind.CONTRACTION,
+    OpKind.WINDOW,
+    OpKind.REDUCTION,
+    OpKind.ROW,
+    OpKind.ELEMENTWISE,
+    OpKind.GATHER,
+)
+
+
+def reshapes(graph: Graph) -> Graph:
+    """Merge, drop and sink reshapes."""
+    return rewrite(graph, _rule)
+
+
+def _rule(rewriter: Rewriter, node: Node) -> str | None:
+    if node.op == "reshape":
+        return _merge(rewriter, node)
+    if ops.get(node.op).kind is OpKind.ELEMENTWISE:
+        return _sink(rewriter, node)
+    return None
+
+
+def _merge(rewriter: Rewriter, node: Node) -> str | None:
+    value, shape = node.inputs[0], rewriter.shape(node.outputs[0])
+    inner = rewriter.producer(value, "reshape")
+    if inner is not None:
+        value = inner.inputs[0]
+    if rewriter.shape(value) == shape:
+        return value
+    return rewriter.emit("reshape", [value], {"shape": shape}) if inner is not None else None
+
+
+def _sink(rewriter: Rewriter, node: Node) -> str | None:
+    views = [v for v in node.inputs if rewriter.producer(v, "reshape") is not None]
+    if not views or not all(rewriter.used_once(v) for v in set(views)):
+        return None
+    sources = [n.inputs[0] for v in views if (n := rewriter.producer(v)) is not None]
+    shape = rewriter.shape(sources[0])
+    full = rewriter.shape(node.outputs[0])
+    if any(rewriter.shape(v) != shape for v in sources):
+        return None
+    if any(rewriter.shape(v) != full for v in views):
+        return None
+    made = [rewriter.producer(v) for v in sources]
+    if not any(n is not None and ops.get(n.op).kind in _PRODUCERS for n in made):
+        return None
+    operands: list[str] = []
+    for value in node.inputs:
+        producer = rewriter.producer(value, "reshape")
+        array = rewriter.array(value)
+        if producer is not None:
+            operands.append(producer.inputs[0])
+        elif array is not None and array.size == 1 and array.ndim <= len(shape):
+            operands.append(value)
+        else:
+            return None
+    result = rewriter.emit(node.op, operands, node.attrs)
+    if rewriter.shape(result) != shape:
+        return None
+    return rewriter.emit("reshape", [result], {"shape": full})

@@ -1,0 +1,179 @@
+"""Local rewriting of a graph: one walk in topological order, one rule asked at each node.
+
+A rule sees the node with its operands already rewritten, may look back at their producers, and
+answers with the value that takes the place of the node's output, or None to keep the node. What
+nothing uses any more is dropped at the end, so a rule never deletes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from compiler import ops
+from compiler.dtypes import DType
+from compiler.graph.ir import AttrValue, Graph, Node
+from compiler.graph.types import TensorType
+
+Rule = Callable[["Rewriter", Node], str | None]
+
+
+class Rewriter:
+    """The graph under construction, as a rule sees it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.source = graph
+        self._types: dict[str, TensorType] = dict(graph.types)
+        self._constants: dict[str, np.ndarray] = dict(graph.constants)
+        self._nodes: dict[str, Node] = {}  # by output
+        self._emitted: set[str] = set()
+        self._replaced: dict[str, str] = {}
+        self._names = {node.name for node in graph.nodes}
+        self._uses: dict[str, int] = dict.fromkeys(graph.types, 0)
+        for value in (*(v for node in graph.nodes for v in node.inputs), *graph.outputs):
+            self._uses[value] += 1
+
+    def type(self, value: str) -> TensorType:
+        return self._types[value]
+
+    def shape(self, value: str) -> tuple[int, ...]:
+        return self._types[value].shape
+
+    def producer(self, value: str, op: str | None = None) -> Node | None:
+        """The rewritten node that makes a value; with `op`, only if it is that operator."""
+        node = self._nodes.get(value)
+        return node if node is not None and op in (None, node.op) else None
+
+    def array(self, value: str) -> np.ndarray | None:
+        """The value as an array, if it is a constant."""
+        return self._constants.get(value)
+
+    def scalar(self, value: str) -> float | None:
+        """The number that a floating constant of one element holds."""
+        array = self._constants.get(value)
+        if array is None or array.size != 1 or self._types[value].dtype not in _FLOATS:
+            return None
+        return float(array.reshape(-1)[0])
+
+    def used_once(self, value: str) -> bool:
+        """Whether one node, and no output of the graph, reads the value.
+
+        Values that stand for several old ones count all of their uses, so the answer errs to no.
+        """
+        return self._uses.get(value, 1) <= 1
+
+    def emit(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        attrs: Mapping[str, AttrValue] | Sequence[tuple[str, AttrValue]] = (),
+    ) -> str:
+        """Add a node; its output's type is inferred, its name comes from its first operand."""
+        pairs = attrs.items() if isinstance(attrs, Mapping) else attrs
+        output = self._fresh(f"{inputs[0]}.{op}")
+        node = Node(
+            name=output, op=op, inputs=tuple(inputs), outputs=(output,), attrs=tuple(sorted(pairs))
+        )
+        self._types[output] = ops.get(op).infer([self._types[v] for v in inputs], node.attrs)
+        self._nodes[output] = node
+        self._emitted.add(output)
+        return output
+
+    def constant(self, array: np.ndarray, like: str, dtype: DType | None = None) -> str:
+        """Add a constant, named after the value that it derives from."""
+        kind = dtype or DType(array.dtype.name)
+        value = self._fresh(like)
+        self._types[value] = TensorType(kind, tuple(array.shape))
+        self._constants[value] = np.ascontiguousarray(array).reshape(array.shape)
+        return value
+
+    def apply(self, rule: Rule) -> None:
+        """Ask the rule at each node of the source graph, in order."""
+        for original in self.source.nodes:
+            inputs = tuple(self._replaced.get(v, v) for v in original.inputs)
+            node = Node(original.name, original.op, inputs, original.outputs, original.attrs)
+            self._emitted.clear()
+            result = rule(self, node)
+            output = node.outputs[0]
+            if result is None:
+                self._nodes[output] = node
+            elif result in self._emitted:
+                self._rename(result, output, node.name)
+            else:
+                self._replaced[output] = result
+                self._uses[result] = self._uses.get(result, 0) + self._uses.get(output, 0)
+
+    def finish(self) -> Graph:
+        """The new graph, with what its outputs do not need left out."""
+        self._name_outputs()
+        alive = set(self.source.outputs)
+        for node in reversed(self._nodes.values()):
+            if node.outputs[0] in alive:
+                alive.update(node.inputs)
+        nodes = tuple(node for node in self._nodes.values() if node.outputs[0] in alive)
+        alive.update(self.source.inputs)
+        kept = [*self.source.inputs, *self._constants, *(node.outputs[0] for node in nodes)]
+        return Graph(
+            name=self.source.name,
+            inputs=self.source.inputs,
+            outputs=self.source.outputs,
+            nodes=nodes,
+            types={value: self._types[value] for value in kept if value in alive},
+            constants={v: a for v, a in self._constants.items() if v in alive},
+        )
+
+    def _name_outputs(self) -> None:
+        # An output of the graph keeps its name where it became equal to another value.
+        names: dict[str, str] = {}
+        for output in self.source.outputs:
+            value = self._replaced.get(output)
+            if value is None:
+                continue
+            if value in self._nodes and value not in (*self.source.outputs, *names):
+                names[value] = output
+            else:
+                node = Node(
+                    f"{output}.identity", "identity", (names.get(value, value),), (output,), ()
+                )
+                self._nodes[output] = node
+        if names:
+            nodes = [
+                Node(
+                    node.name,
+                    node.op,
+                    tuple(names.get(v, v) for v in node.inputs),
+                    tuple(names.get(v, v) for v in node.outputs),
+                    node.attrs,
+                )
+                for node in self._nodes.values()
+            ]
+            self._nodes = {node.outputs[0]: node for node in nodes}
+
+    def _rename(self, value: str, output: str, name: str) -> None:
+        # The node that a rule ends in takes over the name of the value that it replaces.
+        node = self._nodes.pop(value)
+        self._types[output] = self._types.pop(value)
+        self._nodes[output] = Node(name, node.op, node.inputs, (output,), node.attrs)
+
+    def _fresh(self, base: str) -> str:
+        name, number = base, 1
+        while name in self._types or name in self._names:
+            number += 1
+            name = f"{base}.{number}"
+        return name
+
+
+_FLOATS = (DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
+
+
+def rewrite(graph: Graph, rule: Rule) -> Graph:
+    """Apply a rule to every node of a graph and drop what becomes unused."""
+    rewriter = Rewriter(graph)
+    rewriter.apply(rule)
+    return rewriter.finish()
+
+
+def keep(_rewriter: Rewriter, _node: Node) -> str | None:
+    """The rule that changes nothing."""
+    return None

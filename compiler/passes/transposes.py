@@ -1,0 +1,95 @@
+"""Transpose elimination and sinking.
+
+Before:                                     After:
+    %1 = transpose(%0) {perm=(0, 2, 3, 1)}      %2 = relu(%0)
+    %2 = relu(%1)
+    %3 = transpose(%2) {perm=(0, 3, 1, 2)}
+
+Transposes sink below elementwise operators until two meet and become one, or none. One that moves
+only dimensions of extent 1 is a reshape. Also called layout propagation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from compiler import ops
+from compiler.graph.ir import Graph, Node
+from compiler.ops.registry import OpKind
+from compiler.passes.rewrite import Rewriter, rewrite
+
+
+def transposes(graph: Graph) -> Graph:
+    """Merge, drop and sink transposes."""
+    return rewrite(graph, _rule)
+
+
+def _rule(rewriter: Rewriter, node: Node) -> str | None:
+    if node.op == "transpose":
+        return _merge(rewriter, node)
+    if ops.get(node.op).kind is OpKind.ELEMENTWISE:
+        return _sink(rewriter, node)
+    return None
+
+
+def _merge(rewriter: Rewriter, node: Node) -> str | None:
+    value = node.inputs[0]
+    shape = rewriter.shape(value)
+    perm = permutation(node, len(shape))
+    inner = rewriter.producer(value, "transpose")
+    if inner is not None:
+        first = permutation(inner, len(shape))
+        perm = tuple(first[dim] for dim in perm)
+        value = inner.inputs[0]
+        shape = rewriter.shape(value)
+    if perm == tuple(range(len(shape))):
+        return value
+    moved = [dim for dim in perm if shape[dim] != 1]
+    if moved == sorted(moved):
+        return rewriter.emit("reshape", [value], {"shape": tuple(shape[dim] for dim in perm)})
+    return rewriter.emit("transpose", [value], {"perm": perm}) if inner is not None else None
+
+
+def permutation(node: Node, rank: int) -> tuple[int, ...]:
+    """The `perm` of a transpose; reversed dimensions where it has none."""
+    return tuple(int(dim) for dim in node.attr("perm", tuple(reversed(range(rank)))))
+
+
+def _sink(rewriter: Rewriter, node: Node) -> str | None:
+    """`f(transpose(x), c)` -> `transpose(f(x, c'))`, c' being a constant, transposed back."""
+    rank = len(rewriter.shape(node.outputs[0]))
+    moved = [v for v in node.inputs if rewriter.producer(v, "transpose") is not None]
+    if not moved or not any(rewriter.used_once(v) for v in moved):
+        return None
+    nodes = [n for v in moved if (n := rewriter.producer(v)) is not None]
+    perms = {permutation(n, rank) for n in nodes}
+    full = rewriter.shape(node.outputs[0])
+    if len(perms) != 1 or any(rewriter.shape(v) != full for v in moved):
+        return None
+    (perm,) = perms
+    operands: list[str] = []
+    for value in node.inputs:
+        producer = rewriter.producer(value, "transpose")
+        array = rewriter.array(value)
+        if producer is not None:
+            operands.append(producer.inputs[0])
+        elif array is not None and (array.size == 1 or array.ndim <= rank):
+            operands.append(_transposed_back(rewriter, value, array, perm))
+        else:
+            return None
+    return rewriter.emit(
+        "transpose", [rewriter.emit(node.op, operands, node.attrs)], {"perm": perm}
+    )
+
+
+def _transposed_back(rewriter: Rewriter, value: str, array: np.ndarray, perm: Sequence[int]) -> str:
+    if array.size == 1 and array.ndim <= 1:
+        return value
+    padded = array.reshape((1,) * (len(perm) - array.ndim) + array.shape)
+    back = np.argsort(np.asarray(perm))
+    dtype = rewriter.type(value).dtype
+    return rewriter.constant(
+        np.ascontiguousarray(padded.transpose(back)), f"{value}.transposed", dtype
+    )
