@@ -332,25 +332,30 @@ def loads(expr: Expr) -> tuple[Load, ...]:
     return tuple(node for node in walk(expr) if isinstance(node, Load))
 
 
+def rebuild(node: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """The node with every direct operand changed; the target of a Tee stays."""
+    match node:
+        case Op(operation=operation, args=args):
+            return Op(operation, tuple(change(a) for a in args))
+        case Cast(value=value, type=dtype):
+            return Cast(change(value), dtype)
+        case Tee(value=value, target=target):
+            return Tee(change(value), target)
+        case Reduce(combiner=combiner, axes=axes, body=body):
+            return Reduce(combiner, axes, change(body))
+        case Load(tensor=tensor, index=index, indirect=indirect) if indirect:
+            return Load(tensor, index, tuple((d, change(e)) for d, e in indirect))
+        case _:
+            return node
+
+
 def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
     """Rebuild a tree from the leaves up; `change` returns a replacement, or None to keep a node."""
     memo: dict[Expr, Expr] = {}
 
     def visit(node: Expr) -> Expr:
         if node not in memo:
-            match node:
-                case Op(operation=operation, args=args):
-                    new: Expr = Op(operation, tuple(visit(a) for a in args))
-                case Cast(value=value, type=dtype):
-                    new = Cast(visit(value), dtype)
-                case Tee(value=value, target=target):
-                    new = Tee(visit(value), target)
-                case Reduce(combiner=combiner, axes=axes, body=body):
-                    new = Reduce(combiner, axes, visit(body))
-                case Load(tensor=tensor, index=index, indirect=indirect) if indirect:
-                    new = Load(tensor, index, tuple((d, visit(e)) for d, e in indirect))
-                case _:
-                    new = node
+            new = rebuild(node, visit)
             changed = change(new)
             memo[node] = new if changed is None else changed
         return memo[node]

@@ -1,0 +1,1 @@
+"""The high-level IR: a graph of operators over typed tensors."""

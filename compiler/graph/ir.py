@@ -1,0 +1,111 @@
+"""The graph IR: a DAG of operators over typed tensors, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as _replace
+from typing import Self
+
+import numpy as np
+
+from compiler.graph.types import TensorType
+
+AttrValue = int | float | str | bool | tuple[int, ...] | tuple[float, ...]
+Attrs = tuple[tuple[str, AttrValue], ...]
+
+
+def attr(attrs: Attrs, key: str, default: AttrValue | None = None) -> AttrValue | None:
+    """The value of an attribute, or the default."""
+    return next((value for name, value in attrs if name == key), default)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One application of an operator. Attributes are sorted by name."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Attrs = ()
+
+    def attr(self, key: str, default: AttrValue | None = None) -> AttrValue | None:
+        return attr(self.attrs, key, default)
+
+    @property
+    def output(self) -> str:
+        """The one output that every operator of the canonical set has."""
+        return self.outputs[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """Nodes in topological order, the types of all values, and the constants' arrays.
+
+    Every value is a graph input, a constant, or the output of one node.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    types: Mapping[str, TensorType]
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    _producers: dict[str, Node] = field(init=False, repr=False, default_factory=dict)
+    _consumers: dict[str, list[Node]] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node in self.nodes:
+            for value in node.outputs:
+                self._producers[value] = node
+            for value in dict.fromkeys(node.inputs):
+                self._consumers.setdefault(value, []).append(node)
+
+    def producer(self, value: str) -> Node | None:
+        """The node that makes a value; None for inputs and constants."""
+        return self._producers.get(value)
+
+    def consumers(self, value: str) -> tuple[Node, ...]:
+        """The nodes that read a value, in topological order, each once."""
+        return tuple(self._consumers.get(value, ()))
+
+    def replace(
+        self,
+        *,
+        nodes: Sequence[Node] | None = None,
+        types: Mapping[str, TensorType] | None = None,
+        constants: Mapping[str, np.ndarray] | None = None,
+        outputs: Sequence[str] | None = None,
+        inputs: Sequence[str] | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """A copy with some parts changed."""
+        return _replace(
+            self,
+            name=self.name if name is None else name,
+            inputs=self.inputs if inputs is None else tuple(inputs),
+            outputs=self.outputs if outputs is None else tuple(outputs),
+            nodes=self.nodes if nodes is None else tuple(nodes),
+            types=self.types if types is None else types,
+            constants=self.constants if constants is None else constants,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Graph):
+            return NotImplemented
+        return (
+            (self.name, self.inputs, self.outputs, self.nodes)
+            == (other.name, other.inputs, other.outputs, other.nodes)
+            and dict(self.types) == dict(other.types)
+            and self.constants.keys() == other.constants.keys()
+            and all(_same(a, other.constants[k]) for k, a in self.constants.items())
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.inputs, self.outputs, self.nodes))
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Equal bit for bit, so that NaN equals itself and 0.0 is not -0.0."""
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()

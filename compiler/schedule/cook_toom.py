@@ -1,0 +1,125 @@
+"""Matrices of the minimal filtering algorithms F(m, r).
+
+Cook-Toom construction over the points given and infinity: Winograd, "Arithmetic Complexity of
+Computations" (1980); Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+Rational = tuple[tuple[Fraction, ...], ...]
+
+POINTS: dict[int, tuple[Fraction, ...]] = {
+    2: (Fraction(0), Fraction(1), Fraction(-1)),
+    # 1/2 and -2 in place of 2 and -2: a third of the rounding error.
+    4: (Fraction(0), Fraction(1), Fraction(-1), Fraction(1, 2), Fraction(-2)),
+    6: (
+        Fraction(0),
+        Fraction(1),
+        Fraction(-1),
+        Fraction(2),
+        Fraction(-2),
+        Fraction(1, 2),
+        Fraction(-1, 2),
+    ),
+}
+"""Interpolation points of F(m, 3), by m."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filtering:
+    """`output = A^T ((G g) * (B^T d))` for m outputs of a filter of r taps.
+
+    at: (m, m+r-1); g: (m+r-1, r); bt: (m+r-1, m+r-1).
+    """
+
+    at: Rational
+    g: Rational
+    bt: Rational
+
+
+def filtering(outputs: int, taps: int, points: tuple[Fraction, ...]) -> Filtering:
+    """The algorithm F(outputs, taps); rows of B^T are scaled to a leading coefficient of +-1.
+
+    Raises:
+        ValueError: if the number of points is not `outputs + taps - 2`.
+    """
+    if len(points) != outputs + taps - 2:
+        raise ValueError(f"F({outputs}, {taps}) needs {outputs + taps - 2} points")
+    at = tuple(
+        (*(p**i for p in points), Fraction(int(i == outputs - 1))) for i in range(outputs)
+    )
+    g: list[tuple[Fraction, ...]] = []
+    bt: list[tuple[Fraction, ...]] = []
+    for p in points:
+        scale, row = Fraction(1), [Fraction(1)]
+        for q in points:
+            if q != p:
+                scale *= p - q
+                row = _times(row, q)
+        leading = abs(next(x for x in reversed(row) if x))
+        bt.append((*(x / leading for x in row), Fraction(0)))
+        g.append(tuple(p**k * leading / scale for k in range(taps)))
+    whole = [Fraction(1)]
+    for p in points:
+        whole = _times(whole, p)
+    g.append((*[Fraction(0)] * (taps - 1), Fraction(1)))
+    bt.append(tuple(whole))
+    return Filtering(at, tuple(g), tuple(bt))
+
+
+def _times(polynomial: list[Fraction], root: Fraction) -> list[Fraction]:
+    """The polynomial (constant term first) times (x - root)."""
+    result = [Fraction(0)] * (len(polynomial) + 1)
+    for degree, coefficient in enumerate(polynomial):
+        result[degree] -= coefficient * root
+        result[degree + 1] += coefficient
+    return result
+
+
+def factored(matrix: Rational) -> tuple[Rational, Rational]:
+    """`matrix = first @ second`, rows that mirror each other sharing their even and odd parts.
+
+    Before: r0 = a + b, r1 = a - b (eight operations). After: a, b, then r0 and r1 (six).
+    """
+    first: list[dict[int, Fraction]] = [{} for _ in matrix]
+    second: list[tuple[Fraction, ...]] = []
+    for row, coefficients in enumerate(matrix):
+        if first[row]:
+            continue
+        partner = next(
+            (r for r in range(row + 1, len(matrix)) if not first[r] and _mirror(matrix, row, r)),
+            None,
+        )
+        if partner is None:
+            first[row] = {len(second): Fraction(1)}
+            second.append(coefficients)
+            continue
+        pairs = list(zip(coefficients, matrix[partner], strict=True))
+        even, odd = len(second), len(second) + 1
+        second.append(tuple(a if a == b else Fraction(0) for a, b in pairs))
+        second.append(tuple(a if a != b else Fraction(0) for a, b in pairs))
+        first[row] = {even: Fraction(1), odd: Fraction(1)}
+        first[partner] = {even: Fraction(1), odd: Fraction(-1)}
+    width = len(second)
+    return (
+        tuple(tuple(row.get(i, Fraction(0)) for i in range(width)) for row in first),
+        tuple(second),
+    )
+
+
+def _mirror(matrix: Rational, row: int, other: int) -> bool:
+    """Whether two rows agree up to signs, with some of both, and sharing them pays."""
+    pairs = [(a, b) for a, b in zip(matrix[row], matrix[other], strict=True) if a or b]
+    return (
+        len(pairs) >= 3
+        and all(abs(a) == abs(b) for a, b in pairs)
+        and any(a == b for a, b in pairs)
+        and any(a != b for a, b in pairs)
+    )
+
+
+def transposed(matrix: Rational) -> Rational:
+    return tuple(zip(*matrix, strict=True))

@@ -1,0 +1,32 @@
+"""What a template makes of a schedule: a loop nest, and how its weights are packed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.loops.nest import LoopNest
+
+Matrix = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """A weight's linear transform before packing: `einsum(subscripts, first, weight, rest...)`.
+
+    Computed once, in float64. Winograd: "xk,oikl,yl->xyoi" with G twice.
+    """
+
+    subscripts: str
+    matrices: tuple[Matrix, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A lowered schedule.
+
+    `sources` gives for each input and weight buffer, by name, the workload input that fills it.
+    """
+
+    nest: LoopNest
+    sources: tuple[tuple[str, int], ...]
+    transforms: tuple[tuple[str, Transform], ...] = ()

@@ -1,0 +1,123 @@
+"""Merging of adjacent output axes that every access walks as one.
+
+Before: `out[n, c, h, w] = x[n, c, h, w] + b[c]` over h: 28, w: 28.
+After:  `out[n, c, hw] = x[n, c, hw] + b[c]` over hw: 784.
+Elsewhere: loop collapsing or coalescing; Halide's `fuse`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from compiler.loops.expr import Expr, Load, Tensor, rewrite, walk
+from compiler.loops.index import Affine, Axis, affine
+from compiler.loops.layout import Factor, Layout
+from compiler.schedule.problem import Problem
+
+
+def merge_axes(problem: Problem) -> Problem:
+    """Merge axes until no adjacent pair can be."""
+    merged = True
+    while merged:
+        merged = False
+        for first, second in pairwise(problem.axes):
+            changed = _merge(problem, first, second)
+            if changed is not None:
+                problem, merged = changed, True
+                break
+    return problem
+
+
+def _merge(problem: Problem, first: Axis, second: Axis) -> Problem | None:
+    if first.extent == 1 or second.extent == 1:
+        return None
+    joint = Axis(f"{first.name}{second.name}", first.extent * second.extent)
+    nodes = [node for node in walk(problem.expr)]
+    accesses = [node for node in nodes if isinstance(node, Load)]
+    changed: dict[Load, Load] = {}
+    tensors: dict[str, Tensor] = {}
+    for load in (*accesses, problem.output):
+        new = _merge_load(load, first, second, joint)
+        if new is None:
+            return None
+        # One tensor has one shape: it is read merged everywhere or nowhere.
+        if tensors.setdefault(load.tensor.name, new.tensor) != new.tensor:
+            return None
+        changed[load] = new
+
+    def change(node: Expr) -> Expr | None:
+        if isinstance(node, Load):
+            found = changed.get(node)
+            return found if found is not None and found != node else None
+        return None
+
+    axes = tuple(
+        joint if axis == first else axis for axis in problem.axes if axis != second
+    )
+    inputs = tuple(tensors.get(t.name, t) for t in problem.inputs)
+    return replace(
+        problem,
+        axes=axes,
+        output=changed[problem.output],
+        expr=rewrite(problem.expr, change),
+        inputs=inputs,
+    )
+
+
+def _merge_load(load: Load, first: Axis, second: Axis, joint: Axis) -> Load | None:
+    """The load over the joint axis; itself where it depends on neither; None where it cannot be."""
+    used = {axis for index in load.index for axis in index.axes()}
+    moving = any(
+        first in i.axes() or second in i.axes()
+        for _, e in load.indirect
+        for node in walk(e)
+        if isinstance(node, Load)
+        for i in node.index
+    )
+    if first not in used and second not in used:
+        return None if moving else load
+    if load.indirect or first not in used or second not in used:
+        return None
+    positions = [i for i, index in enumerate(load.index) if index == affine(first)]
+    uses = sum(first in i.axes() or second in i.axes() for i in load.index)
+    if len(positions) != 1 or uses != 2:
+        return None
+    (dim,) = positions
+    tensor = load.tensor
+    if dim + 1 >= len(load.index) or load.index[dim + 1] != affine(second):
+        return None
+    if tensor.shape[dim : dim + 2] != (first.extent, second.extent):
+        return None
+    merged = _merge_dims(tensor, dim)
+    if merged is None:
+        return None
+    index: tuple[Affine, ...] = (*load.index[:dim], affine(joint), *load.index[dim + 2 :])
+    return Load(merged, index)
+
+
+def _merge_dims(tensor: Tensor, dim: int) -> Tensor | None:
+    """The tensor with logical dimensions `dim` and `dim + 1` as one, if they lie so in memory."""
+    if any(tensor.halo_of(d) != (0, 0) for d in range(len(tensor.shape))):
+        return None
+    factors = tensor.layout.resolved(len(tensor.shape))
+    place = next((i for i, f in enumerate(factors) if f.dim == dim), -1)
+    if place + 1 >= len(factors):
+        return None
+    plain = all(
+        factors[place + i] == Factor(dim + i) and sum(f.dim == dim + i for f in factors) == 1
+        for i in range(2)
+    )
+    if not plain:
+        return None
+    kept = [f for i, f in enumerate(factors) if i != place + 1]
+    moved = tuple(replace(f, dim=f.dim - 1) if f.dim > dim else f for f in kept)
+    shape = (
+        *tensor.shape[:dim],
+        tensor.shape[dim] * tensor.shape[dim + 1],
+        *tensor.shape[dim + 2 :],
+    )
+    row_major = all(f == Factor(i) for i, f in enumerate(moved))
+    return replace(
+        tensor, shape=shape, layout=Layout() if row_major else Layout(moved), halo=()
+    )

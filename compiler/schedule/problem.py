@@ -1,0 +1,188 @@
+"""A workload as one tensor expression, and what its accesses say about its axes.
+
+Templates are chosen and schedules derived from this structure, not from operator names or shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from compiler import ops
+from compiler.graph.ir import Node
+from compiler.loops.expr import (
+    Accumulator,
+    Combiner,
+    Const,
+    Expr,
+    Load,
+    Op,
+    Operation,
+    Reduce,
+    Role,
+    Tensor,
+    rewrite,
+    walk,
+)
+from compiler.loops.index import Affine, Axis, affine
+from compiler.ops.registry import OpKind, Source
+from compiler.workload import Workload
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`output[index] = expr` for all values of `axes`.
+
+    Before: relu(add(conv(x, w), b)). After: `max(Reduce(sum, (ic, kh, kw), x[..] * w[..]) + b[d1], 0)`.
+    """
+
+    workload: Workload
+    axes: tuple[Axis, ...]
+    output: Load
+    expr: Expr
+    inputs: tuple[Tensor, ...]
+    groups: tuple[Axis, ...] = ()
+    """The outer axes that `compose` was asked to split off."""
+
+    @cached_property
+    def reductions(self) -> tuple[Reduce, ...]:
+        """Every distinct reduction, inner ones first."""
+        return tuple(node for node in walk(self.expr) if isinstance(node, Reduce))
+
+    @property
+    def reduction(self) -> Reduce:
+        (reduction,) = self.reductions
+        return reduction
+
+    @cached_property
+    def epilogue(self) -> Expr:
+        """The expression around its one reduction, over `Accumulator`."""
+        reduction = self.reduction
+        return rewrite(
+            self.expr,
+            lambda node: Accumulator(reduction.dtype) if node == reduction else None,
+        )
+
+    @cached_property
+    def product(self) -> tuple[Expr, Expr] | None:
+        """The factors, where the one reduction sums a product of two loads' expressions."""
+        if len(self.reductions) != 1 or self.reduction.combiner is not Combiner.SUM:
+            return None
+        match self.reduction.body:
+            case Op(operation=Operation.MUL, args=(left, right)):
+                return left, right
+        return None
+
+
+def compose(workload: Workload, split: Mapping[int, int] | None = None) -> Problem:
+    """The tensor expression of a workload over its output's axes.
+
+    `split` gives, for an output dimension, the extent of an inner part: the dimension's index
+    becomes `outer * extent + inner` over two axes (the groups of a convolution).
+    """
+    graph = workload.graph
+    axes: list[Axis] = []
+    groups: list[Axis] = []
+    index: list[Affine] = []
+    for dim, extent in enumerate(workload.output.type.shape):
+        inner = (split or {}).get(dim)
+        if inner is None:
+            axis = Axis(f"d{dim}", extent)
+            axes.append(axis)
+            index.append(affine(axis))
+        else:
+            outer, axis = Axis(f"g{dim}", extent // inner), Axis(f"d{dim}", inner)
+            axes += [outer, axis]
+            groups.append(outer)
+            index.append(outer * inner + axis)
+    inputs = tuple(
+        Tensor(
+            f"in{number}",
+            boundary.type.shape,
+            boundary.type.dtype,
+            boundary.layout,
+            boundary.halo,
+            role=Role.WEIGHT if boundary.constant else Role.INPUT,
+        )
+        for number, boundary in enumerate(workload.inputs)
+    )
+    sources = dict(zip(graph.inputs, inputs, strict=True))
+    builder = _Composer(workload, sources)
+    out = workload.output
+    tensor = Tensor("out", out.type.shape, out.type.dtype, out.layout, out.halo, role=Role.OUTPUT)
+    expr = builder.value(graph.outputs[0], tuple(index))
+    return Problem(workload, tuple(axes), Load(tensor, tuple(index)), expr, inputs, tuple(groups))
+
+
+class _Composer:
+    """Composes operators' expressions from a graph's output back to its inputs."""
+
+    def __init__(self, workload: Workload, sources: Mapping[str, Tensor]) -> None:
+        self._graph = workload.graph
+        self._sources = sources
+        self._fresh: dict[str, int] = {}
+        self._memo: dict[tuple[str, tuple[Affine, ...]], Expr] = {}
+
+    def value(self, name: str, index: tuple[Affine, ...]) -> Expr:
+        """An element of a value of the graph."""
+        tensor = self._sources.get(name)
+        if tensor is not None:
+            return Load(tensor, index)
+        key = name, index
+        if key not in self._memo:
+            self._memo[key] = self._element(name, index)
+        return self._memo[key]
+
+    def _element(self, name: str, index: tuple[Affine, ...]) -> Expr:
+        constant = self._graph.constants.get(name)
+        if constant is not None:
+            dtype = self._graph.types[name].dtype
+            if constant.size != 1:
+                raise ValueError(f"'{name}': a constant in a workload is a scalar")
+            return Const(constant.reshape(-1)[0].item(), dtype)
+        node = self._graph.producer(name)
+        assert node is not None
+        operator = ops.get(node.op)
+        return operator.expression(
+            [self._source(value) for value in node.inputs],
+            [self._graph.types[value] for value in node.inputs],
+            node.attrs,
+            index,
+            self._axis,
+        )
+
+    def _source(self, name: str) -> Source:
+        def read(
+            index: tuple[Affine, ...], indirect: tuple[tuple[int, Expr], ...] = ()
+        ) -> Expr:
+            if not indirect:
+                return self.value(name, index)
+            tensor = self._sources.get(name)
+            if tensor is None:
+                raise ValueError(f"'{name}' is read indirectly and must be an input")
+            return Load(tensor, index, indirect)
+
+        return read
+
+    def _axis(self, name: str, extent: int) -> Axis:
+        number = self._fresh.get(name, 0)
+        self._fresh[name] = number + 1
+        return Axis(f"{name}{number}" if number else name, extent)
+
+
+def anchor(workload: Workload) -> Node | None:
+    """The node that decides the loop structure, if the workload has one."""
+    anchors = (OpKind.CONTRACTION, OpKind.WINDOW, OpKind.REDUCTION, OpKind.ROW)
+    return next((n for n in workload.graph.nodes if ops.get(n.op).kind in anchors), None)
+
+
+def axes_of(expr: Expr) -> frozenset[Axis]:
+    """Every axis that an expression's loads depend on."""
+    return frozenset(
+        axis
+        for node in walk(expr)
+        if isinstance(node, Load)
+        for index in node.index
+        for axis in index.axes()
+    )

@@ -1,0 +1,77 @@
+"""The schedule space of a workload: every valid assignment, by algorithm.
+
+Constraints that know the machine (registers, tail waste, caches) keep a space small enough to be
+enumerated; search strategies move inside `points`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+
+from compiler.schedule.schedule import Choice, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One choice; `values` are in a meaningful order, so that neighbours are alike."""
+
+    name: str
+    values: tuple[Choice, ...]
+
+
+@dataclass(frozen=True)
+class SubSpace:
+    """The schedules of one algorithm.
+
+    `default` is the assignment for a workload nobody has tuned; it satisfies the constraint.
+    """
+
+    algorithm: str
+    knobs: tuple[Knob, ...]
+    constraint: Callable[[Mapping[str, Choice]], bool]
+    default: Schedule
+
+    @cached_property
+    def points(self) -> tuple[Schedule, ...]:
+        """All valid schedules, in the order of the knobs."""
+        names = [knob.name for knob in self.knobs]
+        return tuple(
+            Schedule.of(self.algorithm, **assignment)
+            for values in product(*[knob.values for knob in self.knobs])
+            if self.constraint(assignment := dict(zip(names, values, strict=True)))
+        )
+
+
+@dataclass(frozen=True)
+class ScheduleSpace:
+    """The joint space of a workload on a target: one SubSpace an algorithm, the default's first."""
+
+    subspaces: tuple[SubSpace, ...]
+    _members: dict[str, frozenset[Schedule]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+
+    @cached_property
+    def points(self) -> tuple[Schedule, ...]:
+        return tuple(point for space in self.subspaces for point in space.points)
+
+    def default(self) -> Schedule:
+        """A schedule that is good without any measurement."""
+        return self.subspaces[0].default
+
+    def __contains__(self, schedule: Schedule) -> bool:
+        for space in self.subspaces:
+            if space.algorithm == schedule.algorithm:
+                if space.algorithm not in self._members:
+                    self._members[space.algorithm] = frozenset(space.points)
+                return schedule in self._members[space.algorithm]
+        return False
+
+    def __len__(self) -> int:
+        return sum(len(space.points) for space in self.subspaces)
+
+    def __iter__(self) -> Iterator[Schedule]:
+        return iter(self.points)

@@ -1,0 +1,122 @@
+"""Building blocks that templates share: loops around computes, halos, the vector axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compiler.loops.expr import Const, Expr, Load, Tensor, walk
+from compiler.loops.index import Affine, Axis, affine
+from compiler.loops.nest import Binding, Compute, For, Let, Node, Stage, Store, Tile
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One loop of a nest before it is built; see `For`."""
+
+    axis: Axis
+    step: int = 1
+    peel: bool = False
+    unroll: bool = False
+    lets: tuple[Let, ...] = ()
+
+
+def nest(loops: Sequence[Loop], *body: Node) -> tuple[Node, ...]:
+    """Serial loops around a body, outermost first; loops of one iteration vanish."""
+    result = body
+    for loop in reversed(loops):
+        if loop.axis.extent > 1 or loop.lets:
+            result = (For(loop.axis, loop.step, result, Binding.SERIAL, loop.peel, loop.unroll, loop.lets),)
+    return result
+
+
+def parallel_stage(name: str, loops: Sequence[Loop], *body: Node) -> Stage:
+    """A stage whose outermost loop is split over threads; serial where it has no loop."""
+    nodes = nest(loops, *body)
+    match nodes:
+        case (For(unroll=False) as loop,):
+            outer = For(
+                loop.axis, loop.step, loop.body, Binding.PARALLEL, loop.peel, False, loop.lets
+            )
+            return Stage(name, (outer,))
+        case _:
+            return Stage(name, nodes)
+
+
+def vector_axis(target: Load, axes: Sequence[Axis]) -> Axis | None:
+    """The axis whose neighbours lie side by side in memory; None where there is none."""
+    tensor = target.tensor
+    factors = tensor.layout.resolved(len(tensor.shape))
+    for factor, extent in zip(reversed(factors), reversed(tensor.physical_shape), strict=True):
+        if extent == 1:
+            continue
+        index = target.index[factor.dim]
+        return next((a for a in axes if index.coefficient(a) == 1), None)
+    return None
+
+
+def unit_stride(load: Load, axis: Axis) -> bool:
+    """Whether neighbours along an axis lie side by side in memory."""
+    return vector_axis(load, (axis,)) == axis
+
+
+def needs_padding(load: Load, *, with_halo: bool = True) -> tuple[int, ...]:
+    """Dimensions along which a load leaves its tensor (and its halo, if that may be read)."""
+    result = []
+    for dim, index in enumerate(load.index):
+        low, high = index.bounds()
+        before, after = load.tensor.halo_of(dim) if with_halo else (0, 0)
+        if low < -before or high >= load.tensor.shape[dim] + after:
+            result.append(dim)
+    return tuple(result)
+
+
+def depends_on(expr: Expr, axis: Axis) -> bool:
+    """Whether any load of an expression moves with an axis."""
+    return any(
+        axis in index.axes()
+        for node in walk(expr)
+        if isinstance(node, Load)
+        for index in node.index
+    )
+
+
+def halo_stage(output: Tensor, lanes: int) -> tuple[Stage, ...]:
+    """Zeros in the halo of an output, written by its producer; nothing where it has none.
+
+    The halo of a (n, c, h, w) tensor is written slice by slice: for each dimension with a halo, the
+    elements before and after it, over all dimensions inside and outside.
+    """
+    if not any(output.halo):
+        return ()
+    rank = len(output.shape)
+    stages = []
+    for dim, (before, after) in enumerate(output.halo):
+        for edge, width in ((-before, before), (output.shape[dim], after)):
+            if not width:
+                continue
+            axes = []
+            index: list[Affine] = []
+            for d in range(rank):
+                low, high = output.halo[d]
+                if d == dim:
+                    axis, start = Axis(f"h{d}", width), edge
+                elif d < dim:
+                    # Outer dimensions' own halo slices are written by their turn.
+                    axis, start = Axis(f"h{d}", output.shape[d]), 0
+                else:
+                    axis, start = Axis(f"h{d}", output.shape[d] + low + high), -low
+                axes.append(axis)
+                index.append(affine(axis) + start)
+            target = Load(output, tuple(index))
+            vector = vector_axis(target, axes)
+            zero = Const(0.0, output.dtype)
+            compute = Compute(
+                (Store(target, zero),),
+                zero,
+                unroll=(Tile(vector, lanes),) if vector else (),
+                vector=vector,
+            )
+            loops = [Loop(a, 4 * lanes if a == vector else 1) for a in axes]
+            stages.append(parallel_stage(f"halo{dim}{'b' if edge < 0 else 'a'}", loops, compute))
+    return tuple(stages)

@@ -1,0 +1,263 @@
+"""Depthwise convolution, pooling and reductions whose lanes are not reduced.
+
+Each lane has its own window. Where the window is small it is unrolled whole: the weights stay in
+registers, each input is read once and scattered to the accumulators that it belongs to. Else the
+outer window axes are loops, clipped at padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Combiner, Expr, Load, Role, Tensor, loads, rewrite
+from compiler.loops.index import Axis
+from compiler.loops.layout import Factor, Layout
+from compiler.loops.nest import Compute, LoopNest, Order, Store, Tile
+from compiler.schedule.kernel import Kernel
+from compiler.schedule.merge import merge_axes
+from compiler.schedule.problem import Problem, axes_of, compose
+from compiler.schedule.schedule import Choice, Schedule
+from compiler.schedule.space import Knob, SubSpace
+from compiler.schedule.structure import (
+    Loop,
+    halo_stage,
+    needs_padding,
+    parallel_stage,
+    unit_stride,
+    vector_axis,
+)
+from compiler.target import Target
+from compiler.workload import Workload
+
+_UNROLLED_TAPS = 25
+"""Windows up to this many elements may be unrolled whole."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """`lanes` is the vector axis (None: scalars), `tile` and `rows` the axes of the register tile."""
+
+    problem: Problem
+    lanes: Axis | None
+    tile: Axis | None
+    rows: Axis | None
+    outer: tuple[Axis, ...]
+    reads_halo: bool
+    padded: tuple[Axis, ...]
+    """Output axes along which some tap may leave its tensor."""
+
+
+def analyse(workload: Workload) -> Window | None:
+    """The window reduction that a workload is; None where it is something else."""
+    problem = merge_axes(compose(workload))
+    if len(problem.reductions) != 1:
+        return None
+    reduction = problem.reduction
+    lanes = vector_axis(problem.output, problem.axes)
+    if lanes is not None and not all(
+        lanes not in axes_of(load) or unit_stride(load, lanes) for load in loads(reduction.body)
+    ):
+        lanes = None
+    if lanes is not None and not any(
+        lanes in axes_of(load) for load in loads(reduction.body)
+    ):
+        return None
+    if problem.product is not None and not all(
+        lanes is None or lanes in axes_of(side) for side in problem.product
+    ):
+        return None
+    # Zeros in a halo do not change a sum, but they do change a maximum.
+    reads_halo = reduction.combiner is Combiner.SUM
+    padded = _padded_axes(problem, reads_halo)
+    if lanes in padded:
+        lanes = None
+    spatial = [a for a in problem.axes if a != lanes and a.extent > 1]
+    tile = spatial[-1] if spatial else None
+    rows = spatial[-2] if len(spatial) > 1 else None
+    outer = tuple(a for a in spatial if a not in (tile, rows))
+    return Window(problem, lanes, tile, rows, outer, reads_halo, padded)
+
+
+def _padded_axes(problem: Problem, reads_halo: bool) -> tuple[Axis, ...]:
+    found: dict[Axis, None] = {}
+    for load in loads(problem.reduction.body):
+        for dim in needs_padding(load, with_halo=reads_halo):
+            found.update(dict.fromkeys(a for a in load.index[dim].axes() if a in problem.axes))
+    return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def _analyse(workload: Workload) -> Window | None:
+    return analyse(workload)
+
+
+class _Template:
+    algorithms = ("window",)
+
+    def preference(self, workload: Workload) -> float:
+        return 2.0
+
+    def space(
+        self, workload: Workload, target: Target, *, threads: int, strict: bool
+    ) -> SubSpace | None:
+        found = _analyse(workload)
+        if found is None:
+            return None
+        knobs = _knobs(found)
+
+        def valid(choice: Mapping[str, Choice]) -> bool:
+            return _fits(found, target, choice)
+
+        return SubSpace("window", knobs, valid, _default(found, target, knobs))
+
+    def lower(
+        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
+    ) -> Kernel:
+        found = _analyse(workload)
+        if found is None:
+            raise ScheduleError("'window' does not apply to this workload")
+        return _lower(found, schedule, target)
+
+
+TEMPLATE = _Template()
+
+
+def _taps(found: Window) -> int:
+    return prod(a.extent for a in found.problem.reduction.axes)
+
+
+def _can_unroll_rows(found: Window) -> bool:
+    return _taps(found) <= _UNROLLED_TAPS and not (found.rows in found.padded)
+
+
+def _knobs(found: Window) -> tuple[Knob, ...]:
+    tile = found.tile.extent if found.tile else 1
+    rows = found.rows.extent if found.rows else 1
+    tiles = tuple(t for t in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16) if t <= tile) or (1,)
+    if found.tile in found.padded and found.tile is not None:
+        if _taps(found) > _UNROLLED_TAPS:
+            # Too large to unroll: both window axes are clipped loops over single outputs.
+            tiles = (1,)
+    unrolled = _can_unroll_rows(found)
+    heights = tuple(r for r in (1, 2, 3, 4) if r <= rows) if unrolled else (1,)
+    return (
+        Knob("tile", tiles),
+        Knob("rows", heights),
+        Knob("taps", ("all", "row") if unrolled else ("row",)),
+        Knob("order", ("greedy", "program")),
+    )
+
+
+def _fits(found: Window, target: Target, choice: Mapping[str, Choice]) -> bool:
+    tile, rows = int(choice["tile"]), int(choice["rows"])
+    points = tile * rows
+    if choice["taps"] == "row" and rows > 1:
+        return False
+    if points > target.vector_registers - 4:
+        return False
+    weights = _taps(found) if found.problem.product is not None and choice["taps"] == "all" else 0
+    return points * max(1, _taps(found) if choice["taps"] == "all" else 1) <= 800 and (
+        points + min(weights, 9) < target.vector_registers + 2
+    )
+
+
+def _default(found: Window, target: Target, knobs: Sequence[Knob]) -> Schedule:
+    values = {knob.name: knob.values for knob in knobs}
+    tile_extent = found.tile.extent if found.tile else 1
+    row_extent = found.rows.extent if found.rows else 1
+    best: tuple[float, Schedule] | None = None
+    for tile in values["tile"]:
+        for rows in values["rows"]:
+            choice: dict[str, Choice] = {
+                "tile": tile,
+                "rows": rows,
+                "taps": values["taps"][0],
+                "order": "greedy",
+            }
+            tiles = -(-tile_extent // int(tile)) * -(-row_extent // int(rows))
+            useful = tile_extent * row_extent / (tiles * int(tile) * int(rows))
+            score = useful * min(1.0, int(tile) * int(rows) / 12)
+            score += 10.0 if _fits(found, target, choice) else 0.0
+            if best is None or score > best[0]:
+                best = score, Schedule.of("window", **choice)
+    assert best is not None
+    return best[1]
+
+
+def _lower(found: Window, schedule: Schedule, target: Target) -> Kernel:
+    problem = found.problem
+    lanes = target.lanes(DType.FLOAT32)
+    reduction = problem.reduction
+    body, packed = _packed_weights(found, lanes)
+    axes = [a for a in reduction.axes if a.extent > 1]
+    if schedule.text("taps") == "all":
+        reduce: list[Tile] = []
+        points = [Tile(a) for a in axes]
+    else:
+        static = bool(axes) and axes[-1].extent <= _UNROLLED_TAPS and schedule.integer("tile") >= 1
+        static = static and not (found.tile in found.padded and _taps(found) > _UNROLLED_TAPS)
+        reduce = [Tile(a) for a in (axes[:-1] if static else axes)]
+        points = [Tile(axes[-1])] if static else []
+    spatial = [Tile(a) for a in (found.rows, found.tile) if a is not None]
+    across = [Tile(found.lanes, lanes)] if found.lanes is not None else []
+    compute = Compute(
+        (Store(problem.output, problem.epilogue),),
+        body,
+        reduction.combiner,
+        reduce=tuple(reduce),
+        unroll=(*points, *spatial, *across),
+        vector=found.lanes,
+        order=_ORDERS[schedule.text("order")],
+        skip_padding=not found.reads_halo,
+    )
+    loops = [Loop(a) for a in found.outer if a in problem.axes]
+    if found.lanes is not None:
+        position = problem.axes.index(found.lanes)
+        before = sum(a in problem.axes[:position] for a in found.outer)
+        loops.insert(before, Loop(found.lanes, lanes))
+    if found.rows is not None:
+        loops.append(Loop(found.rows, schedule.integer("rows")))
+    if found.tile is not None:
+        loops.append(
+            Loop(found.tile, schedule.integer("tile"), peel=found.tile in found.padded)
+        )
+    stage = parallel_stage("main", loops, compute)
+    output = problem.output.tensor
+    by_name = {t.name: t for t in packed}
+    inputs = tuple(by_name.get(t.name, t) for t in problem.inputs)
+    nest = LoopNest("kernel", (*inputs, output), (), (stage, *halo_stage(output, lanes)))
+    return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+
+
+_ORDERS = {"greedy": Order.GREEDY, "program": Order.PROGRAM}
+
+
+def _packed_weights(found: Window, lanes: int) -> tuple[Expr, tuple[Tensor, ...]]:
+    """Weights with the lanes innermost: (c, 1, kh, kw) as [c/lanes][kh][kw][lanes]."""
+    body = found.problem.reduction.body
+    if found.lanes is None:
+        return body, ()
+    changed: dict[Load, Load] = {}
+    for load in loads(body):
+        if load.tensor.role is not Role.WEIGHT:
+            continue
+        dim = next((d for d, i in enumerate(load.index) if found.lanes in i.axes()), None)
+        if dim is None:
+            continue
+        factors = (
+            Factor(dim, lanes),
+            *(Factor(d) for d in range(len(load.index)) if d != dim),
+            Factor(dim, 1, lanes),
+        )
+        tensor = replace(load.tensor, layout=Layout(factors))
+        changed[load] = Load(tensor, load.index)
+
+    def change(node: Expr) -> Expr | None:
+        return changed.get(node) if isinstance(node, Load) else None
+
+    return rewrite(body, change), tuple(load.tensor for load in changed.values())
