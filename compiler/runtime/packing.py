@@ -1,0 +1,174 @@
+"""Logical arrays to physical buffers and back.
+
+A layout maps each logical index to a position in memory, factor by factor. Along one logical axis
+the factors' contributions add up, so the position of an element is a sum of one table entry per
+axis: packing is one scatter with broadcast tables. Layouts whose factors split an axis evenly are
+a reshape and a transpose, which is faster and covers nearly every buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.dtypes import DType
+from compiler.loops.layout import Factor, Layout, physical_extents, strides
+from compiler.runtime.kernel import ALIGNMENT, BufferSpec, Halo
+
+Array = NDArray[np.generic]
+Bytes = NDArray[np.uint8]
+
+
+def aligned_empty(size: int) -> Bytes:
+    """`size` uninitialised bytes, aligned to 64."""
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]
+
+
+def aligned_zeros(size: int) -> Bytes:
+    """`size` zero bytes, aligned to 64; the system gives them out when they are touched."""
+    raw = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]
+
+
+def buffer_bytes(shape: tuple[int, ...], layout: Layout, halo: Halo, dtype: DType) -> int:
+    """Size in memory of a tensor, halo and padding of the layout included."""
+    return strides(shape, layout, halo)[1] * dtype.bytes
+
+
+def pack(
+    array: Array,
+    shape: tuple[int, ...],
+    layout: Layout,
+    halo: Halo = (),
+    dtype: DType = DType.FLOAT32,
+) -> Array:
+    """The physical form of a logical array: 1-D, of `dtype`, aligned to 64 bytes.
+
+    The halo and what the layout rounds up to whole blocks are zero.
+
+    Raises:
+        ValueError: if the array has another shape.
+    """
+    if array.shape != shape:
+        raise ValueError(f"expected an array of shape {shape}, got {array.shape}")
+    count = strides(shape, layout, halo)[1]
+    flat: Array = aligned_zeros(count * dtype.bytes).view(dtype.numpy)
+    even = _even_split(shape, layout, halo)
+    if even is None:
+        flat[_positions(shape, layout, halo).reshape(-1)] = array.reshape(-1)
+        return flat
+    padded_shape, split_shape, order = even
+    if padded_shape != shape:
+        padded = np.zeros(padded_shape, dtype.numpy)
+        padded[_interior(shape, halo)] = array
+        array = padded
+    physical = array.reshape(split_shape).transpose(order)
+    flat.reshape(physical.shape)[...] = physical
+    return flat
+
+
+def unpack(
+    buffer: Array,
+    shape: tuple[int, ...],
+    layout: Layout,
+    halo: Halo = (),
+    dtype: DType = DType.FLOAT32,
+) -> Array:
+    """The logical array that a physical buffer holds: C-contiguous, a copy.
+
+    `buffer` is 1-D and either of `dtype` or bytes.
+
+    Raises:
+        ValueError: if the buffer is too small.
+    """
+    flat: Array = buffer.reshape(-1).view(dtype.numpy)
+    count = strides(shape, layout, halo)[1]
+    if flat.size < count:
+        raise ValueError(f"expected {count} elements for shape {shape}, got {flat.size}")
+    even = _even_split(shape, layout, halo)
+    if even is None:
+        return flat[_positions(shape, layout, halo)]
+    padded_shape, split_shape, order = even
+    physical = flat[:count].reshape([split_shape[axis] for axis in order])
+    logical = physical.transpose(np.argsort(order)).reshape(padded_shape)
+    return np.array(logical[_interior(shape, halo)], order="C")
+
+
+def make_weight(spec: BufferSpec, source: Array) -> Array:
+    """The packed form of a weight: `pack(einsum(source))`, computed in float64.
+
+    `source` is the logical array of the workload input `spec.source`.
+
+    Raises:
+        ValueError: if the (transformed) source does not have the buffer's shape.
+    """
+    value = source
+    if spec.einsum:
+        matrices = [np.array(matrix, np.float64) for matrix in spec.matrices]
+        operands = [*matrices[:1], source.astype(np.float64), *matrices[1:]]
+        value = np.einsum(spec.einsum, *operands, optimize=True)
+    return pack(value, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype)
+
+
+def _interior(shape: tuple[int, ...], halo: Halo) -> tuple[slice, ...]:
+    lows = [low for low, _ in halo] or [0] * len(shape)
+    return tuple(slice(low, low + size) for low, size in zip(lows, shape, strict=True))
+
+
+@lru_cache(maxsize=512)
+def _even_split(
+    shape: tuple[int, ...], layout: Layout, halo: Halo
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+    """Padded shape, its split shape and the order of the splits in memory.
+
+    None where factors do not tile their axis exactly once (ring buffers, unused elements).
+    """
+    factors = layout.resolved(len(shape))
+    if any(factor.pad for factor in factors):
+        return None
+    extents = physical_extents(shape, layout, halo)
+    by_dim: list[list[int]] = [[] for _ in shape]
+    for position in sorted(range(len(factors)), key=lambda p: -factors[p].div):
+        by_dim[factors[position].dim].append(position)
+    padded: list[int] = []
+    split: list[int] = []
+    order_of: dict[int, int] = {}
+    for positions in by_dim:
+        if not positions or not _tiles_axis([factors[p] for p in positions]):
+            return None
+        padded.append(math.prod(extents[p] for p in positions))
+        for position in positions:
+            order_of[position] = len(split)
+            split.append(extents[position])
+    return tuple(padded), tuple(split), tuple(order_of[p] for p in range(len(factors)))
+
+
+def _tiles_axis(factors: list[Factor]) -> bool:
+    """Whether the factors of one axis, coarse to fine, are digits of its index."""
+    if factors[0].mod is not None or factors[-1].div != 1:
+        return False
+    return all(fine.mod and fine.div * fine.mod == coarse.div for coarse, fine in pairwise(factors))
+
+
+@lru_cache(maxsize=64)
+def _positions(shape: tuple[int, ...], layout: Layout, halo: Halo) -> NDArray[np.int64]:
+    """The position in memory, in elements, of every logical element."""
+    steps, _ = strides(shape, layout, halo)
+    total = np.zeros((1,) * len(shape), np.int64)
+    factors = layout.resolved(len(shape))
+    for dim, size in enumerate(shape):
+        index = np.arange(size, dtype=np.int64) + (halo[dim][0] if halo else 0)
+        table = np.zeros(size, np.int64)
+        for factor, step in zip(factors, steps, strict=True):
+            if factor.dim == dim:
+                digit = index // factor.div
+                table += step * (digit % factor.mod if factor.mod is not None else digit)
+        total = total + table.reshape([-1 if d == dim else 1 for d in range(len(shape))])
+    return total
