@@ -160,7 +160,7 @@ def _inner_headers(body: str) -> frozenset[str]:
 def _stack_traffic(
     line: str, name: str, operands: str, syntax: _Syntax, has_frame: bool
 ) -> str | None:
-    """`spill_stores` or `spill_reloads` if the line moves a vector register to or from the stack."""
+    """`spill_stores` or `spill_reloads` for a vector register on its way to or from the stack."""
     if not syntax.vector.search(operands):
         return None
     if line.endswith(("Spill", "Reload")):

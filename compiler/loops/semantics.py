@@ -1,0 +1,257 @@
+"""What every operation means, as NumPy: the reference that generated code is held against.
+
+Values are NumPy scalars or arrays of the expression's type. float16 and bfloat16 are computed as
+their own NumPy type and as float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, assert_never
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.loops.expr import (
+    Accumulator,
+    Cast,
+    Combiner,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Operation,
+    Reduce,
+    Tee,
+)
+
+Array = np.ndarray[Any, Any]
+
+
+def compute_type(dtype: DType) -> np.dtype[Any]:
+    """The NumPy type that values of this type are computed in: float32 for bfloat16."""
+    return np.dtype(np.float32) if dtype is DType.BFLOAT16 else dtype.numpy
+
+
+def from_memory(raw: Array, dtype: DType) -> Array:
+    """Stored elements as values to compute with: bfloat16's raw bits become float32."""
+    if dtype is DType.BFLOAT16:
+        return (raw.astype(np.uint32) << 16).view(np.float32)
+    return raw
+
+
+def to_memory(value: Array, dtype: DType) -> Array:
+    """Computed values as stored elements; bfloat16 rounds half to even."""
+    if dtype is not DType.BFLOAT16:
+        return np.asarray(value, dtype.numpy)
+    bits = np.asarray(value, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(value), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def evaluate_expression(
+    expr: Expr,
+    read: Callable[[Load], Array],
+    accumulator: Array | None = None,
+    index: Callable[[IndexValue], Array] | None = None,
+    write: Callable[[Tee, Array], None] | None = None,
+    fused: bool = True,
+) -> Array:
+    """The value of an expression without reductions.
+
+    Args:
+        expr: the expression.
+        read: gives the value of a load.
+        accumulator: the value of `Accumulator`.
+        index: gives the value of an `IndexValue`.
+        write: stores what a `Tee` stores on the way.
+        fused: whether FMA rounds once, or twice as on a target without the instruction.
+
+    Raises:
+        ValueError: if the expression has a node that the arguments give no value to.
+    """
+    memo: dict[Expr, Array] = {}
+
+    def visit(node: Expr) -> Array:
+        if node not in memo:
+            memo[node] = compute(node)
+        return memo[node]
+
+    def compute(node: Expr) -> Array:
+        match node:
+            case Load():
+                return read(node)
+            case Const(value=value, type=dtype):
+                return np.asarray(value, compute_type(dtype))
+            case Op(operation=operation, args=args):
+                constants = tuple(isinstance(a, Const) for a in args)
+                return apply(operation, tuple(map(visit, args)), constants, fused)
+            case Cast(value=value, type=dtype):
+                return cast(visit(value), dtype)
+            case Accumulator() if accumulator is not None:
+                return accumulator
+            case IndexValue() if index is not None:
+                return index(node)
+            case Tee(value=value) if write is not None:
+                result = visit(value)
+                write(node, result)
+                return result
+            case Reduce():
+                raise ValueError("a reduction inside an expression; a schedule makes loops of it")
+            case _:
+                raise ValueError(f"no value for {type(node).__name__}")
+
+    with np.errstate(all="ignore"):
+        return visit(expr)
+
+
+def apply(
+    operation: Operation,
+    args: tuple[Array, ...],
+    constants: tuple[bool, ...] = (),
+    fused: bool = True,
+) -> Array:
+    """One operation on values of one type; the result has that type too.
+
+    `constants` says which operands are constants: MAX and MIN let a NaN pass beside one of those,
+    and otherwise give the second operand where either is NaN.
+    """
+    match operation:
+        case Operation.FMA:
+            return _fma(*args, fused=fused)
+        case Operation.MAX | Operation.MIN:
+            a, b = args[::-1] if constants[1:] == (True,) else args
+            return np.where(a > b if operation is Operation.MAX else a < b, a, b)
+        case Operation.DIV if _is_integer(args[0]):
+            return _truncating_divide(*args)
+        case Operation.REM:
+            return np.fmod(*args)
+        case Operation.SCALE:
+            return _scale(*args)
+        case Operation.EXPONENT:
+            return (np.frexp(args[0])[1] - 1).astype(args[0].dtype)
+        case Operation.MANTISSA:
+            return np.asarray(np.frexp(args[0])[0] * 2, args[0].dtype)
+        case Operation.SELECT:
+            return np.where(*args)
+        case Operation.SQRT | Operation.FLOOR | Operation.CEIL | Operation.RINT if _is_integer(
+            args[0]
+        ):
+            return args[0]
+        case Operation.NEG if args[0].dtype.kind == "u":
+            return (~args[0] + args[0].dtype.type(1)).astype(args[0].dtype)
+        case (
+            Operation.ADD
+            | Operation.SUB
+            | Operation.MUL
+            | Operation.DIV
+            | Operation.NEG
+            | Operation.ABS
+            | Operation.SQRT
+            | Operation.FLOOR
+            | Operation.CEIL
+            | Operation.RINT
+            | Operation.LT
+            | Operation.LE
+            | Operation.EQ
+            | Operation.NE
+            | Operation.AND
+            | Operation.OR
+            | Operation.XOR
+            | Operation.NOT
+        ):
+            return np.asarray(_UFUNCS[operation](*args))
+    assert_never(operation)
+
+
+def cast(value: Array, dtype: DType) -> Array:
+    """Conversion as C does it; a float that the integer type cannot hold saturates, NaN gives 0."""
+    target = compute_type(dtype)
+    value = np.asarray(value)
+    if dtype is DType.BOOL:
+        return np.asarray(value != 0)
+    if dtype is DType.BFLOAT16:
+        return from_memory(to_memory(value.astype(np.float32), dtype), dtype)
+    if value.dtype.kind != "f" or target.kind == "f":
+        return value.astype(target)
+    limits = np.iinfo(target)
+    whole = np.trunc(np.nan_to_num(value.astype(np.float64), nan=0.0))
+    low, high = whole <= float(limits.min), whole >= float(limits.max)
+    inside = np.where(low | high, 0.0, whole).astype(target)
+    return np.asarray(np.where(low, limits.min, np.where(high, limits.max, inside)), target)
+
+
+def combine(combiner: Combiner, a: Array, b: Array) -> Array:
+    """Join two partial results of a reduction."""
+    return apply(_COMBINING[combiner], (a, b))
+
+
+def neutral(combiner: Combiner, dtype: DType) -> Array:
+    """The value that a reduction starts from."""
+    target = compute_type(dtype)
+    if combiner in (Combiner.SUM, Combiner.PRODUCT):
+        return np.asarray(0 if combiner is Combiner.SUM else 1, target)
+    lowest = combiner is Combiner.MAX
+    if target.kind == "b":
+        return np.asarray(not lowest)
+    if target.kind == "f":
+        return np.asarray(-np.inf if lowest else np.inf, target)
+    limits = np.iinfo(target)
+    return np.asarray(limits.min if lowest else limits.max, target)
+
+
+_COMBINING = {
+    Combiner.SUM: Operation.ADD,
+    Combiner.PRODUCT: Operation.MUL,
+    Combiner.MAX: Operation.MAX,
+    Combiner.MIN: Operation.MIN,
+}
+
+_UFUNCS: dict[Operation, np.ufunc] = {
+    Operation.ADD: np.add,
+    Operation.SUB: np.subtract,
+    Operation.MUL: np.multiply,
+    Operation.DIV: np.divide,
+    Operation.NEG: np.negative,
+    Operation.ABS: np.abs,
+    Operation.SQRT: np.sqrt,
+    Operation.FLOOR: np.floor,
+    Operation.CEIL: np.ceil,
+    Operation.RINT: np.rint,
+    Operation.LT: np.less,
+    Operation.LE: np.less_equal,
+    Operation.EQ: np.equal,
+    Operation.NE: np.not_equal,
+    Operation.AND: np.bitwise_and,
+    Operation.OR: np.bitwise_or,
+    Operation.XOR: np.bitwise_xor,
+    Operation.NOT: np.bitwise_not,
+}
+
+
+def _is_integer(value: Array) -> bool:
+    return value.dtype.kind in "iub"
+
+
+def _fma(x: Array, y: Array, z: Array, *, fused: bool) -> Array:
+    """x*y + z. The product of two float32 is exact in float64, so that it rounds (almost) once."""
+    if not fused or x.dtype.kind != "f":
+        return np.asarray(x * y + z)
+    wide = np.float64 if x.dtype.itemsize < 8 else np.longdouble
+    return np.asarray(x.astype(wide) * y.astype(wide) + z.astype(wide), x.dtype)
+
+
+def _scale(x: Array, n: Array) -> Array:
+    """x * 2**n; like codegen, n is limited to where every finite x has over- or underflown."""
+    limit = 3000 if x.dtype.itemsize == 8 else 300
+    exponent = np.nan_to_num(np.clip(n, -limit, limit)).astype(np.int32)
+    return np.asarray(np.ldexp(x, exponent), x.dtype)
+
+
+def _truncating_divide(a: Array, b: Array) -> Array:
+    """Integer division toward zero; division by 0, undefined in C, gives 0 here."""
+    if a.dtype.kind == "u":
+        return np.asarray(a // np.where(b == 0, 1, b), a.dtype)
+    safe = np.where(b == 0, 1, b).astype(a.dtype)
+    return np.asarray((a - np.fmod(a, safe)) // safe, a.dtype)
