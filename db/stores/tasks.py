@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
 
 from db.clock import Clock, system_clock
-from db.stores.jobs import JobClaim
+from db.engine import reading, writing
+from db.errors import NotFoundError
+from db.models import TargetRow, TaskRow, WorkloadRow
+from db.stores.jobs import JobClaim, check_claim
+from db.stores.statements import chunks, insert_new, table_of, upsert
+
+_tasks = table_of(TaskRow)
+_workloads = table_of(WorkloadRow)
+_targets = table_of(TargetRow)
 
 
 class TaskStatus(StrEnum):
@@ -44,11 +52,45 @@ class TaskStore:
 
         Raises StaleLeaseError.
         """
-        raise NotImplementedError
+        now = self._clock()
+        with writing(self._engine) as connection:
+            check_claim(connection, claim)
+            if not tasks:
+                return
+            of_job = _tasks.c.job_id == claim.job_id
+            count = sa.select(sa.func.count()).select_from(_tasks).where(of_job)
+            first = connection.execute(count).scalar_one()
+            insert = upsert(connection, _tasks)
+            fixed = ("job_id", "workload_key", "position")  # a known task keeps its place
+            changed = {c.name: insert.excluded[c.name] for c in _tasks.c if c.name not in fixed}
+            rows = [
+                {
+                    **asdict(task),
+                    "status": task.status.value,
+                    "job_id": claim.job_id,
+                    "position": first + position,
+                    "updated_at": now,
+                }
+                for position, task in enumerate(tasks)
+            ]
+            keys = [_tasks.c.job_id, _tasks.c.workload_key]
+            connection.execute(
+                insert.on_conflict_do_update(index_elements=keys, set_=changed), rows
+            )
 
     def list(self, job_id: str) -> Sequence[JobTask]:
         """In the order in which they were first put."""
-        raise NotImplementedError
+        order = (_tasks.c.position, _tasks.c.workload_key)
+        query = sa.select(_tasks).where(_tasks.c.job_id == job_id).order_by(*order)
+        with reading(self._engine) as connection:
+            return [_task(row) for row in connection.execute(query)]
+
+
+def _task(row: sa.Row[Any]) -> JobTask:
+    values = dict(row._mapping)
+    for name in ("job_id", "position", "updated_at"):
+        del values[name]
+    return JobTask(**{**values, "status": TaskStatus(values["status"])})
 
 
 class WorkloadStore:
@@ -60,24 +102,49 @@ class WorkloadStore:
 
     def put_workloads(self, texts: Mapping[str, str]) -> None:
         """Save workload_key -> text; known keys stay as they are."""
-        raise NotImplementedError
+        now = self._clock()
+        rows = [{"key": key, "text": text, "created_at": now} for key, text in texts.items()]
+        with writing(self._engine) as connection:
+            insert_new(connection, _workloads, sorted(rows, key=lambda row: str(row["key"])))
 
     def workload(self, key: str) -> str:
         """The text. Raises NotFoundError."""
-        raise NotImplementedError
+        found = self.workloads([key])
+        if key not in found:
+            raise NotFoundError("workload", key)
+        return found[key]
 
     def workloads(self, keys: Sequence[str]) -> Mapping[str, str]:
         """The texts of those that are known."""
-        raise NotImplementedError
+        found: dict[str, str] = {}
+        with reading(self._engine) as connection:
+            for some in chunks(keys):
+                query = sa.select(_workloads.c.key, _workloads.c.text)
+                query = query.where(_workloads.c.key.in_(some))
+                found.update({row.key: row.text for row in connection.execute(query)})
+        return found
 
     def put_target(self, key: str, name: str, description: Mapping[str, Any]) -> None:
         """Save target_key -> (name, JSON description); a known key stays as it is."""
-        raise NotImplementedError
+        row = {
+            "key": key,
+            "name": name,
+            "description": dict(description),
+            "created_at": self._clock(),
+        }
+        with writing(self._engine) as connection:
+            insert_new(connection, _targets, [row])
 
     def target(self, key: str) -> tuple[str, Mapping[str, Any]]:
         """(name, description). Raises NotFoundError."""
-        raise NotImplementedError
+        with reading(self._engine) as connection:
+            row = connection.execute(sa.select(_targets).where(_targets.c.key == key)).first()
+        if row is None:
+            raise NotFoundError("target", key)
+        return row.name, row.description
 
     def targets(self) -> Mapping[str, str]:
         """key -> name of every target."""
-        raise NotImplementedError
+        query = sa.select(_targets.c.key, _targets.c.name).order_by(_targets.c.name)
+        with reading(self._engine) as connection:
+            return {row.key: row.name for row in connection.execute(query)}
