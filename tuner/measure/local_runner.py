@@ -75,22 +75,21 @@ class LocalRunner:
     def _path(self, digest: str) -> Path:
         return self._folder / digest
 
-    def _is_cancelled(self, request_id: str) -> bool:
-        with self._lock:
-            return request_id in self._cancelled
-
     def _serve(self) -> None:
         while (request := self._queue.get()) is not None:
-            current = request
-            try:
-                result = self._sandbox.measure(
-                    current, self._path, lambda: self._is_cancelled(current.request_id)
-                )
-            except (OSError, RuntimeError) as error:
-                result = _lost(current, self._worker, str(error))
+            self._finished.put(self._measure(request))
             # The library is of no use to another request; references are shared.
-            self._path(current.library_digest).unlink(missing_ok=True)
-            self._finished.put(result)
+            self._path(request.library_digest).unlink(missing_ok=True)
+
+    def _measure(self, request: MeasureRequest) -> MeasureResult:
+        def cancelled() -> bool:
+            with self._lock:
+                return request.request_id in self._cancelled
+
+        try:
+            return self._sandbox.measure(request, self._path, cancelled)
+        except (OSError, RuntimeError) as error:
+            return _lost(request, self._worker, str(error))
 
 
 def _lost(request: MeasureRequest, worker: str, error: str) -> MeasureResult:

@@ -35,6 +35,7 @@ class _Observed:
     max_error: float | None = None
     samples: list[float] = field(default_factory=list)
     started: float = 0.0
+    ended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class Sandbox:
             reference_digest=request.reference_digest,
             object_digest=candidate.object_digest,
             build_seconds=candidate.build_seconds,
-            measure_seconds=seen.started and max(0.0, self._clock() - seen.started),
+            measure_seconds=max(0.0, seen.ended - seen.started),
             worker=self._worker,
             device=self._device,
             measured_at=self._clock(),
@@ -185,10 +186,12 @@ class Sandbox:
                     observed[current].started = observed[current].started or self._clock()
                 case {"event": "checked", "trial": str(name), "status": str(status)}:
                     observed[name].status = Status(status)
+                    observed[name].ended = self._clock()
                     observed[name].error = str(event.get("error", ""))
                     observed[name].max_error = event.get("max_error")
                 case {"event": "sample", "trial": str(name), "seconds": float(seconds)}:
                     observed[name].samples.append(seconds)
+                    observed[name].ended = self._clock()
                 case _:
                     continue
 

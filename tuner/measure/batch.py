@@ -1,0 +1,119 @@
+"""From built candidates to a measure request, and from its result back to trials."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.schedule.schedule import Schedule
+from tuner.measure.builder import Built
+from tuner.measure.measurement import Phase, RecordKey, Trial
+from tuner.measure.oracle import Reference
+from tuner.measure.wire import (
+    Candidate,
+    MeasureRequest,
+    MeasureResult,
+    RepeatSettings,
+    digest_bytes,
+)
+
+Link = Callable[[Sequence[bytes]], bytes]
+"""Objects to the bytes of one shared object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A built candidate with the id of its trial."""
+
+    trial_id: str
+    built: Built
+
+
+def make_request(
+    key: RecordKey,
+    entries: Sequence[Entry],
+    reference: Reference,
+    repeat: RepeatSettings,
+    *,
+    link: Link,
+    phase: Phase,
+    job_id: str,
+    codegen_version: str,
+) -> tuple[MeasureRequest, dict[str, bytes]]:
+    """A request for candidates that were built, and the blobs that it names.
+
+    Equal objects are linked once.
+
+    Raises:
+        CompilerError: if they cannot be linked.
+    """
+    objects = {entry.built.object_digest: entry.built.object for entry in entries}
+    library = link(list(objects.values()))
+    candidates = tuple(
+        Candidate(
+            entry.trial_id,
+            entry.built.schedule.to_json(),
+            entry.built.schedule.digest,
+            entry.built.spec,
+            entry.built.object_digest,
+            entry.built.build_seconds,
+        )
+        for entry in entries
+    )
+    request = MeasureRequest(
+        request_id=_request_id(entries),
+        key=key,
+        candidates=candidates,
+        library_digest=digest_bytes(library),
+        inputs=reference.inputs,
+        reference_digest=reference.digest,
+        tolerance=reference.tolerance,
+        repeat=repeat,
+        phase=phase,
+        job_id=job_id,
+        codegen_version=codegen_version,
+    )
+    return request, {request.library_digest: library, reference.digest: reference.expected}
+
+
+def trials_of(request: MeasureRequest, result: MeasureResult) -> list[Trial]:
+    """The trials that a result makes of its request; needs nothing else, so it works after a crash.
+
+    Candidates that the result does not mention are left out.
+    """
+    found = dict(result.measurements)
+    return [
+        Trial(
+            candidate.trial_id,
+            request.key,
+            Schedule.from_json(dict(candidate.schedule)),
+            found[candidate.trial_id],
+            request.phase,
+            request.job_id,
+            request.codegen_version,
+        )
+        for candidate in request.candidates
+        if candidate.trial_id in found
+    ]
+
+
+def link_to_bytes(objects: Sequence[bytes]) -> bytes:
+    """Link with whatever linker the machine has.
+
+    Raises:
+        CompilerError: if there is none, or it fails.
+    """
+    from compiler.codegen.link import link_shared
+
+    with tempfile.TemporaryDirectory(prefix="tilewright-link-") as folder:
+        path = Path(folder) / "batch.so"
+        link_shared(objects, path)
+        return path.read_bytes()
+
+
+def _request_id(entries: Sequence[Entry]) -> str:
+    text = "\n".join(entry.trial_id for entry in entries)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

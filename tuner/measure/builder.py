@@ -1,0 +1,218 @@
+"""Builds candidates in isolated processes with a time limit; a failure is data.
+
+One task at a time runs in a process, and a process that crashes or hangs is replaced: it costs its
+own candidate and no other (`concurrent.futures` fails innocent tasks then).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import TimeoutError as BuildTimeoutError
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol
+
+from pebble import ProcessExpired, ProcessPool
+
+from compiler.errors import CompilerError
+from compiler.schedule.schedule import Schedule
+from compiler.target import Target
+from compiler.workload import Workload
+from tuner.measure.measurement import Status
+from tuner.measure.wire import digest_bytes
+from tuner.tasks import Task
+
+CACHE_ENTRIES = 4096
+"""Built objects kept: a task's best are linked again for its final comparison."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A candidate after its build. `spec` is its KernelSpec as JSON; empty for a failure."""
+
+    schedule: Schedule
+    status: Status
+    error: str = ""
+    object: bytes = b""
+    object_digest: str = ""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+    build_seconds: float = 0.0
+
+
+Compile = Callable[[str, Mapping[str, Any], Mapping[str, Any], int], Mapping[str, Any]]
+"""(workload text, schedule JSON, target JSON, threads) -> {object, spec, statistics}.
+
+Picklable, since it runs in another process. Raises CompilerError for a candidate to refuse."""
+
+
+class Ticket(Protocol):
+    """A batch on its way."""
+
+    def done(self) -> bool:
+        """Whether every candidate is built or failed."""
+
+    def results(self) -> list[Built]:
+        """The candidates in the order of the batch; waits for those that are not done."""
+
+    def cancel(self) -> None:
+        """Give the batch up; what is not built yet has the status CANCELLED."""
+
+
+class Builder(Protocol):
+    """Builds batches of candidates in the background."""
+
+    def submit(self, task: Task, schedules: Sequence[Schedule]) -> Ticket:
+        """Start to build a batch."""
+
+    def close(self) -> None:
+        """Stop all processes."""
+
+
+class ProcessBuilder:
+    """Builds in a pool of processes; what was built once is not built again."""
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        limit_seconds: float = 20.0,
+        compile_candidate: Compile | None = None,
+    ) -> None:
+        self._limit_seconds = limit_seconds
+        self._compile = compile_candidate or compile_with_driver
+        # Not fork: this process has threads. The first build of a process pays its imports.
+        self._pool = ProcessPool(
+            max_workers=workers or max(1, (os.cpu_count() or 2) - 1),
+            context=multiprocessing.get_context("spawn"),
+            initializer=_prepare,
+        )
+        self._cache: OrderedDict[tuple[str, str, int, str], Built] = OrderedDict()
+
+    def submit(self, task: Task, schedules: Sequence[Schedule]) -> _PoolTicket:
+        key = task.key
+        text, target = task.workload.text(), task.target.to_json()
+        parts: list[Built | _Pending] = []
+        for schedule in schedules:
+            identity = key.workload_key, key.target_key, key.threads, schedule.digest
+            found = self._cache.get(identity)
+            if found is not None:
+                self._cache.move_to_end(identity)
+                parts.append(found)
+                continue
+            future = self._pool.schedule(
+                _timed,
+                args=(self._compile, text, schedule.to_json(), target, key.threads),
+                timeout=self._limit_seconds,
+            )
+            parts.append(_Pending(schedule, identity, future))
+        return _PoolTicket(parts, self._remember)
+
+    def close(self) -> None:
+        self._pool.stop()
+        self._pool.join()
+
+    def _remember(self, identity: tuple[str, str, int, str], built: Built) -> None:
+        self._cache[identity] = built
+        while len(self._cache) > CACHE_ENTRIES:
+            self._cache.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    schedule: Schedule
+    identity: tuple[str, str, int, str]
+    future: Any
+
+
+class _PoolTicket:
+    def __init__(
+        self,
+        parts: list[Built | _Pending],
+        remember: Callable[[tuple[str, str, int, str], Built], None],
+    ) -> None:
+        self._parts = parts
+        self._remember = remember
+
+    def done(self) -> bool:
+        return all(isinstance(part, Built) or part.future.done() for part in self._parts)
+
+    def results(self) -> list[Built]:
+        return [part if isinstance(part, Built) else self._collect(part) for part in self._parts]
+
+    def cancel(self) -> None:
+        for part in self._parts:
+            if isinstance(part, _Pending):
+                part.future.cancel()
+
+    def _collect(self, pending: _Pending) -> Built:
+        if pending.future.cancelled():
+            return Built(pending.schedule, Status.CANCELLED)
+        try:
+            made = pending.future.result()
+        except BuildTimeoutError:
+            return Built(pending.schedule, Status.BUILD_TIMEOUT, "the build took too long")
+        except ProcessExpired as error:
+            text = f"the compiler's process died: {error}"
+            return Built(pending.schedule, Status.BUILD_ERROR, text)
+        except CompilerError as error:
+            return self._kept(pending, Built(pending.schedule, Status.BUILD_ERROR, str(error)))
+        except Exception as error:  # noqa: BLE001 - a bug in one candidate's lowering is recorded
+            text = f"internal error: {type(error).__name__}: {error}"
+            return Built(pending.schedule, Status.BUILD_ERROR, text)
+        data = bytes(made["object"])
+        built = Built(
+            pending.schedule,
+            Status.OK,
+            object=data,
+            object_digest=digest_bytes(data),
+            spec=made["spec"],
+            statistics=made["statistics"],
+            build_seconds=made["build_seconds"],
+        )
+        return self._kept(pending, built)
+
+    def _kept(self, pending: _Pending, built: Built) -> Built:
+        self._remember(pending.identity, built)
+        return built
+
+
+def compile_with_driver(
+    text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
+) -> Mapping[str, Any]:
+    """Compile with `compiler.driver`; runs in a builder process."""
+    from compiler.driver import build_kernel
+
+    built = build_kernel(
+        _workload(text), Schedule.from_json(dict(schedule)), Target.from_json(target), threads
+    )
+    return {
+        "object": built.object,
+        "spec": built.spec.to_json(),
+        "statistics": built.statistics.to_json(),
+    }
+
+
+@lru_cache(maxsize=64)
+def _workload(text: str) -> Workload:
+    return Workload.parse(text)
+
+
+def _prepare() -> None:
+    """Lower the priority of builds: measurements and the tuner itself go first."""
+    os.nice(5)
+
+
+def _timed(
+    compile_candidate: Compile,
+    text: str,
+    schedule: Mapping[str, Any],
+    target: Mapping[str, Any],
+    threads: int,
+) -> dict[str, Any]:
+    started = time.perf_counter()
+    made = compile_candidate(text, schedule, target, threads)
+    return {**made, "build_seconds": time.perf_counter() - started}

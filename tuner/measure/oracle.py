@@ -1,0 +1,130 @@
+"""The reference of a workload: how inputs are drawn, and the output that every candidate must give.
+
+The expected output comes from the NumPy references of the operators with float64 accumulation, once
+for each workload.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from compiler.ops.interpret import run_graph
+from compiler.workload import Workload
+from tuner.measure.compare import tolerance
+from tuner.measure.wire import Distribution, InputSpec, array_to_bytes, digest_bytes
+
+BASE_SEED = 20_240_229
+"""Inputs are the same in every job, so that errors of different jobs can be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Expected output as .npy bytes with their digest, and the inputs that it belongs to."""
+
+    inputs: tuple[InputSpec, ...]
+    expected: bytes
+    digest: str
+    tolerance: float
+
+
+class ReferenceCache:
+    """References by workload key, computed once each; safe to call from several threads."""
+
+    def __init__(self, limit_bytes: int = 512 << 20) -> None:
+        self._limit_bytes = limit_bytes
+        self._known: dict[tuple[str, str], Reference] = {}
+        self._lock = threading.Lock()
+
+    def get(self, workload: Workload, numerics: str) -> Reference:
+        """The reference of a workload."""
+        identity = workload.key, numerics
+        with self._lock:
+            found = self._known.get(identity)
+            if found is None:
+                found = make_reference(workload, numerics)
+                self._known[identity] = found
+                held = sum(len(r.expected) for r in self._known.values())
+                while held > self._limit_bytes and len(self._known) > 1:
+                    held -= len(self._known.pop(next(iter(self._known))).expected)
+        return found
+
+
+def make_reference(workload: Workload, numerics: str) -> Reference:
+    """Draw inputs and compute what the workload makes of them.
+
+    Where normally distributed inputs give values that are not finite (a logarithm of a negative
+    number), positive ones are drawn instead: an output of NaNs would certify nothing.
+    """
+    specs = input_specs(workload)
+    output = _expected(workload, specs)
+    if output.dtype.kind == "f" and not np.isfinite(output).all():
+        specs = tuple(
+            replace(spec, distribution=Distribution.POSITIVE)
+            if spec.distribution is Distribution.NORMAL
+            else spec
+            for spec in specs
+        )
+        output = _expected(workload, specs)
+    data = array_to_bytes(output)
+    dtype = workload.output.type.dtype.value
+    return Reference(specs, data, digest_bytes(data), tolerance(dtype, numerics))
+
+
+def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, ...]:
+    """How each input is drawn: indices within bounds, weights scaled by their fan-in."""
+    bounds = _index_bounds(workload)
+    scales = _scales(workload)
+    specs = []
+    for number, (name, boundary) in enumerate(
+        zip(workload.graph.inputs, workload.inputs, strict=True)
+    ):
+        dtype = boundary.type.dtype
+        spec = InputSpec(boundary.type.shape, dtype.value, seed + number)
+        if dtype.is_float:
+            spec = replace(spec, scale=scales.get(name, 1.0))
+        elif dtype.value == "bool":
+            spec = replace(spec, distribution=Distribution.INTEGERS, low=0, high=2)
+        else:
+            # One at least: integers may be divisors.
+            low, high = (0, bounds[name]) if name in bounds else (1, 9)
+            spec = replace(spec, distribution=Distribution.INTEGERS, low=low, high=high)
+        specs.append(spec)
+    return tuple(specs)
+
+
+def _expected(workload: Workload, specs: tuple[InputSpec, ...]) -> np.ndarray:
+    inputs = {name: spec.draw() for name, spec in zip(workload.graph.inputs, specs, strict=True)}
+    with np.errstate(all="ignore"):
+        (output,) = run_graph(workload.graph, inputs, float64=True)
+    array = np.asarray(output)
+    return array.astype(np.float32) if array.dtype.kind == "f" else array
+
+
+def _index_bounds(workload: Workload) -> dict[str, int]:
+    """Exclusive upper bounds of the inputs that are positions of a gather."""
+    bounds: dict[str, int] = {}
+    for node in workload.graph.nodes:
+        if node.op == "gather":
+            axis = node.attr("axis", 0)
+            assert isinstance(axis, int)
+            shape = workload.graph.types[node.inputs[0]].shape
+            bounds[node.inputs[1]] = max(1, shape[axis])
+    return bounds
+
+
+def _scales(workload: Workload) -> dict[str, float]:
+    """Weights of contractions are scaled so that outputs keep the size of the inputs.
+
+    Otherwise a following sigmoid or tanh is saturated and hides errors.
+    """
+    scales: dict[str, float] = {}
+    for node in workload.graph.nodes:
+        if node.op in ("conv", "matmul") and len(node.inputs) > 1:
+            shape = workload.graph.types[node.inputs[1]].shape
+            fan_in = prod(shape[1:]) if node.op == "conv" else shape[-2] if len(shape) > 1 else 1
+            scales[node.inputs[1]] = max(1, fan_in) ** -0.5
+    return scales

@@ -1,0 +1,53 @@
+"""Settings of one tuning run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.errors import CompilerError
+
+
+class TuningError(CompilerError):
+    """A tuning run was asked for something impossible: a negative budget, an unknown strategy."""
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """Settings of one tuning run.
+
+    `trials` counts screened candidates over all tasks, failures too, and those of an earlier
+    process with the same `job_id`; the comparison of finalists is not counted. `seconds` bounds the
+    wall time, finals included. `codegen_version` is kept with every trial: measurements of another
+    version are not used.
+    """
+
+    trials: int = 256
+    seconds: float | None = None
+    batch_size: int = 12
+    strategy: str = "evolutionary"
+    model: str = "xgboost"
+    seed: int = 0
+    finalists: int = 3
+    screen_samples: int = 5
+    final_samples: int = 15
+    sample_seconds: float = 0.002
+    limit_seconds: float = 10.0
+    job_id: str = ""
+    codegen_version: str = ""
+    compiler_version: str = ""
+    reuse_records: bool = True
+    """Leave tasks alone that have a record of this codegen version."""
+    in_order: bool = True
+    """Learn from batches in the order in which they were proposed, so that a run can be repeated.
+    Off for fleets, where one slow worker would hold up the others."""
+
+    def __post_init__(self) -> None:
+        positive = ("batch_size", "screen_samples", "final_samples")
+        for name in ("trials", "finalists", *positive):
+            least = 1 if name in positive else 0
+            if getattr(self, name) < least:
+                raise TuningError(f"{name}: must be at least {least}, not {getattr(self, name)}")
+        for name in ("seconds", "sample_seconds", "limit_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise TuningError(f"{name}: must be more than 0, not {value}")

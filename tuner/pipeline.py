@@ -1,0 +1,217 @@
+"""Batches on their way through builder and runner, in the background of the tune loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from compiler.errors import CompilerError
+from compiler.schedule.schedule import Schedule
+from tuner.measure.batch import Entry, Link, make_request, trials_of
+from tuner.measure.builder import Builder, Built, Ticket
+from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
+from tuner.measure.oracle import ReferenceCache
+from tuner.measure.runner import Runner
+from tuner.measure.wire import MeasureRequest, RepeatSettings
+from tuner.options import TuneOptions
+from tuner.task_state import TaskState
+
+
+@dataclass(slots=True)
+class Batch:
+    """Candidates of one task on their way. `trials` is complete when it is finished."""
+
+    task: int
+    key: RecordKey
+    phase: Phase
+    size: int
+    repeat: RepeatSettings
+    schedules: tuple[tuple[str, Schedule], ...] = ()
+    ticket: Ticket | None = None
+    request: MeasureRequest | None = None
+    trials: list[Trial] = field(default_factory=list)
+    twins: dict[str, list[Entry]] = field(default_factory=dict)
+    finished: bool = False
+
+
+class Pipeline:
+    """Sends batches through builder and runner, and yields them finished."""
+
+    def __init__(
+        self,
+        builder: Builder,
+        runner: Runner,
+        link: Link,
+        references: ReferenceCache,
+        options: TuneOptions,
+    ) -> None:
+        self._builder = builder
+        self._runner = runner
+        self._link = link
+        self._references = references
+        self._options = options
+        self._batches: list[Batch] = []
+        self._states: dict[int, TaskState] = {}
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another batch would have something to wait for: one builds, the rest measures."""
+        return len(self._batches) < self._runner.capacity + 1
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._batches
+
+    def candidates(self, phase: Phase) -> int:
+        """Candidates on their way."""
+        return sum(batch.size for batch in self._batches if batch.phase is phase)
+
+    def send(
+        self,
+        number: int,
+        state: TaskState,
+        schedules: Sequence[Schedule],
+        phase: Phase,
+        repeat: RepeatSettings,
+    ) -> None:
+        """Start to build a batch; measuring follows by itself."""
+        self._states[number] = state
+        named = tuple((state.new_trial_id(schedule, phase), schedule) for schedule in schedules)
+        self._batches.append(
+            Batch(
+                number,
+                state.task.key,
+                phase,
+                len(schedules),
+                repeat,
+                named,
+                self._builder.submit(state.task, schedules),
+            )
+        )
+
+    def resume(self) -> list[MeasureRequest]:
+        """The requests that an earlier process left with the runner."""
+        return self._runner.resume()
+
+    def adopt(self, number: int, request: MeasureRequest) -> None:
+        """Wait for a request that this process did not send."""
+        self._batches.append(
+            Batch(
+                number,
+                request.key,
+                request.phase,
+                len(request.candidates),
+                request.repeat,
+                request=request,
+            )
+        )
+
+    def discard(self, request: MeasureRequest) -> None:
+        """Forget a request of an earlier process that is of no use any more."""
+        self._runner.cancel([request.request_id])
+        self._runner.acknowledge(request.request_id)
+
+    def finished(self, timeout_seconds: float) -> list[Batch]:
+        """Batches that are done, oldest first, waiting up to the timeout for one."""
+        self._forward()
+        for result in self._runner.poll(timeout_seconds):
+            for batch in self._batches:
+                if batch.request is not None and batch.request.request_id == result.request_id:
+                    batch.trials += self._with_twins(batch, trials_of(batch.request, result))
+                    batch.finished = True
+        self._forward()
+        ready = []
+        while self._batches:
+            position = next((i for i, b in enumerate(self._batches) if b.finished), None)
+            if position is None or (position and self._options.in_order):
+                break
+            ready.append(self._batches.pop(position))
+            if self._options.in_order:
+                # The loop learns from it and proposes the next before it sees another.
+                break
+        return ready
+
+    def acknowledge(self, batch: Batch) -> None:
+        """The trials of a batch are stored."""
+        if batch.request is not None:
+            self._runner.acknowledge(batch.request.request_id)
+
+    def cancel(self) -> None:
+        """Stop everything; batches come back finished, without what was not measured."""
+        for batch in self._batches:
+            if batch.ticket is not None and batch.request is None:
+                batch.ticket.cancel()
+                batch.finished = True
+        self._runner.cancel([b.request.request_id for b in self._batches if b.request is not None])
+
+    def _forward(self) -> None:
+        """Hand what is built on to the runner, in order."""
+        for batch in self._batches:
+            if batch.finished or batch.request is not None or batch.ticket is None:
+                continue
+            if not batch.ticket.done():
+                return
+            self._submit(batch, batch.ticket.results())
+
+    def _submit(self, batch: Batch, built: Sequence[Built]) -> None:
+        state = self._states[batch.task]
+        entries: list[Entry] = []
+        first: dict[str, Entry] = {}
+        for (name, _), result in zip(batch.schedules, built, strict=True):
+            entry = Entry(name, result)
+            if result.status is not Status.OK:
+                batch.trials.append(self._trial(batch, entry, _failure(result)))
+            elif result.object_digest in first:
+                # The same code from another schedule: one measurement serves both.
+                twin_of = first[result.object_digest].trial_id
+                batch.twins.setdefault(twin_of, []).append(entry)
+            elif batch.phase is Phase.SCREEN and result.object_digest in state.by_object:
+                measured = state.by_object[result.object_digest]
+                batch.trials.append(self._trial(batch, entry, measured))
+            else:
+                first[result.object_digest] = entry
+                entries.append(entry)
+        if not entries:
+            batch.finished = True
+            return
+        reference = self._references.get(state.task.workload, state.task.numerics)
+        try:
+            request, blobs = make_request(
+                batch.key,
+                entries,
+                reference,
+                batch.repeat,
+                link=self._link,
+                phase=batch.phase,
+                job_id=self._options.job_id,
+                codegen_version=self._options.codegen_version,
+            )
+        except CompilerError as error:
+            failed = Measurement(Status.BUILD_ERROR, f"the batch does not link: {error}")
+            batch.trials += [self._trial(batch, entry, failed) for entry in entries]
+            batch.finished = True
+            return
+        batch.request = request
+        self._runner.submit(request, blobs)
+
+    def _with_twins(self, batch: Batch, trials: Sequence[Trial]) -> list[Trial]:
+        result = list(trials)
+        for trial in trials:
+            for twin in batch.twins.get(trial.id, ()):
+                result.append(self._trial(batch, twin, trial.measurement))
+        return result
+
+    def _trial(self, batch: Batch, entry: Entry, measurement: Measurement) -> Trial:
+        return Trial(
+            entry.trial_id,
+            batch.key,
+            entry.built.schedule,
+            measurement,
+            batch.phase,
+            self._options.job_id,
+            self._options.codegen_version,
+        )
+
+
+def _failure(built: Built) -> Measurement:
+    return Measurement(built.status, built.error, build_seconds=built.build_seconds)

@@ -1,0 +1,183 @@
+"""What the tune loop remembers of one task while it runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from compiler.errors import ScheduleError
+from compiler.schedule.schedule import Schedule
+from tuner.cost_model.protocol import CostModel, Sample
+from tuner.events import TaskStatus
+from tuner.features import FeatureExtractor
+from tuner.measure.measurement import Measurement, Phase, Trial, TuningRecord, trial_id
+from tuner.measure.wire import MeasureRequest
+from tuner.options import TuneOptions
+from tuner.search import SearchContext, SearchStrategy, make_strategy
+from tuner.statements import statements
+from tuner.tasks import Task
+
+MAX_RETRIES = 2
+"""How often a candidate is sent again after a worker was lost with it."""
+
+
+@dataclass(slots=True)
+class TaskState:
+    """One task: its search, its measurements, and its counters."""
+
+    task: Task
+    features: FeatureExtractor
+    search: SearchStrategy
+    options: TuneOptions
+    incumbent: TuningRecord | None = None
+    from_store: bool = False
+    trials: int = 0
+    failures: int = 0
+    measured: dict[Schedule, Measurement] = field(default_factory=dict)
+    by_object: dict[str, Measurement] = field(default_factory=dict)
+    retries: list[Schedule] = field(default_factory=list)
+    serials: dict[tuple[Schedule, Phase], int] = field(default_factory=dict)
+    requested: set[Schedule] = field(default_factory=set)
+
+    @classmethod
+    def start(cls, task: Task, model: CostModel, options: TuneOptions) -> TaskState:
+        """A task before its first trial. Its chance depends on the seed and its key alone."""
+        rng = random.Random(f"{options.seed} {task.key.workload_key} {task.key.threads}")
+        features = FeatureExtractor(task.lower, task.space.default())
+        context = SearchContext(task.space, features, model, rng)
+        return cls(task, features, make_strategy(options.strategy, context), options)
+
+    @property
+    def best_seconds(self) -> float | None:
+        seconds = [m.run_seconds for m in self.measured.values() if m.run_seconds is not None]
+        return min(seconds, default=None)
+
+    @property
+    def default_seconds(self) -> float | None:
+        measured = self.measured.get(self.task.space.default())
+        return measured.run_seconds if measured else None
+
+    @property
+    def operations(self) -> float:
+        """Vector operations of the default schedule; 1 if it cannot be lowered."""
+        try:
+            nest = self.task.lower(self.task.space.default())
+        except ScheduleError:
+            return 1.0
+        return sum(s.vector_operations for s in statements(nest))
+
+    def status(self) -> TaskStatus:
+        best = self.best_seconds
+        if best is None and self.incumbent is not None and self.from_store:
+            best = self.incumbent.run_seconds
+        return TaskStatus(
+            self.task.name,
+            self.task.key,
+            self.task.count,
+            self.trials,
+            self.failures,
+            self.default_seconds,
+            best,
+            self.from_store,
+        )
+
+    def propose(self, count: int) -> list[Schedule]:
+        """The next candidates: the default first of all, then what was lost, then the search's."""
+        chosen: list[Schedule] = []
+        default = self.task.space.default()
+        if default not in self.measured and default not in self.requested:
+            self.search.observe([(default, None)])
+            chosen.append(default)
+        while self.retries and len(chosen) < count:
+            chosen.append(self.retries.pop(0))
+        if len(chosen) < count:
+            chosen += self.search.propose(count - len(chosen))
+        self.requested.update(chosen)
+        return chosen
+
+    def new_trial_id(self, schedule: Schedule, phase: Phase) -> str:
+        """The id of the next measurement of a schedule in this job."""
+        serial = self.serials.get((schedule, phase), 0)
+        self.serials[schedule, phase] = serial + 1
+        return trial_id(self.task.key, schedule.digest, phase, self.options.job_id, serial)
+
+    def remember(self, trials: Iterable[Trial]) -> None:
+        """Take over trials from the store, of this job or of others."""
+        for trial in trials:
+            if trial.codegen_version != self.options.codegen_version:
+                continue
+            ours = trial.job_id == self.options.job_id
+            if ours:
+                serial = self.serials.get((trial.schedule, trial.phase), 0)
+                self.serials[trial.schedule, trial.phase] = serial + 1
+            if trial.schedule not in self.task.space:
+                continue
+            self._learn(trial, counted=ours)
+
+    def adopt(self, request: MeasureRequest) -> None:
+        """Count the candidates of a request from an earlier process as proposed."""
+        for candidate in request.candidates:
+            schedule = Schedule.from_json(dict(candidate.schedule))
+            serial = self.serials.get((schedule, request.phase), 0)
+            self.serials[schedule, request.phase] = serial + 1
+            self.requested.add(schedule)
+            self.search.observe([(schedule, None)])
+
+    def best_trial(self, trials: Iterable[Trial]) -> Trial | None:
+        """The fastest of these that is correct and was compiled by this version."""
+        working = [
+            (trial.measurement.run_seconds, number, trial)
+            for number, trial in enumerate(trials)
+            if trial.measurement.run_seconds is not None
+            and trial.codegen_version == self.options.codegen_version
+            and self.measured.get(trial.schedule, trial.measurement).ok
+        ]
+        return min(working)[2] if working else None
+
+    def take(self, trials: Sequence[Trial]) -> None:
+        """New trials of this run."""
+        for trial in trials:
+            self._learn(trial, counted=True)
+
+    def samples(self) -> list[Sample]:
+        """Training rows of everything measured here."""
+        found = []
+        for schedule, measurement in self.measured.items():
+            row = self.features.row(schedule)
+            if row is not None:
+                found.append(Sample(self.task.key.workload_key, row, measurement.run_seconds))
+        return found
+
+    def finalists(self) -> list[Schedule]:
+        """The fastest few, the default, and the schedule of the record that is to be beaten."""
+        working = {s: m.run_seconds for s, m in self.measured.items() if m.run_seconds is not None}
+        chosen = sorted(working, key=working.__getitem__)[: self.options.finalists]
+        if self.incumbent is not None and self.incumbent.schedule in self.task.space:
+            chosen.append(self.incumbent.schedule)
+        default = self.task.space.default()
+        if default in working:
+            chosen.append(default)
+        return list(dict.fromkeys(chosen))
+
+    def _learn(self, trial: Trial, *, counted: bool) -> None:
+        schedule, measurement = trial.schedule, trial.measurement
+        if not measurement.status.says_something_of_the_candidate:
+            if self.serials.get((schedule, trial.phase), 0) <= MAX_RETRIES:
+                self.retries.append(schedule)
+            return
+        if trial.phase is Phase.SCREEN and counted:
+            self.trials += 1
+            self.failures += not measurement.ok
+        known = self.measured.get(schedule)
+        if known is None or _is_better(measurement, known) or not measurement.ok:
+            self.measured[schedule] = measurement
+        if measurement.ok and measurement.object_digest:
+            self.by_object[measurement.object_digest] = measurement
+        self.search.observe([(schedule, measurement.run_seconds)])
+
+
+def _is_better(new: Measurement, old: Measurement) -> bool:
+    if new.run_seconds is None or old.run_seconds is None:
+        return new.ok and not old.ok
+    return new.run_seconds < old.run_seconds
