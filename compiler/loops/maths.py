@@ -8,18 +8,53 @@ NaN gives NaN, infinities give their limits, subnormal arguments and results are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from compiler.dtypes import DType
-from compiler.errors import CompilerError
-from compiler.loops.expr import Cast, Const, Expr, Operation, constant, op
+from compiler.loops.elementary import (
+    INFINITY,
+    LN2_HIGH,
+    LN2_LOW,
+    absolute,
+    equal,
+    exp_tail,
+    fma,
+    in_float32,
+    less,
+    maximum,
+    minimum,
+    polynomial,
+    reduce_exponent,
+    select,
+    split_exponent,
+)
+from compiler.loops.expr import Expr, Operation, constant, op
+from compiler.loops.power import pow
+from compiler.loops.trigonometric import cos, sin
 
-_LOG2_E = 1.4426950408889634
-_LN2 = 0.6931471805599453
-# ln 2 in two parts: the first has 9 bits, so that its product with an exponent is exact.
-_LN2_HIGH = 0.693359375
-_LN2_LOW = -2.12194440054690581e-4
-_HUGE = float("inf")
+__all__ = [
+    "absolute",
+    "cos",
+    "erf",
+    "exp",
+    "expm1",
+    "fma",
+    "gelu",
+    "gelu_tanh",
+    "log",
+    "log1p",
+    "maximum",
+    "minimum",
+    "polynomial",
+    "pow",
+    "rsqrt",
+    "select",
+    "sigmoid",
+    "silu",
+    "sin",
+    "softplus",
+    "sqrt",
+    "tanh",
+]
 
 
 def exp(x: Expr) -> Expr:
@@ -28,43 +63,23 @@ def exp(x: Expr) -> Expr:
     n = rint(x / ln 2), r = x - n ln 2, then 2**n * (1 + r + r**2 P(r)). P is a minimax polynomial
     of degree 4 for |r| <= ln(2) / 2, with an approximation error of 3e-9.
     """
-    return _float32("exp", x, _exp)
+    return in_float32("exp", x, _exp)
 
 
 def _exp(x: Expr) -> Expr:
     # beyond the limits the result is 0 or infinite; within them every step is finite
-    n, r = _reduce_exp(maximum(minimum(x, 89.0), -104.0))
-    return op(Operation.SCALE, fma(_exp_tail(r), r * r, r) + 1.0, n)
-
-
-def _reduce_exp(x: Expr) -> tuple[Expr, Expr]:
-    """n and r of x = n ln 2 + r, |r| <= ln(2) / 2."""
-    n = op(Operation.RINT, x * _LOG2_E)
-    return n, fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, x))
-
-
-def _exp_tail(r: Expr) -> Expr:
-    """(e**r - 1 - r) / r**2."""
-    return polynomial(
-        r,
-        (
-            0.499999934477676,
-            0.16666520631511766,
-            0.04166838805112139,
-            0.008368716898083208,
-            0.0013814598366013334,
-        ),
-    )
+    n, r = reduce_exponent(maximum(minimum(x, 89.0), -104.0))
+    return op(Operation.SCALE, fma(exp_tail(r), r * r, r) + 1.0, n)
 
 
 def expm1(x: Expr) -> Expr:
     """e**x - 1; relative error <= 3e-7 (3 ulp), near 0 too."""
-    return _float32("expm1", x, _expm1)
+    return in_float32("expm1", x, _expm1)
 
 
 def _expm1(x: Expr) -> Expr:
-    n, r = _reduce_exp(maximum(minimum(x, 89.0), -30.0))
-    p = fma(_exp_tail(r), r * r, r)
+    n, r = reduce_exponent(maximum(minimum(x, 89.0), -30.0))
+    p = fma(exp_tail(r), r * r, r)
     # 2**n overflows for the largest results, half of it does not
     half = op(Operation.SCALE, constant(1.0, x.dtype), n - 1.0)
     result = fma(p, half, half - 0.5) * 2.0
@@ -78,27 +93,12 @@ def log(x: Expr) -> Expr:
     x = 2**e m with m in [sqrt(1/2), sqrt(2)); log(m) = f - f**2 / 2 + f**3 Q(f) for f = m - 1. Q is
     a minimax polynomial of degree 7.
     """
-    return _float32("log", x, _log)
+    return in_float32("log", x, _log)
 
 
 def _log(x: Expr) -> Expr:
-    exponent, f = _split(x)
+    exponent, f = split_exponent(x)
     return _log_limits(x, _log_of_parts(exponent, f, None))
-
-
-def _split(x: Expr) -> tuple[Expr, Expr]:
-    """e and f of x = 2**e (1 + f), f in [sqrt(1/2) - 1, sqrt(2) - 1), for positive x."""
-    subnormal = less(x, 1.17549435e-38)
-    normal = select(subnormal, x * 8388608.0, x)
-    mantissa = op(Operation.MANTISSA, normal)
-    exponent = op(Operation.EXPONENT, normal) + select(
-        subnormal, constant(-23.0, x.dtype), constant(0.0, x.dtype)
-    )
-    high = less(1.4142135, mantissa)
-    return (
-        select(high, exponent + 1.0, exponent),
-        select(high, mantissa * 0.5, mantissa) - 1.0,
-    )
 
 
 def _log_of_parts(exponent: Expr, f: Expr, correction: Expr | None) -> Expr:
@@ -121,28 +121,28 @@ def _log_of_parts(exponent: Expr, f: Expr, correction: Expr | None) -> Expr:
             ),
         )
     )
-    tail = fma(exponent, _LN2_LOW, tail)
+    tail = fma(exponent, LN2_LOW, tail)
     if correction is not None:
         tail = tail + correction
-    return fma(exponent, _LN2_HIGH, fma(square, -0.5, tail) + f)
+    return fma(exponent, LN2_HIGH, fma(square, -0.5, tail) + f)
 
 
 def _log_limits(x: Expr, result: Expr) -> Expr:
     """The result for 0 < x < inf; -inf at 0; NaN below; x itself (inf, NaN) otherwise."""
     nan = select(less(x, 0.0), constant(float("nan"), x.dtype), x)
-    edge = select(equal(x, 0.0), constant(-_HUGE, x.dtype), nan)
-    inside = op(Operation.AND, less(0.0, x), less(x, _HUGE))
+    edge = select(equal(x, 0.0), constant(-INFINITY, x.dtype), nan)
+    inside = op(Operation.AND, less(0.0, x), less(x, INFINITY))
     return select(inside, result, edge)
 
 
 def log1p(x: Expr) -> Expr:
     """log(1 + x); relative error <= 3e-7 (3 ulp), near 0 too. -inf at -1, NaN below."""
-    return _float32("log1p", x, _log1p)
+    return in_float32("log1p", x, _log1p)
 
 
 def _log1p(x: Expr) -> Expr:
     u = x + 1.0
-    exponent, f = _split(u)
+    exponent, f = split_exponent(u)
     # what rounding 1 + x lost: x - (u - 1), as a part of u
     lost = x - (u - 1.0)
     large = less(16777216.0, u)
@@ -156,7 +156,7 @@ def tanh(x: Expr) -> Expr:
 
     x P(x**2) / Q(x**2), both of degree 4, for |x| <= 9.02; the result is 1 beyond.
     """
-    return _float32("tanh", x, _tanh)
+    return in_float32("tanh", x, _tanh)
 
 
 def _tanh(x: Expr) -> Expr:
@@ -188,7 +188,7 @@ def erf(x: Expr) -> Expr:
 
     x P(x**2) / Q(x**2), both of degree 5, for |x| <= 4; the result is 1 beyond.
     """
-    return _float32("erf", x, _erf)
+    return in_float32("erf", x, _erf)
 
 
 def _erf(x: Expr) -> Expr:
@@ -228,17 +228,17 @@ def _odd_rational(
 
 def sigmoid(x: Expr) -> Expr:
     """1 / (1 + e**-x); relative error <= 3e-7 where the result is normal, else 0 or subnormal."""
-    return _float32("sigmoid", x, lambda v: constant(1.0, v.dtype) / (_exp(-v) + 1.0))
+    return in_float32("sigmoid", x, lambda v: constant(1.0, v.dtype) / (_exp(-v) + 1.0))
 
 
 def silu(x: Expr) -> Expr:
-    """x sigmoid(x); relative error <= 4e-7."""
-    return _float32("silu", x, lambda v: v / (_exp(-v) + 1.0))
+    """x sigmoid(x); absolute error <= 2e-7 max(1, |x|)."""
+    return in_float32("silu", x, lambda v: v / (_exp(-v) + 1.0))
 
 
 def gelu(x: Expr) -> Expr:
     """x/2 (1 + erf(x / sqrt(2))); absolute error <= 3e-7 max(1, |x|)."""
-    return _float32("gelu", x, _gelu)
+    return in_float32("gelu", x, _gelu)
 
 
 def _gelu(x: Expr) -> Expr:
@@ -251,7 +251,7 @@ def gelu_tanh(x: Expr) -> Expr:
 
     Written as x sigmoid(2 u), which needs no tanh.
     """
-    return _float32("gelu_tanh", x, _gelu_tanh)
+    return in_float32("gelu_tanh", x, _gelu_tanh)
 
 
 def _gelu_tanh(x: Expr) -> Expr:
@@ -261,7 +261,7 @@ def _gelu_tanh(x: Expr) -> Expr:
 
 def softplus(x: Expr) -> Expr:
     """log(1 + e**x) = max(x, 0) + log1p(e**-|x|); relative error <= 4e-7."""
-    return _float32("softplus", x, _softplus)
+    return in_float32("softplus", x, _softplus)
 
 
 def _softplus(x: Expr) -> Expr:
@@ -276,211 +276,3 @@ def sqrt(x: Expr) -> Expr:
 def rsqrt(x: Expr) -> Expr:
     """1 / sqrt(x); relative error <= 1.2e-7 (1 ulp)."""
     return constant(1.0, x.dtype) / op(Operation.SQRT, x)
-
-
-def sin(x: Expr) -> Expr:
-    """Sine; absolute error <= 1.2e-7 for |x| <= 8192; none is promised beyond. NaN at infinity."""
-    return _float32("sin", x, lambda v: _sine(v, 0))
-
-
-def cos(x: Expr) -> Expr:
-    """Cosine; bounds as `sin`."""
-    return _float32("cos", x, lambda v: _sine(v, 1))
-
-
-def _sine(x: Expr, quarter_turns: int) -> Expr:
-    """sin(x + quarter_turns pi/2), by reduction to |r| <= pi/4 and one of two polynomials."""
-    n = op(Operation.RINT, x * 0.6366197723675814)
-    r = x
-    # pi/2 in parts of 10 or 11 bits: their products with n are exact up to n = 8192
-    for part in (1.5703125, 4.8351287841796875e-4, 3.1385570764541626e-07, 6.0771005065061922e-11):
-        r = fma(n, -part, r)
-    # for huge arguments the reduction is lost; the result stays a sine
-    r = maximum(minimum(r, 0.8), -0.8)
-    square = r * r
-    sine = fma(
-        r * square,
-        polynomial(square, (-1.6666654611e-1, 8.3321608736e-3, -1.9515295891e-4)),
-        r,
-    )
-    cosine = fma(
-        square * square,
-        polynomial(square, (4.166664568298827e-2, -1.388731625493765e-3, 2.443315711809948e-5)),
-        fma(square, -0.5, 1.0),
-    )
-    turns = n + float(quarter_turns) if quarter_turns else n
-    quadrant = fma(op(Operation.FLOOR, turns * 0.25), -4.0, turns)
-    odd = op(Operation.OR, equal(quadrant, 1.0), equal(quadrant, 3.0))
-    value = select(odd, cosine, sine)
-    return select(less(1.5, quadrant), -value, value)
-
-
-def pow(x: Expr, y: Expr) -> Expr:
-    """x**y as C's pow; relative error <= 2e-6 where the result is normal.
-
-    A constant exponent that is a small integer or a half becomes multiplications and square
-    roots. Otherwise 2**(y log2(|x|)) with the logarithm and the product in two parts each.
-    """
-    if isinstance(y, Const) and (simple := _simple_power(x, y.value)) is not None:
-        return simple
-    if x.dtype in _NARROW:
-        wide = _pow(Cast(x, DType.FLOAT32), Cast(y, DType.FLOAT32))
-        return Cast(wide, x.dtype)
-    _float32("pow", y, lambda v: v)
-    return _float32("pow", x, lambda v: _pow(v, y))
-
-
-def _simple_power(x: Expr, exponent: float) -> Expr | None:
-    """x**exponent by multiplication and square root, or None."""
-    match exponent:
-        case 0:
-            return constant(1.0, x.dtype)
-        case 1:
-            return x
-        case 2:
-            return x * x
-        case 3:
-            return x * x * x
-        case 4:
-            return (x * x) * (x * x)
-        case -1:
-            return constant(1.0, x.dtype) / x
-        case -2:
-            return constant(1.0, x.dtype) / (x * x)
-        case _:
-            return None
-
-
-def _pow(x: Expr, y: Expr) -> Expr:
-    magnitude = absolute(x)
-    high, low = _log2_parts(magnitude)
-    product = y * high
-    # exact error of the product, where the target fuses; at 0 and inf the limits below decide
-    rest = fma(y, low, fma(y, high, -product))
-    product = maximum(minimum(product, 192.0), -192.0)
-    rest = select(less(absolute(product), 192.0), rest, constant(0.0, x.dtype))
-    n = op(Operation.RINT, product)
-    r = ((product - n) + rest) * _LN2
-    value = op(Operation.SCALE, fma(_exp_tail(r), r * r, r) + 1.0, n)
-    return _pow_limits(x, y, magnitude, value)
-
-
-def _log2_parts(x: Expr) -> tuple[Expr, Expr]:
-    """log2 of a positive number as a large and a small part.
-
-    With s = f / (2 + f): log2(1 + f) = (2 s + 2/3 s**3 + ...) / ln 2. s, the constant 2 / ln 2 and
-    the sums carry their rounding errors along.
-    """
-    exponent, f = _split(x)
-    divisor = f + 2.0
-    s = f / divisor
-    # (f - s (2 + f)) / (2 + f), with the part of f that the divisor lost
-    lost = f - (divisor - 2.0)
-    s_low = (fma(-s, divisor, f) - s * lost) / divisor
-    square = s * s
-    # 2/ln(2) (1/3 + s**2/5 + ...), on |s| <= 0.1716
-    tail = s * square * polynomial(square, (0.9617966939, 0.5770780164, 0.4121985831, 0.3205988980))
-    scale_high, scale_low = 2.885390043258667, 3.851925e-8
-    product = s * scale_high
-    error = fma(s, scale_high, -product)
-    small = fma(s_low, scale_high, fma(s, scale_low, error)) + tail
-    total = exponent + product
-    # |exponent| >= |product| unless it is 0, where the sum is exact
-    remainder = product - (total - exponent)
-    small = small + remainder
-    high = total + small
-    return high, small - (high - total)
-
-
-def _pow_limits(x: Expr, y: Expr, magnitude: Expr, value: Expr) -> Expr:
-    """Zeros, infinities, NaN and negative bases, as C's pow defines them."""
-    one = constant(1.0, x.dtype)
-    zero = constant(0.0, x.dtype)
-    infinite = constant(_HUGE, x.dtype)
-    grows = op(Operation.NE, less(1.0, magnitude), less(y, 0.0))
-    # an infinite exponent, or a base that is 0 or infinite: 0 or inf by its direction
-    edge = op(
-        Operation.OR,
-        equal(absolute(y), _HUGE),
-        op(Operation.OR, equal(magnitude, 0.0), equal(magnitude, _HUGE)),
-    )
-    value = select(edge, select(grows, infinite, zero), value)
-    value = select(op(Operation.AND, equal(magnitude, 1.0), equal(absolute(y), _HUGE)), one, value)
-    half = y * 0.5
-    integral = equal(op(Operation.FLOOR, y), y)
-    odd = op(Operation.AND, integral, op(Operation.NE, op(Operation.FLOOR, half), half))
-    # the sign of -0 counts as well: 1 / -0 is -inf
-    negative = op(Operation.OR, less(x, 0.0), less(one / x, 0.0))
-    value = select(op(Operation.AND, negative, odd), -value, value)
-    invalid = op(
-        Operation.AND,
-        op(Operation.AND, less(x, 0.0), less(-_HUGE, x)),
-        op(Operation.AND, less(absolute(y), _HUGE), op(Operation.NE, integral, _true())),
-    )
-    nan = constant(float("nan"), x.dtype)
-    is_nan = op(Operation.OR, op(Operation.NE, x, x), op(Operation.NE, y, y))
-    value = select(op(Operation.OR, invalid, is_nan), nan, value)
-    return select(op(Operation.OR, equal(y, 0.0), equal(x, 1.0)), one, value)
-
-
-def fma(a: Expr | float, b: Expr | float, c: Expr | float) -> Expr:
-    """a*b + c, rounded once where the target has the instruction."""
-    return op(Operation.FMA, a, b, c)
-
-
-def maximum(a: Expr | float, b: Expr | float) -> Expr:
-    """The larger one; beside a constant, NaN passes through."""
-    return op(Operation.MAX, a, b)
-
-
-def minimum(a: Expr | float, b: Expr | float) -> Expr:
-    """The smaller one; beside a constant, NaN passes through."""
-    return op(Operation.MIN, a, b)
-
-
-def absolute(x: Expr) -> Expr:
-    """|x|."""
-    return op(Operation.ABS, x)
-
-
-def less(a: Expr | float, b: Expr | float) -> Expr:
-    """a < b, false beside NaN."""
-    return op(Operation.LT, a, b)
-
-
-def equal(a: Expr | float, b: Expr | float) -> Expr:
-    """a == b, false beside NaN."""
-    return op(Operation.EQ, a, b)
-
-
-def select(condition: Expr, if_true: Expr, if_false: Expr) -> Expr:
-    """One of two values."""
-    return op(Operation.SELECT, condition, if_true, if_false)
-
-
-def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
-    """Horner's rule; coefficients from the constant term up."""
-    result = constant(coefficients[-1], x.dtype)
-    for coefficient in reversed(coefficients[:-1]):
-        result = fma(result, x, coefficient)
-    return result
-
-
-_NARROW = (DType.FLOAT16, DType.BFLOAT16)
-
-
-def _true() -> Expr:
-    return Const(1, DType.BOOL)
-
-
-def _float32(name: str, x: Expr, function: Callable[[Expr], Expr]) -> Expr:
-    """Apply a float32 function, through casts for the narrower types.
-
-    Raises:
-        CompilerError: for float64 and for integers.
-    """
-    if x.dtype in _NARROW:
-        return Cast(function(Cast(x, DType.FLOAT32)), x.dtype)
-    if x.dtype is not DType.FLOAT32:
-        raise CompilerError(f"{name}: no {x.dtype} implementation, only float32 and narrower")
-    return function(x)

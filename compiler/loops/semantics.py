@@ -140,7 +140,7 @@ def apply(
         ):
             return args[0]
         case Operation.NEG if args[0].dtype.kind == "u":
-            return (~args[0] + args[0].dtype.type(1)).astype(args[0].dtype)
+            return np.asarray(np.invert(args[0]) + 1, args[0].dtype)
         case (
             Operation.ADD
             | Operation.SUB
