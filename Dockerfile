@@ -39,6 +39,6 @@ RUN apt-get update \
  && rm -r /wheels
 USER tilewright
 VOLUME /var/lib/tilewright
-EXPOSE 8000
+EXPOSE 8080
 ENTRYPOINT ["tilewright"]
-CMD ["serve", "--host", "0.0.0.0", "--port", "8000"]
+CMD ["serve", "--host", "0.0.0.0", "--port", "8080"]

@@ -67,8 +67,9 @@ def settings() -> list[str]:
 
 def routes() -> list[str]:
     from service.app import create_app
+    from service.settings import Settings
 
-    paths = create_app().openapi()["paths"]
+    paths = create_app(Settings()).openapi()["paths"]
     return sorted(f"{verb.upper()} {path}" for path, verbs in paths.items() for verb in verbs)
 
 
