@@ -103,6 +103,7 @@ class _Run:
             [task.count for task in tasks], [state.operations for state in self._states]
         )
         self._model_is_stale = False
+        self._compared: set[int] = set()
         self._records: list[TuningRecord | None] = [None] * len(tasks)
         self._measured_here = 0
 
@@ -139,11 +140,15 @@ class _Run:
             )
             state.incumbent = record
             self._records[number] = record
-            if current and self._options.reuse_records:
-                state.from_store = True
-                self._scheduler.tasks[number].exhausted = True
-                continue
             state.remember(self._store.trials(state.task.key))
+            if current and self._options.reuse_records:
+                state.finished = True
+                state.from_store = state.trials == 0
+            elif state.finals:
+                # Killed after the comparison, before the record: no need to compare again.
+                self._decide(number, state.finals)
+            if state.finished:
+                self._scheduler.tasks[number].exhausted = True
             if state.measured:
                 self._scheduler.seen(number, state.best_seconds)
                 self._model_is_stale = True
@@ -152,13 +157,16 @@ class _Run:
         """Wait for what an earlier process of this job had sent off."""
         for request in self._pipeline.resume():
             number = self._by_key.get(request.key)
-            if number is None or self._states[number].from_store:
+            if number is None or self._states[number].finished:
                 self._pipeline.discard(request)
                 continue
             state = self._states[number]
             state.adopt(request)
             self._pipeline.adopt(number, request)
             self._scheduler.started(number)
+            if request.phase is Phase.FINAL:
+                self._scheduler.tasks[number].exhausted = True
+                self._compared.add(number)
 
     # ---- screening
 
@@ -225,21 +233,23 @@ class _Run:
         if batch.phase is Phase.SCREEN:
             self._scheduler.finished(batch.task, best)
             self._report(state)
+        else:
+            self._decide(batch.task, batch.trials)
 
     # ---- finalists
 
     def _finals(self) -> None:
         """Compare each task's fastest few, its default and its old record, interleaved."""
-        waiting = [n for n, s in enumerate(self._states) if not s.from_store and s.finalists()]
+        waiting = [n for n, s in enumerate(self._states) if self._needs_finals(n, s)]
         # What matters most first, should the time run out.
         waiting.sort(key=lambda n: -self._cost(n))
         while (waiting or not self._pipeline.is_empty) and not self._token.cancelled:
             while waiting and self._pipeline.has_room:
                 self._send_finalists(waiting.pop(0))
-            for batch in self._pipeline.finished(POLL_SECONDS):
-                self._take(batch)
-                if batch.phase is Phase.FINAL:
-                    self._decide(batch)
+            self._drain_some()
+
+    def _needs_finals(self, number: int, state: TaskState) -> bool:
+        return not state.finished and number not in self._compared and bool(state.finalists())
 
     def _send_finalists(self, number: int) -> None:
         state = self._states[number]
@@ -252,16 +262,16 @@ class _Run:
         )
         self._pipeline.send(number, state, state.finalists(), Phase.FINAL, repeat)
 
-    def _decide(self, batch: Batch) -> None:
+    def _decide(self, number: int, trials: Sequence[Trial]) -> None:
         """The fastest of a comparison is the record; a failed comparison leaves the screening's."""
-        state = self._states[batch.task]
-        working = [t for t in batch.trials if t.measurement.run_seconds is not None]
+        state = self._states[number]
+        working = [t for t in trials if t.measurement.run_seconds is not None]
         if not working:
-            self._record_from_screening(batch.task)
+            self._record_from_screening(number)
             return
         winner = min(working, key=lambda t: t.measurement.run_seconds or 0.0)
         old = state.incumbent.schedule if state.incumbent else None
-        self._record(batch.task, winner, improved=winner.schedule != old)
+        self._record(number, winner, improved=winner.schedule != old)
 
     def _record_from_screening(self, number: int) -> None:
         """Keep the best of the screening where nothing better is known."""
@@ -282,6 +292,7 @@ class _Run:
         )
         self._store.add_record(record)
         self._records[number] = record
+        self._states[number].finished = True
         self._on_event(Recorded(self._states[number].status(), record, improved))
 
     # ---- the end, early or late
@@ -302,7 +313,7 @@ class _Run:
     # ---- counters
 
     def _open(self) -> int:
-        return sum(not state.from_store for state in self._states)
+        return sum(not state.finished for state in self._states)
 
     def _done(self) -> int:
         return sum(state.trials for state in self._states)

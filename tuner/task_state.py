@@ -31,7 +31,10 @@ class TaskState:
     search: SearchStrategy
     options: TuneOptions
     incumbent: TuningRecord | None = None
+    finished: bool = False
+    """A record is there: nothing is left to do."""
     from_store: bool = False
+    """The record is of another job: this one spends no trial."""
     trials: int = 0
     failures: int = 0
     measured: dict[Schedule, Measurement] = field(default_factory=dict)
@@ -39,6 +42,8 @@ class TaskState:
     retries: list[Schedule] = field(default_factory=list)
     serials: dict[tuple[Schedule, Phase], int] = field(default_factory=dict)
     requested: set[Schedule] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
+    finals: list[Trial] = field(default_factory=list)
 
     @classmethod
     def start(cls, task: Task, model: CostModel, options: TuneOptions) -> TaskState:
@@ -69,7 +74,7 @@ class TaskState:
 
     def status(self) -> TaskStatus:
         best = self.best_seconds
-        if best is None and self.incumbent is not None and self.from_store:
+        if best is None and self.incumbent is not None and self.finished:
             best = self.incumbent.run_seconds
         return TaskStatus(
             self.task.name,
@@ -107,13 +112,14 @@ class TaskState:
         for trial in trials:
             if trial.codegen_version != self.options.codegen_version:
                 continue
-            ours = trial.job_id == self.options.job_id
-            if ours:
+            same = trial.job_id == self.options.job_id
+            if same:
                 serial = self.serials.get((trial.schedule, trial.phase), 0)
                 self.serials[trial.schedule, trial.phase] = serial + 1
             if trial.schedule not in self.task.space:
                 continue
-            self._learn(trial, counted=ours)
+            # Runs without a job id are not told apart, so that none goes on where another ended.
+            self._learn(trial, counted=same and bool(trial.job_id))
 
     def adopt(self, request: MeasureRequest) -> None:
         """Count the candidates of a request from an earlier process as proposed."""
@@ -161,7 +167,12 @@ class TaskState:
         return list(dict.fromkeys(chosen))
 
     def _learn(self, trial: Trial, *, counted: bool) -> None:
+        if trial.id in self.known:
+            return
+        self.known.add(trial.id)
         schedule, measurement = trial.schedule, trial.measurement
+        if trial.phase is Phase.FINAL and counted:
+            self.finals.append(trial)
         if not measurement.status.says_something_of_the_candidate:
             if self.serials.get((schedule, trial.phase), 0) <= MAX_RETRIES:
                 self.retries.append(schedule)

@@ -19,9 +19,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.loops.layout import Layout
-from compiler.runtime.kernel import ABI_VERSION, BufferSpec, KernelSpec
+from compiler.runtime.kernel import BufferSpec, KernelSpec, Role
 from compiler.runtime.packing import aligned_empty, make_weight, pack, unpack
 from tuner.measure.compare import largest_error
 from tuner.measure.timing import BoundKernel
@@ -72,14 +70,12 @@ class _Buffers:
 
     def _make(self, spec: BufferSpec) -> np.ndarray:
         match spec.role:
-            case "input":
+            case Role.INPUT:
                 source = self.arrays[spec.source]
-                return pack(
-                    source, spec.shape, Layout.parse(spec.layout), spec.halo, DType(spec.dtype)
-                )
-            case "weight":
+                return pack(source, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype)
+            case Role.WEIGHT:
                 return make_weight(spec, self.arrays[spec.source])
-            case _:
+            case Role.SHARED | Role.OUTPUT:
                 return aligned_empty(spec.bytes)
 
 
@@ -139,13 +135,12 @@ class Session:
     ) -> _Ready | None:
         """Run a candidate once on poisoned memory and compare its output with the reference."""
         try:
-            spec = KernelSpec.from_json(dict(candidate.spec))
-            if spec.abi != ABI_VERSION:
-                raise ValueError(f"kernel ABI {spec.abi}, this device has {ABI_VERSION}")
+            spec = KernelSpec.from_json(candidate.spec)
             buffers = [self._buffers.get(b) for b in spec.buffers]
-            output_spec, output = _output(spec, buffers)
+            (position,) = spec.outputs
+            output_spec, output = spec.buffers[position], buffers[position]
             for b, memory in zip(spec.buffers, buffers, strict=True):
-                if b.role in ("output", "shared"):
+                if b.role in (Role.OUTPUT, Role.SHARED):
                     memory.view(np.uint8)[:] = POISON
             kernel = BoundKernel(
                 library,
@@ -163,21 +158,22 @@ class Session:
         actual = unpack(
             output,
             output_spec.shape,
-            Layout.parse(output_spec.layout),
+            output_spec.parsed_layout(),
             output_spec.halo,
-            DType(output_spec.dtype),
+            output_spec.dtype,
         )
-        error, text = largest_error(actual, self._reference, output_spec.dtype)
-        if not error <= request.tolerance:
+        distance, text = largest_error(actual, self._reference, output_spec.dtype.value)
+        if not distance <= request.tolerance:
             self._emit(
                 event="checked",
                 trial=candidate.trial_id,
                 status="wrong_answer",
-                error=text or f"relative error {error:.3g} over the tolerance {request.tolerance}",
-                max_error=error if np.isfinite(error) else None,
+                error=text
+                or f"relative error {distance:.3g} over the tolerance {request.tolerance}",
+                max_error=distance if np.isfinite(distance) else None,
             )
             return None
-        self._emit(event="checked", trial=candidate.trial_id, status="ok", max_error=error)
+        self._emit(event="checked", trial=candidate.trial_id, status="ok", max_error=distance)
         return _Ready(candidate, kernel, 1)
 
     def _time(self, ready: Sequence[_Ready], repeat: RepeatSettings) -> None:
@@ -211,13 +207,6 @@ def _still_racing(racing: Sequence[_Ready], repeat: RepeatSettings) -> list[_Rea
 def _runs_per_sample(kernel: BoundKernel, sample_seconds: float) -> int:
     estimate = kernel.sample(1)
     return max(1, min(10_000, int(sample_seconds / max(estimate, 1e-8))))
-
-
-def _output(spec: KernelSpec, buffers: Sequence[np.ndarray]) -> tuple[BufferSpec, np.ndarray]:
-    for buffer, memory in zip(spec.buffers, buffers, strict=True):
-        if buffer.role == "output":
-            return buffer, memory
-    raise ValueError(f"kernel {spec.name} has no output buffer")
 
 
 def _private_channel() -> TextIO:
