@@ -1,0 +1,93 @@
+/* The C runtime of Tilewright: a thread pool, an interpreter of programs and a benchmark harness.
+ *
+ * Portable C11 with POSIX threads. It does not use Python's C API; compiler/runtime/native.py loads
+ * it with ctypes.
+ */
+#ifndef TILEWRIGHT_H
+#define TILEWRIGHT_H
+
+#include <stdint.h>
+
+#define TW_ABI_VERSION 1
+#define TW_MAX_THREADS 256
+
+#if defined(__GNUC__)
+#define TW_EXPORT __attribute__((visibility("default")))
+#else
+#define TW_EXPORT
+#endif
+
+/* One stage of a kernel; compiler/runtime/kernel.py states what the arguments are. */
+typedef void (*tw_stage)(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo,
+                         int64_t hi);
+
+/* Everything that stays the same over the threads and the tiles of a stage. */
+typedef struct {
+    void *const *buffers;
+    char *scratch;          /* thread t has the block at scratch + t * scratch_stride */
+    int64_t scratch_stride; /* bytes, a multiple of 64 */
+    const int64_t *sizes;
+} tw_arguments;
+
+/* pool.c */
+
+/* Run tiles [0, extent) of a stage on at most `threads` threads, the caller being one of them.
+ * Returns when all tiles are done. Where the pool is busy with another caller's stage, the caller
+ * runs all tiles itself. */
+void tw_run_stage(tw_stage stage, const tw_arguments *arguments, int64_t extent, int threads);
+
+/* Between these two calls idle workers wait longer before they sleep. */
+void tw_enter(int threads);
+void tw_leave(int threads);
+
+TW_EXPORT int tw_pool_workers(void);
+TW_EXPORT int tw_pool_sleeping(void);
+
+/* program.c */
+
+enum {
+    TW_OK = 0,
+    TW_BAD_OPCODE = 1,
+    TW_BAD_LENGTH = 2,
+};
+
+/* An instruction is a list of words: opcode, number of words in all, operands. */
+enum {
+    /* first argument, number of stages, then for each stage: function, extent */
+    TW_KERNEL = 0,
+    /* argument copied to, argument copied from, bytes */
+    TW_COPY = 1,
+};
+
+/* Run a program. `functions` and `pointers` are what the words index; a kernel's buffers are
+ * consecutive pointers. Returns TW_OK or what is wrong with the code. */
+TW_EXPORT int tw_run(const int64_t *code, int64_t words, const tw_stage *functions,
+                     void *const *pointers, void *scratch, int64_t scratch_stride,
+                     const int64_t *sizes, int threads);
+
+/* bench.c */
+
+/* A kernel bound to its buffers. */
+typedef struct {
+    const tw_stage *stages;
+    const int64_t *extents;
+    int64_t stage_count;
+    tw_arguments arguments;
+    int64_t inner; /* runs a sample */
+} tw_bound_kernel;
+
+/* One run of a kernel. */
+TW_EXPORT void tw_call(const tw_bound_kernel *kernel, int threads);
+
+/* `samples` samples of one kernel, in seconds a run: CPU time of this thread where threads is 1,
+ * wall time otherwise. */
+TW_EXPORT void tw_bench(const tw_bound_kernel *kernel, int threads, int64_t samples,
+                        double *seconds);
+
+/* Sample i is of kernel order[i], after one untimed run of it. The caller shuffles the order. */
+TW_EXPORT void tw_bench_interleaved(const tw_bound_kernel *kernels, const int64_t *order,
+                                    int64_t samples, int threads, double *seconds);
+
+TW_EXPORT int tw_abi_version(void);
+
+#endif

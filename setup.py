@@ -1,0 +1,23 @@
+"""Builds the C runtime; everything else about the distribution is in pyproject.toml.
+
+The library holds no Python module: `compiler.runtime.native` loads it with ctypes, so no header of
+Python is needed to build it. It is compiled here and not on the device.
+"""
+
+from glob import glob
+
+from setuptools import Extension, setup
+
+NATIVE = "compiler/runtime/native"
+
+setup(
+    ext_modules=[
+        Extension(
+            "compiler.runtime._native",
+            sources=sorted(glob(f"{NATIVE}/*.c")),
+            depends=sorted(glob(f"{NATIVE}/*.h")),
+            extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden", "-pthread"],
+            extra_link_args=["-pthread"],
+        )
+    ]
+)
