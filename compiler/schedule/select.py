@@ -1,0 +1,54 @@
+"""The schedule space of a workload, put together from every template that applies."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from compiler.errors import CompilerError, ScheduleError
+from compiler.schedule.kernel import Kernel
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.space import ScheduleSpace
+from compiler.schedule.templates import Template, templates
+from compiler.target import Target
+from compiler.workload import Workload
+
+
+@lru_cache(maxsize=1024)
+def schedule_space(
+    workload: Workload, target: Target, threads: int = 1, numerics: str = "fast"
+) -> ScheduleSpace:
+    """Every valid schedule of a workload on a target, by algorithm.
+
+    `numerics="strict"` leaves out algorithms that change rounding.
+
+    Raises:
+        CompilerError: if no template applies.
+    """
+    found = []
+    for template in templates():
+        space = template.space(workload, target, threads=threads, strict=numerics == "strict")
+        if space is not None:
+            found.append((template.preference(workload), space))
+    if not found:
+        operators = ", ".join(workload.operators)
+        raise CompilerError(f"no template applies to the fused workload of {operators}")
+    found.sort(key=lambda item: -item[0])
+    return ScheduleSpace(tuple(space for _, space in found))
+
+
+def lower_schedule(
+    workload: Workload, schedule: Schedule, target: Target, threads: int = 1
+) -> Kernel:
+    """The loop nest of a schedule.
+
+    Raises:
+        ScheduleError: if no template knows the algorithm, or the schedule does not fit.
+    """
+    return _template(schedule.algorithm).lower(workload, schedule, target, threads=threads)
+
+
+def _template(algorithm: str) -> Template:
+    for template in templates():
+        if algorithm in template.algorithms:
+            return template
+    raise ScheduleError(f"no template has an algorithm '{algorithm}'")
