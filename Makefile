@@ -5,7 +5,7 @@
 #   test         the test suite
 #   check        formatter, linter, type checker, tests: what .ci/run runs
 #   format       rewrite the sources as the formatter and the linter want them
-#   bench        race the models against ONNX Runtime (ARGS="--models resnet50 --tuned DB")
+#   bench        race the models against ONNX Runtime (ARGS="--models resnet50 vgg19")
 #   models       export MobileNetV2 and BERT-base from transformers into benchmarks/models/
 #   clean        remove everything that a target here has made
 

@@ -30,14 +30,14 @@ Run = Callable[[], list[NDArray[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`load(model, feeds, threads, database)` gives a function that runs once over the feeds."""
+    """`load(model, feeds, threads, schedules)` gives a function that runs once over the feeds."""
 
     name: str
     load: Callable[[Any, Arrays, int, str], Run]
     package: str
 
 
-def load_onnxruntime(model: Any, feeds: Arrays, threads: int, database: str) -> Run:
+def load_onnxruntime(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
     """ONNX Runtime's CPU provider with inputs bound once, so that no copy is timed."""
     import onnxruntime
 
@@ -64,7 +64,7 @@ def load_onnxruntime(model: Any, feeds: Arrays, threads: int, database: str) -> 
     return run
 
 
-def load_openvino(model: Any, feeds: Arrays, threads: int, database: str) -> Run:
+def load_openvino(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
     """OpenVINO pinned to float32: it takes bfloat16 by itself, with errors of per cents."""
     import openvino
 
@@ -90,7 +90,7 @@ def load_openvino(model: Any, feeds: Arrays, threads: int, database: str) -> Run
     return run
 
 
-def load_untuned(model: Any, feeds: Arrays, threads: int, database: str) -> Run:
+def load_untuned(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
     """Tilewright with every workload's default schedule."""
     import compiler
 
@@ -98,14 +98,19 @@ def load_untuned(model: Any, feeds: Arrays, threads: int, database: str) -> Run:
     return lambda: executable.run(feeds)
 
 
-def load_tuned(model: Any, feeds: Arrays, threads: int, database: str) -> Run:
-    """Tilewright with the best schedules that `database` (a SQLAlchemy URL) knows."""
+def load_tuned(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
+    """Tilewright as tuned: `schedules` is an artifact's folder or a database's data folder."""
     import compiler
-    from service.embedded import schedule_source
+    from compiler.runtime.artifact import load_artifact
 
-    executable = compiler.compile_model(
-        model, target="host", threads=threads, schedules=schedule_source(database)
-    )
+    if (Path(schedules) / "manifest.json").exists():
+        executable = load_artifact(Path(schedules), threads=threads)
+    else:
+        from service.embedded import schedule_source
+
+        executable = compiler.compile_model(
+            model, target="host", threads=threads, schedules=schedule_source(schedules)
+        )
     return lambda: executable.run(feeds)
 
 
@@ -146,7 +151,7 @@ def _load(engine: Engine, request: Mapping[str, Any]) -> tuple[Run, dict[str, An
     model = models.build(request["model"])
     feeds = models.feeds(request["model"], model)
     started = time.perf_counter()
-    run = engine.load(model, feeds, request["threads"], request["database"])
+    run = engine.load(model, feeds, request["threads"], request["schedules"])
     seconds = time.perf_counter() - started
     outputs = run()
     names = [output.name for output in model.graph.output]

@@ -90,13 +90,13 @@ class EngineResult:
 
 @dataclass(frozen=True, slots=True)
 class RaceOptions:
-    """How long a race is, and on how many threads; `database` holds the tuned schedules."""
+    """How long a race is, and on how many threads; `schedules` is where the tuned ones are."""
 
     threads: int = 1
     rounds: int = 7
     turn_seconds: float = 0.6
     least_runs: int = 3
-    database: str = ""
+    schedules: str = ""
 
 
 def race(model: str, engines: Sequence[str], options: RaceOptions) -> dict[str, EngineResult]:
@@ -112,7 +112,7 @@ def race(model: str, engines: Sequence[str], options: RaceOptions) -> dict[str, 
                     model=model,
                     threads=options.threads,
                     folder=folder,
-                    database=options.database,
+                    schedules=options.schedules,
                 )
                 results[name].error = answer.get("error", "")
                 results[name].version = answer.get("version", "")
@@ -164,7 +164,7 @@ def fastest(result: EngineResult) -> float:
 
 
 def available_engines() -> list[str]:
-    """The engines that can run here without a database."""
+    """The engines that can run here without tuned schedules."""
     return [REFERENCE, *(["openvino"] if find_spec("openvino") else []), "untuned"]
 
 
@@ -173,7 +173,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     default = ["resnet50", "mobilenetv2", "bert-base-128", "mlp"]
     parser.add_argument("--models", nargs="+", default=default, choices=[*models.MODELS, "all"])
     parser.add_argument("--engines", nargs="+", help="default: all that are installed")
-    parser.add_argument("--database", default="", help="race the schedules in this database too")
+    parser.add_argument(
+        "--schedules", default="", help="race tuned too: an artifact's folder or a data folder"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--turn-seconds", type=float, default=0.6)
@@ -184,13 +186,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
-    engines = options.engines or available_engines() + (["tuned"] if options.database else [])
+    engines = options.engines or available_engines() + (["tuned"] if options.schedules else [])
     names = list(models.MODELS) if "all" in options.models else options.models
     settings = RaceOptions(
         threads=options.threads,
         rounds=options.rounds,
         turn_seconds=options.turn_seconds,
-        database=options.database,
+        schedules=options.schedules,
     )
     report = RaceReport(threads=settings.threads, rounds=settings.rounds)
     for model in names:
