@@ -8,10 +8,12 @@ against ONNX Runtime. The database stays in .demo/, so a second run finds every 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tarfile
+import tempfile
 import time
-import zipfile
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -61,15 +63,20 @@ def main() -> int:
             job = _follow(client, job["id"], processes, console)
             _show_job(client, job, console)
             artifact = _fetch_artifact(client, job, folder)
-            # the worker and the tuner would share the cores with the race
-            curl = _lookup_line(client, url, data_folder, job)
+            lookup = _lookup_query(client, job)
+        # the service is down by now: it would share the cores with the race
         _race(options, artifact, console)
     except (DemoFailed, ProcessDied, TimeoutError, httpx2.HTTPError) as error:
         console.print(f"the demo failed: {error}", style="red", markup=False)
         return 1
     console.print(f"\nartifact: {artifact}", soft_wrap=True)
-    console.print("a cached schedule, while `tilewright serve` runs:", soft_wrap=True)
-    console.print(f"  {curl}", soft_wrap=True, markup=False, highlight=False)
+    console.print("the service again, and a schedule from its database:")
+    for line in (
+        f"  TILEWRIGHT_DATA_FOLDER={data_folder} {tilewright('serve')[0]} serve --port 8080 &",
+        f'  curl -H "Authorization: Bearer $(cat {data_folder}/token)"'
+        f" 'http://127.0.0.1:8080{lookup}'",
+    ):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     console.print(f"all in {time.monotonic() - started:.0f} s")
     return 0
 
@@ -185,30 +192,35 @@ def _show_job(client: httpx2.Client, job: dict[str, Any], console: Console) -> N
 
 
 def _fetch_artifact(client: httpx2.Client, job: dict[str, Any], folder: Path) -> Path:
-    """Download and unpack the job's artifact."""
-    answer = client.get(job["artifact"])
-    answer.raise_for_status()
-    archive = folder / "artifact.archive"
-    archive.write_bytes(answer.content)
+    """Download the job's artifact and unpack it in FOLDER/artifact."""
     target = folder / "artifact"
-    target.mkdir(exist_ok=True)
-    if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as opened:
-            opened.extractall(target)
-    else:
-        with tarfile.open(archive) as opened_tar:
-            opened_tar.extractall(target, filter="data")
-    archive.unlink()
-    return target
+    shutil.rmtree(target, ignore_errors=True)
+    with client.stream("GET", job["artifact"]) as answer, tempfile.TemporaryFile() as archive:
+        answer.raise_for_status()
+        for chunk in answer.iter_bytes():
+            archive.write(chunk)
+        archive.seek(0)
+        with tarfile.open(fileobj=archive) as opened:
+            opened.extractall(target, filter="data")
+    # the manifest stands at the top, or in the one folder of the archive
+    return next(target.rglob("manifest.json")).parent
 
 
-def _lookup_line(client: httpx2.Client, url: str, data_folder: Path, job: dict[str, Any]) -> str:
-    """A curl command that asks for the schedule of the job's most expensive task."""
+def _lookup_query(client: httpx2.Client, job: dict[str, Any]) -> str:
+    """Path and query that ask for the schedule of the job's most expensive task; tried once."""
     tasks = _json(client.get(f"/v1/jobs/{job['id']}/tasks"))
     costliest = max(tasks, key=lambda task: (task["best_seconds"] or 0.0) * task["count"])
-    path = f"/v1/schedules/{costliest['workload_key']}/{job['target_key']}"
-    token = f'"Authorization: Bearer $(cat {data_folder}/token)"'
-    return f"curl -H {token} {url}{path}"
+    query = urllib.parse.urlencode(
+        {
+            "workload": costliest["workload_key"],
+            "target": job["target_key"],
+            "threads": job["threads"],
+            "numerics": job["numerics"],
+        }
+    )
+    path = f"/v1/schedules?{query}"
+    _json(client.get(path))
+    return path
 
 
 def _race(options: argparse.Namespace, artifact: Path, console: Console) -> None:
