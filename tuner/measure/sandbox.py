@@ -83,12 +83,16 @@ class Sandbox:
         observed = {c.trial_id: _Observed() for c in request.candidates}
         groups = [[c.trial_id for c in request.candidates]]
         suspect: str | None = None
+        distrust = False
         while groups and not cancelled():
             group = groups.pop(0)
+            if distrust:
+                self._kill()
             ended = self._run(request, files, group, observed, cancelled)
             if ended.culprit is None:
                 if suspect is not None and group == [suspect]:
-                    # Alone it does no harm: something before it did. Trust nobody in company.
+                    # Alone it does no harm: something before it did. Each gets its own child.
+                    distrust = True
                     groups = [[name] for rest in groups for name in rest]
                 suspect = None
                 continue
@@ -105,6 +109,8 @@ class Sandbox:
                 groups.insert(0, [culprit])
             if rest:
                 groups.append(rest)
+        if distrust:
+            self._kill()
         return MeasureResult(
             request.request_id,
             tuple(

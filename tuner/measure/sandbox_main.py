@@ -162,6 +162,14 @@ class Session:
             output_spec.halo,
             output_spec.dtype,
         )
+        if output_spec.halo and not _halo_is_zero(output_spec, output, actual):
+            self._emit(
+                event="checked",
+                trial=candidate.trial_id,
+                status="wrong_answer",
+                error="the halo of the output is not zero",
+            )
+            return None
         distance, text = largest_error(actual, self._reference, output_spec.dtype.value)
         if not distance <= request.tolerance:
             self._emit(
@@ -207,6 +215,12 @@ def _still_racing(racing: Sequence[_Ready], repeat: RepeatSettings) -> list[_Rea
 def _runs_per_sample(kernel: BoundKernel, sample_seconds: float) -> int:
     estimate = kernel.sample(1)
     return max(1, min(10_000, int(sample_seconds / max(estimate, 1e-8))))
+
+
+def _halo_is_zero(spec: BufferSpec, output: np.ndarray, logical: np.ndarray) -> bool:
+    """Whether the producer wrote the zeros that consumers read as their padding."""
+    packed = pack(logical, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype)
+    return np.array_equal(packed.view(np.uint8), output[: packed.nbytes])
 
 
 def _private_channel() -> TextIO:

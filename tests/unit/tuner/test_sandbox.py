@@ -1,0 +1,247 @@
+"""The sandbox: candidates that are right, wrong, crash, hang or damage their neighbours."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tuner.measure.local_runner import LocalRunner
+from tuner.measure.measurement import RecordKey, Status
+from tuner.measure.sandbox import Sandbox
+from tuner.measure.wire import (
+    Candidate,
+    InputSpec,
+    MeasureRequest,
+    MeasureResult,
+    RepeatSettings,
+    array_to_bytes,
+    digest_bytes,
+)
+
+SIZE = 256
+
+SOURCE = """
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#define KERNEL(name) \\
+  void name(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo, int64_t hi)
+#define ADD \\
+  const float *a = buffers[0], *b = buffers[1]; float *out = buffers[2]; \\
+  for (int i = 0; i < 256; i++) out[i] = a[i] + b[i];
+static volatile int damaged = 0;
+KERNEL(good) { ADD if (damaged) abort(); }
+KERNEL(also_good) { ADD if (damaged) abort(); }
+KERNEL(slow) { for (int r = 0; r < 2000; r++) { ADD __asm__ volatile("" ::: "memory"); } }
+KERNEL(wrong) { ADD out[7] += 1.0f; }
+KERNEL(unfinished) { ADD out[9] = ((const float *)scratch)[0]; }
+KERNEL(crashes) { *(volatile int *)0 = 1; }
+KERNEL(leaves) { exit(3); }
+KERNEL(hangs) { for (;;) __asm__ volatile(""); }
+KERNEL(damages) { ADD damaged = 1; }
+KERNEL(prints) { ADD printf("{\\"event\\": \\"done\\"}\\n"); fflush(stdout); }
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("kernels")
+    (folder / "k.c").write_text(SOURCE)
+    command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(folder / "k.so"), "k.c"]
+    subprocess.run(command, check=True, cwd=folder)
+    return (folder / "k.so").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    box = Sandbox("w1", {"model": "test"})
+    yield box
+    box.close()
+
+
+INPUTS = (InputSpec((SIZE,), "float32", 1), InputSpec((SIZE,), "float32", 2))
+EXPECTED = array_to_bytes(INPUTS[0].draw() + INPUTS[1].draw())
+
+
+def _spec(symbol: str) -> dict[str, object]:
+    def buffer(name: str, role: str, source: int) -> dict[str, object]:
+        return {
+            "name": name,
+            "role": role,
+            "dtype": "float32",
+            "shape": [SIZE],
+            "layout": "row",
+            "bytes": 4 * SIZE,
+            "source": source,
+        }
+
+    return {
+        "abi": 1,
+        "name": symbol,
+        "stages": [[symbol, 1]],
+        "buffers": [
+            buffer("a", "input", 0),
+            buffer("b", "weight", 1),
+            {**buffer("out", "output", 0), "source": -1},
+        ],
+        "scratch_bytes": 64,
+    }
+
+
+_numbers = itertools.count()
+
+
+def _request(library: bytes, *symbols: str, limit_seconds: float = 5.0) -> MeasureRequest:
+    return MeasureRequest(
+        request_id=f"r{next(_numbers)}",
+        key=RecordKey("w", "t"),
+        candidates=tuple(
+            Candidate(symbol, {"algorithm": symbol, "choices": {}}, symbol, _spec(symbol), f"o{n}")
+            for n, symbol in enumerate(symbols)
+        ),
+        library_digest=digest_bytes(library),
+        inputs=INPUTS,
+        reference_digest=digest_bytes(EXPECTED),
+        tolerance=1e-6,
+        repeat=RepeatSettings(samples=3, sample_seconds=1e-4, limit_seconds=limit_seconds),
+    )
+
+
+def _measure(
+    sandbox: Sandbox, library: bytes, tmp_path: Path, *symbols: str, limit_seconds: float = 5.0
+) -> dict[str, Status]:
+    result = _result(sandbox, library, tmp_path, *symbols, limit_seconds=limit_seconds)
+    return {name: m.status for name, m in result.measurements}
+
+
+def _result(
+    sandbox: Sandbox, library: bytes, tmp_path: Path, *symbols: str, limit_seconds: float = 5.0
+) -> MeasureResult:
+    request = _request(library, *symbols, limit_seconds=limit_seconds)
+    for data in (library, EXPECTED):
+        (tmp_path / digest_bytes(data)).write_bytes(data)
+    return sandbox.measure(request, lambda digest: tmp_path / digest)
+
+
+def test_a_correct_candidate_is_timed_and_certified(
+    sandbox: Sandbox, library: bytes, tmp_path: Path
+) -> None:
+    result = _result(sandbox, library, tmp_path, "good")
+    ((_, measured),) = result.measurements
+    assert measured.status is Status.OK
+    assert len(measured.samples_seconds) == 3 and min(measured.samples_seconds) > 0
+    assert measured.run_seconds == min(measured.samples_seconds)
+    assert measured.max_error == 0.0 and measured.tolerance == 1e-6
+    assert measured.seeds == (1, 2)
+    assert measured.reference_digest == digest_bytes(EXPECTED)
+    assert measured.object_digest == "o0"
+    assert (measured.worker, measured.device) == ("w1", {"model": "test"})
+
+
+def test_a_slow_candidate_ranks_last_and_leaves_early(
+    sandbox: Sandbox, library: bytes, tmp_path: Path
+) -> None:
+    result = _result(sandbox, library, tmp_path, "slow", "good")
+    (_, slow), (_, good) = result.measurements
+    assert slow.run_seconds is not None and good.run_seconds is not None
+    assert slow.run_seconds > good.run_seconds
+    assert len(slow.samples_seconds) == 1 and len(good.samples_seconds) == 3
+
+
+@pytest.mark.parametrize("symbol", ["wrong", "unfinished"])
+def test_a_wrong_answer_is_no_success(
+    sandbox: Sandbox, library: bytes, tmp_path: Path, symbol: str
+) -> None:
+    result = _result(sandbox, library, tmp_path, symbol, "good")
+    (_, bad), (_, good) = result.measurements
+    assert bad.status is Status.WRONG_ANSWER and bad.error
+    assert bad.run_seconds is None
+    assert good.status is Status.OK
+
+
+@pytest.mark.parametrize("symbol", ["crashes", "leaves"])
+def test_a_crash_costs_only_its_candidate(
+    sandbox: Sandbox, library: bytes, tmp_path: Path, symbol: str
+) -> None:
+    statuses = _measure(sandbox, library, tmp_path, "good", symbol, "also_good", "wrong")
+    assert statuses == {
+        "good": Status.OK,
+        symbol: Status.CRASH,
+        "also_good": Status.OK,
+        "wrong": Status.WRONG_ANSWER,
+    }
+
+
+def test_a_hang_costs_only_its_candidate(sandbox: Sandbox, library: bytes, tmp_path: Path) -> None:
+    statuses = _measure(sandbox, library, tmp_path, "good", "hangs", "also_good", limit_seconds=0.5)
+    assert statuses == {
+        "good": Status.OK,
+        "hangs": Status.RUN_TIMEOUT,
+        "also_good": Status.OK,
+    }
+
+
+def test_the_victim_of_a_neighbour_is_not_blamed(
+    sandbox: Sandbox, library: bytes, tmp_path: Path
+) -> None:
+    # `damages` makes every later candidate of its process abort.
+    statuses = _measure(sandbox, library, tmp_path, "damages", "good", "also_good")
+    assert statuses["good"] is Status.OK and statuses["also_good"] is Status.OK
+
+
+def test_what_a_kernel_prints_is_not_taken_for_an_answer(
+    sandbox: Sandbox, library: bytes, tmp_path: Path
+) -> None:
+    assert _measure(sandbox, library, tmp_path, "prints", "good") == {
+        "prints": Status.OK,
+        "good": Status.OK,
+    }
+
+
+def test_a_missing_symbol_is_a_run_error(sandbox: Sandbox, library: bytes, tmp_path: Path) -> None:
+    result = _result(sandbox, library, tmp_path, "absent", "good")
+    (_, absent), (_, good) = result.measurements
+    assert absent.status is Status.RUN_ERROR and "absent" in absent.error
+    assert good.status is Status.OK
+
+
+def test_a_cancelled_request_says_so_at_once(library: bytes, tmp_path: Path) -> None:
+    runner = LocalRunner("w1")
+    try:
+        request = _request(library, "good", "hangs", limit_seconds=60.0)
+        runner.submit(
+            request, {request.library_digest: library, request.reference_digest: EXPECTED}
+        )
+        assert runner.poll(1.0) == []
+        runner.cancel([request.request_id])
+        started = time.monotonic()
+        (result,) = runner.poll(20.0)
+        assert time.monotonic() - started < 10.0
+        assert dict(result.measurements)["hangs"].status is Status.CANCELLED
+    finally:
+        runner.close()
+
+
+def test_a_local_runner_keeps_the_order_and_takes_a_request_once(library: bytes) -> None:
+    runner = LocalRunner("w1")
+    try:
+        requests = [_request(library, "good"), _request(library, "wrong")]
+        blobs = {digest_bytes(library): library, digest_bytes(EXPECTED): EXPECTED}
+        for request in (*requests, requests[0]):
+            runner.submit(request, blobs)
+        found: list[str] = []
+        while len(found) < 2:
+            found += [result.request_id for result in runner.poll(20.0)]
+        assert found == [request.request_id for request in requests]
+        assert runner.poll(0.3) == []
+    finally:
+        runner.close()
