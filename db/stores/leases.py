@@ -8,88 +8,41 @@ what its successor measured.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
 
 from db.clock import Clock, system_clock
+from db.engine import reading, writing
+from db.errors import NotFoundError, StaleLeaseError
+from db.models import RequestRow, WorkerRow
+from db.stores.requests import (
+    Completion,
+    Expiry,
+    JsonObject,
+    Lease,
+    NewRequest,
+    RequestState,
+    RequestStatus,
+)
+from db.stores.statements import chunks, insert_new, table_of
 
-JsonObject = Mapping[str, Any]
+__all__ = [
+    "Completion",
+    "Expiry",
+    "Lease",
+    "LeaseStore",
+    "NewRequest",
+    "RequestState",
+    "RequestStatus",
+]
 
-
-class RequestState(StrEnum):
-    QUEUED = "queued"
-    LEASED = "leased"
-    DONE = "done"  # `result` holds what the worker sent; its candidates may have failed each
-    FAILED = "failed"  # the worker could not work on the request at all: `error`
-    EXPIRED = "expired"  # every worker that took it was lost: status worker_lost for its candidates
-    CANCELLED = "cancelled"
-
-    @property
-    def final(self) -> bool:
-        return self not in (RequestState.QUEUED, RequestState.LEASED)
-
-
-@dataclass(frozen=True, slots=True)
-class NewRequest:
-    """What a tuner submits. `request_key` makes it idempotent: the same key is the same request,
-    also across a restart of the tuner, and finds its result if it has one."""
-
-    request_key: str
-    target_key: str
-    payload: JsonObject  # tuner.measure.wire.MeasureRequest as JSON
-    blob_digests: tuple[str, ...] = ()  # the shared object, the expected output
-    job_id: str | None = None
-    worker_id: str | None = None  # only this worker may take it
-    max_attempts: int = 3
-    priority: int = 0  # higher first, then the oldest
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A request in a worker's hands."""
-
-    request_id: str
-    job_id: str | None
-    target_key: str
-    payload: JsonObject
-    blob_digests: tuple[str, ...]
-    worker_id: str
-    attempt: int  # 1, 2, ...
-    fencing_token: int
-    deadline: float
-
-
-@dataclass(frozen=True, slots=True)
-class RequestStatus:
-    """A request as the tuner sees it."""
-
-    request_id: str
-    request_key: str
-    job_id: str | None
-    state: RequestState
-    attempt: int
-    worker_id: str | None  # the last one that took it
-    result: JsonObject | None
-    error: str | None
-    created_at: float
-    finished_at: float | None
-
-
-class Completion(StrEnum):
-    ACCEPTED = "accepted"
-    DUPLICATE = "duplicate"  # this result was saved before: the worker may forget it
-
-
-@dataclass(frozen=True, slots=True)
-class Expiry:
-    """What `expire` found."""
-
-    requeued: tuple[str, ...] = ()  # request ids
-    lost: tuple[str, ...] = ()  # request ids that have no attempt left
+_requests = table_of(RequestRow)
+_workers = table_of(WorkerRow)
+_open = [RequestState.QUEUED.value, RequestState.LEASED.value]
+_is_open = _requests.c.state.in_(_open)
 
 
 class LeaseStore:
@@ -100,32 +53,99 @@ class LeaseStore:
     # the tuner's side
 
     def submit(self, requests: Sequence[NewRequest]) -> Sequence[str]:
-        """Queue requests in one transaction; their ids, in order. A known key gives its old id."""
-        raise NotImplementedError
+        """Queue requests in one transaction; the ids that are new. Known ones stay as they are."""
+        now = self._clock()
+        rows = [
+            {
+                "id": request.request_id,
+                "job_id": request.job_id,
+                "target_key": request.target_key,
+                "only_worker": request.worker_id,
+                "priority": request.priority,
+                "payload": dict(request.payload),
+                "blob_digests": list(request.blob_digests),
+                "state": RequestState.QUEUED.value,
+                "attempt": 0,
+                "max_attempts": request.max_attempts,
+                "fencing_token": 0,
+                "acknowledged": False,
+                "created_at": now,
+            }
+            for request in requests
+        ]
+        with writing(self._engine) as connection:
+            known: set[str] = set()
+            for some in chunks([request.request_id for request in requests]):
+                query = sa.select(_requests.c.id).where(_requests.c.id.in_(some))
+                known.update(connection.execute(query).scalars())
+            insert_new(connection, _requests, [row for row in rows if row["id"] not in known])
+        return [r.request_id for r in requests if r.request_id not in known]
 
     def status(self, request_ids: Sequence[str]) -> Mapping[str, RequestStatus]:
         """Where these requests stand; unknown ids are missing from the answer."""
-        raise NotImplementedError
+        return self._statuses(request_ids)
 
     def finished(self, request_ids: Sequence[str]) -> Mapping[str, RequestStatus]:
         """Those of the requests that are final: what a tuner polls."""
-        raise NotImplementedError
+        return self._statuses(request_ids, sa.not_(_is_open))
 
-    def of_job(self, job_id: str, *, unfinished: bool = False) -> Sequence[RequestStatus]:
-        """The requests of a job, oldest first."""
-        raise NotImplementedError
+    def of_job(
+        self, job_id: str, *, unfinished: bool = False, unacknowledged: bool = False
+    ) -> Sequence[RequestStatus]:
+        """The requests of a job, oldest first: all, or those that are not final, or those whose
+        outcome its tuner has not stored yet (what a restarted tuner resumes)."""
+        query = sa.select(*_status_columns).where(_requests.c.job_id == job_id)
+        if unfinished:
+            query = query.where(_is_open)
+        if unacknowledged:
+            query = query.where(_requests.c.acknowledged.is_(False))
+        with reading(self._engine) as connection:
+            rows = connection.execute(query.order_by(_requests.c.serial))
+            return [_status(row) for row in rows.all()]
+
+    def payloads(self, request_ids: Sequence[str]) -> Mapping[str, JsonObject]:
+        """What was submitted, of those that are known."""
+        found: dict[str, JsonObject] = {}
+        with reading(self._engine) as connection:
+            for some in chunks(request_ids):
+                query = sa.select(_requests.c.id, _requests.c.payload)
+                query = query.where(_requests.c.id.in_(some))
+                found.update({row.id: row.payload for row in connection.execute(query)})
+        return found
+
+    def acknowledge(self, request_ids: Sequence[str]) -> int:
+        """The tuner has stored what came of these; how many of them were final."""
+        return self._update_all(request_ids, sa.not_(_is_open), {"acknowledged": True})
 
     def cancel(self, *, job_id: str | None = None, request_ids: Sequence[str] | None = None) -> int:
-        """Cancel what is not final; how many. A worker notices at its next renewal."""
-        raise NotImplementedError
+        """Cancel what is not final, of a job or of a list; how many.
+
+        A worker notices at its next renewal.
+        """
+        values = {"state": RequestState.CANCELLED.value, "finished_at": self._clock()}
+        count = 0
+        if job_id is not None:
+            update = sa.update(_requests).where(_requests.c.job_id == job_id, _is_open)
+            with writing(self._engine) as connection:
+                count += connection.execute(update.values(values)).rowcount
+        if request_ids is not None:
+            count += self._update_all(request_ids, _is_open, values)
+        return count
 
     def prune(self, older_than_seconds: float) -> int:
         """Delete final requests that finished that long ago; how many."""
-        raise NotImplementedError
+        limit = self._clock() - older_than_seconds
+        old = sa.delete(_requests).where(sa.not_(_is_open), _requests.c.finished_at < limit)
+        with writing(self._engine) as connection:
+            return connection.execute(old).rowcount
 
     def blob_digests(self) -> frozenset[str]:
-        """Blobs that requests still name: what a sweep must keep."""
-        raise NotImplementedError
+        """Blobs that requests still name and may yet be fetched: what a sweep must keep."""
+        query = sa.select(_requests.c.blob_digests).where(_is_open)
+        with reading(self._engine) as connection:
+            return frozenset(
+                digest for some in connection.execute(query).scalars() for digest in some
+            )
 
     # the worker's side
 
@@ -137,7 +157,36 @@ class LeaseStore:
         No request is ever in two claims: rows are locked and skipped on PostgreSQL, SQLite has
         one writer.
         """
-        raise NotImplementedError
+        # A subquery that locks rows inside IN (...) may run once a row and take more than `limit`;
+        # PostgreSQL runs one in WITH exactly once.
+        picked = (
+            sa.select(_requests.c.serial)
+            .where(
+                _requests.c.state == RequestState.QUEUED.value,
+                _requests.c.target_key.in_(list(target_keys)),
+                sa.or_(_requests.c.only_worker.is_(None), _requests.c.only_worker == worker_id),
+            )
+            .order_by(_requests.c.priority.desc(), _requests.c.serial)
+            .limit(limit)
+            .with_for_update(skip_locked=True)
+            .cte("picked")
+        )
+        update = (
+            sa.update(_requests)
+            .where(_requests.c.serial.in_(sa.select(picked.c.serial)))
+            .values(
+                state=RequestState.LEASED.value,
+                attempt=_requests.c.attempt + 1,
+                fencing_token=_requests.c.fencing_token + 1,
+                worker_id=worker_id,
+                deadline=self._clock() + lease_seconds,
+            )
+            .returning(_requests)
+        )
+        with writing(self._engine) as connection:
+            rows = connection.execute(update).all()
+        rows = sorted(rows, key=lambda row: (-row.priority, row.serial))
+        return [_lease(row) for row in rows]
 
     def renew(
         self, worker_id: str, leases: Mapping[str, int], lease_seconds: float
@@ -146,7 +195,9 @@ class LeaseStore:
 
         A request that is missing from the answer is no longer the worker's: it stops.
         """
-        raise NotImplementedError
+        deadline = self._clock() + lease_seconds
+        held = self._update_held(worker_id, leases, {"deadline": deadline})
+        return dict.fromkeys(held, deadline)
 
     def complete(
         self, request_id: str, fencing_token: int, result_key: str, result: JsonObject
@@ -156,30 +207,216 @@ class LeaseStore:
         A late result is still welcome while nobody else has taken the request since.
         Raises StaleLeaseError (someone has, or the request is final), NotFoundError.
         """
-        raise NotImplementedError
+        with writing(self._engine) as connection:
+            row = _locked(connection, request_id)
+            if row.state == RequestState.DONE.value and row.result_key == result_key:
+                return Completion.DUPLICATE
+            _check_token(row, fencing_token)
+            _finish(
+                connection,
+                row,
+                state=RequestState.DONE.value,
+                result_key=result_key,
+                result=dict(result),
+                finished_at=self._clock(),
+            )
+        return Completion.ACCEPTED
 
     def fail(
         self, request_id: str, fencing_token: int, error: str, *, retry: bool = False
     ) -> RequestState:
-        """The worker cannot work on it (protocol, damaged blob). With retry, another may try.
+        """The worker cannot work on it (protocol, damaged blob). With retry, another may try,
+        as long as there are attempts left.
 
         Raises StaleLeaseError, NotFoundError.
         """
-        raise NotImplementedError
+        with writing(self._engine) as connection:
+            row = _locked(connection, request_id)
+            _check_token(row, fencing_token)
+            again = retry and row.attempt < row.max_attempts
+            state = RequestState.QUEUED if again else RequestState.FAILED
+            finished_at = None if again else self._clock()
+            _finish(connection, row, state=state.value, error=error, finished_at=finished_at)
+        return state
 
     def release(self, worker_id: str, leases: Mapping[str, int]) -> int:
         """Give leases back unmeasured (the worker shuts down); not an attempt. How many."""
-        raise NotImplementedError
+        values = {
+            "state": RequestState.QUEUED.value,
+            "attempt": _requests.c.attempt - 1,
+            "deadline": None,
+        }
+        return len(self._update_held(worker_id, leases, values))
 
     # anybody's
 
     def expire(self) -> Expiry:
-        """Requeue leases whose deadline is over with one attempt more, or end them as expired.
+        """Requeue leases whose deadline is over, or end those without an attempt left as expired.
 
         Any process may call it, at any time, several at once.
         """
-        raise NotImplementedError
+        now = self._clock()
+        over = (
+            sa.select(_requests.c.serial, _requests.c.id, _requests.c.worker_id)
+            .add_columns((_requests.c.attempt < _requests.c.max_attempts).label("again"))
+            .where(_requests.c.state == RequestState.LEASED.value, _requests.c.deadline <= now)
+            .order_by(_requests.c.serial)
+            .with_for_update(skip_locked=True)
+        )
+        with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
+            if connection.execute(over.with_only_columns(_requests.c.id).limit(1)).first() is None:
+                return Expiry()
+        with writing(self._engine) as connection:
+            rows = connection.execute(over).all()
+            for row in rows:
+                values: dict[str, Any] = {"state": RequestState.QUEUED.value, "deadline": None}
+                if not row.again:
+                    values |= {
+                        "state": RequestState.EXPIRED.value,
+                        "finished_at": now,
+                        "error": f"worker '{row.worker_id}' and all before it were lost",
+                    }
+                connection.execute(
+                    sa.update(_requests).where(_requests.c.serial == row.serial).values(values)
+                )
+            lost = Counter(row.worker_id for row in rows)
+            for worker_id, count in sorted(lost.items()):
+                connection.execute(
+                    sa.update(_workers)
+                    .where(_workers.c.id == worker_id)
+                    .values(leases_lost=_workers.c.leases_lost + count)
+                )
+        return Expiry(
+            requeued=tuple(row.id for row in rows if row.again),
+            lost=tuple(row.id for row in rows if not row.again),
+        )
+
+    def grace(self, seconds: float) -> int:
+        """Let every lease last at least that much longer; how many gained.
+
+        For a server that was down: its workers could neither renew nor report meanwhile, and what
+        they have finished must not be measured again.
+        """
+        deadline = self._clock() + seconds
+        update = (
+            sa.update(_requests)
+            .where(_requests.c.state == RequestState.LEASED.value, _requests.c.deadline < deadline)
+            .values(deadline=deadline)
+        )
+        with writing(self._engine) as connection:
+            return connection.execute(update).rowcount
 
     def depth(self, target_keys: Sequence[str] | None = None) -> Mapping[RequestState, int]:
-        """How many requests are in which state: for metrics and long polls."""
-        raise NotImplementedError
+        """How many requests are in which state, every state named: for metrics, long polls."""
+        query = sa.select(_requests.c.state, sa.func.count()).group_by(_requests.c.state)
+        if target_keys is not None:
+            query = query.where(_requests.c.target_key.in_(list(target_keys)))
+        with reading(self._engine) as connection:
+            found = {row[0]: row[1] for row in connection.execute(query)}
+        return {state: found.get(state.value, 0) for state in RequestState}
+
+    def _statuses(
+        self, request_ids: Sequence[str], *conditions: sa.ColumnElement[bool]
+    ) -> Mapping[str, RequestStatus]:
+        found: dict[str, RequestStatus] = {}
+        with reading(self._engine) as connection:
+            for some in chunks(request_ids):
+                query = sa.select(*_status_columns).where(_requests.c.id.in_(some), *conditions)
+                found.update({row.id: _status(row) for row in connection.execute(query)})
+        return found
+
+    def _update_all(
+        self,
+        request_ids: Sequence[str],
+        condition: sa.ColumnElement[bool],
+        values: Mapping[str, Any],
+    ) -> int:
+        count = 0
+        with writing(self._engine) as connection:
+            for some in chunks(sorted(request_ids)):
+                update = sa.update(_requests).where(_requests.c.id.in_(some), condition)
+                count += connection.execute(update.values(dict(values))).rowcount
+        return count
+
+    def _update_held(
+        self, worker_id: str, leases: Mapping[str, int], values: Mapping[str, Any]
+    ) -> Sequence[str]:
+        """Update those of the leases that still hold; their ids."""
+        held: list[str] = []
+        with writing(self._engine) as connection:
+            for some in chunks(sorted(leases.items())):
+                update = (
+                    sa.update(_requests)
+                    .where(
+                        sa.or_(
+                            *(
+                                sa.and_(_requests.c.id == name, _requests.c.fencing_token == token)
+                                for name, token in some
+                            )
+                        ),
+                        _requests.c.worker_id == worker_id,
+                        _requests.c.state == RequestState.LEASED.value,
+                    )
+                    .values(dict(values))
+                    .returning(_requests.c.id)
+                )
+                held.extend(connection.execute(update).scalars())
+        return held
+
+
+def _locked(connection: sa.Connection, request_id: str) -> sa.Row[Any]:
+    query = sa.select(_requests).where(_requests.c.id == request_id).with_for_update()
+    row = connection.execute(query).first()
+    if row is None:
+        raise NotFoundError("measure request", request_id)
+    return row
+
+
+def _check_token(row: sa.Row[Any], fencing_token: int) -> None:
+    """Raise StaleLeaseError unless this token's holder is the last who took the open request."""
+    if RequestState(row.state).final:
+        raise StaleLeaseError(f"measure request '{row.id}' is {row.state} already")
+    if row.fencing_token != fencing_token:
+        raise StaleLeaseError(
+            f"measure request '{row.id}' was leased again: its fencing token is"
+            f" {row.fencing_token}, not {fencing_token}"
+        )
+
+
+def _finish(connection: sa.Connection, row: sa.Row[Any], **values: Any) -> None:
+    update = sa.update(_requests).where(_requests.c.serial == row.serial)
+    connection.execute(update.values(deadline=None, **values))
+
+
+def _lease(row: sa.Row[Any]) -> Lease:
+    return Lease(
+        request_id=row.id,
+        job_id=row.job_id,
+        target_key=row.target_key,
+        payload=row.payload,
+        blob_digests=tuple(row.blob_digests),
+        worker_id=row.worker_id,
+        attempt=row.attempt,
+        fencing_token=row.fencing_token,
+        deadline=row.deadline,
+    )
+
+
+_status_columns: tuple[sa.ColumnElement[Any], ...] = (
+    _requests.c.id,
+    _requests.c.job_id,
+    _requests.c.state,
+    _requests.c.attempt,
+    _requests.c.worker_id,
+    _requests.c.result,
+    _requests.c.error,
+    _requests.c.created_at,
+    _requests.c.finished_at,
+    _requests.c.acknowledged,
+)
+
+
+def _status(row: sa.Row[Any]) -> RequestStatus:
+    values = dict(row._mapping)
+    request_id = values.pop("id")
+    return RequestStatus(request_id, **{**values, "state": RequestState(values["state"])})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from db.clock import Clock, system_clock
+from db.engine import reading, writing
+from db.models import GraphPlanRow
+from db.stores.statements import table_of, upsert
+from db.types import canonical_json
+
+_plans = table_of(GraphPlanRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +44,56 @@ class GraphPlanStore:
         plan: Mapping[str, Any],
         run_seconds: float | None = None,
     ) -> str:
-        """Save a plan, return its digest; the same plan again updates run_seconds if faster."""
-        raise NotImplementedError
+        """Save a plan, return its digest; the same plan again keeps the faster run_seconds."""
+        digest = hashlib.sha256(canonical_json(dict(plan)).encode()).hexdigest()
+        old = _plans.c.run_seconds
+        with writing(self._engine) as connection:
+            insert = upsert(connection, _plans).values(
+                model_digest=model_digest,
+                target_key=target_key,
+                threads=threads,
+                numerics=numerics,
+                digest=digest,
+                plan=dict(plan),
+                run_seconds=run_seconds,
+                created_at=self._clock(),
+            )
+            new = insert.excluded.run_seconds
+            faster = sa.and_(new.is_not(None), sa.or_(old.is_(None), new < old))
+            connection.execute(
+                insert.on_conflict_do_update(
+                    index_elements=[*_plans.primary_key], set_={"run_seconds": new}, where=faster
+                )
+            )
+        return digest
 
     def best(
         self, model_digest: str, target_key: str, threads: int, numerics: str
     ) -> StoredPlan | None:
         """The fastest measured plan; without any measured one, the newest."""
-        raise NotImplementedError
+        query = (
+            sa.select(_plans)
+            .where(
+                _plans.c.model_digest == model_digest,
+                _plans.c.target_key == target_key,
+                _plans.c.threads == threads,
+                _plans.c.numerics == numerics,
+            )
+            .order_by(
+                _plans.c.run_seconds.is_(None), _plans.c.run_seconds, _plans.c.created_at.desc()
+            )
+            .limit(1)
+        )
+        with reading(self._engine) as connection:
+            row = connection.execute(query).first()
+        return None if row is None else StoredPlan(**row._mapping)
 
     def list(self, model_digest: str) -> Sequence[StoredPlan]:
         """All plans of a model, newest first."""
-        raise NotImplementedError
+        query = (
+            sa.select(_plans)
+            .where(_plans.c.model_digest == model_digest)
+            .order_by(_plans.c.created_at.desc(), _plans.c.digest)
+        )
+        with reading(self._engine) as connection:
+            return [StoredPlan(**row._mapping) for row in connection.execute(query)]

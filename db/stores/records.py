@@ -2,45 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
+from compiler.schedule.schedule import Schedule
 from db.clock import Clock, system_clock
+from db.engine import reading, writing
+from db.models import RecordRow, TrialRow
+from db.stores.statements import chunks, insert_new, table_of, upsert
+from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial, TuningRecord
 
-if TYPE_CHECKING:
-    from compiler.schedule.schedule import Schedule
-    from tuner.measure.measurement import RecordKey, Trial, TuningRecord
+_trials = table_of(TrialRow)
+_records = table_of(RecordRow)
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """How sure the time of a record is."""
+
+    samples: int  # how many samples it is the fastest of
+    spread: float  # (median - fastest) / fastest
+
+    @staticmethod
+    def of(samples_seconds: Sequence[float]) -> Confidence:
+        """Of at least one sample."""
+        fastest = min(samples_seconds)
+        spread = (statistics.median(samples_seconds) - fastest) / fastest if fastest > 0 else 0.0
+        return Confidence(len(samples_seconds), spread)
 
 
 class RecordStore:
-    """Implements the tuner's RecordStore protocol; `.schedules()` is the compiler's
-    ScheduleSource."""
+    """The tuner's RecordStore and the compiler's ScheduleSource, in SQL."""
 
     def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
         self._engine = engine
         self._clock = clock
 
+    # trials
+
     def add_trials(self, trials: Sequence[Trial]) -> None:
-        """Save trials in one transaction; one that is known already is left as it is."""
-        raise NotImplementedError
+        """Save trials in one transaction; one whose id is known already is left as it is."""
+        now = self._clock()
+        rows = [_trial_row(trial, now) for trial in trials]
+        with writing(self._engine) as connection:
+            insert_new(connection, _trials, rows)
 
-    def trials(self, key: RecordKey, limit: int | None = None) -> Sequence[Trial]:
-        """The trials of a record key, oldest first."""
-        raise NotImplementedError
+    def trials(self, key: RecordKey, limit: int | None = None) -> list[Trial]:
+        """The trials of a record key in the order of their arrival; with a limit, the last ones."""
+        newest = sa.select(_trials).where(*_matches(_trials, key)).order_by(_trials.c.serial.desc())
+        with reading(self._engine) as connection:
+            rows = connection.execute(newest if limit is None else newest.limit(limit)).all()
+        return [_trial(row) for row in reversed(rows)]
 
-    def put(self, record: TuningRecord) -> bool:
-        """Keep the record if it is the best of its key; whether it was kept."""
-        raise NotImplementedError
+    def trials_of_job(self, job_id: str) -> list[Trial]:
+        """Every trial of a job, in the order of their arrival."""
+        query = sa.select(_trials).where(_trials.c.job_id == job_id).order_by(_trials.c.serial)
+        with reading(self._engine) as connection:
+            return [_trial(row) for row in connection.execute(query)]
 
-    def best(self, key: RecordKey) -> TuningRecord | None:
-        """The best verified schedule of a record key."""
-        raise NotImplementedError
+    def count_trials(self, job_id: str | None = None) -> dict[Status, int]:
+        """How many trials ended how, every status named: of a job, or of all."""
+        query = sa.select(_trials.c.status, sa.func.count()).group_by(_trials.c.status)
+        if job_id is not None:
+            query = query.where(_trials.c.job_id == job_id)
+        with reading(self._engine) as connection:
+            found = {row[0]: row[1] for row in connection.execute(query)}
+        return {status: found.get(status.value, 0) for status in Status}
 
-    def best_many(self, keys: Sequence[RecordKey]) -> Mapping[RecordKey, TuningRecord]:
-        """Those that are known, in one query: a whole model at once."""
-        raise NotImplementedError
+    # records
+
+    def add_record(self, record: TuningRecord) -> None:
+        """Make this the record of its key, whatever was there.
+
+        Raises ValueError for the record of a failed measurement.
+        """
+        values = _record_values(record, self._clock())
+        with writing(self._engine) as connection:
+            connection.execute(
+                upsert(connection, _records)
+                .values({**record.key.to_json(), **values})
+                .on_conflict_do_update(index_elements=[*_records.primary_key], set_=values)
+            )
+
+    def best_record(self, key: RecordKey) -> TuningRecord | None:
+        """The best verified schedule of a record key, or None."""
+        return self.best_records([key]).get(key)
+
+    def best_records(self, keys: Sequence[RecordKey]) -> dict[RecordKey, TuningRecord]:
+        """Those that are known, in one query for each kind of key: a whole model at once."""
+        workloads: dict[tuple[str, int, str], list[str]] = {}
+        for key in dict.fromkeys(keys):
+            kind = (key.target_key, key.threads, key.numerics)
+            workloads.setdefault(kind, []).append(key.workload_key)
+        found: dict[RecordKey, TuningRecord] = {}
+        with reading(self._engine) as connection:
+            for (target_key, threads, numerics), names in workloads.items():
+                for some in chunks(names):
+                    query = sa.select(_records).where(
+                        _records.c.workload_key.in_(some),
+                        _records.c.target_key == target_key,
+                        _records.c.threads == threads,
+                        _records.c.numerics == numerics,
+                    )
+                    for row in connection.execute(query):
+                        record = _record(row)
+                        found[record.key] = record
+        return found
 
     def find(
         self,
@@ -51,21 +122,104 @@ class RecordStore:
         numerics: str | None = None,
         limit: int = 100,
     ) -> Sequence[TuningRecord]:
-        """Records that match, newest first."""
-        raise NotImplementedError
+        """Records that match all that is given, newest first."""
+        wanted = {
+            _records.c.workload_key: workload_key,
+            _records.c.target_key: target_key,
+            _records.c.threads: threads,
+            _records.c.numerics: numerics,
+        }
+        query = (
+            sa.select(_records)
+            .where(*(column == value for column, value in wanted.items() if value is not None))
+            .order_by(_records.c.stored_at.desc(), *_records.primary_key)
+            .limit(limit)
+        )
+        with reading(self._engine) as connection:
+            return [_record(row) for row in connection.execute(query)]
 
-    def schedules(self) -> SqlScheduleSource:
-        """This store as the compiler's ScheduleSource."""
-        raise NotImplementedError
+    def confidence(self, key: RecordKey) -> Confidence | None:
+        """How sure the time of a key's record is."""
+        query = sa.select(_records.c.samples, _records.c.spread).where(*_matches(_records, key))
+        with reading(self._engine) as connection:
+            row = connection.execute(query).first()
+        return None if row is None else Confidence(row.samples, row.spread)
 
-
-class SqlScheduleSource:
-    """compiler.driver.ScheduleSource over the records."""
-
-    def __init__(self, store: RecordStore) -> None:
-        self._store = store
+    # the compiler's ScheduleSource
 
     def best(
         self, workload_key: str, target_key: str, threads: int, numerics: str
     ) -> Schedule | None:
-        raise NotImplementedError
+        """The schedule of the best record."""
+        record = self.best_record(RecordKey(workload_key, target_key, threads, numerics))
+        return None if record is None else record.schedule
+
+
+def _matches(table: sa.Table, key: RecordKey) -> list[sa.ColumnElement[bool]]:
+    return [table.c[name] == value for name, value in key.to_json().items()]
+
+
+def _key(row: sa.Row[Any]) -> RecordKey:
+    return RecordKey(row.workload_key, row.target_key, row.threads, row.numerics)
+
+
+def _trial_row(trial: Trial, now: float) -> dict[str, Any]:
+    measurement = trial.measurement
+    return {
+        **trial.key.to_json(),
+        # the fields of a Measurement are columns of their own names
+        **measurement.to_json(),
+        "run_seconds": measurement.run_seconds,
+        "id": trial.id,
+        "phase": trial.phase.value,
+        "job_id": trial.job_id,
+        "algorithm": trial.schedule.algorithm,
+        "schedule": trial.schedule.to_json(),
+        "schedule_digest": trial.schedule.digest,
+        "codegen_version": trial.codegen_version,
+        "stored_at": now,
+    }
+
+
+def _trial(row: sa.Row[Any]) -> Trial:
+    return Trial(
+        id=row.id,
+        key=_key(row),
+        schedule=Schedule.from_json(row.schedule),
+        measurement=Measurement.from_json(dict(row._mapping)),
+        phase=Phase(row.phase),
+        job_id=row.job_id,
+        codegen_version=row.codegen_version,
+    )
+
+
+def _record_values(record: TuningRecord, now: float) -> dict[str, Any]:
+    """The columns of a record that are not its key."""
+    run_seconds = record.run_seconds
+    confidence = Confidence.of(record.measurement.samples_seconds)
+    return {
+        "trial_id": record.trial_id,
+        "algorithm": record.schedule.algorithm,
+        "schedule": record.schedule.to_json(),
+        "schedule_digest": record.schedule.digest,
+        "object_digest": record.measurement.object_digest,
+        "codegen_version": record.codegen_version,
+        "compiler_version": record.compiler_version,
+        "run_seconds": run_seconds,
+        "samples": confidence.samples,
+        "spread": confidence.spread,
+        "measurement": record.measurement.to_json(),
+        "measured_at": record.measurement.measured_at,
+        "stored_at": now,
+    }
+
+
+def _record(row: sa.Row[Any]) -> TuningRecord:
+    return TuningRecord(
+        key=_key(row),
+        schedule=Schedule.from_json(row.schedule),
+        measurement=Measurement.from_json(row.measurement),
+        trial_id=row.trial_id,
+        codegen_version=row.codegen_version,
+        compiler_version=row.compiler_version,
+    )

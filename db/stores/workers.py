@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,6 +11,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from db.clock import Clock, system_clock
+from db.engine import reading, writing
+from db.errors import NotFoundError
+from db.models import WorkerRow
+from db.stores.statements import table_of, upsert
+
+_workers = table_of(WorkerRow)
 
 
 class Health(StrEnum):
@@ -51,25 +58,97 @@ class WorkerStore:
         owner: str | None = None,
         worker_id: str | None = None,
     ) -> Worker:
-        """A new worker, or (with the id it had) the same one after a restart."""
-        raise NotImplementedError
+        """A new worker, or (with the id it had) the same one after a restart.
+
+        An id that another owner's worker has is not taken over: NotFoundError.
+        """
+        now = self._clock()
+        facts = {
+            "name": name,
+            "target_keys": list(target_keys),
+            "device": dict(device),
+            "protocol": protocol,
+            "owner": owner,
+            "gone": False,
+            "last_heartbeat": now,
+        }
+        new = {
+            "id": worker_id or uuid.uuid4().hex,
+            "draining": False,
+            "leases_lost": 0,
+            "created_at": now,
+        }
+        with writing(self._engine) as connection:
+            row = connection.execute(
+                upsert(connection, _workers)
+                .values({**facts, **new})
+                .on_conflict_do_update(
+                    index_elements=[_workers.c.id],
+                    set_=facts,
+                    where=_workers.c.owner.is_not_distinct_from(owner),
+                )
+                .returning(_workers)
+            ).first()
+        if row is None:
+            raise NotFoundError("worker", str(worker_id))
+        return self._worker(row)
 
     def heartbeat(self, worker_id: str, device: Mapping[str, Any] | None = None) -> Worker:
         """It lives; device facts may have changed (governor). Raises NotFoundError."""
-        raise NotImplementedError
+        values: dict[str, Any] = {"last_heartbeat": self._clock(), "gone": False}
+        if device is not None:
+            values["device"] = dict(device)
+        return self._update(worker_id, values)
 
     def get(self, worker_id: str) -> Worker:
         """Raises NotFoundError."""
-        raise NotImplementedError
+        with reading(self._engine) as connection:
+            row = connection.execute(sa.select(_workers).where(_workers.c.id == worker_id)).first()
+        if row is None:
+            raise NotFoundError("worker", worker_id)
+        return self._worker(row)
 
     def list(self, *, alive: bool = False) -> Sequence[Worker]:
         """All workers, or those that are healthy; the longest-lived first."""
-        raise NotImplementedError
+        query = sa.select(_workers).order_by(_workers.c.created_at, _workers.c.id)
+        with reading(self._engine) as connection:
+            workers = [self._worker(row) for row in connection.execute(query)]
+        return [worker for worker in workers if not alive or worker.health is Health.HEALTHY]
 
     def drain(self, worker_id: str, draining: bool = True) -> Worker:
         """Take it out of service, or back. Raises NotFoundError."""
-        raise NotImplementedError
+        return self._update(worker_id, {"draining": draining})
 
     def leave(self, worker_id: str) -> None:
         """It says good-bye. Raises NotFoundError."""
-        raise NotImplementedError
+        self._update(worker_id, {"gone": True})
+
+    def _update(self, worker_id: str, values: Mapping[str, Any]) -> Worker:
+        update = sa.update(_workers).where(_workers.c.id == worker_id)
+        with writing(self._engine) as connection:
+            row = connection.execute(update.values(dict(values)).returning(_workers)).first()
+        if row is None:
+            raise NotFoundError("worker", worker_id)
+        return self._worker(row)
+
+    def _worker(self, row: sa.Row[Any]) -> Worker:
+        if row.gone:
+            health = Health.GONE
+        elif row.last_heartbeat < self._clock() - self._lost_after_seconds:
+            health = Health.LOST
+        elif row.draining:
+            health = Health.DRAINING
+        else:
+            health = Health.HEALTHY
+        return Worker(
+            id=row.id,
+            name=row.name,
+            target_keys=tuple(row.target_keys),
+            device=row.device,
+            protocol=row.protocol,
+            owner=row.owner,
+            health=health,
+            last_heartbeat=row.last_heartbeat,
+            leases_lost=row.leases_lost,
+            created_at=row.created_at,
+        )
