@@ -27,6 +27,16 @@ class Kind(Enum):
     LANE = auto()
 
 
+class Padding(Enum):
+    """What a load may do with a halo."""
+
+    READ = auto()
+    SKIP = auto()
+    """Its zeros change nothing: leave out the points that are known to read it."""
+    NEVER = auto()
+    """Its zeros would be wrong (a maximum): it is out of bounds."""
+
+
 @dataclass(eq=False, slots=True)
 class Variable:
     """A loop variable over [0, count).
@@ -167,7 +177,7 @@ def evaluate(emitter: Emitter, form: Linear) -> Value:
 
 
 def locate(
-    emitter: Emitter, environment: Environment, load: Load, *, skip_padding: bool
+    emitter: Emitter, environment: Environment, load: Load, padding: Padding
 ) -> Address:
     """Where an element lies, in bytes from the start of its buffer."""
     tensor = load.tensor
@@ -182,10 +192,10 @@ def locate(
         if factor.mod is not None:
             part = divide(emitter, part, factor.mod)[1]
         offset.add(part, stride)
-    return Address(offset, tuple(_guards(tensor, indices, skip_padding)))
+    return Address(offset, tuple(_guards(tensor, indices, padding)))
 
 
-def _guards(tensor: Tensor, indices: list[Linear], skip_padding: bool) -> list[Guard]:
+def _guards(tensor: Tensor, indices: list[Linear], padding: Padding) -> list[Guard]:
     guards = []
     if tensor.space is Space.REGISTER:
         return guards
@@ -196,9 +206,10 @@ def _guards(tensor: Tensor, indices: list[Linear], skip_padding: bool) -> list[G
         before, after = tensor.halo_of(dim)
         extent = tensor.shape[dim]
         outside = low < -before or high >= extent + after
-        padding = low < 0 or high >= extent
+        in_halo = low < 0 or high >= extent
         static = all(v.kind is Kind.UNROLLED for v in index.terms)
-        if outside or (skip_padding and padding and static):
+        skipped = padding is Padding.NEVER or (padding is Padding.SKIP and static)
+        if outside or (in_halo and skipped):
             guards.append(Guard(index, extent))
     return guards
 

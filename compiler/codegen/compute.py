@@ -6,12 +6,12 @@ matrices with zeros and ones, and tails are all 'evaluate the same code at a kno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 from compiler.codegen import memory
-from compiler.codegen.access import Bound, Kind, Linear, Variable, bind, evaluate
+from compiler.codegen.access import Kind, Linear, Padding, bind, evaluate
 from compiler.codegen.arithmetic import apply, cast, combine, neutral, reduce_lanes
 from compiler.codegen.order import constant_points, greedy_points
 from compiler.codegen.points import Point, Points
@@ -33,7 +33,6 @@ from compiler.loops.expr import (
     Tee,
     walk,
 )
-from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, Order, Store, Tile
 
 if TYPE_CHECKING:
@@ -56,6 +55,10 @@ class ComputeLowering:
         self.spatial = tuple(t for t in compute.unroll if t.axis in self.output_axes)
         self.reduces_lanes = compute.vector is not None and compute.vector not in self.output_axes
         self.dtype = compute.body.dtype
+        self.padding = Padding.READ
+        if compute.skip_padding:
+            harmless = compute.combiner is Combiner.SUM
+            self.padding = Padding.SKIP if harmless else Padding.NEVER
         self.hoisted: set[tuple[str, int]] = set()
         self.accumulators = 0
 
@@ -98,7 +101,7 @@ class ComputeLowering:
             # Lanes that are joined in the end must see the initial value once: `_join` adds it.
             accesses = None
             if compute.init is not None and not self.reduces_lanes:
-                accesses = memory.resolve(self.stage, compute.init, points, compute.skip_padding)
+                accesses = memory.resolve(self.stage, compute.init, points, self.padding)
             for point in points:
                 for number, partial in enumerate(partials):
                     value = start
@@ -122,6 +125,7 @@ class ComputeLowering:
             unroll=tile.unroll,
             granularity=granularity,
             clip=None if tile.unroll else self._clip_loads(tile),
+            padding=self.padding,
         )
 
     def _clip_loads(self, tile: Tile) -> tuple[Load, ...]:
@@ -143,7 +147,7 @@ class ComputeLowering:
         spatial = [axes.index(t.axis) for t in self.spatial]
         partial = [axes.index(axis) for axis in compute.partial]
         with self._points(compute.unroll) as points:
-            accesses = memory.resolve(self.stage, compute.body, points, compute.skip_padding)
+            accesses = memory.resolve(self.stage, compute.body, points, self.padding)
             order = [p for p in points if memory.in_bounds(accesses, p)]
             order = self._ordered(order, accesses, spatial)
             for point in order:
@@ -229,7 +233,7 @@ class ComputeLowering:
             result[point] = value
         if self.reduces_lanes and self.compute.init is not None:
             with self._points(self.spatial) as points:
-                accesses = memory.resolve(self.stage, self.compute.init, points, False)
+                accesses = memory.resolve(self.stage, self.compute.init, points)
                 for point, value in result.items():
                     start = self._evaluate(self.compute.init, accesses, points, point, None)
                     result[point] = combine(self.emitter, combiner, start, value)
@@ -241,7 +245,7 @@ class ComputeLowering:
         compute = self.compute
         result: dict[Point, Value] = {}
         with self._points(compute.unroll) as points:
-            accesses = memory.resolve(self.stage, compute.body, points, compute.skip_padding)
+            accesses = memory.resolve(self.stage, compute.body, points, self.padding)
             for point in points:
                 if not memory.in_bounds(accesses, point):
                     raise ScheduleError("a load outside of its tensor, and no reduction to skip")
@@ -271,7 +275,7 @@ class ComputeLowering:
     def _prepare(
         self, store: Store, points: Points
     ) -> tuple[Store, memory.Accesses, memory.Access | None]:
-        accesses = memory.resolve(self.stage, store.value, points, False)
+        accesses = memory.resolve(self.stage, store.value, points)
         if store.target.tensor.space is Space.REGISTER:
             return store, accesses, None
         return store, accesses, memory.resolve_target(self.stage, store.target, points)
@@ -292,15 +296,19 @@ class ComputeLowering:
         position = [t.axis for t in self.spatial].index(axis) if axis else 0
         width = points.lanes
         target = memory.resolve_target(self.stage, store.target, points)
-        accesses = memory.resolve(self.stage, store.value, points, False)
+        accesses = memory.resolve(self.stage, store.value, points)
         groups: dict[Point, dict[int, Value]] = {}
         for point, value in results.items():
             value = self._evaluate(store.value, accesses, points, point, value)
             rest = (*point[:position], *point[position + 1 :])
             groups.setdefault(rest, {})[point[position]] = value
         for rest, group in groups.items():
-            if len(group) != width or points.active((*rest[:position], 0, *rest[position:])) != width:
-                raise ScheduleError("a transposing store needs a square tile of whole vectors")
+            first = (*rest[:position], 0, *rest[position:])
+            if len(group) != width or points.active(first) != width:
+                # A ragged tile is scattered lane by lane.
+                for i, value in group.items():
+                    self._write(target, value, points, (*rest[:position], i, *rest[position:]))
+                continue
             rows = [group[i] for i in range(width)]
             step = 1
             while step < width:
@@ -315,10 +323,8 @@ class ComputeLowering:
                 rows = new
                 step *= 2
             for lane, row in enumerate(rows):
-                point = (*rest[:position], 0, *rest[position:])
-                memory.store(
-                    self.stage, target.transposed(position, lane), row, point, width
-                )
+                across = target.transposed(position, lane)
+                memory.store(self.stage, across, row, first, width)
 
     # ---- expressions
 

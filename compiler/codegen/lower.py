@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compiler.codegen.access import Bound, Kind, Linear, Variable, bind, evaluate
+from compiler.codegen.access import Bound, Kind, Linear, Padding, Variable, bind, evaluate
 from compiler.codegen.compute import ComputeLowering
 from compiler.codegen.ssa import Emitter, Value
 from compiler.dtypes import DType
@@ -44,6 +44,8 @@ def segments(extent: int, step: int, *, peel: bool, granularity: int) -> tuple[S
         result.append(Segment(0, 1, step, step))
         result.append(Segment(step, full - 2, step, step))
         result.append(Segment((full - 1) * step, 1, step, step))
+    elif peel:
+        result += [Segment(number * step, 1, step, step) for number in range(full)]
     elif full:
         result.append(Segment(0, full, step, step))
     offset = full * step
@@ -177,11 +179,12 @@ class StageLowering:
         unroll: bool = False,
         granularity: int = 0,
         clip: Sequence[Load] | None = None,
+        padding: Padding = Padding.READ,
     ) -> list[Value]:
         """Run `body` for each tile of an axis; run-time loops where a segment has several tiles."""
         outer = self.environment[axis]
         values = list(carried)
-        bounds = self._clip(axis, outer, clip) if clip else None
+        bounds = self._clip(axis, outer, clip, padding) if clip else None
         for segment in segments(outer.extent, step, peel=peel, granularity=granularity):
             if unroll or (segment.count == 1 and bounds is None):
                 for number in range(segment.count):
@@ -267,7 +270,7 @@ class StageLowering:
         return Bound(Linear({Variable(Kind.RUNTIME, let.maximum + 1, value): 1}), 1)
 
     def _clip(
-        self, axis: Axis, outer: Bound, loads: Sequence[Load]
+        self, axis: Axis, outer: Bound, loads: Sequence[Load], padding: Padding
     ) -> tuple[Value, Value] | None:
         """The range of a reduction axis for which all loads are in bounds; None if all of it is.
 
@@ -287,7 +290,8 @@ class StageLowering:
                 rest = index - affine(axis) * factor
                 form = bind(self.emitter, self.environment, rest)
                 lowest, highest = form.bounds()
-                before, after = load.tensor.halo_of(dim)
+                readable = padding is Padding.READ
+                before, after = load.tensor.halo_of(dim) if readable else (0, 0)
                 extent = load.tensor.shape[dim]
                 reach = factor * (axis.extent - 1)
                 if lowest >= -before and highest + reach < extent + after:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from compiler.codegen.access import (
     Guard,
     Kind,
-    Linear,
+    Padding,
     alignment,
     bind,
     locate,
@@ -77,11 +77,11 @@ Accesses = Mapping[Load, Access]
 
 
 def resolve(
-    stage: StageLowering, expr: Expr, points: Points, skip_padding: bool
+    stage: StageLowering, expr: Expr, points: Points, padding: Padding = Padding.READ
 ) -> dict[Load, Access]:
     """Every load of an expression that reads memory or a constant matrix."""
     return {
-        node: _resolve(stage, node, points, skip_padding)
+        node: _resolve(stage, node, points, padding)
         for node in walk(expr)
         if isinstance(node, Load) and node.tensor.space is not Space.REGISTER
     }
@@ -89,15 +89,15 @@ def resolve(
 
 def resolve_target(stage: StageLowering, target: Load, points: Points) -> Access:
     """Where a store goes."""
-    access = _resolve(stage, target, points, False)
+    access = _resolve(stage, target, points, Padding.READ)
     if access.guards:
         raise ScheduleError(f"a store to '{target.tensor.name}' may be out of bounds")
     return access
 
 
-def _resolve(stage: StageLowering, load: Load, points: Points, skip_padding: bool) -> Access:
+def _resolve(stage: StageLowering, load: Load, points: Points, padding: Padding) -> Access:
     tensor = load.tensor
-    address = locate(stage.emitter, stage.environment, load, skip_padding=skip_padding)
+    address = locate(stage.emitter, stage.environment, load, padding)
     offset = address.offset
     unrolled = tuple(
         (points.position[v], stride) for v, stride in offset.of(Kind.UNROLLED).items()

@@ -8,7 +8,7 @@ from compiler.errors import CompilerError, ScheduleError
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.space import ScheduleSpace
-from compiler.schedule.templates import Template, templates
+from compiler.schedule.templates import FALLBACK, Template, templates
 from compiler.target import Target
 from compiler.workload import Workload
 
@@ -33,7 +33,9 @@ def schedule_space(
         operators = ", ".join(workload.operators)
         raise CompilerError(f"no template applies to the fused workload of {operators}")
     found.sort(key=lambda item: -item[0])
-    return ScheduleSpace(tuple(space for _, space in found))
+    # Scalar loops over everything are for what nothing else takes.
+    serious = [space for preference, space in found if preference > FALLBACK]
+    return ScheduleSpace(tuple(serious or [space for _, space in found]))
 
 
 def lower_schedule(

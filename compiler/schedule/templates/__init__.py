@@ -18,6 +18,10 @@ from compiler.target import Target
 from compiler.workload import Workload
 
 
+FALLBACK = 0.0
+"""Preference of a template that is right for anything and good at little."""
+
+
 class Template(Protocol):
     """One way to make a loop nest of a workload."""
 

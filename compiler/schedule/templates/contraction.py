@@ -81,14 +81,15 @@ def analyse(workload: Workload) -> Contraction | None:
     free, used = axes_of(left), axes_of(right)
     if lanes in free or lanes not in used:
         return None
-    reduced = problem.reduction.axes
+    if any(_is_padded(load, lanes) for load in loads(problem.reduction.body)):
+        return None
     outputs = [a for a in problem.axes if a != lanes and a.extent > 1]
     batch = tuple(a for a in outputs if a in free and a in used)
     spatial = [a for a in outputs if a not in batch]
     own = [a for a in spatial if a in free]
     tile = own[-1] if own else (spatial[-1] if spatial else None)
     window = _window(problem)
-    rest = [a for a in reduced if a not in window]
+    rest = [a for a in problem.reduction.axes if a not in window]
     channel = max(rest, key=lambda a: a.extent, default=Axis("unit", 1))
     return Contraction(
         problem,
@@ -103,6 +104,11 @@ def analyse(workload: Workload) -> Contraction | None:
         _channel_block(loads(left), channel),
         any(needs_padding(load) for load in loads(problem.reduction.body)),
     )
+
+
+def _is_padded(load: Load, axis: Axis) -> bool:
+    """Whether a load may leave its tensor along an axis."""
+    return any(axis in load.index[dim].axes() for dim in needs_padding(load))
 
 
 def _groups(workload: Workload) -> dict[int, int] | None:
@@ -217,7 +223,7 @@ def _knobs(found: Contraction, target: Target) -> tuple[Knob, ...]:
     if found.window:
         # Without a halo only static taps can be left out.
         knobs.append(Knob("taps", ("unroll",) if _needs_static_taps(found) else ("loop", "unroll")))
-    if _can_stream_unpacked(found):
+    if _can_stream_unpacked(found) and not found.window:
         knobs.append(Knob("pack", (False, True)))
     return tuple(knobs)
 
@@ -226,9 +232,7 @@ def _needs_static_taps(found: Contraction) -> bool:
     """Whether a tap along the tile axis may read padding that no halo holds."""
     tile = found.tile
     return tile is not None and any(
-        tile in load.index[dim].axes()
-        for load in loads(found.problem.reduction.body)
-        for dim in needs_padding(load)
+        _is_padded(load, tile) for load in loads(found.problem.reduction.body)
     )
 
 
@@ -356,7 +360,7 @@ def _replace_tensors(tensors: Sequence[Tensor], changed: Sequence[Tensor]) -> tu
 
 def _is_packed(found: Contraction, schedule: Schedule) -> bool:
     if _can_stream_unpacked(found):
-        return bool(schedule["pack"])
+        return not found.window and bool(schedule["pack"])
     return True
 
 
@@ -459,7 +463,7 @@ def _packing_stage(found: Contraction, load: Load, width: int, lanes: int) -> _P
             vector=found.channel,
             store_vector=found.lanes,
         )
-        loops = [Loop(found.lanes, lanes), Loop(found.channel, lanes)]
+        loops = [Loop(found.lanes, width), Loop(found.channel, lanes), Loop(found.lanes, lanes)]
     else:
         compute = Compute(
             (Store(target, Accumulator(load.dtype)),),

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from compiler import ops
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import (
     Accumulator,
+    Combiner,
     Expr,
     Load,
     Reduce,
@@ -26,9 +28,10 @@ from compiler.loops.expr import (
 )
 from compiler.loops.index import Affine, Axis, affine
 from compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
+from compiler.ops.registry import OpKind
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
-from compiler.schedule.problem import Problem, axes_of, compose
+from compiler.schedule.problem import Problem, anchor, axes_of, compose
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
@@ -40,6 +43,7 @@ from compiler.schedule.structure import (
     unit_stride,
     vector_axis,
 )
+from compiler.schedule.templates import FALLBACK
 from compiler.target import Target
 from compiler.workload import Workload
 
@@ -87,7 +91,9 @@ class _Template:
     algorithms = ("row",)
 
     def preference(self, workload: Workload) -> float:
-        return 0.5
+        node = anchor(workload)
+        rows = node is not None and ops.get(node.op).kind in (OpKind.ROW, OpKind.REDUCTION)
+        return 0.5 if rows else FALLBACK
 
     def space(
         self, workload: Workload, target: Target, *, threads: int, strict: bool
@@ -117,6 +123,8 @@ def _lower(found: Rows, unroll: int, target: Target) -> Kernel:
     problem = found.problem
     lanes = target.lanes(DType.FLOAT32)
     along = found.lanes if found.lanes in found.outer else None
+    if along is not None and along in _padded_axes(problem):
+        along = None
     statistics: dict[Reduce, Load] = {}
     computes: list[Node] = []
     last = problem.reductions[-1]
@@ -160,11 +168,25 @@ def _resolve(expr: Expr, values: Mapping[Reduce, Expr]) -> Expr:
     return visit(expr)
 
 
+def _padded_axes(problem: Problem) -> frozenset[Axis]:
+    """Output axes along which a load may leave its tensor: their windows are clipped one by one."""
+    return frozenset(
+        axis
+        for reduction in problem.reductions
+        for load in loads(reduction.body)
+        for dim in needs_padding(load)
+        for axis in load.index[dim].axes()
+        if axis in problem.axes
+    )
+
+
 def _reduction(
     reduction: Reduce, body: Expr, store: Store, along: Axis | None, unroll: int, lanes: int
 ) -> Compute:
     axes = [a for a in reduction.axes if a.extent > 1]
     padded = any(needs_padding(load) for load in loads(body))
+    # The zeros of a halo are wrong in anything but a sum.
+    never = reduction.combiner is not Combiner.SUM
     if along is not None:
         return Compute(
             (store,),
@@ -173,6 +195,7 @@ def _reduction(
             reduce=tuple(Tile(a) for a in axes),
             unroll=(Tile(along, lanes),),
             vector=along,
+            skip_padding=never,
         )
     vector = next(
         (
@@ -183,7 +206,13 @@ def _reduction(
         None,
     )
     if vector is None:
-        return Compute((store,), body, reduction.combiner, reduce=tuple(Tile(a) for a in axes))
+        return Compute(
+            (store,),
+            body,
+            reduction.combiner,
+            reduce=tuple(Tile(a) for a in axes),
+            skip_padding=never,
+        )
     others = [Tile(a) for a in axes if a != vector]
     return Compute(
         (store,),

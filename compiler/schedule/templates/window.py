@@ -59,16 +59,10 @@ def analyse(workload: Workload) -> Window | None:
         return None
     reduction = problem.reduction
     lanes = vector_axis(problem.output, problem.axes)
-    if lanes is not None and not all(
-        lanes not in axes_of(load) or unit_stride(load, lanes) for load in loads(reduction.body)
-    ):
+    if lanes is not None and not all(_has_lanes(load, lanes) for load in loads(reduction.body)):
         lanes = None
-    if lanes is not None and not any(
-        lanes in axes_of(load) for load in loads(reduction.body)
-    ):
-        return None
     if problem.product is not None and not all(
-        lanes is None or lanes in axes_of(side) for side in problem.product
+        lanes is not None and lanes in axes_of(side) for side in problem.product
     ):
         return None
     # Zeros in a halo do not change a sum, but they do change a maximum.
@@ -81,6 +75,13 @@ def analyse(workload: Workload) -> Window | None:
     rows = spatial[-2] if len(spatial) > 1 else None
     outer = tuple(a for a in spatial if a not in (tile, rows))
     return Window(problem, lanes, tile, rows, outer, reads_halo, padded)
+
+
+def _has_lanes(load: Load, lanes: Axis) -> bool:
+    """Whether a load is a vector along the lanes: as it lies, or (weights) as it will be packed."""
+    if lanes not in axes_of(load):
+        return False
+    return load.tensor.role is Role.WEIGHT or unit_stride(load, lanes)
 
 
 def _padded_axes(problem: Problem, reads_halo: bool) -> tuple[Axis, ...]:

@@ -122,8 +122,8 @@ class _Template:
     def preference(self, workload: Workload) -> float:
         found = _analyse(workload)
         if found is None or min(found.rows, found.columns) < 7:
-            return 0.0
-        return 3.0 if found.weight.shape[1] >= 32 else 0.0
+            return 0.9
+        return 3.0 if found.weight.shape[1] >= 32 else 0.9
 
     def space(
         self, workload: Workload, target: Target, *, threads: int, strict: bool
