@@ -52,6 +52,11 @@ def select(condition: Expr, if_true: Expr, if_false: Expr) -> Expr:
     return op(Operation.SELECT, condition, if_true, if_false)
 
 
+def not_a_number(dtype: DType) -> Expr:
+    """NaN as inf - inf: a constant NaN would differ from itself, and so would its expression."""
+    return constant(INFINITY, dtype) - INFINITY
+
+
 def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
     """Horner's rule; coefficients from the constant term up."""
     result = constant(coefficients[-1], x.dtype)

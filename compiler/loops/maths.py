@@ -22,6 +22,7 @@ from compiler.loops.elementary import (
     less,
     maximum,
     minimum,
+    not_a_number,
     polynomial,
     reduce_exponent,
     select,
@@ -129,7 +130,7 @@ def _log_of_parts(exponent: Expr, f: Expr, correction: Expr | None) -> Expr:
 
 def _log_limits(x: Expr, result: Expr) -> Expr:
     """The result for 0 < x < inf; -inf at 0; NaN below; x itself (inf, NaN) otherwise."""
-    nan = select(less(x, 0.0), constant(float("nan"), x.dtype), x)
+    nan = select(less(x, 0.0), not_a_number(x.dtype), x)
     edge = select(equal(x, 0.0), constant(-INFINITY, x.dtype), nan)
     inside = op(Operation.AND, less(0.0, x), less(x, INFINITY))
     return select(inside, result, edge)

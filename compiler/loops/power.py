@@ -15,6 +15,7 @@ from compiler.loops.elementary import (
     less,
     maximum,
     minimum,
+    not_a_number,
     polynomial,
     select,
     split_exponent,
@@ -128,7 +129,7 @@ def _pow_limits(x: Expr, y: Expr, magnitude: Expr, value: Expr) -> Expr:
         op(Operation.AND, less(x, 0.0), less(-INFINITY, x)),
         op(Operation.AND, less(absolute(y), INFINITY), op(Operation.NOT, integral)),
     )
-    nan = constant(float("nan"), x.dtype)
+    nan = not_a_number(x.dtype)
     is_nan = op(Operation.OR, op(Operation.NE, x, x), op(Operation.NE, y, y))
     value = select(op(Operation.OR, invalid, is_nan), nan, value)
     return select(op(Operation.OR, equal(y, 0.0), equal(x, 1.0)), one, value)

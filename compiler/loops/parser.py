@@ -1,0 +1,368 @@
+"""Reads the text form of a loop nest back; `compiler.loops.text` writes it."""
+
+from __future__ import annotations
+
+from compiler.dtypes import DType
+from compiler.loops.expr import (
+    Accumulator,
+    Cast,
+    Combiner,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Operation,
+    Reduce,
+    Role,
+    Space,
+    Tee,
+    Tensor,
+)
+from compiler.loops.index import Affine, Axis, FloorDiv, Term
+from compiler.loops.layout import Layout
+from compiler.loops.nest import (
+    Binding,
+    Compute,
+    For,
+    Intrinsic,
+    Let,
+    LoopNest,
+    Node,
+    Order,
+    Stage,
+    Store,
+    Tile,
+)
+from compiler.loops.tokens import Line, NestSyntaxError, Tokens
+
+
+def parse_nest(text: str) -> LoopNest:
+    """Read what `print_nest` wrote.
+
+    Raises:
+        NestSyntaxError: naming the line that does not follow the grammar, or that uses a name
+            which nothing declares.
+    """
+    lines = [
+        Line(number, len(raw) - len(raw.lstrip(" ")), raw.strip())
+        for number, raw in enumerate(text.splitlines(), 1)
+        if raw.strip()
+    ]
+    return _Parser(lines).kernel()
+
+
+class _Parser:
+    """Recursive descent over lines and their indentation."""
+
+    def __init__(self, lines: list[Line]) -> None:
+        self.lines = lines
+        self.at = 0
+        self.axes: dict[str, Axis] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.lets: dict[str, Expr] = {}
+
+    def kernel(self) -> LoopNest:
+        tokens = self._next("kernel")
+        name, machine_scheduler = tokens.name(), tokens.accept("machine-scheduler")
+        tokens.end()
+        declared: dict[str, list[Tensor]] = {"buffer": [], "scratch": [], "tensor": []}
+        while (word := self._word()) in ("axes", "buffer", "scratch", "tensor"):
+            tokens = self._next(word)
+            if word == "axes":
+                tokens.listed(lambda t=tokens: self._declare_axis(t), "")  # type: ignore[misc]
+            else:
+                declared[word].append(self._declare_tensor(tokens))
+        stages: list[Stage] = []
+        while self.at < len(self.lines):
+            indent = self.lines[self.at].indent
+            tokens = self._next("stage")
+            stage_name = tokens.name()
+            tokens.end()
+            stages.append(Stage(stage_name, self._nodes(indent)))
+        buffers, scratch = tuple(declared["buffer"]), tuple(declared["scratch"])
+        return LoopNest(name, buffers, scratch, tuple(stages), machine_scheduler)
+
+    # ---- lines
+
+    def _word(self) -> str:
+        return self.lines[self.at].text.split(" ")[0] if self.at < len(self.lines) else ""
+
+    def _next(self, word: str) -> Tokens:
+        if self.at >= len(self.lines):
+            raise NestSyntaxError(f"the text ends where '{word}' is expected")
+        tokens = Tokens(self.lines[self.at])
+        self.at += 1
+        tokens.expect(word)
+        return tokens
+
+    def _nodes(self, indent: int) -> tuple[Node, ...]:
+        """The nodes of the lines that are indented deeper."""
+        nodes: list[Node] = []
+        while self.at < len(self.lines) and self.lines[self.at].indent > indent:
+            match self._word():
+                case "for":
+                    nodes.append(self._for())
+                case _:
+                    nodes.append(self._compute())
+        return tuple(nodes)
+
+    def _declare_axis(self, tokens: Tokens) -> None:
+        handle = tokens.name()
+        tokens.expect("=")
+        self.axes[handle] = Axis(_plain(handle), tokens.integer())
+
+    def _declare_tensor(self, tokens: Tokens) -> Tensor:
+        handle = tokens.name()
+        tokens.expect(":")
+        role, dtype = tokens.word(Role), tokens.word(DType)
+        tokens.expect("[")
+        shape = tokens.listed(tokens.integer, "]")
+        tokens.expect("layout")
+        tokens.expect("(")
+        layout = self._layout(tokens)
+        halo: tuple[tuple[int, int], ...] = ()
+        space, values = Space.MEMORY, tuple[float, ...]()
+        if tokens.accept("halo"):
+            tokens.expect("(")
+            halo = tokens.listed(lambda: (tokens.integer(), tokens.integer()), ")")
+        if tokens.kind() == "name" and tokens.peek() != "values":
+            space = tokens.word(Space)
+        if tokens.accept("values"):
+            tokens.expect("(")
+            values = tokens.listed(tokens.number, ")")
+        tokens.end()
+        name = _plain(handle)
+        tensor = Tensor(name, shape, dtype, layout, halo, space, role, values)
+        self.tensors[handle] = tensor
+        return tensor
+
+    def _layout(self, tokens: Tokens) -> Layout:
+        parts: list[str] = []
+        while not tokens.accept(")"):
+            separate = tokens.kind() in ("number", "name") and parts and parts[-1][-1].isdigit()
+            parts.append((" " if separate else "") + tokens.take())
+        try:
+            return Layout.parse("".join(parts))
+        except ValueError as error:
+            raise tokens.error(f"'{''.join(parts)}' is not a layout") from error
+
+    def _for(self) -> For:
+        indent = self.lines[self.at].indent
+        tokens = self._next("for")
+        axis = self._axis(tokens)
+        tokens.expect("in")
+        if tokens.integer() != axis.extent:
+            raise tokens.error(f"the extent of '{axis.name}' is declared as {axis.extent}")
+        tokens.expect("by")
+        step = tokens.integer()
+        binding = Binding.SERIAL
+        if tokens.peek() in ("parallel", "block", "lane"):
+            binding = tokens.word(Binding)
+        peel, unroll = tokens.accept("peel"), tokens.accept("unroll")
+        lets: list[Let] = []
+        while tokens.accept("let"):
+            derived = self._axis(tokens)
+            for mark in ("=", "min", "("):
+                tokens.expect(mark)
+            source = self._index(tokens)
+            tokens.expect(",")
+            lets.append(Let(derived, source, tokens.integer()))
+            tokens.expect(")")
+        tokens.end()
+        return For(axis, step, self._nodes(indent), binding, peel, unroll, tuple(lets))
+
+    def _compute(self) -> Compute:
+        self.lets = {}
+        while self._word() == "let":
+            tokens = self._next("let")
+            name = tokens.take("let")
+            tokens.expect("=")
+            self.lets[name] = self._expression(tokens)
+            tokens.end()
+        indent = self.lines[self.at].indent if self.at < len(self.lines) else 0
+        tokens = self._next("compute")
+        combiner = None if tokens.accept("map") else tokens.word(Combiner)
+        body = self._expression(tokens)
+        init = self._expression(tokens) if tokens.accept("from") else None
+        tokens.end()
+        compute = _ComputeFields()
+        while self.at < len(self.lines) and self.lines[self.at].indent > indent:
+            tokens = Tokens(self.lines[self.at])
+            self.at += 1
+            self._clause(tokens, compute)
+            tokens.end()
+        return Compute(
+            stores=tuple(compute.stores),
+            body=body,
+            combiner=combiner,
+            init=init,
+            reduce=compute.reduce,
+            unroll=compute.unroll,
+            vector=compute.vector,
+            partial=compute.partial,
+            intrinsic=compute.intrinsic,
+            order=compute.order,
+            skip_padding=compute.skip_padding,
+            store_vector=compute.store_vector,
+        )
+
+    def _clause(self, tokens: Tokens, fields: _ComputeFields) -> None:
+        match tokens.take("name"):
+            case "reduce":
+                fields.reduce = tokens.listed(lambda: self._tile(tokens), "")
+            case "unroll":
+                fields.unroll = tokens.listed(lambda: self._tile(tokens), "")
+            case "vector":
+                fields.vector = self._axis(tokens)
+            case "partial":
+                fields.partial = tokens.listed(lambda: self._axis(tokens), "")
+            case "intrinsic":
+                fields.intrinsic = Intrinsic(tokens.name(), self._axis(tokens))
+            case "order":
+                fields.order = tokens.word(Order)
+            case "skip-padding":
+                fields.skip_padding = True
+            case "store-vector":
+                fields.store_vector = self._axis(tokens)
+            case "store":
+                target = self._expression(tokens)
+                tokens.expect("=")
+                if not isinstance(target, Load):
+                    raise tokens.error("a store writes to an element of a tensor")
+                fields.stores.append(Store(target, self._expression(tokens)))
+            case word:
+                raise tokens.error(f"'{word}' is no clause of a compute")
+
+    def _tile(self, tokens: Tokens) -> Tile:
+        axis = self._axis(tokens)
+        tokens.expect("by")
+        return Tile(axis, tokens.integer(), tokens.accept("unrolled"))
+
+    # ---- expressions
+
+    def _axis(self, tokens: Tokens) -> Axis:
+        name = tokens.name()
+        if name not in self.axes:
+            raise tokens.error(f"no axis '{name}'")
+        return self.axes[name]
+
+    def _index(self, tokens: Tokens) -> Affine:
+        terms: list[tuple[Term, int]] = []
+        constant, first = 0, True
+        while first or tokens.peek() in ("+", "-"):
+            sign = -1 if tokens.accept("-") else 1
+            if sign == 1 and not first:
+                tokens.expect("+")
+            first = False
+            if tokens.kind() == "number":
+                size = tokens.integer()
+                if not tokens.accept("*"):
+                    constant += sign * size
+                    continue
+                sign *= size
+            terms.append((self._term(tokens), sign))
+        return Affine(tuple(terms), constant)
+
+    def _term(self, tokens: Tokens) -> Term:
+        if not tokens.accept("("):
+            return self._axis(tokens)
+        axis = self._axis(tokens)
+        tokens.expect("//")
+        divisor = tokens.integer()
+        tokens.expect(")")
+        return FloorDiv(axis, divisor)
+
+    def _expression(self, tokens: Tokens) -> Expr:
+        if tokens.kind() == "let":
+            name = tokens.take()
+            if name not in self.lets:
+                raise tokens.error(f"no let '{name}'")
+            return self.lets[name]
+        if tokens.kind() in ("number", "mark"):
+            return Const(tokens.number(), self._suffix(tokens))
+        if tokens.kind() == "name" and tokens.peek() in ("inf", "nan"):
+            return Const(tokens.number(), self._suffix(tokens))
+        if tokens.accept("acc"):
+            return Accumulator(self._suffix(tokens))
+        name = tokens.name()
+        if tokens.accept("["):
+            return self._load(name, tokens)
+        tokens.expect("(")
+        return self._call(name, tokens)
+
+    def _call(self, name: str, tokens: Tokens) -> Expr:
+        expr: Expr
+        match name:
+            case "cast":
+                value = self._expression(tokens)
+                tokens.expect(",")
+                expr = Cast(value, tokens.word(DType))
+            case "index":
+                index = self._index(tokens)
+                tokens.expect(",")
+                expr = IndexValue(index, tokens.word(DType))
+            case "tee":
+                value = self._expression(tokens)
+                tokens.expect(",")
+                target = self._expression(tokens)
+                if not isinstance(target, Load):
+                    raise tokens.error("a tee writes to an element of a tensor")
+                expr = Tee(value, target)
+            case "reduce":
+                combiner = tokens.word(Combiner)
+                tokens.expect(",")
+                tokens.expect("[")
+                axes: list[Axis] = []
+                while not tokens.accept("]"):
+                    axes.append(self._axis(tokens))
+                tokens.expect(",")
+                expr = Reduce(combiner, tuple(axes), self._expression(tokens))
+            case _:
+                try:
+                    operation = Operation(name)
+                except ValueError as error:
+                    raise tokens.error(f"no operation '{name}'") from error
+                return Op(operation, tokens.listed(lambda: self._expression(tokens), ")"))
+        tokens.expect(")")
+        return expr
+
+    def _load(self, name: str, tokens: Tokens) -> Load:
+        if name not in self.tensors:
+            raise tokens.error(f"no tensor '{name}'")
+        index: list[Affine] = []
+        while tokens.peek() not in ("]", ";"):
+            if index:
+                tokens.expect(",")
+            index.append(self._index(tokens))
+        indirect: list[tuple[int, Expr]] = []
+        while tokens.accept(";"):
+            dim = tokens.integer()
+            tokens.expect(":")
+            indirect.append((dim, self._expression(tokens)))
+        tokens.expect("]")
+        return Load(self.tensors[name], tuple(index), tuple(indirect))
+
+    def _suffix(self, tokens: Tokens) -> DType:
+        return tokens.word(DType) if tokens.accept(":") else DType.FLOAT32
+
+
+class _ComputeFields:
+    """What the clauses of a Compute have said so far."""
+
+    def __init__(self) -> None:
+        self.stores: list[Store] = []
+        self.reduce: tuple[Tile, ...] = ()
+        self.unroll: tuple[Tile, ...] = ()
+        self.vector: Axis | None = None
+        self.partial: tuple[Axis, ...] = ()
+        self.intrinsic: Intrinsic | None = None
+        self.order = Order.GREEDY
+        self.skip_padding = False
+        self.store_vector: Axis | None = None
+
+
+def _plain(handle: str) -> str:
+    """The name behind a handle: `x~2` is the second axis or tensor with the name `x`."""
+    name, mark, number = handle.rpartition("~")
+    return name if mark and number.isdecimal() else handle
