@@ -149,8 +149,9 @@ def cut_workload(
         InvalidModelError: if the nodes have no output or more than one that is used outside.
     """
     given = boundaries or {}
-    inside = {node.name: node for node in graph.nodes if node.name in set(nodes)}
-    if missing := set(nodes) - set(inside):
+    wanted = set(nodes)
+    inside = {node.name: node for node in graph.nodes if node.name in wanted}
+    if missing := wanted - set(inside):
         raise InvalidModelError(f"graph '{graph.name}': no node '{min(missing)}'")
     made = {value: node for node in inside.values() for value in node.outputs}
     results = [

@@ -23,6 +23,7 @@ import numpy as np
 
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
+from compiler.passes.attributes import optional
 from compiler.passes.rewrite import Rewriter, rewrite
 
 IDEMPOTENT = frozenset({"relu", "abs", "floor", "ceil", "round", "sign"})
@@ -165,7 +166,7 @@ def _min(rewriter: Rewriter, node: Node) -> str | None:
 
 def _clip(rewriter: Rewriter, node: Node) -> str | None:
     """Clips and a relu under a clip become one clip; a clip at 0 alone is a relu."""
-    low, high = node.attr("min", None), node.attr("max", None)
+    low, high = optional(node, "min"), optional(node, "max")
     x = node.inputs[0]
     if low is None and high is None:
         return x
@@ -174,8 +175,8 @@ def _clip(rewriter: Rewriter, node: Node) -> str | None:
     inner = rewriter.producer(x)
     if inner is None or inner.op not in ("relu", "clip"):
         return None
-    inner_low = 0.0 if inner.op == "relu" else inner.attr("min", None)
-    inner_high = None if inner.op == "relu" else inner.attr("max", None)
+    inner_low = 0.0 if inner.op == "relu" else optional(inner, "min")
+    inner_high = None if inner.op == "relu" else optional(inner, "max")
     lows = [float(v) for v in (low, inner_low) if v is not None]
     highs = [float(v) for v in (high, inner_high) if v is not None]
     if lows and highs and max(lows) > min(highs):

@@ -18,6 +18,7 @@ import numpy as np
 from compiler import ops
 from compiler.graph.ir import Graph, Node
 from compiler.ops.registry import OpKind
+from compiler.passes.attributes import ints
 from compiler.passes.rewrite import Rewriter, rewrite
 
 
@@ -54,7 +55,7 @@ def _merge(rewriter: Rewriter, node: Node) -> str | None:
 
 def permutation(node: Node, rank: int) -> tuple[int, ...]:
     """The `perm` of a transpose; reversed dimensions where it has none."""
-    return tuple(int(dim) for dim in node.attr("perm", tuple(reversed(range(rank)))))
+    return ints(node, "perm", tuple(reversed(range(rank))))
 
 
 def _sink(rewriter: Rewriter, node: Node) -> str | None:

@@ -1,0 +1,194 @@
+"""What a workload costs, counted from its graph and its boundaries: no machine is asked.
+
+One multiply-accumulate (MAC) is two floating-point operations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from compiler import ops
+from compiler.graph.ir import Graph, Node
+from compiler.graph.types import TensorType
+from compiler.loops.layout import strides
+from compiler.ops.registry import OpKind
+from compiler.passes.attributes import ints
+from compiler.plan import GraphPlan, ViewStep
+from compiler.workload import Boundary, Workload
+
+FLOPS_PER_BYTE = 8.0
+"""The balance that weighs arithmetic against traffic: a core's vector units do about 32-128 operations
+in the time in which its outer caches move 8 bytes; between the two, 8 a byte."""
+
+EXPENSIVE = frozenset(
+    "exp log pow erf gelu tanh sigmoid softplus elu sin cos div sqrt reciprocal".split()
+)
+"""Elementwise operators that take about ten operations an element."""
+
+
+def macs(workload: Workload) -> int:
+    """Multiply-accumulates of the direct algorithm (Winograd and Strassen execute fewer)."""
+    return graph_macs(workload.graph)
+
+
+def graph_macs(graph: Graph) -> int:
+    """Multiply-accumulates of all convolutions and matrix products of a graph."""
+    return sum(_node_macs(node, graph) for node in graph.nodes)
+
+
+def _node_macs(node: Node, graph: Graph) -> int:
+    types = graph.types
+    output = types[node.output].elements
+    match node.op:
+        case "conv":
+            return output * prod(types[node.inputs[1]].shape[1:])
+        case "matmul" | "gemm":
+            a = types[node.inputs[0]].shape
+            return output * (a[0] if node.op == "gemm" and node.attr("trans_a", 0) else a[-1])
+    return 0
+
+
+def flops(workload: Workload) -> int:
+    """Arithmetic operations, MACs counted twice; transcendental functions as ten."""
+    graph = workload.graph
+    return sum(_node_flops(node, graph) for node in graph.nodes)
+
+
+def _node_flops(node: Node, graph: Graph) -> int:
+    operator = ops.get(node.op)
+    output = graph.types[node.output].elements
+    operand = graph.types[node.inputs[0]].elements if node.inputs else 0
+    match operator.kind:
+        case OpKind.CONTRACTION:
+            return 2 * _node_macs(node, graph)
+        case OpKind.WINDOW:
+            window = prod(ints(node, "kernel", ())) if node.attr("kernel") is not None else 5
+            return output * window
+        case OpKind.REDUCTION:
+            return operand
+        case OpKind.ROW:
+            return (14 if "softmax" in node.op else 8) * operand
+        case OpKind.ELEMENTWISE:
+            return output * (10 if node.op in EXPENSIVE else 1)
+    return 0
+
+
+def bytes_read(workload: Workload) -> int:
+    """Bytes of all inputs as they lie, each read once; a gather reads the rows that it returns."""
+    total = 0
+    for name, boundary in zip(workload.graph.inputs, workload.inputs, strict=True):
+        size = boundary_bytes(boundary)
+        readers = workload.graph.consumers(name)
+        if readers and all(n.op == "gather" and n.inputs[0] == name for n in readers):
+            size = min(size, sum(workload.graph.types[n.output].bytes for n in readers))
+        total += size
+    return total
+
+
+def bytes_written(workload: Workload) -> int:
+    """Bytes of the output as it lies, halo included."""
+    return boundary_bytes(workload.output)
+
+
+def boundary_bytes(boundary: Boundary) -> int:
+    """Size of a value as it lies: block rounding and halo included."""
+    kind: TensorType = boundary.type
+    return strides(kind.shape, boundary.layout, boundary.halo)[1] * kind.dtype.bytes
+
+
+def weight_bytes(workload: Workload) -> int:
+    """Bytes of the constant inputs."""
+    return sum(boundary_bytes(b) for b in workload.inputs if b.constant)
+
+
+def cost(workload: Workload) -> float:
+    """A relative cost in operations: the larger of arithmetic and traffic.
+
+    Weighs tasks before anything has been measured.
+    """
+    return max(
+        float(flops(workload)), FLOPS_PER_BYTE * (bytes_read(workload) + bytes_written(workload))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSummary:
+    """One distinct workload of a plan. All figures but `count` and `share` are of one kernel."""
+
+    key: str
+    operators: tuple[str, ...]
+    output: str
+    count: int
+    macs: int
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    share: float
+    """Of the whole plan's cost, all `count` kernels together, in 0..1."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """What `tilewright inspect` shows of a model."""
+
+    name: str
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    operators: tuple[tuple[str, int], ...]
+    parameters: int
+    parameter_bytes: int
+    macs: int
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    kernels: int
+    views: int
+    relayouts: int
+    tasks: tuple[TaskSummary, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `json`."""
+        import dataclasses
+
+        return dataclasses.asdict(self)
+
+
+def plan_summary(plan: GraphPlan) -> PlanSummary:
+    """Operators, parameters, arithmetic, traffic, and the tasks, most expensive first."""
+    graph = plan.graph
+    tasks = plan.tasks()
+    total = sum(cost(workload) * count for workload, count in tasks) or 1.0
+    rows = [
+        TaskSummary(
+            key=workload.key,
+            operators=workload.operators,
+            output=str(workload.output.type),
+            count=count,
+            macs=macs(workload),
+            flops=flops(workload),
+            bytes_read=bytes_read(workload),
+            bytes_written=bytes_written(workload),
+            share=cost(workload) * count / total,
+        )
+        for workload, count in tasks
+    ]
+    counted = Counter(node.op for node in graph.nodes)
+    return PlanSummary(
+        name=graph.name,
+        inputs=tuple((v, str(graph.types[v])) for v in graph.inputs),
+        outputs=tuple((v, str(graph.types[v])) for v in graph.outputs),
+        operators=tuple(sorted(counted.items(), key=lambda item: (-item[1], item[0]))),
+        parameters=sum(a.size for a in graph.constants.values()),
+        parameter_bytes=sum(graph.types[v].bytes for v in graph.constants),
+        macs=sum(row.macs * row.count for row in rows),
+        flops=sum(row.flops * row.count for row in rows),
+        bytes_read=sum(row.bytes_read * row.count for row in rows),
+        bytes_written=sum(row.bytes_written * row.count for row in rows),
+        kernels=len(plan.kernels),
+        views=sum(isinstance(step, ViewStep) for step in plan.steps),
+        relayouts=sum(step.workload.operators == ("identity",) for step in plan.kernels),
+        tasks=tuple(sorted(rows, key=lambda row: -row.share)),
+    )

@@ -1,0 +1,216 @@
+"""Fusion: which nodes of a graph become one kernel.
+
+Before:                             After:
+    %1 = conv(%0, w)                    { %1 = conv(%0, w); %2 = add(%1, %9); %3 = relu(%2) }
+    %2 = add(%1, %9)
+    %3 = relu(%2)
+
+An anchor (contraction, window, reduction, row, gather) takes the elementwise operators that follow
+it and keep its shape, as its epilogue. What is left over forms elementwise groups, and reductions
+and rows take their elementwise producers as a prologue. No value is computed twice. Also called
+operator fusion (TVM) or fusion groups (XLA).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from compiler import ops
+from compiler.graph.ir import Graph, Node
+from compiler.ops.registry import OpKind
+
+EPILOGUE_LIMIT = 24
+"""Nodes that an epilogue, or an elementwise group, may hold."""
+
+ANCHORS = (
+    OpKind.CONTRACTION,
+    OpKind.WINDOW,
+    OpKind.REDUCTION,
+    OpKind.ROW,
+    OpKind.GATHER,
+)
+MOVEMENT = (OpKind.ELEMENTWISE, OpKind.MOVEMENT)
+
+CHEAP = frozenset(
+    "add sub mul neg abs relu leaky_relu max min clip cast identity where equal less less_or_equal "
+    "greater greater_or_equal logical_and logical_or logical_xor logical_not transpose slice "
+    "expand".split()
+)
+"""Operators that a softmax or layer_norm may compute again in each of its passes over a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes, in topological order, that become one kernel; or a single reshape, which is a view.
+
+    `output` is the only value that is used outside.
+    """
+
+    nodes: tuple[Node, ...]
+    anchor: Node | None
+    output: str
+
+    @property
+    def is_view(self) -> bool:
+        return len(self.nodes) == 1 and ops.get(self.nodes[0].op).kind is OpKind.VIEW
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Values from outside, each once."""
+        made = {value for node in self.nodes for value in node.outputs}
+        return tuple(dict.fromkeys(v for node in self.nodes for v in node.inputs if v not in made))
+
+
+def fuse(graph: Graph) -> tuple[Group, ...]:
+    """Every node of the graph in exactly one group; groups in topological order."""
+    return _Fusion(graph).groups()
+
+
+class _Fusion:
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._position = {node.name: i for i, node in enumerate(graph.nodes)}
+        self._taken: set[str] = set()
+        self._outputs = set(graph.outputs)
+
+    def groups(self) -> tuple[Group, ...]:
+        found: list[Group] = []
+        anchors = [n for n in self._graph.nodes if _kind(n) in ANCHORS]
+        self._taken.update(node.name for node in anchors)
+        # The last anchor first: a residual addition joins the branch that is computed later.
+        members: list[tuple[Node, list[Node]]] = []
+        for anchor in reversed(anchors):
+            nodes = [anchor, *self._epilogue(anchor)]
+            if anchor.op == "matmul":
+                nodes += self._trailing_transpose(nodes[-1])
+            members.append((anchor, nodes))
+        for anchor, nodes in members:
+            if anchor.op == "matmul":
+                self._take_transposes(anchor, nodes)
+            elif _kind(anchor) in (OpKind.REDUCTION, OpKind.ROW):
+                self._grow_up(nodes, cheap=_kind(anchor) is OpKind.ROW)
+            found.append(self._group(nodes, anchor))
+        for node in reversed(self._graph.nodes):
+            if node.name in self._taken:
+                continue
+            self._taken.add(node.name)
+            nodes = [node]
+            if _kind(node) in MOVEMENT:
+                self._grow_up(nodes, cheap=False)
+            found.append(self._group(nodes, None))
+        return tuple(sorted(found, key=lambda group: self._position[group.nodes[-1].name]))
+
+    def _group(self, nodes: Iterable[Node], anchor: Node | None) -> Group:
+        ordered = tuple(sorted(nodes, key=lambda node: self._position[node.name]))
+        return Group(ordered, anchor, ordered[-1].output)
+
+    def _epilogue(self, anchor: Node) -> list[Node]:
+        """Elementwise nodes after the anchor, as far as one value at a time leaves the group.
+
+        A value may branch and join again inside (`x * sigmoid(x)`).
+        """
+        accepted: list[Node] = []
+        shape = self._graph.types[anchor.output].shape
+        current = anchor.output
+        while len(accepted) < EPILOGUE_LIMIT:
+            region = self._region(current, shape, EPILOGUE_LIMIT - len(accepted))
+            if region is None:
+                break
+            accepted += region
+            self._taken.update(node.name for node in region)
+            current = region[-1].output
+        return accepted
+
+    def _region(self, value: str, shape: tuple[int, ...], limit: int) -> list[Node] | None:
+        """The fewest nodes after `value` that leave a single value to the rest of the graph."""
+        inside = {value}
+        region: list[Node] = []
+        while len(region) < limit:
+            leaving = [v for v in inside if self._is_used_outside(v, region)]
+            if region and leaving == [region[-1].output]:
+                return region
+            if any(v in self._outputs for v in inside):
+                return None
+            candidates = [
+                node for v in inside for node in self._graph.consumers(v) if node not in region
+            ]
+            if not candidates:
+                return region or None
+            node = min(candidates, key=lambda n: self._position[n.name])
+            if (
+                node.name in self._taken
+                or _kind(node) is not OpKind.ELEMENTWISE
+                or self._graph.types[node.output].shape != shape
+            ):
+                return None
+            region.append(node)
+            inside.add(node.output)
+        return None
+
+    def _is_used_outside(self, value: str, region: list[Node]) -> bool:
+        if value in self._outputs:
+            return True
+        users = self._graph.consumers(value)
+        return not users or any(user not in region for user in users)
+
+    def _trailing_transpose(self, last: Node) -> list[Node]:
+        """A transpose of the result, unless a matmul can read it untransposed."""
+        users = self._graph.consumers(last.output)
+        if len(users) != 1 or last.output in self._outputs:
+            return []
+        (user,) = users
+        readers = self._graph.consumers(user.output)
+        prologue = len(readers) == 1 and readers[0].op == "matmul"
+        if user.op != "transpose" or user.name in self._taken or prologue:
+            return []
+        self._taken.add(user.name)
+        return [user]
+
+    def _take_transposes(self, anchor: Node, nodes: list[Node]) -> None:
+        """Transposes of a matmul's operands become index maps of its loads."""
+        for value in dict.fromkeys(anchor.inputs[:2]):
+            node = self._graph.producer(value)
+            if (
+                node is not None
+                and node.op == "transpose"
+                and node.name not in self._taken
+                and value not in self._outputs
+                and self._graph.consumers(value) == (anchor,)
+            ):
+                self._taken.add(node.name)
+                nodes.append(node)
+
+    def _grow_up(self, nodes: list[Node], *, cheap: bool) -> None:
+        """Take producers that only this group reads; `cheap` ones only where values are reread."""
+        inside = {node.name for node in nodes}
+        queue = list(nodes)
+        while queue and len(nodes) < EPILOGUE_LIMIT:
+            for value in queue.pop(0).inputs:
+                node = self._graph.producer(value)
+                if (
+                    node is None
+                    or node.name in self._taken
+                    or _kind(node) not in MOVEMENT
+                    or value in self._outputs
+                    or (cheap and node.op not in CHEAP)
+                    or any(user.name not in inside for user in self._graph.consumers(value))
+                    or self._is_recomputed(node, nodes[0])
+                ):
+                    continue
+                self._taken.add(node.name)
+                inside.add(node.name)
+                nodes.append(node)
+                queue.append(node)
+
+    def _is_recomputed(self, node: Node, root: Node) -> bool:
+        """Whether broadcasting would evaluate an operator that is not cheap many times."""
+        if node.op in CHEAP:
+            return False
+        types = self._graph.types
+        largest = max(types[root.output].elements, *(types[v].elements for v in root.inputs))
+        return types[node.output].elements < largest
+
+
+def _kind(node: Node) -> OpKind:
+    return ops.get(node.op).kind
