@@ -117,7 +117,7 @@ def race(model: str, engines: Sequence[str], options: RaceOptions) -> dict[str, 
                 results[name].error = answer.get("error", "")
                 results[name].version = answer.get("version", "")
                 results[name].load_seconds = answer.get("load_seconds", 0.0)
-            _compare(results, Path(folder))
+            compare(results, Path(folder))
         for round_number in range(options.rounds):
             shift = round_number % len(engines)
             for name in [*engines[shift:], *engines[:shift]]:
@@ -134,7 +134,7 @@ def race(model: str, engines: Sequence[str], options: RaceOptions) -> dict[str, 
     return results
 
 
-def _compare(results: dict[str, EngineResult], folder: Path) -> None:
+def compare(results: dict[str, EngineResult], folder: Path) -> None:
     """Fill in the largest error of each engine against the reference's outputs."""
     if REFERENCE not in results or results[REFERENCE].error:
         return

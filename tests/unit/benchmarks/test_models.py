@@ -1,0 +1,69 @@
+"""The raced models: seeded, runnable, and with outputs that differ from each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from benchmarks import models
+from benchmarks.light import LIGHT_MODELS, light_model
+
+SMALL = {
+    "mlp": lambda: models.mlp(widths=(16, 8, 4)),
+    "mobilenetv2": lambda: models.mobilenet_v2(size=32, classes=10),
+    "bert-base-128": lambda: models.bert(
+        tokens=8, layers=1, hidden=32, heads=4, intermediate=64, vocabulary=models.BERT_VOCABULARY
+    ),
+    "vgg16-features": lambda: models.vgg16_features(height=32, width=32),
+    "shufflenet": lambda: light_model("shufflenet"),
+    "squeezenet": lambda: light_model("squeezenet"),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_model_runs_and_its_outputs_spread(name: str) -> None:
+    model = SMALL[name]()
+    feeds = models.feeds(name, model)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    assert {info.name for info in session.get_inputs()} == feeds.keys()
+    outputs = session.run(None, feeds)
+    models.check_spread(outputs[-1])
+    others = session.run(None, models.feeds(name, model, seed=2))
+    difference = np.max(np.abs(outputs[-1] - others[-1])) / np.max(np.abs(outputs[-1]))
+    assert difference > 1e-3, "the outputs hardly depend on the inputs"
+
+
+@pytest.mark.parametrize("name", ["mlp", "shufflenet"])
+def test_a_model_is_the_same_bytes_each_time(name: str) -> None:
+    assert models.build(name).SerializeToString() == models.build(name).SerializeToString()
+
+
+def test_another_seed_gives_other_parameters() -> None:
+    first, second = light_model("squeezenet", seed=0), light_model("squeezenet", seed=1)
+    assert first.SerializeToString() != second.SerializeToString()
+
+
+def test_no_parameter_is_an_input() -> None:
+    graph = light_model("shufflenet").graph
+    assert [info.name for info in graph.input] == ["gpu_0/data_0"]
+    assert not any(node.op_type == "ConstantOfShape" for node in graph.node)
+
+
+def test_the_light_models_are_all_nine() -> None:
+    assert len(LIGHT_MODELS) == 9
+    assert set(LIGHT_MODELS) <= set(models.MODELS)
+
+
+@pytest.mark.parametrize("outputs", [np.ones(10), np.array([1.0, np.nan]), np.zeros(4)])
+def test_worthless_outputs_are_refused(outputs: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="outputs are"):
+        models.check_spread(outputs)
+
+
+def test_integer_inputs_stay_below_their_bound() -> None:
+    model = SMALL["bert-base-128"]()
+    ids = models.feeds("bert-base-128", model)["input_ids"]
+    assert ids.dtype == np.int64
+    assert ids.min() >= 0
+    assert ids.max() < models.BERT_VOCABULARY
