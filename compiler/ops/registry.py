@@ -1,0 +1,172 @@
+"""Operators as values, and the registry that finds them.
+
+An operator is one entry: type inference, NumPy reference, tensor expression and ONNX rules stand
+together. Every module of this package may define `OPERATORS` and `RULES`; the registry imports all
+modules and collects them, so that adding an operator is adding an entry or a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from compiler.errors import CompilerError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.loops.expr import Expr
+from compiler.loops.index import Affine, Axis
+
+if TYPE_CHECKING:
+    from compiler.ops.onnx_node import OnnxNode
+
+
+class OpKind(StrEnum):
+    """What an operator is to fusion and to the schedule templates."""
+
+    ELEMENTWISE = "elementwise"
+    """One to three operands with NumPy broadcasting; any of them may be read in place."""
+    CONTRACTION = "contraction"
+    WINDOW = "window"
+    REDUCTION = "reduction"
+    ROW = "row"
+    """Normalisations: reductions along a row whose results every element of the row needs."""
+    MOVEMENT = "movement"
+    """Each output element is one input element, at an affine index."""
+    PIECES = "pieces"
+    """The output is put together from boxes; see `Piece`."""
+    VIEW = "view"
+    """The same bytes under another shape."""
+    GATHER = "gather"
+    CONSTANT = "constant"
+    """Known after import; no such node is left in a graph."""
+
+
+class Source(Protocol):
+    """An operand, read at a logical index.
+
+    `indirect` adds positions known at run time: pairs of a dimension and an integer expression.
+    """
+
+    def __call__(
+        self, index: tuple[Affine, ...], indirect: tuple[tuple[int, Expr], ...] = ()
+    ) -> Expr: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a PIECES operator's output: a whole operand, or the fill value (operand None).
+
+    `offset` and `extents` are in elements of the output. Later pieces overwrite earlier ones.
+    """
+
+    operand: int | None
+    offset: tuple[int, ...]
+    extents: tuple[int, ...]
+
+
+Infer = Callable[[Sequence[TensorType], Attrs], TensorType]
+"""Type of the output; raises InvalidModelError, one phrase without the node's name."""
+Reference = Callable[[Sequence[np.ndarray], Attrs], np.ndarray]
+"""The operator on NumPy arrays of the operands' types; float arrays may all be float64 instead."""
+Fresh = Callable[[str, int], Axis]
+"""Makes a new reduction axis from a name to start with and an extent."""
+Expression = Callable[
+    [Sequence[Source], Sequence[TensorType], Attrs, tuple[Affine, ...], Fresh], Expr
+]
+"""One element of the output at an index, over elements of the operands."""
+Pieces = Callable[[Sequence[TensorType], Attrs], tuple[Piece, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxRule:
+    """How nodes of one ONNX operator become nodes of the graph.
+
+    `emit` adds nodes through the OnnxNode that it is given, and returns the value that stands for
+    each ONNX output.
+    """
+
+    op_type: str
+    emit: Callable[[OnnxNode], str | Sequence[str]]
+    domain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of the canonical set; every operator has one output.
+
+    `pieces` belongs to operators of kind PIECES, which are copied box by box.
+    """
+
+    name: str
+    kind: OpKind
+    infer: Infer
+    reference: Reference
+    expression: Expression
+    onnx: tuple[OnnxRule, ...] = ()
+    pieces: Pieces | None = None
+
+
+def get(name: str) -> Operator:
+    """The operator of this name.
+
+    Raises:
+        CompilerError: if there is none.
+    """
+    found = operators().get(name)
+    if found is None:
+        raise CompilerError(f"no operator is called '{name}'")
+    return found
+
+
+@cache
+def operators() -> Mapping[str, Operator]:
+    """All operators by name.
+
+    Raises:
+        ValueError: if two share a name.
+    """
+    found: dict[str, Operator] = {}
+    for module in _families():
+        for operator in getattr(module, "OPERATORS", ()):
+            if operator.name in found:
+                raise ValueError(f"operator '{operator.name}' is defined twice")
+            found[operator.name] = operator
+    return found
+
+
+@cache
+def onnx_rules() -> Mapping[tuple[str, str], OnnxRule]:
+    """All ONNX rules by domain and operator type.
+
+    Raises:
+        ValueError: if two share a key.
+    """
+    found: dict[tuple[str, str], OnnxRule] = {}
+    for rule in _rules():
+        key = rule.domain, rule.op_type
+        if key in found:
+            raise ValueError(f"ONNX operator {key} has two rules")
+        found[key] = rule
+    return found
+
+
+def _rules() -> Iterator[OnnxRule]:
+    for operator in operators().values():
+        yield from operator.onnx
+    for module in _families():
+        yield from getattr(module, "RULES", ())
+
+
+@cache
+def _families() -> tuple[ModuleType, ...]:
+    package = importlib.import_module("compiler.ops")
+    names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
+    return tuple(importlib.import_module(f"compiler.ops.{name}") for name in names)
