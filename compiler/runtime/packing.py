@@ -114,7 +114,17 @@ def make_weight(spec: BufferSpec, source: Array) -> Array:
         matrices = [np.array(matrix, np.float64) for matrix in spec.matrices]
         operands = [*matrices[:1], source.astype(np.float64), *matrices[1:]]
         value = np.einsum(spec.einsum, *operands, optimize=True)
+    if spec.dtype is DType.BFLOAT16 and value.dtype.kind == "f":
+        value = to_bfloat16(value)
     return pack(value, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype)
+
+
+def to_bfloat16(array: Array) -> NDArray[np.uint16]:
+    """Rounded to the nearest bfloat16, ties to even, as raw bits. NaNs stay NaNs."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    rounded = bits + (0x7FFF + ((bits >> 16) & 1))
+    rounded = np.where(np.isnan(array), bits | 0x0040_0000, rounded)
+    return (rounded >> 16).astype(np.uint16).reshape(array.shape)
 
 
 def _interior(shape: tuple[int, ...], halo: Halo) -> tuple[slice, ...]:

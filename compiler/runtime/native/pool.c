@@ -23,10 +23,10 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <unistd.h>
 
 #include "clock.h"
 #include "parking.h"
+#include "placement.h"
 #include "tilewright.h"
 
 enum {
@@ -64,6 +64,7 @@ static struct {
 
 static struct {
     _Alignas(CACHE_LINE) tw_word sleeps;
+    atomic_int self;
 } workers[TW_MAX_THREADS];
 
 static inline bool has_work(uint64_t ticket, int thread) {
@@ -111,6 +112,8 @@ static int64_t patience(int thread) {
 static void *work(void *argument) {
     int thread = (int)(intptr_t)argument;
     int64_t idle_since = 0;
+    atomic_store(&workers[thread].self, tw_placement_self());
+    tw_run_anywhere();
     for (int looks = 0;;) {
         if (run_one_chunk(thread)) {
             idle_since = looks = 0;
@@ -125,18 +128,10 @@ static void *work(void *argument) {
         while (atomic_load(&workers[thread].sleeps) && !has_work(atomic_load(&pool.ticket), thread))
             tw_sleep(&workers[thread].sleeps, 1);
         atomic_store(&workers[thread].sleeps, 0);
+        tw_run_anywhere();
         idle_since = looks = 0;
     }
     return NULL;
-}
-
-static int count_processors(void) {
-#if defined(__linux__)
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-#endif
-    long count = sysconf(_SC_NPROCESSORS_ONLN);
-    return count < 1 ? 1 : (int)count;
 }
 
 /* The child of a fork has only the thread that forked: it starts workers of its own. */
@@ -159,14 +154,15 @@ static int ensure_workers(int threads) {
     if (started + 1 >= threads) return threads;
     if (!pool.prepared) {
         pthread_atfork(NULL, NULL, after_fork);
+        atomic_store(&pool.processors, tw_placement_prepare());
         pool.prepared = true;
     }
-    atomic_store(&pool.processors, count_processors());
     sigset_t all, before;
     sigfillset(&all);
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    tw_create_elsewhere(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     /* Signals are for the threads of the host program. */
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -177,6 +173,13 @@ static int ensure_workers(int threads) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     return started + 1 < threads ? started + 1 : threads;
+}
+
+static void wake(int thread) {
+    /* before `sleeps` changes: the worker may wake up by itself */
+    tw_wake_elsewhere(atomic_load(&workers[thread].self));
+    atomic_store(&workers[thread].sleeps, 0);
+    tw_wake(&workers[thread].sleeps);
 }
 
 static void wait_for_pending(void) {
@@ -213,8 +216,7 @@ void tw_run_stage(tw_stage stage, const tw_arguments *arguments, int64_t extent,
     uint64_t epoch = (atomic_load_explicit(&pool.ticket, memory_order_relaxed) >> 32) + 1;
     atomic_store(&pool.ticket, epoch << 32 | (uint64_t)threads << 16 | (uint64_t)chunks);
     for (int thread = 1; thread < threads; thread++)
-        if (atomic_load(&workers[thread].sleeps) && atomic_exchange(&workers[thread].sleeps, 0))
-            tw_wake(&workers[thread].sleeps);
+        if (atomic_load(&workers[thread].sleeps)) wake(thread);
     while (run_one_chunk(0)) {
     }
     wait_for_pending();

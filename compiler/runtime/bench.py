@@ -1,0 +1,133 @@
+"""Running and timing single kernels.
+
+Samples are CPU time of the calling thread with one thread, because other processes do not count in
+it, and wall time with several, because waiting counts. Rank candidates on the minimum of samples
+that were taken interleaved, in an order shuffled for every round: in a fixed order the first of two
+kernels that share buffers pays the cache misses of both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.runtime.kernel import ALIGNMENT, KernelSpec
+from compiler.runtime.native import BoundKernelStruct, check_threads, native
+from compiler.runtime.packing import Array, Bytes, aligned_empty
+
+
+class BoundKernel:
+    """A kernel bound to its functions and buffers.
+
+    Args:
+        spec: the kernel.
+        addresses: the address of each stage's function. What holds the code must outlive this.
+        buffers: an array for each buffer of the kernel, C-contiguous, aligned to 64 bytes.
+        threads: threads that share the tiles of a stage.
+        scratch: makes the scratch blocks of all threads from a number of bytes.
+
+    Raises:
+        ValueError: if a buffer is missing, too small, not contiguous or not aligned.
+    """
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        addresses: Sequence[int],
+        buffers: Sequence[Array],
+        threads: int = 1,
+        scratch: Callable[[int], Bytes] = aligned_empty,
+    ) -> None:
+        if len(addresses) != len(spec.stages) or len(buffers) != len(spec.buffers):
+            raise ValueError(
+                f"kernel '{spec.name}' has {len(spec.stages)} stages and {len(spec.buffers)} "
+                f"buffers, got {len(addresses)} and {len(buffers)}"
+            )
+        for wanted, buffer in zip(spec.buffers, buffers, strict=True):
+            if buffer.nbytes < wanted.bytes:
+                raise ValueError(
+                    f"buffer '{wanted.name}' has {buffer.nbytes} bytes, {wanted.bytes} are needed"
+                )
+            if buffer.ctypes.data % ALIGNMENT or not buffer.flags.c_contiguous:
+                raise ValueError(f"buffer '{wanted.name}' is not contiguous and aligned")
+        self.spec = spec
+        self.threads = check_threads(threads)
+        stride = scratch_stride(spec.scratch_bytes)
+        self._buffers = tuple(buffers)
+        self._scratch = scratch(stride * threads)
+        self._stages = np.array(addresses, np.uintp)
+        self._extents = np.array([stage.extent for stage in spec.stages], np.int64)
+        self._pointers = np.array([buffer.ctypes.data for buffer in buffers], np.uintp)
+        self._struct = BoundKernelStruct(
+            stages=self._stages.ctypes.data,
+            extents=self._extents.ctypes.data,
+            stage_count=len(spec.stages),
+            inner=1,
+        )
+        self._struct.arguments.buffers = self._pointers.ctypes.data
+        self._struct.arguments.scratch = self._scratch.ctypes.data
+        self._struct.arguments.scratch_stride = stride
+
+    def run(self) -> None:
+        """Run the kernel once."""
+        native().tw_call(ctypes.byref(self._struct), self.threads)
+
+    def time(self, samples: int, inner: int = 1) -> NDArray[np.float64]:
+        """Take samples of `inner` runs each: (samples,), seconds a run."""
+        seconds = np.empty(samples, np.float64)
+        self._struct.inner = inner
+        native().tw_bench(ctypes.byref(self._struct), self.threads, samples, seconds.ctypes.data)
+        return seconds
+
+    def inner_for(self, sample_seconds: float, limit: int = 1 << 20) -> int:
+        """Runs a sample, so that a sample takes about `sample_seconds`. Runs the kernel."""
+        inner = 1
+        while inner < limit:
+            seconds = float(self.time(1, inner)[0]) * inner
+            if seconds >= sample_seconds / 2:
+                break
+            # a clock that shows too little grows the count tenfold at most
+            inner = min(limit, inner * max(2, min(10, int(sample_seconds / max(seconds, 1e-9)))))
+        return inner
+
+
+def time_interleaved(
+    kernels: Sequence[BoundKernel], order: Sequence[int], inner: Sequence[int]
+) -> NDArray[np.float64]:
+    """Sample i is of `kernels[order[i]]`, after one untimed run of it: (len(order),), seconds.
+
+    Args:
+        kernels: bound for the same number of threads.
+        order: indices into `kernels`; the caller shuffles each round of it.
+        inner: runs a sample, for each kernel.
+
+    Raises:
+        ValueError: if the thread counts differ, or an index is out of range.
+    """
+    seconds = np.empty(len(order), np.float64)
+    if not len(order):
+        return seconds
+    threads = {kernel.threads for kernel in kernels}
+    if len(threads) != 1 or len(inner) != len(kernels):
+        raise ValueError("interleaved kernels need one thread count and an inner count each")
+    indices = np.array(order, np.int64)
+    if indices.min() < 0 or indices.max() >= len(kernels):
+        raise ValueError(f"the order names a kernel outside 0..{len(kernels) - 1}")
+    for kernel, count in zip(kernels, inner, strict=True):
+        kernel._struct.inner = count
+    table = (BoundKernelStruct * len(kernels))(*(kernel._struct for kernel in kernels))
+    native().tw_bench_interleaved(
+        ctypes.byref(table), indices.ctypes.data, len(order), threads.pop(), seconds.ctypes.data
+    )
+    return seconds
+
+
+def scratch_stride(scratch_bytes: int) -> int:
+    """Bytes from one thread's scratch block to the next.
+
+    A cache line more than whole pages keeps threads' blocks from sharing a cache set.
+    """
+    return -(-scratch_bytes // ALIGNMENT) * ALIGNMENT + ALIGNMENT

@@ -1,0 +1,90 @@
+"""The C runtime, loaded with ctypes.
+
+The library is built with the package (`setup.py`) and lies beside this file. Every call into it
+releases the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+from compiler.runtime.kernel import ABI_VERSION
+
+MAX_THREADS = 256
+"""Threads that one run can use: TW_MAX_THREADS of the C runtime."""
+
+
+class _Arguments(ctypes.Structure):
+    _fields_ = (
+        ("buffers", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+        ("scratch_stride", ctypes.c_int64),
+        ("sizes", ctypes.c_void_p),
+    )
+
+
+class BoundKernelStruct(ctypes.Structure):
+    """`tw_bound_kernel`: a kernel with its buffers, as the benchmark harness takes it."""
+
+    _fields_ = (
+        ("stages", ctypes.c_void_p),
+        ("extents", ctypes.c_void_p),
+        ("stage_count", ctypes.c_int64),
+        ("arguments", _Arguments),
+        ("inner", ctypes.c_int64),
+    )
+
+
+@cache
+def native() -> ctypes.CDLL:
+    """The loaded library, with the types of its functions set.
+
+    Raises:
+        ImportError: if it was not built, or was built for another ABI version.
+    """
+    folder = Path(__file__).parent
+    paths = [folder / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES]
+    path = next((p for p in paths if p.is_file()), None)
+    if path is None:
+        raise ImportError(
+            f"the C runtime is not built: there is no _native library in {folder}; "
+            "install the package, or run `python setup.py build_ext --inplace`"
+        )
+    library = ctypes.CDLL(str(path))
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    signatures = {
+        "tw_abi_version": (ctypes.c_int, ()),
+        "tw_pool_workers": (ctypes.c_int, ()),
+        "tw_pool_sleeping": (ctypes.c_int, ()),
+        "tw_run": (
+            ctypes.c_int,
+            (pointer, integer, pointer, pointer, pointer, integer, pointer, ctypes.c_int),
+        ),
+        "tw_call": (None, (pointer, ctypes.c_int)),
+        "tw_bench": (None, (pointer, ctypes.c_int, integer, pointer)),
+        "tw_bench_interleaved": (None, (pointer, pointer, integer, ctypes.c_int, pointer)),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    version = library.tw_abi_version()
+    if version != ABI_VERSION:
+        raise ImportError(
+            f"the C runtime at {path} has ABI {version}, this package {ABI_VERSION}: build it again"
+        )
+    return library
+
+
+def check_threads(threads: int) -> int:
+    """The thread count, if it is one.
+
+    Raises:
+        ValueError: if it is not from 1 to `MAX_THREADS`.
+    """
+    if not 1 <= threads <= MAX_THREADS:
+        raise ValueError(f"expected 1 to {MAX_THREADS} threads, got {threads}")
+    return threads
