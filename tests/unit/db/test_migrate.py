@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from db.engine import open_engine, reading, writing
+from db.errors import SchemaVersionError
+from db.migrate import current_revision, differences, downgrade, head_revision, upgrade
+from db.models import Base
+from db.stores.tokens import TokenStore
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def fresh(request: pytest.FixtureRequest, tmp_path: Path):
+    """A database that was never migrated."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/fresh.db"
+    else:
+        admin = sa.create_engine(
+            request.getfixturevalue("postgres_engine").url, isolation_level="AUTOCOMMIT"
+        )
+        with admin.connect() as connection:
+            connection.exec_driver_sql("DROP DATABASE IF EXISTS fresh WITH (FORCE)")
+            connection.exec_driver_sql("CREATE DATABASE fresh")
+        admin.dispose()
+        url = request.getfixturevalue("postgres_engine").url.set(database="fresh")
+        url = url.render_as_string(hide_password=False)
+    engine = open_engine(url)
+    yield engine
+    engine.dispose()
+
+
+def table_names(engine: sa.Engine) -> set[str]:
+    with reading(engine) as connection:
+        return set(sa.inspect(connection).get_table_names())
+
+
+def test_upgrade_from_empty_gives_the_tables_of_the_models(fresh: sa.Engine) -> None:
+    assert current_revision(fresh) is None
+    assert differences(fresh)
+    upgrade(fresh)
+    assert current_revision(fresh) == head_revision()
+    assert differences(fresh) == []
+    assert table_names(fresh) == set(Base.metadata.tables) | {"alembic_version"}
+
+
+def test_upgrade_twice_changes_nothing(fresh: sa.Engine) -> None:
+    upgrade(fresh)
+    TokenStore(fresh).create("kept", [])
+    upgrade(fresh)
+    assert [token.name for token in TokenStore(fresh).list()] == ["kept"]
+
+
+def test_downgrade_empties_the_database(fresh: sa.Engine) -> None:
+    upgrade(fresh)
+    downgrade(fresh, "base")
+    assert table_names(fresh) == {"alembic_version"}
+    upgrade(fresh)
+    assert differences(fresh) == []
+
+
+def test_processes_that_start_together_migrate_once(fresh: sa.Engine) -> None:
+    url = fresh.url.render_as_string(hide_password=False)
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(4)
+
+    def start() -> None:
+        engine = open_engine(url)
+        barrier.wait()
+        try:
+            upgrade(engine)
+        except BaseException as error:
+            failures.append(error)
+        engine.dispose()
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert differences(fresh) == []
+
+
+def test_a_failed_migration_leaves_nothing_behind(
+    fresh: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from alembic import op
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("power cut")
+
+    monkeypatch.setattr(op, "create_index", refuse)
+    with pytest.raises(RuntimeError, match="power cut"):
+        upgrade(fresh)
+    assert table_names(fresh) == set()
+
+
+def test_a_newer_database_is_refused(fresh: sa.Engine) -> None:
+    upgrade(fresh)
+    with writing(fresh) as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(SchemaVersionError, match="9999"):
+        upgrade(fresh)
+
+
+def test_a_store_on_an_unmigrated_database_says_so(fresh: sa.Engine) -> None:
+    with pytest.raises(SchemaVersionError, match="not migrated"):
+        TokenStore(fresh).list()
