@@ -182,9 +182,20 @@ def cast(value: Array, dtype: DType) -> Array:
     return np.asarray(np.where(low, limits.min, np.where(high, limits.max, inside)), target)
 
 
-def combine(combiner: Combiner, a: Array, b: Array) -> Array:
-    """Join two partial results of a reduction."""
-    return apply(_COMBINING[combiner], (a, b))
+def apply_combiner(combiner: Combiner, values: Array) -> Array:
+    """Join the partial results along the last axis, which stays with length 1."""
+    match combiner:
+        case Combiner.SUM:
+            joined = np.sum(values, axis=-1, keepdims=True, dtype=values.dtype)
+        case Combiner.PRODUCT:
+            joined = np.prod(values, axis=-1, keepdims=True, dtype=values.dtype)
+        case Combiner.MAX:
+            joined = np.max(values, axis=-1, keepdims=True)
+        case Combiner.MIN:
+            joined = np.min(values, axis=-1, keepdims=True)
+        case _:
+            assert_never(combiner)
+    return np.asarray(joined)
 
 
 def neutral(combiner: Combiner, dtype: DType) -> Array:
@@ -200,13 +211,6 @@ def neutral(combiner: Combiner, dtype: DType) -> Array:
     limits = np.iinfo(target)
     return np.asarray(limits.min if lowest else limits.max, target)
 
-
-_COMBINING = {
-    Combiner.SUM: Operation.ADD,
-    Combiner.PRODUCT: Operation.MUL,
-    Combiner.MAX: Operation.MAX,
-    Combiner.MIN: Operation.MIN,
-}
 
 _UFUNCS: dict[Operation, np.ufunc] = {
     Operation.ADD: np.add,

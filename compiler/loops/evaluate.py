@@ -1,0 +1,289 @@
+"""Runs a loop nest on NumPy arrays: slow, and so plain that it is the meaning of the IR.
+
+Tests hold both sides against it: a schedule's nest must compute what the operators say, and
+generated code must compute what its nest says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.loops.expr import (
+    Combiner,
+    Expr,
+    IndexValue,
+    Load,
+    Space,
+    Tee,
+    Tensor,
+    loads,
+)
+from compiler.loops.index import Affine, Axis, FloorDiv
+from compiler.loops.layout import strides
+from compiler.loops.nest import Compute, For, LoopNest, Node, Tile
+from compiler.loops.semantics import (
+    Array,
+    apply_combiner,
+    compute_type,
+    evaluate_expression,
+    from_memory,
+    neutral,
+    to_memory,
+)
+
+
+def run_nest(nest: LoopNest, buffers: Sequence[Array]) -> None:
+    """Run a kernel on its buffers, in place.
+
+    Args:
+        nest: the kernel.
+        buffers: one for each of `nest.buffers`, in its physical form: 1-D, of `tensor.bytes`, as
+            `pack_tensor` makes it.
+
+    Raises:
+        ValueError: if a buffer has another size or type, or if the nest reads or writes outside of
+            a tensor where it must not.
+    """
+    for tensor, buffer in zip(nest.buffers, buffers, strict=True):
+        if buffer.nbytes != tensor.bytes or buffer.dtype != tensor.dtype.numpy:
+            raise ValueError(
+                f"buffer '{tensor.name}' is not {tensor.bytes} bytes of {tensor.dtype}"
+            )
+    memory = dict(zip((t.name for t in nest.buffers), buffers, strict=True))
+    memory |= {tensor.name: _undefined(tensor) for tensor in nest.scratch}
+    machine = _Machine(memory)
+    for stage in nest.stages:
+        for node in stage.body:
+            machine.run(node, {})
+
+
+def pack_tensor(tensor: Tensor, array: Array) -> Array:
+    """A logical array in the physical form of a tensor; halo and padding are 0."""
+    buffer = np.zeros(tensor.bytes // tensor.dtype.bytes, tensor.dtype.numpy)
+    buffer[physical_offsets(tensor, np.indices(tensor.shape))] = array
+    return buffer
+
+
+def unpack_tensor(tensor: Tensor, buffer: Array) -> Array:
+    """The logical array in a tensor's physical form."""
+    return np.asarray(buffer[physical_offsets(tensor, np.indices(tensor.shape))])
+
+
+def physical_offsets(tensor: Tensor, index: Sequence[Array] | Array) -> Array:
+    """Elements from the start of the buffer, for an array of positions in each logical axis."""
+    steps, _ = strides(tensor.shape, tensor.layout, tensor.halo)
+    total = np.zeros(np.shape(index[0]) if len(index) else (), np.int64)
+    for factor, step in zip(tensor.layout.resolved(len(tensor.shape)), steps, strict=True):
+        part = (index[factor.dim] + tensor.halo_of(factor.dim)[0]) // factor.div
+        total = total + (part if factor.mod is None else part % factor.mod) * step
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """What an axis stands for: `width` values from `start`."""
+
+    start: int
+    width: int
+
+
+_Environment = dict[Axis, _Span]
+
+
+@dataclass(slots=True)
+class _Machine:
+    """Memory by name; register tensors come into being when something is stored to them."""
+
+    memory: dict[str, Array]
+    constants: dict[Tensor, Array] = field(default_factory=dict)
+
+    def run(self, node: Node, environment: _Environment) -> None:
+        match node:
+            case For():
+                for span in _tiles(environment.get(node.axis, _whole(node.axis)), node.step):
+                    inner = {**environment, node.axis: span}
+                    for let in node.lets:
+                        starts = {axis: np.asarray(s.start) for axis, s in inner.items()}
+                        value = min(int(_value(let.source, starts)), let.maximum)
+                        inner[let.axis] = _Span(value, 1)
+                    for child in node.body:
+                        self.run(child, inner)
+            case Compute():
+                _Execution(self, node, environment).run()
+
+    def array(self, tensor: Tensor) -> Array:
+        """The physical elements of a tensor."""
+        if tensor.space is Space.CONSTANT:
+            if tensor not in self.constants:
+                values = np.reshape(tensor.values, tensor.shape)
+                self.constants[tensor] = pack_tensor(tensor, values)
+            return self.constants[tensor]
+        if tensor.name not in self.memory:
+            if tensor.space is not Space.REGISTER:
+                raise ValueError(f"tensor '{tensor.name}' is neither a buffer nor scratch")
+            self.memory[tensor.name] = _undefined(tensor)
+        return self.memory[tensor.name].view(tensor.dtype.numpy)
+
+
+class _Execution:
+    """One run of a Compute: all its points at once, spatial points x reduction points."""
+
+    def __init__(self, machine: _Machine, compute: Compute, environment: _Environment) -> None:
+        self.machine = machine
+        self.compute = compute
+        outputs = {a for s in compute.stores for i in s.target.index for a in i.axes()}
+        levels = (*compute.reduce, *compute.unroll)
+        axes = dict.fromkeys(tile.axis for tile in levels)
+        if compute.vector is not None:
+            axes |= {compute.vector: None}
+        points = {axis: _points(axis, levels, compute, environment) for axis in axes}
+        self.fixed = {a: np.asarray(s.start) for a, s in environment.items() if a not in points}
+        self.spatial = _grid({a: p for a, p in points.items() if a in outputs}, 0)
+        self.reduction = _grid({a: p for a, p in points.items() if a not in outputs}, 1)
+        counts = [len(p) for a, p in points.items() if a in outputs]
+        self.shape = (int(np.prod(counts)), 1)
+
+    def run(self) -> None:
+        compute = self.compute
+        everywhere = {**self.fixed, **self.spatial, **self.reduction}
+        if compute.combiner is None:
+            result = self._evaluate(compute.body, everywhere, None)
+        else:
+            result = self._reduce(compute.combiner, everywhere)
+        here = {**self.fixed, **self.spatial}
+        for store in compute.stores:
+            self._store(store.target, self._evaluate(store.value, here, result), here)
+
+    def _reduce(self, combiner: Combiner, values: Mapping[Axis, Array]) -> Array:
+        """The body combined over the reduction's points, those out of bounds left out."""
+        compute = self.compute
+        inside = np.asarray(True)
+        halo_counts = not compute.skip_padding or combiner is Combiner.SUM
+        for load in loads(compute.body):
+            inside = inside & self._inside(load, values, halo=halo_counts)
+        start = neutral(combiner, compute.body.dtype)
+        shape = np.broadcast_shapes(self.shape, *(np.shape(v) for v in values.values()))
+        inside = np.broadcast_to(inside, shape)
+        safe = {a: np.broadcast_to(v, shape)[inside] for a, v in values.items()}
+        terms = np.full(shape, start)
+        if inside.any():
+            terms[inside] = self._evaluate(compute.body, safe, None)
+        total = apply_combiner(combiner, terms)
+        if compute.init is None:
+            return total
+        here = {**self.fixed, **self.spatial}
+        first = np.broadcast_to(self._evaluate(compute.init, here, None), self.shape)
+        return apply_combiner(combiner, np.concatenate([first, total], axis=1))
+
+    def _evaluate(
+        self, expr: Expr, values: Mapping[Axis, Array], accumulator: Array | None
+    ) -> Array:
+        def position(node: IndexValue) -> Array:
+            return np.asarray(_value(node.index, values), compute_type(node.type))
+
+        def write(node: Tee, value: Array) -> None:
+            self._store(node.target, value, values)
+
+        return evaluate_expression(
+            expr, lambda load: self._load(load, values), accumulator, position, write
+        )
+
+    def _position(self, load: Load, values: Mapping[Axis, Array]) -> list[Array]:
+        index = [_value(i, values) for i in load.index]
+        for dim, expr in load.indirect:
+            index[dim] = index[dim] + self._evaluate(expr, values, None).astype(np.int64)
+        return index
+
+    def _inside(self, load: Load, values: Mapping[Axis, Array], *, halo: bool) -> Array:
+        """Where a load lies within its tensor (and its halo)."""
+        result = np.asarray(True)
+        if load.tensor.space is Space.REGISTER:
+            return result
+        for dim, index in enumerate(_value(i, values) for i in load.index):
+            low, high = load.tensor.halo_of(dim) if halo else (0, 0)
+            result = result & (index >= -low) & (index < load.tensor.shape[dim] + high)
+        return result
+
+    def _load(self, load: Load, values: Mapping[Axis, Array]) -> Array:
+        offsets = self._offsets(load, values)
+        return from_memory(self.machine.array(load.tensor)[offsets], load.tensor.dtype)
+
+    def _store(self, target: Load, value: Array, values: Mapping[Axis, Array]) -> None:
+        offsets = self._offsets(target, values)
+        value, offsets = np.broadcast_arrays(value, offsets)
+        self.machine.array(target.tensor)[offsets] = to_memory(value, target.tensor.dtype)
+
+    def _offsets(self, load: Load, values: Mapping[Axis, Array]) -> Array:
+        index = self._position(load, values)
+        for dim, position in enumerate(index):
+            low, high = load.tensor.halo_of(dim)
+            if np.any(position < -low) or np.any(position >= load.tensor.shape[dim] + high):
+                raise ValueError(
+                    f"'{load.tensor.name}' is accessed out of bounds in dimension {dim}: "
+                    f"{np.min(position)}..{np.max(position)} of {load.tensor.shape[dim]}"
+                )
+        return physical_offsets(load.tensor, np.broadcast_arrays(*index) if index else [])
+
+
+def _points(
+    axis: Axis, levels: Sequence[Tile], compute: Compute, environment: _Environment
+) -> Array:
+    """The values of an axis that a Compute visits: its tile, split level by level.
+
+    At the innermost level an axis stands for the start of its tile, unless it runs along the lanes
+    or is consumed by an intrinsic.
+    """
+    spans = [environment.get(axis, _whole(axis))]
+    for tile in levels:
+        if tile.axis == axis:
+            spans = [part for span in spans for part in _tiles(span, tile.step)]
+    consumed = compute.intrinsic.axis if compute.intrinsic else None
+    if axis in (compute.vector, consumed):
+        return np.concatenate([np.arange(s.start, s.start + s.width) for s in spans])
+    return np.array([s.start for s in spans])
+
+
+def _grid(points: Mapping[Axis, Array], side: int) -> dict[Axis, Array]:
+    """All combinations: for each axis its value at every point, as a column (0) or a row (1)."""
+    mesh = np.meshgrid(*points.values(), indexing="ij")
+    shape = (-1, 1) if side == 0 else (1, -1)
+    return {axis: m.reshape(shape) for axis, m in zip(points, mesh, strict=True)}
+
+
+def _whole(axis: Axis) -> _Span:
+    return _Span(0, axis.extent)
+
+
+def _tiles(span: _Span, step: int) -> Iterator[_Span]:
+    """Full tiles, then a narrower one."""
+    end = span.start + span.width
+    for start in range(span.start, end, step):
+        yield _Span(start, min(step, end - start))
+
+
+def _value(index: Affine, values: Mapping[Axis, Array]) -> Array:
+    """An index at every point."""
+    total = np.asarray(index.constant)
+    for term, coefficient in index.terms:
+        axis = term.axis if isinstance(term, FloorDiv) else term
+        if axis not in values:
+            if axis.extent == 1:
+                continue
+            raise ValueError(f"axis '{axis.name}' is used outside of its loop")
+        part = values[axis] // term.divisor if isinstance(term, FloorDiv) else values[axis]
+        total = total + part * coefficient
+    return total
+
+
+def _undefined(tensor: Tensor) -> Any:
+    """Memory that nothing has written yet: NaN, so that a read of it shows in the result."""
+    count = tensor.bytes // tensor.dtype.bytes
+    if tensor.dtype is DType.BFLOAT16:
+        return np.full(count, 0x7FC0, np.uint16)
+    fill = np.nan if tensor.dtype.is_float else 1
+    return np.full(count, fill, tensor.dtype.numpy)
