@@ -128,6 +128,7 @@ def time_interleaved(
 def scratch_stride(scratch_bytes: int) -> int:
     """Bytes from one thread's scratch block to the next.
 
-    A cache line more than whole pages keeps threads' blocks from sharing a cache set.
+    Whole cache lines and one more, so that no line is written by two threads and blocks of whole
+    pages do not fall into the same cache sets.
     """
     return -(-scratch_bytes // ALIGNMENT) * ALIGNMENT + ALIGNMENT

@@ -1,0 +1,102 @@
+"""Linking objects into a shared library, for an artifact or a batch of candidates.
+
+No C library is linked in: what a kernel may call (memcpy, memset) is found in the process that
+loads it. Libraries are the same, byte for byte, for the same objects and the same linker.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from compiler.errors import CompilerError
+
+_FLAGS = ("-shared", "--gc-sections", "-s", "--build-id=none", "-z", "noexecstack")
+_TIMEOUT_SECONDS = 120.0
+
+
+class LinkerError(CompilerError):
+    """There is no linker on this machine, or it refused the objects."""
+
+
+def link_shared(objects: Sequence[bytes], output: str | Path) -> None:
+    """Link objects into a shared library at `output`, replaced in one step when it is complete.
+
+    Linkers are tried in this order: `ld.lld`, zig's (`pip install ziglang`), the system's `ld`,
+    the C compiler. The first two link for every target, the others for this machine.
+
+    Raises:
+        LinkerError: if no linker is found, or all that are found refuse the objects.
+    """
+    if not objects:
+        raise LinkerError("there are no objects to link")
+    commands = linkers()
+    if not commands:
+        raise LinkerError(
+            "there is no linker: install a C compiler, lld, or the package 'ziglang' "
+            "(pip install 'tilewright[linker]')"
+        )
+    output = Path(output)
+    with tempfile.TemporaryDirectory(prefix=".link-", dir=output.parent) as folder:
+        names = []
+        for number, code in enumerate(objects):
+            path = Path(folder, f"{number}.o")
+            path.write_bytes(code)
+            names.append(path.name)
+        # a response file: a batch can be longer than a command line may be
+        Path(folder, "objects").write_text("\n".join(names))
+        refusals: list[str] = []
+        for command in commands:
+            refusal = _link(command, Path(folder))
+            if refusal is None:
+                os.replace(Path(folder, "library"), output)
+                return
+            refusals.append(refusal)
+    raise LinkerError(f"cannot link '{output.name}': {'; '.join(refusals)}")
+
+
+@cache
+def linkers() -> tuple[tuple[str, ...], ...]:
+    """The commands of the linkers that this machine has, best first."""
+    found: list[tuple[str, ...]] = []
+    lld = shutil.which("ld.lld")
+    if lld:
+        found.append((lld, *_FLAGS))
+    if importlib.util.find_spec("ziglang") is not None:
+        found.append((sys.executable, "-m", "ziglang", "ld.lld", *_FLAGS))
+    zig = shutil.which("zig")
+    if zig:
+        found.append((zig, "ld.lld", *_FLAGS))
+    system = shutil.which("ld")
+    if system and sys.platform == "linux":
+        found.append((system, *_FLAGS))
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler:
+        found.append((compiler, "-shared", "-nostdlib"))
+    return tuple(found)
+
+
+def _link(command: tuple[str, ...], folder: Path) -> str | None:
+    """What a linker said against it, or None where it has written `library`."""
+    try:
+        done = subprocess.run(
+            [*command, "-o", "library", "@objects"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{command[0]}: {error}"
+    if done.returncode == 0:
+        return None
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return f"{command[0]}: {lines[0] if lines else f'exit status {done.returncode}'}"
