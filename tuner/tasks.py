@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from compiler.loops.nest import LoopNest
 from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.schedule.space import ScheduleSpace
 from compiler.target import Target
 from compiler.workload import Workload
@@ -33,3 +35,33 @@ class Task:
     @property
     def key(self) -> RecordKey:
         return RecordKey(self.workload.key, self.target.key, self.threads, self.numerics)
+
+
+def make_task(
+    workload: Workload,
+    target: Target,
+    *,
+    name: str = "",
+    count: int = 1,
+    threads: int = 1,
+    numerics: str = "fast",
+) -> Task:
+    """A task over the schedule space that the compiler has for a workload.
+
+    Raises:
+        ScheduleError: if no template takes the workload.
+    """
+    return Task(
+        name or " ".join(workload.operators),
+        workload,
+        target,
+        schedule_space(workload, target, threads, numerics),
+        partial(_lower, workload, target, threads),
+        count,
+        threads,
+        numerics,
+    )
+
+
+def _lower(workload: Workload, target: Target, threads: int, schedule: Schedule) -> LoopNest:
+    return lower_schedule(workload, schedule, target, threads).nest

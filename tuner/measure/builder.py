@@ -23,7 +23,6 @@ from compiler.schedule.schedule import Schedule
 from compiler.target import Target
 from compiler.workload import Workload
 from tuner.measure.measurement import Status
-from tuner.measure.wire import digest_bytes
 from tuner.tasks import Task
 
 CACHE_ENTRIES = 4096
@@ -32,7 +31,10 @@ CACHE_ENTRIES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A candidate after its build. `spec` is its KernelSpec as JSON; empty for a failure."""
+    """A candidate after its build. `spec` is its KernelSpec as JSON; empty for a failure.
+
+    `object_digest` names the code, whatever its symbols are called: equal code, equal digest.
+    """
 
     schedule: Schedule
     status: Status
@@ -40,12 +42,11 @@ class Built:
     object: bytes = b""
     object_digest: str = ""
     spec: Mapping[str, Any] = field(default_factory=dict)
-    statistics: Mapping[str, Any] = field(default_factory=dict)
     build_seconds: float = 0.0
 
 
 Compile = Callable[[str, Mapping[str, Any], Mapping[str, Any], int], Mapping[str, Any]]
-"""(workload text, schedule JSON, target JSON, threads) -> {object, spec, statistics}.
+"""(workload text, schedule JSON, target JSON, threads) -> {object, spec, digest}.
 
 Picklable, since it runs in another process. Raises CompilerError for a candidate to refuse."""
 
@@ -83,7 +84,7 @@ class ProcessBuilder:
         compile_candidate: Compile | None = None,
     ) -> None:
         self._limit_seconds = limit_seconds
-        self._compile = compile_candidate or compile_with_driver
+        self._compile = compile_candidate or compile_with_compiler
         # Not fork: this process has threads. The first build of a process pays its imports.
         self._pool = ProcessPool(
             max_workers=workers or max(1, (os.cpu_count() or 2) - 1),
@@ -168,9 +169,8 @@ class _PoolTicket:
             pending.schedule,
             Status.OK,
             object=data,
-            object_digest=digest_bytes(data),
+            object_digest=made["digest"],
             spec=made["spec"],
-            statistics=made["statistics"],
             build_seconds=made["build_seconds"],
         )
         return self._kept(pending, built)
@@ -180,11 +180,11 @@ class _PoolTicket:
         return built
 
 
-def compile_with_driver(
+def compile_with_compiler(
     text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
 ) -> Mapping[str, Any]:
-    """Compile with `compiler.driver`; runs in a builder process."""
-    from compiler.driver import build_kernel
+    """Compile with `compiler.build`; runs in a builder process."""
+    from compiler.build import build_kernel
 
     built = build_kernel(
         _workload(text), Schedule.from_json(dict(schedule)), Target.from_json(target), threads
@@ -192,7 +192,7 @@ def compile_with_driver(
     return {
         "object": built.object,
         "spec": built.spec.to_json(),
-        "statistics": built.statistics.to_json(),
+        "digest": built.digest,
     }
 
 

@@ -1,0 +1,113 @@
+"""A small GEMM whose schedules, nests and times are known by heart."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Accumulator, Combiner, Role, Tensor
+from compiler.loops.index import Axis
+from compiler.loops.layout import Factor, Layout
+from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.space import Knob, ScheduleSpace, SubSpace
+from tuner.cost_model import CostModel, make_cost_model
+from tuner.features import FeatureExtractor
+from tuner.search import SearchContext
+
+M, N, K = 96, 192, 64
+LANES = 16
+
+
+def gemm_nest(schedule: Schedule) -> LoopNest:
+    """C[m, n] = sum A[m, k] * B[k, n], B packed in panels of nv vectors; rows are mr high."""
+    mr, nv = schedule.integer("mr"), schedule.integer("nv")
+    if N % (nv * LANES):
+        raise ScheduleError(f"panels of {nv} vectors do not divide {N} columns")
+    m, n, k = Axis("m", M), Axis("n", N), Axis("k", K)
+    panel = nv * LANES
+    a = Tensor("a", (M, K))
+    b = Tensor(
+        "b",
+        (K, N),
+        layout=Layout((Factor(1, panel), Factor(0), Factor(1, 1, panel))),
+        role=Role.WEIGHT,
+    )
+    c = Tensor("c", (M, N), role=Role.OUTPUT)
+    compute = Compute(
+        stores=(Store(c[m, n], Accumulator()),),
+        body=a[m, k] * b[k, n],
+        combiner=Combiner.SUM,
+        reduce=(Tile(k, schedule.integer("unroll")),),
+        unroll=(Tile(k), Tile(m), Tile(n, LANES)),
+        vector=n,
+    )
+    if schedule.algorithm == "rows":
+        loops = For(m, mr, (For(n, panel, (compute,)),))
+    else:
+        loops = For(n, panel, (For(m, mr, (compute,)),))
+    return LoopNest("gemm", (a, b, c), (), (Stage("s", (loops,)),))
+
+
+def _fits(assignment: dict[str, object]) -> bool:
+    mr, nv = assignment["mr"], assignment["nv"]
+    assert isinstance(mr, int) and isinstance(nv, int)
+    return mr * nv + nv + 1 <= 32
+
+
+def gemm_space() -> ScheduleSpace:
+    knobs = (
+        Knob("mr", (1, 2, 3, 4, 6, 8, 12, 16, 24)),
+        Knob("nv", (1, 2, 3, 4, 5, 6)),
+        Knob("unroll", (1, 2, 4, 8)),
+    )
+    return ScheduleSpace(
+        tuple(
+            SubSpace(name, knobs, _fits, Schedule.of(name, mr=2, nv=1, unroll=1))
+            for name in ("columns", "rows")
+        )
+    )
+
+
+def seconds(schedule: Schedule) -> float:
+    """A time that likes many accumulators, columns outside, and four-fold unrolling."""
+    mr, nv, unroll = (schedule.integer(name) for name in ("mr", "nv", "unroll"))
+    accumulators = mr * nv
+    penalty = 1.0 + 2.0 / accumulators + (0.6 if schedule.algorithm == "rows" else 0.0)
+    return 1e-4 * (penalty + 0.1 * abs(unroll - 4) / 4 + 0.3 * (nv == 1))
+
+
+@dataclass
+class Bench:
+    """What strategies and models are tried on."""
+
+    space: ScheduleSpace = field(default_factory=gemm_space)
+    m: int = M
+    n: int = N
+    k: int = K
+    lanes: int = LANES
+
+    def nest(self, schedule: Schedule) -> LoopNest:
+        return gemm_nest(schedule)
+
+    def seconds(self, schedule: Schedule) -> float:
+        return seconds(schedule)
+
+    def features(self) -> FeatureExtractor:
+        return FeatureExtractor(gemm_nest, self.space.default())
+
+    def context(self, model: CostModel | None = None, seed: int = 1) -> SearchContext:
+        return SearchContext(
+            self.space,
+            self.features(),
+            model or make_cost_model("none", seed),
+            random.Random(seed),
+        )
+
+
+@pytest.fixture
+def gemm() -> Bench:
+    return Bench()
