@@ -1,0 +1,68 @@
+"""The web application: routes under /v1, problem documents for errors, metrics."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from service import errors, routes
+from service.metrics import Metrics, MetricsMiddleware
+from service.schemas import ProblemView
+from service.settings import Settings
+from service.storage import Storage
+from service.version import version
+
+_PROBLEMS = (401, 403, 404, 409, 413, 422, 503, 507)
+
+
+def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
+    """The application. Without `storage` it opens its own at start and closes it at the end."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.stopping = False
+        if storage is not None:
+            yield
+            app.state.stopping = True
+            return
+        opened = await run_in_threadpool(Storage.open, settings)
+        app.state.storage = opened
+        yield
+        app.state.stopping = True
+        opened.close()
+
+    app = FastAPI(
+        title="Tilewright",
+        version=version(),
+        summary="A search-based auto-tuning compiler service for ONNX models",
+        lifespan=lifespan,
+        max_body_size=settings.max_body_bytes,
+        responses={
+            status: {
+                "model": ProblemView,
+                "content": {errors.MEDIA_TYPE: {}},
+                "description": "A problem document",
+            }
+            for status in _PROBLEMS
+        },
+    )
+    app.state.settings = settings
+    app.state.storage = storage
+    app.state.metrics = Metrics()
+    app.add_middleware(MetricsMiddleware, metrics=app.state.metrics)
+    errors.install(app)
+    for router in route_modules():
+        app.include_router(router, prefix="/v1")
+    return app
+
+
+def route_modules() -> list[APIRouter]:
+    """The `router` of every module in service.routes: a new file is a new group of routes."""
+    names = sorted(module.name for module in pkgutil.iter_modules(routes.__path__))
+    modules = (importlib.import_module(f"{routes.__name__}.{name}") for name in names)
+    return [module.router for module in modules]

@@ -1,0 +1,58 @@
+"""The embedded mode: one machine, one owner, everything in one folder."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from db.errors import StorageError, StorageKind
+from db.stores.tokens import Scope
+from service.settings import Settings
+from service.storage import Storage
+
+
+def owner_token(settings: Settings, storage: Storage) -> str:
+    """The owner's token: read from the data folder, or made and kept there, readable by nobody else.
+
+    Raises:
+        StorageError: if the folder cannot be written.
+    """
+    secret = read_token(settings) or _make(settings.token_file)
+    storage.tokens.create("owner", [Scope.ADMIN], secret=secret)
+    return secret
+
+
+def read_token(settings: Settings) -> str:
+    """The token in the data folder, or ""."""
+    try:
+        return settings.token_file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def client_token(settings: Settings) -> str:
+    """What a client command sends: the setting, else the data folder's token."""
+    return settings.token or read_token(settings)
+
+
+def _make(path: Path) -> str:
+    secret = secrets.token_urlsafe(32)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # created with its final mode: there is no moment in which others can read it
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secret + "\n")
+        try:
+            os.link(temporary, path)
+        except FileExistsError:  # another process was first: its token holds
+            secret = path.read_text(encoding="ascii").strip()
+        finally:
+            temporary.unlink()
+    except OSError as error:
+        raise StorageError(
+            f"the token file '{path}' cannot be written: {error.strerror}", StorageKind.DENIED
+        ) from error
+    return secret

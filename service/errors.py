@@ -1,0 +1,172 @@
+"""Every error over HTTP is `application/problem+json` (RFC 9457) with a type of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from compiler.errors import (
+    CompilerError,
+    InvalidModelError,
+    UnknownTargetError,
+    UnsupportedOperatorError,
+)
+from db.errors import (
+    DatabaseError,
+    NotFoundError,
+    SchemaVersionError,
+    StaleLeaseError,
+    StateError,
+    StorageError,
+    StorageKind,
+)
+
+MEDIA_TYPE = "application/problem+json"
+PREFIX = "urn:tilewright:problem:"
+
+log = structlog.get_logger("tilewright.web")
+
+
+class Problem(Exception):
+    """What a route raises. `slug` names the kind and is what a client may depend on."""
+
+    def __init__(
+        self,
+        status: int,
+        slug: str,
+        detail: str,
+        extra: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.status = status
+        self.slug = slug
+        self.detail = detail
+        self.extra = dict(extra or {})
+        self.headers = dict(headers or {})
+        super().__init__(detail)
+
+    def response(self) -> JSONResponse:
+        body = {
+            "type": PREFIX + self.slug,
+            "title": self.slug.replace("-", " ").capitalize(),
+            "status": self.status,
+            "detail": self.detail,
+            **self.extra,
+        }
+        return JSONResponse(
+            body, status_code=self.status, headers=self.headers, media_type=MEDIA_TYPE
+        )
+
+
+def unauthorized(detail: str) -> Problem:
+    return Problem(401, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+def forbidden(detail: str) -> Problem:
+    return Problem(403, "forbidden", detail)
+
+
+def too_large(what: str, limit_bytes: int) -> Problem:
+    return Problem(
+        413, "too-large", f"{what} is larger than {limit_bytes} bytes", {"limit_bytes": limit_bytes}
+    )
+
+
+def invalid(detail: str, slug: str = "invalid-request") -> Problem:
+    return Problem(422, slug, detail)
+
+
+def compiler_problem(error: CompilerError) -> Problem:
+    """A mistake in what the user sent; the message already names the offender."""
+    match error:
+        case UnsupportedOperatorError():
+            extra = {
+                "node": error.node,
+                "operator": error.operator,
+                "domain": error.domain,
+                "opset": error.opset,
+            }
+            return Problem(422, "unsupported-operator", str(error), extra)
+        case UnknownTargetError():
+            return Problem(422, "unknown-target", str(error))
+        case InvalidModelError():
+            return Problem(422, "invalid-model", str(error))
+        case _:
+            return Problem(422, "compiler-error", str(error))
+
+
+def database_problem(error: DatabaseError) -> Problem:
+    match error:
+        case NotFoundError():
+            return Problem(404, "not-found", str(error), {"what": error.what, "key": error.key})
+        case StaleLeaseError():
+            return Problem(409, "stale-lease", str(error))
+        case StateError():
+            return Problem(409, "conflicting-state", str(error))
+        case SchemaVersionError():
+            return Problem(503, "wrong-schema-version", str(error))
+        case StorageError(kind=StorageKind.FULL):
+            return Problem(507, "insufficient-storage", str(error))
+        case StorageError(kind=StorageKind.LOCKED | StorageKind.UNREACHABLE):
+            return Problem(503, "storage-unavailable", str(error), headers={"Retry-After": "1"})
+        case _:
+            return Problem(500, "storage-error", str(error))
+
+
+def validation_problem(error: RequestValidationError) -> Problem:
+    """Field errors as a list, and the first of them as the sentence."""
+    errors = [
+        {"field": ".".join(str(part) for part in item["loc"]), "message": str(item["msg"])}
+        for item in error.errors()
+    ]
+    first = errors[0] if errors else {"field": "body", "message": "malformed"}
+    return Problem(
+        422, "invalid-request", f"{first['field']}: {first['message']}", {"errors": errors}
+    )
+
+
+_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "too-large", 400: "bad-request"}
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of the application a problem document."""
+
+    def on_problem(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, Problem)
+        return error.response()
+
+    def on_compiler(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, CompilerError)
+        return compiler_problem(error).response()
+
+    def on_database(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, DatabaseError)
+        return database_problem(error).response()
+
+    def on_validation(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return validation_problem(error).response()
+
+    def on_http(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        status = error.status_code
+        slug = _SLUGS.get(status, HTTPStatus(status).phrase.lower().replace(" ", "-"))
+        return Problem(status, slug, str(error.detail), headers=error.headers or {}).response()
+
+    def on_bug(request: Request, error: Exception) -> JSONResponse:
+        log.error("unhandled", path=request.url.path, error=repr(error), exc_info=error)
+        return Problem(500, "internal-error", "the service failed; its log says why").response()
+
+    app.add_exception_handler(Problem, on_problem)
+    app.add_exception_handler(CompilerError, on_compiler)
+    app.add_exception_handler(DatabaseError, on_database)
+    app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(Exception, on_bug)

@@ -1,0 +1,88 @@
+"""Prometheus metrics: requests as they pass, and the queues as they stand when asked for."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from db.job_states import JobState
+from db.stores.leases import RequestState
+from service.storage import Storage
+
+# A long poll and an event stream take as long as they like; their time says nothing.
+_UNTIMED = frozenset({"/v1/leases/claim", "/v1/jobs/{job_id}/events"})
+
+
+class Metrics:
+    """One registry an application, so that several in one process (tests) do not collide."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "tilewright_http_requests",
+            "Requests by route and status",
+            ("method", "route", "status"),
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "tilewright_http_seconds",
+            "Time to the end of the answer",
+            ("method", "route"),
+            registry=self.registry,
+        )
+        self._requests_queued = Gauge(
+            "tilewright_measure_requests",
+            "Measurement requests by state",
+            ("state",),
+            registry=self.registry,
+        )
+        self._jobs = Gauge(
+            "tilewright_jobs_open", "Jobs that are not final", ("state",), registry=self.registry
+        )
+        self._workers = Gauge(
+            "tilewright_workers_alive", "Workers with a recent heartbeat", registry=self.registry
+        )
+
+    def render(self, storage: Storage) -> bytes:
+        """The exposition text, with the queues read from the database now."""
+        depth = storage.leases.depth()
+        for state in RequestState:
+            self._requests_queued.labels(state.value).set(depth.get(state, 0))
+        for job_state in JobState:
+            if not job_state.final:
+                jobs = storage.jobs.list(state=job_state, limit=10_000)
+                self._jobs.labels(job_state.value).set(len(jobs))
+        self._workers.set(len(storage.workers.list(alive=True)))
+        return generate_latest(self.registry)
+
+
+class MetricsMiddleware:
+    """Counts every request under its route's template, not its path."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500
+        started = time.perf_counter()
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = int(message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            route = getattr(scope.get("route"), "path", "unmatched")
+            method = scope["method"]
+            self._metrics.requests.labels(method, route, str(status)).inc()
+            if route not in _UNTIMED:
+                self._metrics.seconds.labels(method, route).observe(time.perf_counter() - started)

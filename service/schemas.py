@@ -1,0 +1,307 @@
+"""What travels over HTTP. The client knows this module and nothing else of the service."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$", description="SHA-256 in hexadecimal")]
+Numerics = Literal["fast", "strict"]
+
+
+class Body(BaseModel):
+    """A request body: unknown fields are refused, so that a typo is no silent default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class View(BaseModel):
+    """What the service answers; a newer service may send more."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class ProblemView(View):
+    """application/problem+json"""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+# models
+
+
+class ModelView(View):
+    digest: str
+    name: str
+    bytes: int
+    created_at: float
+
+
+# jobs
+
+
+class JobRequest(Body):
+    """Tune a model. The job ends at the first limit that it meets."""
+
+    model: Digest
+    target: str = Field("host", min_length=1, max_length=200)
+    threads: int = Field(1, ge=1, le=1024)
+    numerics: Numerics = "fast"
+    trials: int = Field(1000, ge=0, le=10_000_000, description="Most candidates to measure")
+    seconds: float | None = Field(
+        None, ge=0, le=30 * 86400, allow_inf_nan=False, description="Most time to tune"
+    )
+    dims: dict[str, Annotated[int, Field(ge=1, le=1 << 40)]] = Field(
+        default_factory=dict, max_length=64, description="Sizes of the model's named dimensions"
+    )
+    seed: int = Field(0, ge=0, le=(1 << 63) - 1)
+
+
+class ProgressView(View):
+    phase: str = ""
+    tasks_total: int = 0
+    tasks_done: int = 0
+    trials_budget: int = 0
+    trials_done: int = 0
+    trials_failed: int = 0
+    default_seconds: float | None = None
+    best_seconds: float | None = None
+    seconds_left: float | None = None
+
+
+class JobView(View):
+    id: str
+    state: str
+    final: bool
+    model: str
+    target: str
+    target_key: str | None
+    threads: int
+    numerics: str
+    options: dict[str, Any]
+    progress: ProgressView
+    cancel_requested: bool
+    error: str | None
+    result: dict[str, Any] | None
+    artifact: str | None = Field(description="Path to fetch the artifact from, once there is one")
+    tuner: str | None
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+
+
+class TaskView(View):
+    """One tuning task of a job."""
+
+    workload_key: str
+    name: str
+    count: int
+    weight: float
+    status: str
+    default_seconds: float | None
+    best_seconds: float | None
+    trials: int
+    facts: dict[str, Any]
+
+
+class JobEventView(View):
+    """The data of a server-sent event; its id is the sequence number, its event the kind."""
+
+    sequence: int
+    kind: str
+    created_at: float
+    data: dict[str, Any]
+
+
+# schedules
+
+
+class RecordView(View):
+    """The best schedule known, and the measurement that says so."""
+
+    workload_key: str
+    target_key: str
+    threads: int
+    numerics: str
+    schedule: dict[str, Any]
+    run_seconds: float
+    measurement: dict[str, Any]
+    codegen_version: str
+    compiler_version: str
+
+
+class LookupRequest(Body):
+    """Schedules in bulk: of the named workloads, or of all that a model is cut into."""
+
+    workloads: list[Digest] | None = Field(None, max_length=10_000)
+    model: Digest | None = None
+    dims: dict[str, Annotated[int, Field(ge=1, le=1 << 40)]] = Field(
+        default_factory=dict, max_length=64
+    )
+    target: str = Field("host", min_length=1, max_length=200, description="A name or a key")
+    threads: int = Field(1, ge=1, le=1024)
+    numerics: Numerics = "fast"
+
+
+class LookupEntry(View):
+    workload_key: str
+    name: str
+    count: int
+    record: RecordView | None
+
+
+class LookupView(View):
+    target_key: str
+    threads: int
+    numerics: str
+    known: int
+    schedules: list[LookupEntry]
+
+
+class WorkloadView(View):
+    key: str
+    text: str
+
+
+# workers and leases
+
+
+class WorkerRequest(Body):
+    """A worker introduces itself. With the id it had, it is the same worker after a restart."""
+
+    name: str = Field(min_length=1, max_length=200)
+    device: dict[str, Any] = Field(default_factory=dict, max_length=64)
+    targets: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Names or keys of targets it runs; empty: found from the device facts",
+    )
+    protocol: int = Field(ge=1)
+    worker_id: str | None = Field(None, max_length=64)
+
+
+class WorkerView(View):
+    id: str
+    name: str
+    target_keys: list[str]
+    device: dict[str, Any]
+    protocol: int
+    health: str
+    last_heartbeat: float
+    leases_lost: int
+    created_at: float
+
+
+class RegistrationView(View):
+    worker: WorkerView
+    lease_seconds: float
+    heartbeat_seconds: float
+    long_poll_seconds: float
+
+
+LeaseTokens = dict[Annotated[str, Field(max_length=64)], int]
+
+
+class HeartbeatRequest(Body):
+    """`leases`: request id -> fencing token of what the worker holds."""
+
+    leases: LeaseTokens = Field(default_factory=dict, max_length=256)
+    device: dict[str, Any] | None = None
+
+
+class HeartbeatView(View):
+    """Leases that are missing from `renewed` are lost: the worker drops them."""
+
+    renewed: dict[str, float]
+    health: str
+
+
+class ClaimRequest(Body):
+    worker_id: str = Field(max_length=64)
+    limit: int = Field(1, ge=1, le=64)
+    wait_seconds: float = Field(0.0, ge=0, le=120, allow_inf_nan=False)
+
+
+class LeaseView(View):
+    request_id: str
+    job_id: str | None
+    target_key: str
+    payload: dict[str, Any]
+    blob_digests: list[str]
+    attempt: int
+    fencing_token: int
+    deadline: float
+
+
+class ClaimView(View):
+    leases: list[LeaseView]
+
+
+class ResultRequest(Body):
+    """The outcome of a lease. Sending the same `result_key` again changes nothing."""
+
+    worker_id: str = Field(max_length=64)
+    fencing_token: int
+    result_key: str = Field(min_length=1, max_length=200)
+    result: dict[str, Any]
+
+
+class ResultView(View):
+    completion: str
+
+
+class FailureRequest(Body):
+    """The worker cannot work on the request at all."""
+
+    worker_id: str = Field(max_length=64)
+    fencing_token: int
+    error: str = Field(max_length=10_000)
+    retry: bool = False
+
+
+class FailureView(View):
+    state: str
+
+
+class ReleaseRequest(Body):
+    worker_id: str = Field(max_length=64)
+    leases: LeaseTokens = Field(max_length=256)
+
+
+class ReleaseView(View):
+    released: int
+
+
+# tokens, health
+
+ScopeName = Literal["submit", "read", "measure", "admin"]
+
+
+class TokenRequest(Body):
+    name: str = Field(min_length=1, max_length=200)
+    scopes: list[ScopeName] = Field(min_length=1, max_length=4)
+    lifetime_seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+
+class TokenView(View):
+    id: str
+    name: str
+    scopes: list[str]
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+
+
+class NewTokenView(TokenView):
+    """The only time that the secret is shown."""
+
+    secret: str
+
+
+class HealthView(View):
+    status: Literal["ok"]
+    version: str

@@ -1,0 +1,90 @@
+"""Every setting of the web process, the tuner process and the client, and where it comes from.
+
+This is the one file that reads the environment: `TILEWRIGHT_` plus the field's name in capitals.
+(The worker, which has no pydantic, takes the same names for its defaults.)
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def default_data_folder() -> Path:
+    """`$XDG_DATA_HOME/tilewright`, or `~/.local/share/tilewright`."""
+    base = os.environ.get("XDG_DATA_HOME", "")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "tilewright"
+
+
+class Settings(BaseSettings):
+    """Settings with their defaults; each can be set as an environment variable."""
+
+    model_config = SettingsConfigDict(env_prefix="TILEWRIGHT_", extra="ignore", frozen=True)
+
+    data_folder: Path = Field(
+        default_factory=default_data_folder,
+        description="Folder of the embedded database, the blobs and the owner's token.",
+    )
+    database_url: str = Field(
+        default="",
+        description="postgresql://user:password@host/name; empty: SQLite in the data folder.",
+    )
+    host: str = Field(default="127.0.0.1", description="Address that `serve` listens on.")
+    port: int = Field(default=8080, ge=0, le=65535, description="Port that `serve` listens on.")
+    server: str = Field(
+        default="http://127.0.0.1:8080", description="URL of the service, for the client commands."
+    )
+    token: str = Field(
+        default="", description="Bearer token of the client; empty: the data folder's own."
+    )
+    max_model_bytes: int = Field(
+        default=4 << 30, gt=0, description="Largest ONNX file that is accepted."
+    )
+    max_body_bytes: int = Field(
+        default=64 << 20, gt=0, description="Largest request body but for models."
+    )
+    lease_seconds: float = Field(
+        default=30.0, gt=0, description="Time a worker has to renew the lease of a measurement."
+    )
+    heartbeat_seconds: float = Field(
+        default=5.0, gt=0, description="How often a worker says that it lives, renewing its leases."
+    )
+    worker_lost_seconds: float = Field(
+        default=60.0, gt=0, description="Silence after which a worker counts as lost."
+    )
+    long_poll_seconds: float = Field(
+        default=20.0, gt=0, description="Longest time that a claim waits for work."
+    )
+    job_lease_seconds: float = Field(
+        default=30.0, gt=0, description="Time a tuner has to renew its claim on a job."
+    )
+    tuner_poll_seconds: float = Field(
+        default=0.5, gt=0, description="How often an idle tuner looks for a job."
+    )
+    builders: int = Field(
+        default=0, ge=0, description="Processes that compile candidates; 0: one for each core."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severity that is logged."
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="How log lines look: for people or for machines."
+    )
+
+    @property
+    def effective_database_url(self) -> str:
+        """The database to open."""
+        return self.database_url or f"sqlite:///{self.data_folder.absolute() / 'tilewright.db'}"
+
+    @property
+    def blob_folder(self) -> Path:
+        return self.data_folder / "blobs"
+
+    @property
+    def token_file(self) -> Path:
+        """Where the embedded mode keeps the token that it made for its owner."""
+        return self.data_folder / "token"

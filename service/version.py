@@ -1,0 +1,15 @@
+"""The version of this installation."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import metadata
+
+
+@cache
+def version() -> str:
+    """The distribution's version, or "0" when it runs from a source tree that is not installed."""
+    try:
+        return metadata.version("tilewright")
+    except metadata.PackageNotFoundError:
+        return "0"

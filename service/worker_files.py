@@ -1,0 +1,179 @@
+"""What a worker keeps on disk: its id, the leases it holds, finished results, and blobs.
+
+    STATE/SERVER-DIGEST/0/lock        one worker process a folder
+                          id          the id that the service gave
+                          leases/     leases that are not measured yet
+                          spool/      results that the service has not acknowledged
+                          blobs/      shared objects and expected outputs by digest
+
+A result is finished once it lies in the spool: a worker that is killed afterwards reports it when it
+starts again, and never measures it twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_WORKERS = 256
+"""Worker processes of one user for one service on one machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """A finished result with the lease that it belongs to."""
+
+    request_id: str
+    fencing_token: int
+    result_key: str
+    result: dict[str, Any]
+
+
+class StateFolder:
+    """A folder that belongs to this process until it ends, however it ends."""
+
+    def __init__(self, base: Path, server: str) -> None:
+        """Take the first folder that no living worker has.
+
+        Raises:
+            OSError: if the folder cannot be written.
+        """
+        name = hashlib.sha256(server.encode()).hexdigest()[:16]
+        for number in range(MAX_WORKERS):
+            self.path = base / name / str(number)
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = (self.path / "lock").open("w")
+            try:
+                # the kernel drops the lock with the process, also after a kill -9
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._lock.close()
+                continue
+            break
+        else:
+            raise OSError(f"{MAX_WORKERS} workers use '{base}' already")
+        for part in ("leases", "spool", "blobs"):
+            (self.path / part).mkdir(exist_ok=True)
+
+    def close(self) -> None:
+        self._lock.close()
+
+    @property
+    def worker_id(self) -> str | None:
+        """The id from an earlier life."""
+        try:
+            return (self.path / "id").read_text().strip() or None
+        except OSError:
+            return None
+
+    @worker_id.setter
+    def worker_id(self, value: str) -> None:
+        write_atomically(self.path / "id", value.encode())
+
+    @property
+    def blobs(self) -> Path:
+        return self.path / "blobs"
+
+    # leases: request id -> fencing token, of what is not measured yet
+
+    def hold(self, request_id: str, fencing_token: int) -> None:
+        """Remember a lease, so that it is given back after a crash instead of running out."""
+        (self.path / "leases" / request_id).write_text(str(fencing_token))
+
+    def drop(self, request_id: str) -> None:
+        (self.path / "leases" / request_id).unlink(missing_ok=True)
+
+    def held(self) -> dict[str, int]:
+        """Leases of an earlier life."""
+        found = {}
+        for path in (self.path / "leases").iterdir():
+            # a file that was cut short by a crash: its lease runs out by itself
+            with contextlib.suppress(ValueError):
+                found[path.name] = int(path.read_text())
+        return found
+
+    # the spool
+
+    def spool(self, entry: Spooled) -> None:
+        """Keep a result; it is finished when this returns. Raises OSError on a full disk."""
+        data = json.dumps(asdict(entry)).encode()
+        write_atomically(self.path / "spool" / f"{entry.request_id}.json", data)
+
+    def spooled(self) -> list[Spooled]:
+        """Results that wait for the service, the oldest first."""
+        paths = [p for p in (self.path / "spool").iterdir() if p.suffix == ".json"]
+        paths.sort(key=lambda path: path.stat().st_mtime)
+        return [Spooled(**json.loads(path.read_text())) for path in paths]
+
+    def find_spooled(self, request_id: str) -> Spooled | None:
+        try:
+            text = (self.path / "spool" / f"{request_id}.json").read_text()
+        except FileNotFoundError:
+            return None
+        return Spooled(**json.loads(text))
+
+    def forget(self, request_id: str) -> None:
+        """The service has the result (or does not want it)."""
+        (self.path / "spool" / f"{request_id}.json").unlink(missing_ok=True)
+
+
+class BlobCache:
+    """Files by digest; the least recently used go when there is too much."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        for left_over in folder.glob(".*"):
+            left_over.unlink()
+
+    def path(self, digest: str) -> Path:
+        return self._folder / digest
+
+    def __contains__(self, digest: str) -> bool:
+        """Whether the file is there; looking at it makes it recent."""
+        path = self.path(digest)
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def trim(self, keep: Collection[str]) -> None:
+        """Delete the oldest files beyond the limit, but none in `keep`."""
+        with self._lock:
+            files = [(path.stat(), path) for path in self._folder.iterdir()]
+            total = sum(stat.st_size for stat, _ in files)
+            for stat, path in sorted(files, key=lambda item: item[0].st_mtime):
+                if total <= self._limit_bytes:
+                    return
+                if path.name not in keep:
+                    path.unlink(missing_ok=True)
+                    total -= stat.st_size
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file with all of `data` or leave it as it was, also when the power fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,105 @@
+"""JSON over HTTP with the standard library: what a worker needs of a client, and no more."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+CHUNK_BYTES = 1 << 20
+
+
+class Unreachable(Exception):
+    """No answer, or one that says to try again: nothing is known of the request's effect."""
+
+
+class Refused(Exception):
+    """The service answered with a problem that trying again does not change."""
+
+    def __init__(self, status: int, slug: str, detail: str) -> None:
+        self.status = status
+        self.slug = slug
+        super().__init__(f"{detail} ({status})")
+
+
+class Api:
+    """Calls to one service. Methods raise Unreachable or Refused."""
+
+    def __init__(self, server: str, token: str, timeout_seconds: float = 30.0) -> None:
+        self.server = server.rstrip("/")
+        self._token = token
+        self._timeout_seconds = timeout_seconds
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        extra_seconds: float = 0.0,
+    ) -> dict[str, Any]:
+        """One request with a JSON body, the JSON answer ({} for an empty one)."""
+        data = None if body is None else json.dumps(body).encode()
+        request = self._request(method, path, data)
+        try:
+            timeout = self._timeout_seconds + extra_seconds
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            raise _problem(error) from error
+        except (OSError, HTTPException) as error:
+            raise Unreachable(f"{self.server} does not answer: {error}") from error
+        if not text:
+            return {}
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise Refused(200, "not-json", f"{self.server} does not answer in JSON") from error
+        if not isinstance(found, dict):
+            raise Refused(200, "not-json", f"{self.server} does not answer with a JSON object")
+        return found
+
+    def download(self, path: str, digest: str, target: Path) -> None:
+        """Fetch a file and check that its SHA-256 is `digest` before it appears at `target`."""
+        request = self._request("GET", path, None)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        checksum = hashlib.sha256()
+        try:
+            with (
+                urllib.request.urlopen(request, timeout=self._timeout_seconds) as answer,
+                temporary.open("wb") as file,
+            ):
+                while chunk := answer.read(CHUNK_BYTES):
+                    checksum.update(chunk)
+                    file.write(chunk)
+            if checksum.hexdigest() != digest:
+                raise Unreachable(f"blob {digest} arrived damaged")
+            temporary.replace(target)
+        except urllib.error.HTTPError as error:
+            raise _problem(error) from error
+        except (OSError, HTTPException) as error:
+            raise Unreachable(f"blob {digest} could not be fetched: {error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _request(self, method: str, path: str, data: bytes | None) -> urllib.request.Request:
+        headers = {"Authorization": f"Bearer {self._token}"}
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        return urllib.request.Request(self.server + path, data, headers, method=method)
+
+
+def _problem(error: urllib.error.HTTPError) -> Exception:
+    try:
+        body = json.loads(error.read())
+        slug, detail = str(body["type"]).rpartition(":")[2], str(body["detail"])
+    except (OSError, HTTPException, ValueError, KeyError, TypeError):
+        slug, detail = "unknown", f"{error.code} {error.reason}"
+    if error.code >= 500 or error.code in (408, 429):
+        return Unreachable(f"the service failed: {detail}")
+    return Refused(error.code, slug, detail)
