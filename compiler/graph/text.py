@@ -1,0 +1,294 @@
+"""The text form of graphs: one statement a line, readable back to an equal graph.
+
+    graph "mlp"
+    input x: float32[1,4]
+    constant w: float32[4,2] = sha256:5f1c...
+    constant b: float32[2] = [0.5, -1.0]
+    y: float32[1,2] = gemm(x, w, b) {alpha=1.0, trans_b=0} as "fc1"
+    output y
+
+Constants of up to 16 elements are written out; larger ones are named by the SHA-256 of their
+bytes. Names that are not plain words are JSON strings. A node's name follows `as` where it is not
+the name of its output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import AttrValue, Graph, Node
+from compiler.graph.types import TensorType
+
+INLINE_ELEMENTS = 16
+"""Constants up to this size are written out."""
+
+_T = TypeVar("_T")
+_WORD = re.compile(r"%?[A-Za-z0-9_./-]+\Z")
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<word>%?[A-Za-z0-9_./+-]+)|(?P<mark>[:=(){}\[\],]))"""
+)
+
+
+def print_graph(graph: Graph) -> str:
+    """The text form, with a line break at its end. Equal graphs have equal texts.
+
+    Constants stand in the order of their first use, so that the order of the mapping is no part of
+    the text.
+    """
+    lines = [f"graph {json.dumps(graph.name)}"]
+    for value in graph.inputs:
+        lines.append(f"input {_name(value)}: {graph.types[value]}")
+    for value in _constants_in_use_order(graph):
+        body = _print_constant(graph.constants[value], graph.types[value].dtype)
+        lines.append(f"constant {_name(value)}: {graph.types[value]} = {body}")
+    for node in graph.nodes:
+        lines.append(_print_node(node, graph.types))
+    lines.extend(f"output {_name(value)}" for value in graph.outputs)
+    return "\n".join(lines) + "\n"
+
+
+def parse_graph(text: str, constants: Mapping[str, np.ndarray] | None = None) -> Graph:
+    """Read what `print_graph` prints.
+
+    `constants` gives the arrays that the text names by digest, under the digest or under the
+    value's name.
+
+    Raises:
+        InvalidModelError: if the text is malformed, or a constant is missing or another one.
+    """
+    parser = _Parser(constants or {})
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            parser.statement(line)
+        except (ValueError, KeyError) as error:
+            raise InvalidModelError(f"graph text, line {number}: {error}") from error
+    return parser.graph()
+
+
+def digest(array: np.ndarray) -> str:
+    """SHA-256 of an array's bytes in row-major order, in hexadecimal."""
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+
+
+def _constants_in_use_order(graph: Graph) -> list[str]:
+    used = dict.fromkeys(value for node in graph.nodes for value in node.inputs)
+    used.update(dict.fromkeys(graph.outputs))
+    first = [value for value in used if value in graph.constants]
+    return first + sorted(value for value in graph.constants if value not in used)
+
+
+def _name(text: str) -> str:
+    return text if _WORD.match(text) else json.dumps(text)
+
+
+def _print_node(node: Node, types: Mapping[str, TensorType]) -> str:
+    results = ", ".join(f"{_name(value)}: {types[value]}" for value in node.outputs)
+    text = f"{results} = {node.op}({', '.join(map(_name, node.inputs))})"
+    if node.attrs:
+        text += " {" + ", ".join(f"{k}={_print_attr(v)}" for k, v in node.attrs) + "}"
+    return text if node.name == node.outputs[0] else f"{text} as {json.dumps(node.name)}"
+
+
+def _print_attr(value: AttrValue) -> str:
+    match value:
+        case tuple():
+            return "(" + ", ".join(_print_number(item) for item in value) + ")"
+        case str():
+            return json.dumps(value)
+        case _:
+            return _print_number(value)
+
+
+def _print_number(value: float) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _print_constant(array: np.ndarray, dtype: DType) -> str:
+    if array.size > INLINE_ELEMENTS:
+        return f"sha256:{digest(array)}"
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        return f"bytes:{array.tobytes().hex()}"  # decimal digits do not tell NaNs apart
+    return "[" + ", ".join(_print_number(item) for item in array.reshape(-1).tolist()) + "]"
+
+
+class _Parser:
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._arrays = arrays
+        self._name: str | None = None
+        self._inputs: list[str] = []
+        self._outputs: list[str] = []
+        self._nodes: list[Node] = []
+        self._types: dict[str, TensorType] = {}
+        self._constants: dict[str, np.ndarray] = {}
+
+    def graph(self) -> Graph:
+        if self._name is None:
+            raise InvalidModelError("graph text: the line 'graph NAME' is missing")
+        for value in self._outputs:
+            if value not in self._types:
+                raise InvalidModelError(f"graph text: output '{value}' is not defined")
+        return Graph(
+            self._name,
+            tuple(self._inputs),
+            tuple(self._outputs),
+            tuple(self._nodes),
+            self._types,
+            self._constants,
+        )
+
+    def statement(self, line: str) -> None:
+        tokens = _Tokens(line)
+        if tokens.at_end():
+            return
+        first = tokens.name()
+        if first == "graph" and tokens.peek() not in (":", ","):
+            self._name = tokens.name()
+        elif first == "input" and tokens.peek() != ":":
+            self._inputs.append(self._typed(tokens, tokens.name()))
+        elif first == "output" and tokens.peek() != ":":
+            self._outputs.append(tokens.name())
+        elif first == "constant" and tokens.peek() != ":":
+            self._constant(tokens)
+        else:
+            self._node(tokens, first)
+        tokens.end()
+
+    def _typed(self, tokens: _Tokens, value: str) -> str:
+        tokens.take(":")
+        dtype = DType(tokens.word())
+        shape = tuple(int(word) for word in tokens.list("[", "]", tokens.word))
+        if value in self._types:
+            raise ValueError(f"value '{value}' is defined twice")
+        if any(extent < 0 for extent in shape):
+            raise ValueError(f"value '{value}' has a negative extent")
+        self._types[value] = TensorType(dtype, shape)
+        return value
+
+    def _constant(self, tokens: _Tokens) -> None:
+        value = self._typed(tokens, tokens.name())
+        kind = self._types[value]
+        tokens.take("=")
+        if tokens.peek() == "[":
+            items = list(tokens.list("[", "]", tokens.scalar))
+            if len(items) != kind.elements:
+                raise ValueError(f"constant '{value}' has {len(items)} elements")
+            array = np.array(items, kind.dtype.numpy).reshape(kind.shape)
+        else:
+            form = tokens.word()
+            tokens.take(":")
+            body = tokens.word()
+            array = self._stored(value, kind, form, body)
+        array.flags.writeable = False
+        self._constants[value] = array
+
+    def _stored(self, value: str, kind: TensorType, form: str, body: str) -> np.ndarray:
+        if form == "bytes":
+            return np.frombuffer(bytes.fromhex(body), kind.dtype.numpy).reshape(kind.shape)
+        if form != "sha256":
+            raise ValueError(f"constant '{value}': unknown form '{form}'")
+        array = self._arrays.get(body, self._arrays.get(value))
+        if array is None:
+            raise ValueError(f"constant '{value}' (sha256 {body[:12]}...) is not given")
+        if array.shape != kind.shape or array.dtype != kind.dtype.numpy or digest(array) != body:
+            raise ValueError(f"constant '{value}' is not the one that the text was printed with")
+        return array.view()
+
+    def _node(self, tokens: _Tokens, first: str) -> None:
+        outputs = [self._typed(tokens, first)]
+        while tokens.peek() == ",":
+            tokens.take(",")
+            outputs.append(self._typed(tokens, tokens.name()))
+        tokens.take("=")
+        op = tokens.word()
+        inputs = tuple(tokens.list("(", ")", tokens.name))
+        for value in inputs:
+            if value not in self._types:
+                raise ValueError(f"value '{value}' is not defined")
+        attrs: tuple[tuple[str, AttrValue], ...] = ()
+        if tokens.peek() == "{":
+            attrs = tuple(tokens.list("{", "}", tokens.attribute))
+        name = outputs[0]
+        if not tokens.at_end():
+            if tokens.word() != "as":
+                raise ValueError("expected 'as' and the node's name")
+            name = tokens.name()
+        self._nodes.append(Node(name, op, inputs, tuple(outputs), attrs))
+
+
+class _Tokens:
+    """The tokens of one line: JSON strings, words (numbers too) and marks."""
+
+    def __init__(self, line: str) -> None:
+        self._items: list[tuple[str, str]] = []
+        position, end = 0, len(line.rstrip())
+        while position < end:
+            found = _TOKEN.match(line, position)
+            if found is None:
+                raise ValueError(f"unexpected '{line[position : position + 20].strip()}'")
+            self._items.append((str(found.lastgroup), found[str(found.lastgroup)]))
+            position = found.end()
+        self._items.reverse()
+
+    def at_end(self) -> bool:
+        return not self._items
+
+    def end(self) -> None:
+        if self._items:
+            raise ValueError(f"unexpected '{self._items[-1][1]}' at the end")
+
+    def peek(self) -> str | None:
+        """The next mark; None before anything else."""
+        kind, text = self._items[-1] if self._items else ("", "")
+        return text if kind == "mark" else None
+
+    def take(self, mark: str) -> None:
+        if self.peek() != mark:
+            got = self._items[-1][1] if self._items else "the end of the line"
+            raise ValueError(f"expected '{mark}', got '{got}'")
+        self._items.pop()
+
+    def word(self) -> str:
+        if not self._items or self._items[-1][0] != "word":
+            got = self._items[-1][1] if self._items else "the end of the line"
+            raise ValueError(f"expected a word, got '{got}'")
+        return self._items.pop()[1]
+
+    def name(self) -> str:
+        if self._items and self._items[-1][0] == "string":
+            return str(json.loads(self._items.pop()[1]))
+        return self.word()
+
+    def list(self, opening: str, closing: str, item: Callable[[], _T]) -> Iterator[_T]:
+        """Items between two marks, separated by commas."""
+        self.take(opening)
+        while self.peek() != closing:
+            yield item()
+            if self.peek() != closing:
+                self.take(",")
+        self.take(closing)
+
+    def attribute(self) -> tuple[str, AttrValue]:
+        key = self.word()
+        self.take("=")
+        if self.peek() == "(":
+            return key, tuple(self.list("(", ")", self.scalar))
+        if self._items and self._items[-1][0] == "string":
+            return key, self.name()
+        return key, self.scalar()
+
+    def scalar(self) -> Any:
+        """A number or a truth value."""
+        text = self.word()
+        if text in ("true", "false"):
+            return text == "true"
+        if text.lstrip("+-").isdigit():
+            return int(text)
+        return float(text)
