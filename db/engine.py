@@ -156,8 +156,11 @@ def _name(engine: sa.Engine) -> str:
 
 
 def _open_sqlite(url: sa.URL, busy_seconds: float, pool_size: int) -> sa.Engine:
-    if not url.database or url.database == ":memory:" or "mode=memory" in url.database:
-        raise StorageError("an SQLite database in memory cannot be shared: name a file")
+    if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+        raise StorageError(
+            f"'{url}' names no file: an SQLite database in memory cannot be shared between"
+            " processes, and file: addresses are not supported"
+        )
     path = Path(url.database)
     try:
         if not path.parent.exists():
@@ -169,6 +172,7 @@ def _open_sqlite(url: sa.URL, busy_seconds: float, pool_size: int) -> sa.Engine:
         url.set(drivername="sqlite+pysqlite"),
         connect_args={"timeout": busy_seconds},
         json_serializer=dump_json,
+        poolclass=sa.QueuePool,
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_timeout=busy_seconds,

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from db.engine import open_engine, reading, writing
+from db.errors import StorageError, StorageKind
+from db.migrate import upgrade
+from db.models import TargetRow
+from db.stores.statements import table_of
+from db.stores.tasks import WorkloadStore
+
+targets = table_of(TargetRow)
+
+
+def test_a_transaction_commits_or_leaves_nothing(engine: sa.Engine) -> None:
+    row = {"key": "a", "name": "n", "description": {}, "created_at": 0.0}
+    with pytest.raises(RuntimeError), writing(engine) as connection:
+        connection.execute(sa.insert(targets), row)
+        raise RuntimeError("dies")
+    with writing(engine) as connection:
+        connection.execute(sa.insert(targets), {**row, "key": "b"})
+    with reading(engine) as connection:
+        assert connection.execute(sa.select(targets.c.key)).scalars().all() == ["b"]
+
+
+def test_a_violated_constraint_is_a_bug_and_stays_one(engine: sa.Engine) -> None:
+    row = {"key": "a", "name": "n", "description": {}, "created_at": 0.0}
+    with pytest.raises(sa.exc.IntegrityError), writing(engine) as connection:
+        connection.execute(sa.insert(targets), [row, row])
+
+
+@pytest.mark.parametrize(
+    ("url", "offender"),
+    [
+        ("no url", "no url"),
+        ("mysql://localhost/x", "mysql"),
+        ("sqlite://", "memory"),
+        ("sqlite:///:memory:", "memory"),
+        ("sqlite:///file:x?mode=memory&uri=true", "memory"),
+    ],
+)
+def test_a_url_that_cannot_work_is_refused(
+    url: str, offender: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StorageError, match=offender):
+        open_engine(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_is_not_there() -> None:
+    with pytest.raises(StorageError) as caught:
+        open_engine("postgresql://user:secret@127.0.0.1:1/none", busy_seconds=1)
+    assert caught.value.kind is StorageKind.UNREACHABLE
+    assert caught.value.retryable
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    path.write_bytes(b"this is text, and long enough to be looked at" * 100)
+    with pytest.raises(StorageError) as caught:
+        upgrade(open_engine(f"sqlite:///{path}"))
+    assert caught.value.kind is StorageKind.CORRUPT
+
+
+def test_a_folder_in_the_place_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(StorageError) as caught:
+        open_engine(f"sqlite:///{tmp_path}")
+    assert caught.value.kind is StorageKind.DENIED
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "deep" / "x.db"
+    upgrade(open_engine(f"sqlite:///{path}"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_locked_sqlite_is_a_typed_error_and_readers_go_on(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    engine = open_engine(f"sqlite:///{path}", busy_seconds=0.05)
+    upgrade(engine)
+    store = WorkloadStore(engine)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StorageError) as caught:
+        store.put_workloads({"k": "text"})
+    assert caught.value.kind is StorageKind.LOCKED
+    assert caught.value.retryable
+    assert store.workloads(["k"]) == {}
+    other.execute("ROLLBACK")
+    store.put_workloads({"k": "text"})
+    assert store.workload("k") == "text"
+
+
+def test_a_full_disk_is_a_typed_error_and_nothing_is_lost(tmp_path: Path) -> None:
+    engine = open_engine(f"sqlite:///{tmp_path}/x.db")
+    upgrade(engine)
+    store = WorkloadStore(engine)
+    store.put_workloads({"first": "text"})
+    pages = {"limit": 0}
+
+    @sa.event.listens_for(engine, "begin")
+    def _limit(connection: sa.Connection) -> None:
+        # SQLite's own quota: the same error code as a disk without space.
+        if pages["limit"]:
+            connection.exec_driver_sql(f"PRAGMA max_page_count={pages['limit']}")
+
+    with reading(engine) as connection:
+        pages["limit"] = connection.exec_driver_sql("PRAGMA page_count").scalar_one() + 2
+    with pytest.raises(StorageError, match="full") as caught:
+        store.put_workloads({"second": "x" * 1_000_000})
+    assert caught.value.kind is StorageKind.FULL
+    assert not caught.value.retryable
+    pages["limit"] = 1_000_000
+    assert store.workloads(["first", "second"]) == {"first": "text"}
+    store.put_workloads({"second": "x" * 1_000_000})
+    assert len(store.workload("second")) == 1_000_000
+
+
+def test_what_a_device_says_may_hold_anything(engine: sa.Engine) -> None:
+    store = WorkloadStore(engine)
+    facts = {"model": "nul \x00 and \udc80", "hz": float("nan"), "most": [float("inf")], "n": 1.5}
+    store.put_target("key", "name \x00 \udc80", facts)
+    name, found = store.target("key")
+    assert name == "name � ?"
+    assert found == {
+        "model": "nul \x00 and \udc80",
+        "hz": "NaN",
+        "most": ["Infinity"],
+        "n": 1.5,
+    }

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from db.errors import NotFoundError, StaleLeaseError, StateError
+from db.job_states import JobState
+from db.stores.events import EventStore
+from db.stores.jobs import JobClaim, JobProgress, JobStore
+
+
+@pytest.fixture
+def events(engine: sa.Engine, clock: Any) -> EventStore:
+    return EventStore(engine, clock)
+
+
+def take(jobs: JobStore, tuner: str = "tuner-1", **options: Any) -> JobClaim:
+    taken = jobs.claim(tuner, 30.0, **options)
+    assert taken is not None
+    return taken[0]
+
+
+def test_a_new_job_waits(jobs: JobStore, model_digest: str, clock: Any, events: EventStore) -> None:
+    job = jobs.create(
+        model_digest, "host", threads=2, numerics="strict", options={"trials": 10}, owner="t1"
+    )
+    assert job.state is JobState.QUEUED
+    assert (job.threads, job.numerics, job.options) == (2, "strict", {"trials": 10})
+    assert (job.owner, job.target, job.created_at) == ("t1", "host", clock())
+    assert jobs.get(job.id) == job
+    assert [(e.sequence, e.kind, e.data) for e in events.since(job.id)] == [
+        (1, "state", {"state": "queued"})
+    ]
+
+
+def test_unknown_model_and_job(jobs: JobStore) -> None:
+    with pytest.raises(NotFoundError, match="model 'nope'"):
+        jobs.create("nope", "host")
+    with pytest.raises(NotFoundError, match="job 'nope'"):
+        jobs.get("nope")
+    with pytest.raises(NotFoundError):
+        jobs.request_cancel("nope")
+
+
+def test_idempotency_key_is_the_owners(
+    jobs: JobStore, model_digest: str, events: EventStore
+) -> None:
+    first = jobs.create(model_digest, "host", owner="a", idempotency_key="k")
+    assert jobs.create(model_digest, "host", owner="a", idempotency_key="k") == first
+    assert jobs.create(model_digest, "host", owner="b", idempotency_key="k").id != first.id
+    anonymous = jobs.create(model_digest, "host", idempotency_key="k")
+    assert jobs.create(model_digest, "host", idempotency_key="k").id == anonymous.id
+    assert jobs.create(model_digest, "host").id != jobs.create(model_digest, "host").id
+    assert len(events.since(first.id)) == 1
+
+
+def test_listing(jobs: JobStore, model_digest: str, clock: Any) -> None:
+    made = []
+    for number in range(5):
+        made.append(jobs.create(model_digest, "host", owner="ab"[number % 2]))
+        clock.advance(number % 2)
+    newest = sorted(made, key=lambda job: (job.created_at, job.id), reverse=True)
+    assert jobs.list() == newest
+    assert jobs.list(limit=2, after=newest[1].id) == newest[2:4]
+    assert jobs.list(owner="b") == [job for job in newest if job.owner == "b"]
+    claim = take(jobs)
+    assert [job.id for job in jobs.list(state=JobState.RUNNING)] == [claim.job_id]
+    counts = jobs.counts()
+    assert counts[JobState.RUNNING] == 1
+    assert counts[JobState.QUEUED] == 4
+    assert counts[JobState.FAILED] == 0
+
+
+def test_claims_are_in_order_and_exclusive(jobs: JobStore, model_digest: str, clock: Any) -> None:
+    assert jobs.claim("tuner-1", 30) is None
+    first = jobs.create(model_digest, "host")
+    clock.advance(1)
+    second = jobs.create(model_digest, "host")
+    taken = jobs.claim("tuner-1", 30)
+    assert taken is not None
+    claim, job = taken
+    assert claim == JobClaim(first.id, "tuner-1", 1)
+    assert (job.state, job.tuner, job.attempts) == (JobState.RUNNING, "tuner-1", 1)
+    assert job.deadline == clock() + 30
+    assert job.started_at == clock()
+    assert take(jobs, "tuner-2").job_id == second.id
+    assert jobs.claim("tuner-3", 30) is None
+
+
+def test_a_lost_tuners_job_is_taken_over_and_the_lost_one_is_fenced_off(
+    jobs: JobStore, model_digest: str, clock: Any, events: EventStore
+) -> None:
+    job = jobs.create(model_digest, "host")
+    old = take(jobs, "tuner-1")
+    clock.advance(29)
+    assert jobs.claim("tuner-2", 30) is None
+    clock.advance(1)
+    new = take(jobs, "tuner-2")
+    assert new == JobClaim(job.id, "tuner-2", 2)
+    for write in (
+        lambda: jobs.renew(old, 30),
+        lambda: jobs.progress(old, JobProgress(trials_done=1)),
+        lambda: jobs.transition(old, JobState.SUCCEEDED),
+        lambda: jobs.release(old),
+        lambda: jobs.check(old),
+    ):
+        with pytest.raises(StaleLeaseError, match="tuner-1"):
+            write()
+    assert jobs.check(new).progress == JobProgress()
+    assert [e.kind for e in events.since(job.id)] == ["state", "state", "taken_over"]
+
+
+def test_a_tuner_that_was_late_but_not_replaced_goes_on(
+    jobs: JobStore, model_digest: str, clock: Any
+) -> None:
+    jobs.create(model_digest, "host")
+    claim = take(jobs)
+    clock.advance(100)
+    assert jobs.renew(claim, 30).deadline == clock() + 30
+    assert jobs.claim("tuner-2", 30) is None
+
+
+def test_a_tuner_lost_while_verifying(jobs: JobStore, model_digest: str, clock: Any) -> None:
+    jobs.create(model_digest, "host")
+    jobs.transition(take(jobs), JobState.VERIFYING)
+    clock.advance(30)
+    claim = take(jobs, "tuner-2")
+    assert jobs.check(claim).state is JobState.RUNNING
+
+
+def test_a_job_that_kills_its_tuners_fails(jobs: JobStore, model_digest: str, clock: Any) -> None:
+    job = jobs.create(model_digest, "host")
+    clock.advance(1)
+    innocent = jobs.create(model_digest, "host")
+    for _ in range(3):
+        assert take(jobs, max_attempts=3).job_id == job.id
+        clock.advance(30)
+    assert take(jobs, max_attempts=3).job_id == innocent.id
+    failed = jobs.get(job.id)
+    assert failed.state is JobState.FAILED
+    assert failed.error is not None
+    assert "3 tuners" in failed.error
+    assert failed.tuner is None
+
+
+def test_progress_forgives_lost_tuners(jobs: JobStore, model_digest: str, clock: Any) -> None:
+    job = jobs.create(model_digest, "host")
+    for trials in range(1, 7):
+        claim = take(jobs, max_attempts=2)
+        assert claim.job_id == job.id
+        jobs.progress(claim, JobProgress(trials_done=trials))
+        clock.advance(30)
+    assert jobs.get(job.id).state is JobState.RUNNING
+
+
+def test_giving_back_is_no_attempt(jobs: JobStore, model_digest: str) -> None:
+    jobs.create(model_digest, "host")
+    for token in range(1, 5):
+        claim = take(jobs, max_attempts=1)
+        assert claim.fencing_token == token
+        jobs.release(claim)
+        with pytest.raises(StaleLeaseError):
+            jobs.check(claim)
+    assert jobs.get(claim.job_id).state is JobState.QUEUED
+
+
+def test_progress_and_result(
+    jobs: JobStore, model_digest: str, events: EventStore, clock: Any
+) -> None:
+    job = jobs.create(model_digest, "host")
+    claim = take(jobs)
+    progress = JobProgress("tuning", 20, 3, 100, 40, 2, 0.05, 0.03, 12.5)
+    jobs.progress(claim, progress, target_key="tk", event={"task": "conv"})
+    assert jobs.get(job.id).progress == progress
+    assert jobs.get(job.id).target_key == "tk"
+    last = events.since(job.id)[-1]
+    assert last.kind == "progress"
+    assert last.data["best_seconds"] == 0.03
+    assert last.data["task"] == "conv"
+    assert jobs.transition(claim, JobState.VERIFYING).state is JobState.VERIFYING
+    clock.advance(5)
+    done = jobs.transition(
+        claim, JobState.SUCCEEDED, result={"speedup": 2.0}, artifact_digest="d" * 64
+    )
+    assert (done.result, done.artifact_digest) == ({"speedup": 2.0}, "d" * 64)
+    assert (done.tuner, done.deadline, done.finished_at) == (None, None, clock())
+    assert done.progress.seconds_left is None
+    assert events.since(job.id)[-1].data == {"state": "succeeded"}
+    with pytest.raises(StaleLeaseError):
+        jobs.transition(claim, JobState.FAILED)
+    clock.advance(1000)
+    assert jobs.claim("tuner-2", 30) is None
+
+
+def test_failure_says_why(jobs: JobStore, model_digest: str, events: EventStore) -> None:
+    job = jobs.create(model_digest, "host")
+    jobs.transition(take(jobs), JobState.FAILED, error="node 'x': operator Foo: not implemented")
+    assert jobs.get(job.id).error == "node 'x': operator Foo: not implemented"
+    assert events.since(job.id)[-1].data["error"] == "node 'x': operator Foo: not implemented"
+
+
+def test_a_step_that_is_not_in_the_table_changes_nothing(
+    jobs: JobStore, model_digest: str, events: EventStore
+) -> None:
+    job = jobs.create(model_digest, "host")
+    claim = take(jobs)
+    before = (jobs.get(job.id), events.since(job.id))
+    with pytest.raises(StateError):
+        jobs.transition(claim, JobState.RUNNING)
+    assert (jobs.get(job.id), events.since(job.id)) == before
+
+
+def test_cancelling_a_waiting_job(jobs: JobStore, model_digest: str, clock: Any) -> None:
+    job = jobs.create(model_digest, "host")
+    assert jobs.request_cancel(job.id).state is JobState.CANCELLED
+    assert jobs.request_cancel(job.id).finished_at == clock()
+    assert jobs.claim("tuner-1", 30) is None
+
+
+def test_cancelling_a_running_job_tells_its_tuner(
+    jobs: JobStore, model_digest: str, events: EventStore
+) -> None:
+    job = jobs.create(model_digest, "host")
+    claim = take(jobs)
+    assert jobs.renew(claim, 30).cancel_requested is False
+    assert jobs.request_cancel(job.id).state is JobState.RUNNING
+    jobs.request_cancel(job.id)
+    assert jobs.renew(claim, 30).cancel_requested is True
+    assert jobs.transition(claim, JobState.CANCELLED).state is JobState.CANCELLED
+    kinds = [e.kind for e in events.since(job.id)]
+    assert kinds == ["state", "state", "cancel_requested", "state"]
+
+
+def test_cancelling_the_job_of_a_lost_tuner(jobs: JobStore, model_digest: str, clock: Any) -> None:
+    job = jobs.create(model_digest, "host")
+    claim = take(jobs)
+    jobs.request_cancel(job.id)
+    clock.advance(30)
+    assert jobs.request_cancel(job.id).state is JobState.CANCELLED
+    with pytest.raises(StaleLeaseError):
+        jobs.renew(claim, 30)
+
+
+def test_events_resume_anywhere(jobs: JobStore, model_digest: str, events: EventStore) -> None:
+    job = jobs.create(model_digest, "host")
+    other = jobs.create(model_digest, "host")
+    assert events.append(job.id, [("log", {"text": "a"}), ("log", {"text": "b"})]) == 3
+    assert events.append(other.id, [("log", {"text": "c"})]) == 2
+    assert events.append(job.id, []) == 3
+    assert [e.sequence for e in events.since(job.id)] == [1, 2, 3]
+    assert [e.data["text"] for e in events.since(job.id, 1)] == ["a", "b"]
+    assert [e.sequence for e in events.since(job.id, 1, limit=1)] == [2]
+    assert events.since(job.id, 3) == []
+    assert events.since("nope") == []
+    with pytest.raises(NotFoundError):
+        events.append("nope", [("log", {})])

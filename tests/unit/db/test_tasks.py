@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from db.errors import NotFoundError, StaleLeaseError
+from db.stores.jobs import JobStore
+from db.stores.tasks import JobTask, TaskStatus, TaskStore, WorkloadStore
+
+
+def test_tasks_keep_their_order_and_change(
+    engine: sa.Engine, clock: Any, jobs: JobStore, model_digest: str
+) -> None:
+    tasks = TaskStore(engine, clock)
+    job = jobs.create(model_digest, "host")
+    taken = jobs.claim("tuner", 30)
+    assert taken is not None
+    claim = taken[0]
+    conv = JobTask("w2", "conv", 3, 6.5, facts={"flops": 10})
+    pool = JobTask("w1", "pool", 1, 0.5)
+    tasks.put(claim, [conv, pool])
+    assert tasks.list(job.id) == [conv, pool]
+    tuned = replace(pool, status=TaskStatus.TUNED, best_seconds=1e-3, trials=7)
+    softmax = JobTask("w0", "softmax", 1, 0.1, status=TaskStatus.CACHED)
+    tasks.put(claim, [tuned, softmax])
+    tasks.put(claim, [])
+    assert tasks.list(job.id) == [conv, tuned, softmax]
+    assert tasks.list("nope") == []
+    jobs.release(claim)
+    with pytest.raises(StaleLeaseError):
+        tasks.put(claim, [conv])
+
+
+def test_workload_texts(engine: sa.Engine) -> None:
+    store = WorkloadStore(engine)
+    store.put_workloads({"a": "text a", "b": "text b"})
+    store.put_workloads({"a": "another", "c": "text c"})
+    store.put_workloads({})
+    assert store.workloads(["a", "b", "c", "d"]) == {"a": "text a", "b": "text b", "c": "text c"}
+    assert store.workload("a") == "text a"
+    with pytest.raises(NotFoundError, match="workload 'd'"):
+        store.workload("d")
+    many = {f"k{number:04}": "t" for number in range(1000)}
+    store.put_workloads(many)
+    assert store.workloads(list(many)) == many
+
+
+def test_targets(engine: sa.Engine) -> None:
+    store = WorkloadStore(engine)
+    store.put_target("k1", "x86-64-v4", {"vector_bits": 512})
+    store.put_target("k1", "other", {})
+    store.put_target("k2", "aarch64", {"features": ["neon"]})
+    assert store.target("k1") == ("x86-64-v4", {"vector_bits": 512})
+    assert store.targets() == {"k1": "x86-64-v4", "k2": "aarch64"}
+    with pytest.raises(NotFoundError, match="target 'k3'"):
+        store.target("k3")
