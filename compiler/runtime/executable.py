@@ -1,0 +1,246 @@
+"""Executables: programs bound to code and weights, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import addressof, c_void_p
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidInputError
+from compiler.runtime.bench import scratch_stride
+from compiler.runtime.kernel import ALIGNMENT
+from compiler.runtime.native import check_threads, native
+from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
+from compiler.runtime.program import BufferRef, Port, Program, Space, encode
+
+
+class Executable:
+    """A compiled model.
+
+    `run` may be called from several threads at once: every call has an arena and scratch blocks of
+    its own, taken from a list of idle ones, which grows to the largest number of calls that ran
+    at the same time. All executables of a process share one thread pool.
+
+    Args:
+        program: what to run; it is checked.
+        weights: the packed constants, aligned to 64 bytes; they are not copied.
+        address_of: gives the address of a function by symbol.
+        threads: threads that a run uses, the calling one included.
+        code: whatever must stay alive as long as the functions.
+
+    Raises:
+        ValueError: if the program would reach outside its memory, or the weights do not fit it.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Bytes,
+        address_of: Callable[[str], int],
+        threads: int = 1,
+        code: object = None,
+    ) -> None:
+        program.check()
+        if weights.nbytes < program.weight_bytes or (
+            weights.nbytes and weights.ctypes.data % ALIGNMENT
+        ):
+            raise ValueError(
+                f"program '{program.name}' needs {program.weight_bytes} aligned bytes of weights"
+            )
+        self.program = program
+        self.threads = check_threads(threads)
+        self._weights = weights
+        self._address_of = address_of
+        self._code_owner = code
+        encoded = encode(program)
+        self._functions = np.array([address_of(s) for s in encoded.symbols], np.uintp)
+        self._words = encoded.code
+        self._refs = encoded.refs
+        self._input_names = tuple(port.name for port in program.inputs)
+        self._input_checks = tuple(
+            (port.dtype.numpy, port.shape, positions)
+            for port, positions in zip(
+                program.inputs, self._positions(Space.INPUT, len(program.inputs)), strict=True
+            )
+        )
+        self._output_parts = tuple(
+            (port.bytes + ALIGNMENT, port.shape, port.dtype.numpy, positions)
+            for port, positions in zip(
+                program.outputs, self._positions(Space.OUTPUT, len(program.outputs)), strict=True
+            )
+        )
+        self._idle: list[_Context] = []
+        self._run = native().tw_run
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Name, dtype and shape of each input."""
+        return self.program.inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """Name, dtype and shape of each output, in the order in which `run` returns them."""
+        return self.program.outputs
+
+    @property
+    def weights(self) -> Bytes:
+        """The packed constants."""
+        return self._weights
+
+    def with_threads(self, threads: int) -> Executable:
+        """The same model for another number of threads; code and weights are shared."""
+        return Executable(self.program, self._weights, self._address_of, threads, self._code_owner)
+
+    def run(self, inputs: Mapping[str, Array] | Sequence[Array]) -> list[Array]:
+        """Run the model once.
+
+        An input that is C-contiguous and aligned to 64 bytes is read where it lies, any other is
+        copied. The outputs are new arrays.
+
+        Args:
+            inputs: arrays by input name, or in the order of `inputs`.
+
+        Returns:
+            The outputs, in the order of `outputs`.
+
+        Raises:
+            InvalidInputError: if an input is missing, unknown, or of another shape or dtype.
+        """
+        arrays = self._arrays(inputs)
+        try:
+            context = self._idle.pop()
+        except IndexError:
+            context = _Context(self)
+        try:
+            pointers = context.pointers
+            for index, (dtype, shape, positions) in enumerate(self._input_checks):
+                array = arrays[index]
+                if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
+                    array = _checked(array, self.program.inputs[index])
+                address = array.__array_interface__["data"][0]
+                if address % ALIGNMENT or not array.flags.c_contiguous:
+                    address = context.stage(index, array)
+                for position in positions:
+                    pointers[position] = address
+            outputs = []
+            for size, shape, dtype, positions in self._output_parts:
+                raw = np.empty(size, np.uint8)
+                address = raw.__array_interface__["data"][0]
+                start = -address % ALIGNMENT
+                outputs.append(np.ndarray(shape, dtype, raw, start))
+                for position in positions:
+                    pointers[position] = address + start
+            status = self._run(*context.arguments)
+        finally:
+            self._idle.append(context)
+        if status:
+            raise RuntimeError(f"program '{self.program.name}': bad instruction ({status})")
+        return outputs
+
+    def _arrays(self, inputs: Mapping[str, Array] | Sequence[Array]) -> Sequence[Array]:
+        """The input arrays in order.
+
+        Raises:
+            InvalidInputError: if the names or the count are wrong.
+        """
+        names = self._input_names
+        if isinstance(inputs, Mapping):
+            missing = [name for name in names if name not in inputs]
+            if missing or len(inputs) != len(names):
+                unknown = [str(name) for name in inputs if name not in names]
+                if missing:
+                    given = f", got unknown input '{unknown[0]}'" if unknown else ""
+                    raise InvalidInputError(f"input '{missing[0]}' is missing{given}")
+                raise InvalidInputError(
+                    f"there is no input '{unknown[0]}', the inputs are {_listed(names)}"
+                )
+            return [inputs[name] for name in names]
+        if isinstance(inputs, np.ndarray) or not isinstance(inputs, Sequence):
+            raise InvalidInputError(
+                f"expected a mapping from input names to arrays or a sequence of arrays, "
+                f"got {type(inputs).__name__}; the inputs are {_listed(names)}"
+            )
+        if len(inputs) != len(names):
+            raise InvalidInputError(
+                f"expected {len(names)} inputs ({_listed(names)}), got {len(inputs)}"
+            )
+        return inputs
+
+    def _positions(self, space: Space, count: int) -> list[tuple[int, ...]]:
+        """For each port, which arguments of the code point to it."""
+        return [
+            tuple(i for i, ref in enumerate(self._refs) if ref == BufferRef(space, port))
+            for port in range(count)
+        ]
+
+
+class _Context:
+    """What one run at a time uses: arena, scratch, and the table of pointers."""
+
+    def __init__(self, executable: Executable) -> None:
+        program, threads = executable.program, executable.threads
+        self._ports = program.inputs
+        # zeros: so that what nothing writes is no signalling garbage
+        self._arena = aligned_zeros(program.arena_bytes)
+        stride = scratch_stride(program.scratch_bytes)
+        self._scratch = aligned_empty(stride * threads)
+        self._staged: dict[int, Array] = {}
+        bases = {
+            Space.ARENA: self._arena.ctypes.data,
+            Space.WEIGHTS: executable._weights.ctypes.data,
+        }
+        self.pointers = (c_void_p * max(1, len(executable._refs)))()
+        for position, ref in enumerate(executable._refs):
+            if ref.space in bases:
+                self.pointers[position] = bases[ref.space] + ref.offset
+        self.arguments = (
+            executable._words.ctypes.data,
+            executable._words.size,
+            executable._functions.ctypes.data,
+            addressof(self.pointers),
+            self._scratch.ctypes.data,
+            stride,
+            None,
+            threads,
+        )
+
+    def stage(self, index: int, array: Array) -> int:
+        """Copy an input into an aligned buffer of this context; returns its address."""
+        staged = self._staged.get(index)
+        if staged is None:
+            port = self._ports[index]
+            raw = aligned_empty(port.bytes)
+            staged = self._staged[index] = np.ndarray(port.shape, port.dtype.numpy, raw)
+        np.copyto(staged, array)
+        address: int = staged.ctypes.data
+        return address
+
+
+def _checked(array: object, port: Port) -> Array:
+    """The array in the port's own type where it only looks different.
+
+    Raises:
+        InvalidInputError: if it is not an array of the port's shape and dtype.
+    """
+    if not isinstance(array, (np.ndarray, np.generic)):
+        raise InvalidInputError(
+            f"input '{port.name}' is of type {type(array).__name__}, expected an array of "
+            f"{port.dtype} and shape {port.shape}"
+        )
+    if array.shape != port.shape:
+        raise InvalidInputError(
+            f"input '{port.name}' has shape {array.shape}, expected {port.shape}"
+        )
+    if port.dtype is DType.BFLOAT16 and array.dtype.name == "bfloat16":
+        return np.asarray(array).view(np.uint16)
+    if array.dtype != port.dtype.numpy:
+        raise InvalidInputError(
+            f"input '{port.name}' has dtype {array.dtype}, expected {port.dtype}"
+        )
+    return np.asarray(array)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "none"

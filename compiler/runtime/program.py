@@ -1,0 +1,273 @@
+"""Programs: the serialised list of instructions that an executable runs.
+
+A program is data. It names memory by space and offset, kernels by index and functions by symbol, so
+that the same program runs kernels that were loaded into memory and kernels of an artifact. The
+arena is planned ahead: running allocates nothing but the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.dtypes import DType
+from compiler.runtime.kernel import ALIGNMENT, KernelSpec, Role, elements
+
+
+class Opcode(IntEnum):
+    """First word of an instruction, as in native/tilewright.h. New kinds of instructions (branch,
+    loop, allocate) take the next numbers."""
+
+    KERNEL = 0
+    COPY = 1
+
+
+class Space(StrEnum):
+    """Where a buffer lies."""
+
+    ARENA = "arena"
+    """Work memory of one run."""
+    WEIGHTS = "weights"
+    """Packed constants, read-only, shared by all runs."""
+    INPUT = "input"
+    """The caller's input arrays: row-major, no halo."""
+    OUTPUT = "output"
+    """The output arrays, made anew for each run: row-major, no halo."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRef:
+    """A place: `offset` is in bytes, of an input or output it is the port's index."""
+
+    space: Space
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output of a program: a row-major array."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Size in memory."""
+        return elements(self.shape) * self.dtype.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """Run kernel `kernel` of the program; `buffers` are in the order of its specification."""
+
+    kernel: int
+    buffers: tuple[BufferRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy bytes; for an output that is a view of an input, a weight or another output."""
+
+    destination: BufferRef
+    source: BufferRef
+    bytes: int
+
+
+Instruction = KernelCall | Copy
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Instructions in order, and the memory and kernels that they use.
+
+    Attributes:
+        name: the graph's.
+        inputs, outputs: what the caller gives and gets, in order.
+        kernels: each distinct kernel once.
+        instructions: run one after the other.
+        arena_bytes: work memory of one run.
+        weight_bytes: size of the packed constants.
+    """
+
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    kernels: tuple[KernelSpec, ...]
+    instructions: tuple[Instruction, ...]
+    arena_bytes: int
+    weight_bytes: int
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Scratch memory of one thread: what the neediest kernel wants."""
+        return max((kernel.scratch_bytes for kernel in self.kernels), default=0)
+
+    def check(self) -> None:
+        """Check that running stays within memory and leaves no output unwritten.
+
+        Raises:
+            ValueError: naming the instruction that does not.
+        """
+        written: set[int] = set()
+        for number, instruction in enumerate(self.instructions):
+            where = f"program '{self.name}', instruction {number}"
+            match instruction:
+                case KernelCall(kernel, buffers):
+                    if not 0 <= kernel < len(self.kernels):
+                        raise ValueError(f"{where}: there is no kernel {kernel}")
+                    spec = self.kernels[kernel]
+                    if len(buffers) != len(spec.buffers):
+                        raise ValueError(
+                            f"{where}: kernel '{spec.name}' has {len(spec.buffers)} buffers, "
+                            f"got {len(buffers)}"
+                        )
+                    for wanted, ref in zip(spec.buffers, buffers, strict=True):
+                        writes = wanted.role in (Role.OUTPUT, Role.SHARED)
+                        self._check_ref(ref, wanted.bytes, writes, f"{where}: '{wanted.name}'")
+                        if wanted.role is Role.OUTPUT and ref.space is Space.OUTPUT:
+                            written.add(ref.offset)
+                case Copy(destination, source, size):
+                    self._check_ref(source, size, False, f"{where}: copy")
+                    self._check_ref(destination, size, True, f"{where}: copy")
+                    if destination.space is Space.OUTPUT:
+                        written.add(destination.offset)
+                case _:
+                    assert_never(instruction)
+        for index, port in enumerate(self.outputs):
+            if index not in written:
+                raise ValueError(f"program '{self.name}': nothing writes output '{port.name}'")
+
+    def _check_ref(self, ref: BufferRef, size: int, writes: bool, where: str) -> None:
+        if ref.offset < 0 or size < 0:
+            raise ValueError(f"{where}: negative place or size")
+        match ref.space:
+            case Space.ARENA | Space.WEIGHTS:
+                limit = self.arena_bytes if ref.space is Space.ARENA else self.weight_bytes
+                if ref.offset % ALIGNMENT or ref.offset + size > limit:
+                    raise ValueError(
+                        f"{where}: {size} bytes at {ref.offset} do not lie, aligned to "
+                        f"{ALIGNMENT}, in the {limit} bytes of space '{ref.space}'"
+                    )
+            case Space.INPUT | Space.OUTPUT:
+                ports = self.inputs if ref.space is Space.INPUT else self.outputs
+                if ref.offset >= len(ports) or size > ports[ref.offset].bytes:
+                    raise ValueError(f"{where}: {ref.space} {ref.offset} has no {size} bytes")
+            case _:
+                assert_never(ref.space)
+        if writes and ref.space in (Space.INPUT, Space.WEIGHTS):
+            raise ValueError(f"{where}: writes to space '{ref.space}', which is read-only")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "inputs": [_port_to_json(port) for port in self.inputs],
+            "outputs": [_port_to_json(port) for port in self.outputs],
+            "kernels": [kernel.to_json() for kernel in self.kernels],
+            "instructions": [_instruction_to_json(i) for i in self.instructions],
+            "arena_bytes": self.arena_bytes,
+            "weight_bytes": self.weight_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Program:
+        """Read what `to_json` wrote, and check it.
+
+        Raises:
+            ValueError: if it is malformed, or would reach outside its memory.
+        """
+        try:
+            program = cls(
+                name=str(data["name"]),
+                inputs=tuple(map(_port_from_json, data["inputs"])),
+                outputs=tuple(map(_port_from_json, data["outputs"])),
+                kernels=tuple(map(KernelSpec.from_json, data["kernels"])),
+                instructions=tuple(map(_instruction_from_json, data["instructions"])),
+                arena_bytes=int(data["arena_bytes"]),
+                weight_bytes=int(data["weight_bytes"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"malformed program: {error!r}") from error
+        program.check()
+        return program
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedProgram:
+    """A program as the C interpreter takes it.
+
+    `code`: words of the instructions. `refs[i]`: the place that argument i of the code points to;
+    a kernel's arguments are consecutive. `symbols[i]`: the name of function i of the code.
+    """
+
+    code: NDArray[np.int64]
+    refs: tuple[BufferRef, ...]
+    symbols: tuple[str, ...]
+
+
+def encode(program: Program) -> EncodedProgram:
+    """Translate instructions into words; `native/tilewright.h` says what they mean."""
+    words: list[int] = []
+    refs: list[BufferRef] = []
+    first_function: list[int] = []
+    symbols: list[str] = []
+    for kernel in program.kernels:
+        first_function.append(len(symbols))
+        symbols += [stage.symbol for stage in kernel.stages]
+    for instruction in program.instructions:
+        match instruction:
+            case KernelCall(index, buffers):
+                stages = program.kernels[index].stages
+                words += [Opcode.KERNEL, 4 + 2 * len(stages), len(refs), len(stages)]
+                for number, stage in enumerate(stages):
+                    words += [first_function[index] + number, stage.extent]
+                refs += buffers
+            case Copy(destination, source, size):
+                words += [Opcode.COPY, 5, len(refs), len(refs) + 1, size]
+                refs += [destination, source]
+            case _:
+                assert_never(instruction)
+    return EncodedProgram(np.array(words, np.int64), tuple(refs), tuple(symbols))
+
+
+def _port_to_json(port: Port) -> dict[str, Any]:
+    return {"name": port.name, "dtype": port.dtype.value, "shape": list(port.shape)}
+
+
+def _port_from_json(data: Mapping[str, Any]) -> Port:
+    shape = tuple(map(int, data["shape"]))
+    if any(size < 0 for size in shape):
+        raise ValueError(f"'{data['name']}' has a negative dimension")
+    return Port(str(data["name"]), DType(data["dtype"]), shape)
+
+
+def _ref_from_json(data: Any) -> BufferRef:
+    space, offset = data
+    return BufferRef(Space(space), int(offset))
+
+
+def _instruction_to_json(instruction: Instruction) -> dict[str, Any]:
+    match instruction:
+        case KernelCall(kernel, buffers):
+            return {"kernel": kernel, "buffers": [[ref.space.value, ref.offset] for ref in buffers]}
+        case Copy(destination, source, size):
+            return {
+                "copy": size,
+                "to": [destination.space.value, destination.offset],
+                "from": [source.space.value, source.offset],
+            }
+        case _:
+            assert_never(instruction)
+
+
+def _instruction_from_json(data: Mapping[str, Any]) -> Instruction:
+    if "kernel" in data:
+        return KernelCall(int(data["kernel"]), tuple(map(_ref_from_json, data["buffers"])))
+    if "copy" in data:
+        return Copy(_ref_from_json(data["to"]), _ref_from_json(data["from"]), int(data["copy"]))
+    raise ValueError(f"unknown instruction with {sorted(data)}")
