@@ -39,15 +39,25 @@ INSIDE: dict[str, set[str]] = {
     "frontend": _IR | {"ops"},
     "plan": _IR | {"ops", "workload"},
     "passes": _IR | {"ops", "workload", "plan"},
+    "partition": _IR | {"ops", "workload", "plan", "passes"},
+    "costs": _IR | {"ops", "workload", "plan", "passes"},
     "memory_plan": _IR | {"ops", "workload", "plan"},
     "schedule": _IR | {"ops", "workload", "runtime"},
     "codegen": _BASE | {"loops"},
     "runtime": {"errors", "dtypes", "loops"},
+    # one candidate from schedule to object: it meets a workload, never a graph plan
+    "build": _IR | {"workload", "schedule", "codegen", "runtime"},
 }
 FREE = {"driver", "onnx_backend", "__init__"}
 
 # What runs on a device. Nothing here may need more than the standard library and NumPy.
-DEVICE_SIDE = ("compiler.runtime", "tuner.measure.wire", "tuner.measure.sandbox", "service.worker")
+DEVICE_SIDE = (
+    "compiler.runtime",
+    "tuner.measure.wire",
+    "tuner.measure.sandbox",
+    "tuner.measure.sandbox_main",
+    "service.worker",
+)
 DEVICE_LIBRARIES = {"numpy"}
 
 
