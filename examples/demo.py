@@ -109,11 +109,10 @@ def _start(url: str, folder: Path, processes: Processes) -> None:
     processes.start("serve", tilewright("serve", "--host", host, "--port", port))
     wait_until_answering(f"{url}/v1/health", processes)
     processes.start("tuner", tilewright("tuner"))
-    token = (folder / "data" / "token").read_text().strip()
+    token_file = str(folder / "data" / "token")
     spool = str(folder / "spool")
-    processes.start(
-        "worker", tilewright("worker", "--server", url, "--token", token, "--spool", spool)
-    )
+    worker = [f"{tilewright()[0]}-worker", "--server", url]
+    processes.start("worker", [*worker, "--token-file", token_file, "--spool", spool])
 
 
 def _submit(client: httpx2.Client, path: Path, options: argparse.Namespace) -> dict[str, Any]:
