@@ -20,11 +20,26 @@ from compiler.plan import GraphPlan, ViewStep
 from compiler.workload import Boundary, Workload
 
 FLOPS_PER_BYTE = 8.0
-"""The balance that weighs arithmetic against traffic: a core's vector units do about 32-128 operations
-in the time in which its outer caches move 8 bytes; between the two, 8 a byte."""
+"""The balance that weighs arithmetic against traffic: a core's vector units do 32 to 128 operations
+in the time in which its outer caches move 8 bytes."""
 
 EXPENSIVE = frozenset(
-    "exp log pow erf gelu tanh sigmoid softplus elu sin cos div sqrt reciprocal".split()
+    [
+        "exp",
+        "log",
+        "pow",
+        "erf",
+        "gelu",
+        "tanh",
+        "sigmoid",
+        "softplus",
+        "elu",
+        "sin",
+        "cos",
+        "div",
+        "sqrt",
+        "reciprocal",
+    ]
 )
 """Elementwise operators that take about ten operations an element."""
 

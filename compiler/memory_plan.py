@@ -44,7 +44,7 @@ class MemoryPlan:
 
 @dataclass(slots=True)
 class _Buffer:
-    """A span of memory: `bytes` from the step that writes it first to the one that reads it last."""
+    """A span of memory, from the step that writes it first to the one that reads it last."""
 
     bytes: int
     first: int

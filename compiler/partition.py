@@ -226,10 +226,9 @@ class _Partition:
         boundaries[group.output] = self._boundary(group.output, None)
         self._cuts.append((tuple(node.name for node in nodes), boundaries))
         (source,) = group.inputs if nodes[0].op == "identity" and len(nodes) == 1 else ("",)
-        if group.output in self._graph.outputs and (source, ROW_MAJOR) in self._needs:
+        if group.output in self._graph.outputs and not self._needs.get((source, ROW_MAJOR), ()):
             # The copy that made a graph output row-major serves the others who want it so.
-            if not self._needs[source, ROW_MAJOR]:
-                self._relayouts.setdefault((source, ROW_MAJOR), group.output)
+            self._relayouts.setdefault((source, ROW_MAJOR), group.output)
 
     def _boundary(self, value: str, layout: Layout | None) -> Boundary:
         place = self._places[value]

@@ -68,7 +68,7 @@ class GraphPlan:
         return tuple(step for step in self.steps if isinstance(step, KernelStep))
 
     def tasks(self) -> list[tuple[Workload, int]]:
-        """Each distinct workload with the number of kernels that share it, in order of first use."""
+        """Each distinct workload and how many kernels share it, in order of first use."""
         counts: dict[Workload, int] = {}
         for step in self.kernels:
             counts[step.workload] = counts.get(step.workload, 0) + 1

@@ -33,9 +33,33 @@ ANCHORS = (
 MOVEMENT = (OpKind.ELEMENTWISE, OpKind.MOVEMENT)
 
 CHEAP = frozenset(
-    "add sub mul neg abs relu leaky_relu max min clip cast identity where equal less less_or_equal "
-    "greater greater_or_equal logical_and logical_or logical_xor logical_not transpose slice "
-    "expand".split()
+    [
+        "add",
+        "sub",
+        "mul",
+        "neg",
+        "abs",
+        "relu",
+        "leaky_relu",
+        "max",
+        "min",
+        "clip",
+        "cast",
+        "identity",
+        "where",
+        "equal",
+        "less",
+        "less_or_equal",
+        "greater",
+        "greater_or_equal",
+        "logical_and",
+        "logical_or",
+        "logical_xor",
+        "logical_not",
+        "transpose",
+        "slice",
+        "expand",
+    ]
 )
 """Operators that a softmax or layer_norm may compute again in each of its passes over a row."""
 

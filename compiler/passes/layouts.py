@@ -1,9 +1,9 @@
-"""Layout assignment: which values between kernels are blocked by channels, and what halo they carry.
+"""Layout assignment: which values between kernels are blocked by channels, with what halo.
 
 Before:                                     After (16 lanes):
     {conv, relu}: row -> row                    {conv, relu}: row -> 0 1/16 2 3 1%16, halo 1
     {conv, add}:  row -> row                    {conv, add}: 0 1/16 2 3 1%16, halo 1 -> 0 1/16 ...
-    {softmax}:    row -> row                    {identity}: 0 1/16 ... -> row;  {softmax}: row -> row
+    {softmax}:    row -> row                    {identity}: 0 1/16 ... -> row; {softmax}: row
 
 Values of convolutions and pools are NCHW{lanes}c where the channels divide by the lanes, so that a
 vector holds channels. Elementwise groups follow their operands. A halo of zeros, written by the
@@ -135,7 +135,7 @@ class _Assigner:
         return Choice(output, demands | self._operands(group, output, taken=taken))
 
     def _reduction(self, group: Group, anchor: Node) -> Choice:
-        """Over space alone, blocked channels stay; the result is row-major, often the same bytes."""
+        """Over space alone, blocked channels stay; other reductions read rows."""
         x = anchor.inputs[0]
         rank = len(self._graph.types[x].shape)
         axes = {axis % rank for axis in ints(anchor, "axes", tuple(range(rank)))}
@@ -161,7 +161,7 @@ class _Assigner:
         return Choice(output, self._operands(group, output, taken=()))
 
     def _movement(self, group: Group) -> Choice:
-        """Slices that keep whole blocks keep the layout; other movement reads any and writes rows."""
+        """Slices of whole blocks keep the layout; other movement reads any and writes rows."""
         output = self._blocked(group.output)
         sources = [v for v in group.inputs if self._layout(v) != ROW_MAJOR]
         if (

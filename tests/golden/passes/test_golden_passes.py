@@ -1,0 +1,226 @@
+"""Each pass on a small graph: the text before and after, and a proof that both compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import pi, sqrt
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.dtypes import DType
+from compiler.graph.ir import Graph
+from compiler.graph.text import print_graph
+from compiler.passes.algebra import algebra
+from compiler.passes.common_subexpressions import common_subexpressions
+from compiler.passes.constant_folding import constant_folding
+from compiler.passes.dead_code import dead_code
+from compiler.passes.fold_batch_norm import fold_batch_norm
+from compiler.passes.fold_scale import fold_scale
+from compiler.passes.gelu import gelu
+from compiler.passes.layer_norm import layer_norm
+from compiler.passes.lower_gemm import lower_gemm
+from compiler.passes.no_ops import no_ops
+from compiler.passes.pipeline import PASSES, Pass, optimise
+from compiler.passes.reshapes import reshapes
+from compiler.passes.transposes import transposes
+from tests.graphs import Maker, proven
+
+Make = Callable[[], Graph]
+CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
+
+
+def dead() -> Graph:
+    g = Maker()
+    x = g.input("x", 2, 3)
+    g("exp", x)
+    g.weight("unused", 4)
+    return g.graph(g("relu", x))
+
+
+def folded() -> Graph:
+    g = Maker()
+    x = g.input("x", 2, 3)
+    total = g("add", g.constant("a", [1.0, 2.0, 3.0]), g.constant("b", [0.5, 0.25, 0.125]))
+    return g.graph(g("mul", x, g("reshape", total, shape=(1, 3))))
+
+
+def shared() -> Graph:
+    g = Maker()
+    x, y = g.input("x", 2, 3), g.input("y", 2, 3)
+    one, same = g.constant("one", [2.0]), g.constant("same", [2.0])
+    left = g("mul", g("exp", g("add", x, y)), one)
+    right = g("mul", g("exp", g("add", y, x)), same)
+    return g.graph(g("sub", left, right), g("div", left, g("relu", right)))
+
+
+def decomposed_layer_norm(power: bool = True) -> Graph:
+    g = Maker()
+    x = g.input("x", 2, 5, 8)
+    mean = g("reduce_mean", x, axes=(2,), keepdims=1)
+    centred = g("sub", x, mean)
+    two = g.constant("two", 2.0)
+    square = g("pow", centred, two) if power else g("mul", centred, centred)
+    variance = g("reduce_mean", square, axes=(2,), keepdims=1)
+    deviation = g("sqrt", g("add", variance, g.constant("epsilon", 1e-5)))
+    if power:
+        normal = g("div", centred, deviation)
+    else:
+        normal = g("mul", centred, g("reciprocal", deviation))
+    scaled = g("mul", g.positive("scale", 8), normal)
+    return g.graph(g("add", scaled, g.weight("bias", 8)))
+
+
+def erf_gelu() -> Graph:
+    g = Maker()
+    x = g.input("x", 2, 8)
+    one, half, root = g.constant("one", 1.0), g.constant("half", 0.5), g.constant("root", sqrt(2))
+    gate = g("add", g("erf", g("div", x, root)), one)
+    first = g("mul", g("mul", x, gate), half)
+    other = g("relu", x)
+    scaled = g("mul", other, g.constant("inverse", sqrt(0.5)))
+    second = g("mul", other, g("mul", half, g("add", one, g("erf", scaled))))
+    return g.graph(first, second)
+
+
+def tanh_gelu() -> Graph:
+    g = Maker()
+    x = g.input("x", 2, 8)
+    one, half, three = g.constant("one", 1.0), g.constant("half", 0.5), g.constant("three", 3.0)
+    cube = g("mul", g("pow", x, three), g.constant("k", 0.044715))
+    inner = g("mul", g("add", x, cube), g.constant("c", sqrt(2 / pi)))
+    return g.graph(g("mul", g("mul", half, x), g("add", g("tanh", inner), one)))
+
+
+def gemms() -> Graph:
+    g = Maker()
+    a, b = g.input("a", 6, 4), g.input("b", 6, 8)
+    first = g("gemm", a, b, alpha=1.0, beta=1.0, trans_a=1, trans_b=0)
+    w, c = g.weight("w", 3, 8), g.weight("c", 3)
+    return g.graph(g("gemm", first, w, c, alpha=0.5, beta=2.0, trans_a=0, trans_b=1))
+
+
+def batch_norms() -> Graph:
+    g = Maker()
+    x = g.input("x", 1, 3, 6, 6)
+    statistics = [g.positive("s", 4), g.weight("t", 4), g.weight("m", 4), g.positive("v", 4)]
+    conv = g("conv", x, g.weight("w", 4, 3, 3, 3), g.weight("b", 4), **CONV)
+    folded = g("batch_norm", conv, *statistics, epsilon=1e-5)
+    pooled = g("relu", folded)
+    return g.graph(g("batch_norm", pooled, *statistics, epsilon=1e-3))
+
+
+def scales() -> Graph:
+    g = Maker()
+    x, y = g.input("x", 1, 3, 6, 6), g.input("y", 2, 5, 3)
+    conv = g("conv", x, g.weight("w", 4, 3, 3, 3), **CONV)
+    scaled = g("mul", g.positive("s", 4, 1, 1), conv)
+    shifted = g("add", scaled, g.weight("t", 1, 4, 1, 1))
+    product = g("add", g("matmul", y, g.weight("m", 3, 7)), g.weight("bias", 7))
+    return g.graph(shifted, g("mul", product, g.constant("factor", 0.125)))
+
+
+def identities() -> Graph:
+    g = Maker()
+    x = g.input("x", 2, 3)
+    one, zero, two = g.constant("one", 1.0), g.constant("zero", [0.0]), g.constant("two", 2.0)
+    y = g("add", g("mul", x, one), zero)
+    squared = g("pow", g("div", y, g.constant("four", 4.0)), two)
+    root = g("pow", squared, g.constant("half", 0.5))
+    merged = g("add", g("add", root, one), two)
+    negated = g("neg", g("neg", g("sub", merged, two)))
+    wide = g("cast", g("cast", g("relu", g("relu", negated)), to="float64"), to="float32")
+    low = g("max", wide, g.constant("low", -1.0))
+    return g.graph(g("min", low, g.constant("high", 6.0)), g("max", x, g.constant("nil", 0.0)))
+
+
+def turning() -> Graph:
+    g = Maker()
+    x = g.input("x", 2, 3, 4, 5)
+    channels_last = g("transpose", x, perm=(0, 2, 3, 1))
+    shifted = g("add", channels_last, g.weight("t", 3))
+    back = g("transpose", g("relu", shifted), perm=(0, 3, 1, 2))
+    y = g.input("y", 1, 7, 4)
+    return g.graph(back, g("transpose", g("exp", y), perm=(1, 0, 2)))
+
+
+def reshaping() -> Graph:
+    g = Maker()
+    x = g.input("x", 2, 12)
+    y = g("matmul", x, g.weight("w", 12, 12))
+    folded = g("reshape", g("reshape", y, shape=(4, 6)), shape=(2, 3, 4))
+    active = g("mul", g("relu", folded), g.constant("k", 3.0))
+    return g.graph(g("reshape", active, shape=(24,)), g("reshape", x, shape=(2, 12)))
+
+
+def motionless() -> Graph:
+    g = Maker()
+    x = g.input("x", 2, 4, 6)
+    whole = g("slice", x, starts=(0, 0, 0), steps=(1, 1, 1), sizes=(2, 4, 6))
+    alone = g("concat", g("expand", whole, shape=(2, 4, 6)), axis=0)
+    part = g("slice", alone, starts=(0, 1, 0), steps=(1, 1, 2), sizes=(2, 3, 3))
+    inner = g("slice", part, starts=(0, 1, 1), steps=(1, 1, 1), sizes=(2, 2, 2))
+    first = g("gather", alone, g.constant("index", np.int64(1)), axis=1)
+    wide = g("add", g("expand", g.input("row", 1, 6), shape=(2, 6)), first)
+    one = g("reduce_mean", g.input("z", 1, 1, 3), axes=(1,), keepdims=0)
+    return g.graph(inner, wide, one)
+
+
+def padded() -> Graph:
+    g = Maker()
+    x = g.input("x", 1, 3, 5, 5)
+    pad = g("pad", x, pads=(0, 0, 0, 0, 0, 0, 1, 1), value=0.0, mode="constant")
+    conv = CONV | {"strides": (2, 2), "pads": (0, 0, 0, 0)}
+    return g.graph(g("conv", pad, g.weight("w", 4, 3, 3, 3), **conv))
+
+
+def block() -> Graph:
+    """A residual block as exporters write it."""
+    g = Maker()
+    x = g.input("x", 1, 16, 6, 6)
+    y = g("conv", x, g.weight("w0", 16, 16, 3, 3), **CONV)
+    statistics = [g.positive("s", 16), g.weight("t", 16), g.weight("m", 16), g.positive("v", 16)]
+    y = g("relu", g("batch_norm", y, *statistics, epsilon=1e-5))
+    y = g("conv", y, g.weight("w1", 16, 16, 3, 3), g.weight("b1", 16), **CONV)
+    y = g("relu", g("add", g("batch_norm", y, *statistics, epsilon=1e-5), x))
+    y = g("reshape", g("reduce_mean", y, axes=(2, 3), keepdims=1), shape=(1, 16))
+    w, c = g.weight("w", 10, 16), g.weight("c", 10)
+    return g.graph(g("gemm", y, w, c, alpha=1.0, beta=1.0, trans_a=0, trans_b=1))
+
+
+GOLDEN: dict[str, tuple[Pass, Make]] = {
+    "dead_code": (dead_code, dead),
+    "constant_folding": (constant_folding, folded),
+    "common_subexpressions": (common_subexpressions, shared),
+    "layer_norm": (layer_norm, decomposed_layer_norm),
+    "layer_norm_reciprocal": (layer_norm, lambda: decomposed_layer_norm(power=False)),
+    "gelu": (gelu, erf_gelu),
+    "gelu_tanh": (gelu, tanh_gelu),
+    "lower_gemm": (lower_gemm, gemms),
+    "fold_batch_norm": (fold_batch_norm, batch_norms),
+    "fold_scale": (fold_scale, scales),
+    "algebra": (algebra, identities),
+    "transposes": (transposes, turning),
+    "reshapes": (reshapes, reshaping),
+    "no_ops": (no_ops, motionless),
+    "no_ops_pad": (no_ops, padded),
+    "pipeline": (optimise, block),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_pass(name: str, pytestconfig: pytest.Config) -> None:
+    pass_, make = GOLDEN[name]
+    before = make()
+    after = proven(pass_, before)
+    text = f"before\n{print_graph(before)}\nafter {pass_.__name__}\n{print_graph(after)}"
+    path = Path(__file__).parent / f"{name}.txt"
+    if pytestconfig.getoption("--update-golden", default=False):
+        path.write_text(text)
+    assert path.read_text() == text
+    assert print_graph(before) != print_graph(after)
+
+
+def test_every_pass_has_a_golden_file() -> None:
+    assert {pass_.__name__ for pass_ in PASSES} <= {pass_.__name__ for pass_, _ in GOLDEN.values()}

@@ -1,0 +1,80 @@
+"""Counting: MACs, operations, traffic, and the summary of a model."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from compiler.costs import bytes_read, bytes_written, cost, flops, macs, plan_summary
+from compiler.frontend.onnx_import import import_model
+from compiler.partition import plan_graph
+from compiler.passes.pipeline import optimise
+from compiler.workload import make_workload
+from tests.graphs import Maker
+
+CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
+VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
+
+
+def vgg16_features(height: int, width: int) -> onnx.ModelProto:
+    """The convolutions and pools of VGG-16; 0 stands for a pool."""
+    nodes, weights, value, channels = [], [], "input", 3
+    for layer, filters in enumerate(VGG16):
+        output = f"v{layer}"
+        if filters == 0:
+            pool = {"kernel_shape": [2, 2], "strides": [2, 2]}
+            nodes.append(helper.make_node("MaxPool", [value], [output], **pool))
+        else:
+            array = np.zeros((filters, channels, 3, 3), np.float32)
+            weights.append(onnx.numpy_helper.from_array(array, f"w{layer}"))
+            bias = onnx.numpy_helper.from_array(np.zeros(filters, np.float32), f"b{layer}")
+            weights.append(bias)
+            operands = [value, f"w{layer}", f"b{layer}"]
+            nodes.append(helper.make_node("Conv", operands, [f"c{layer}"], pads=[1, 1, 1, 1]))
+            nodes.append(helper.make_node("Relu", [f"c{layer}"], [output]))
+            channels = filters
+        value = output
+    shape = [1, 3, height, width]
+    source = helper.make_tensor_value_info("input", TensorProto.FLOAT, shape)
+    result = helper.make_tensor_value_info(value, TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "vgg16_features", [source], [result], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def test_vgg16_features() -> None:
+    graph = import_model(vgg16_features(126, 224))
+    summary = plan_summary(plan_graph(optimise(graph), 16))
+    assert round(summary.macs / 1e6, 1) == 8380.6
+    assert summary.parameters == 14_714_688
+    assert dict(summary.operators)["conv"] == 13
+    assert sum(task.count for task in summary.tasks) == summary.kernels
+    assert abs(sum(task.share for task in summary.tasks) - 1) < 1e-9
+    assert summary.tasks[0].share == max(task.share for task in summary.tasks)
+    assert sum(task.macs * task.count for task in summary.tasks) == summary.macs
+
+
+def test_a_convolution() -> None:
+    g = Maker()
+    x = g.input("x", 1, 8, 6, 6)
+    y = g("conv", x, g.weight("w", 16, 4, 3, 3), **(CONV | {"group": 2}))
+    graph = g.graph(g("relu", y))
+    workload = make_workload(graph, [node.name for node in graph.nodes])
+    assert macs(workload) == 16 * 36 * 4 * 9
+    assert flops(workload) == 2 * macs(workload) + 16 * 36
+    assert bytes_read(workload) == 4 * (8 * 36 + 16 * 4 * 9)
+    assert bytes_written(workload) == 4 * 16 * 36
+    assert cost(workload) >= flops(workload)
+
+
+def test_a_batched_matmul_and_a_gather() -> None:
+    g = Maker()
+    a, b = g.input("a", 2, 3, 5, 7), g.input("b", 3, 7, 4)
+    table = g.weight("table", 1000, 8)
+    rows = g("gather", table, g.constant("rows", np.array([3, 9, 2], np.int64)), axis=0)
+    product = g("matmul", a, b)
+    graph = g.graph(product, rows)
+    assert macs(make_workload(graph, [product])) == 2 * 3 * 5 * 4 * 7
+    gather = make_workload(graph, [rows])
+    assert macs(gather) == 0
+    assert bytes_read(gather) == 3 * 8 * 4 + 3 * 8  # the rows that are read, and the indices

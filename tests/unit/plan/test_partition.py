@@ -1,0 +1,232 @@
+"""Graph plans: layouts, halos, relayouts, views, and that every plan computes its graph."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from compiler.errors import ArtifactError
+from compiler.graph.ir import Graph
+from compiler.graph.text import digest
+from compiler.loops.layout import ROW_MAJOR, blocked
+from compiler.ops.interpret import run_graph
+from compiler.partition import plan_graph
+from compiler.passes.pipeline import optimise
+from compiler.plan import GraphPlan, KernelStep, Placement, ViewStep, same_bytes
+from tests.graphs import Maker, assert_equivalent, random_inputs
+
+CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
+POINT = CONV | {"pads": (0, 0, 0, 0)}
+NCHW8 = blocked(4, 1, 8)
+HALO = ((0, 0), (0, 0), (1, 1), (1, 1))
+
+
+def execute(plan: GraphPlan, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Run a plan step by step, each kernel by the interpreter of its workload's graph."""
+    values: dict[str, np.ndarray] = {**plan.graph.constants, **inputs}
+    for step in plan.steps:
+        match step:
+            case ViewStep():
+                shape = plan.graph.types[step.output].shape
+                values[step.output] = values[step.input].reshape(shape)
+            case KernelStep():
+                body = step.workload.graph
+                given = dict(zip(body.inputs, (values[v] for v in step.inputs), strict=True))
+                (values[step.output],) = run_graph(body, given)
+    return [values[v] for v in plan.graph.outputs]
+
+
+def planned(graph: Graph, lanes: int = 8) -> GraphPlan:
+    """A plan, after checking its invariants and what it computes."""
+    plan = plan_graph(graph, lanes)
+    assert_equivalent(graph.replace(outputs=plan.graph.outputs), plan.graph) if (
+        plan.graph.outputs == graph.outputs
+    ) else None
+    inputs = random_inputs(graph)
+    for a, b in zip(run_graph(graph, inputs), execute(plan, inputs), strict=True):
+        np.testing.assert_allclose(b, a, rtol=2e-5, atol=2e-5)
+    made: set[str] = set(plan.graph.inputs)
+    for step in plan.steps:
+        reads = step.inputs if isinstance(step, KernelStep) else (step.input,)
+        for value in reads:
+            assert value in made or value in plan.graph.constants
+        made.add(step.output)
+        if isinstance(step, ViewStep):
+            shape = plan.graph.types[step.input].shape
+            assert same_bytes(shape, plan.placements[step.input], Placement())
+            assert plan.placements[step.output] == Placement()
+            continue
+        ends = [*zip(step.inputs, step.workload.inputs, strict=True)]
+        for value, boundary in [*ends, (step.output, step.workload.output)]:
+            assert boundary.type == plan.graph.types[value]
+            assert boundary.constant == (value in plan.graph.constants)
+            if not boundary.constant:
+                place = Placement(boundary.layout, boundary.halo)
+                assert same_bytes(boundary.type.shape, place, plan.placements[value])
+    for value in (*plan.graph.inputs, *plan.graph.outputs):
+        assert plan.placements[value] == Placement()
+    written = {s.output for s in plan.steps}
+    assert all(v in written for v in plan.graph.outputs)
+    arrays = {digest(a): a for a in plan.graph.constants.values()}
+    text = json.dumps(plan.to_json())
+    again = GraphPlan.from_json(json.loads(text), arrays)
+    assert again.graph == plan.graph and again.steps == plan.steps
+    assert dict(again.placements) == dict(plan.placements) and again == plan
+    return plan
+
+
+def kernels(plan: GraphPlan) -> list[tuple[str, ...]]:
+    return [step.workload.operators for step in plan.kernels]
+
+
+def tower() -> Graph:
+    g = Maker()
+    x = g.input("x", 1, 3, 9, 9)
+    y = g("relu", g("conv", x, g.weight("w0", 16, 3, 3, 3), name="stem", **CONV), name="a")
+    z = g("relu", g("conv", y, g.weight("w1", 16, 16, 3, 3), **CONV), name="b")
+    z = g("relu", g("add", g("conv", z, g.weight("w2", 16, 16, 1, 1), **POINT), y), name="c")
+    z = g("reduce_mean", z, axes=(2, 3), keepdims=1, name="pooled")
+    z = g("reshape", z, shape=(1, 16))
+    return g.graph(g("matmul", z, g.weight("fc", 16, 10), name="out"))
+
+
+def test_convolutions_are_blocked_with_halos_for_the_next_one() -> None:
+    plan = planned(tower())
+    assert kernels(plan) == [
+        ("identity",),
+        ("conv", "relu"),
+        ("conv", "relu"),
+        ("conv", "add", "relu"),
+        ("reduce_mean",),
+        ("matmul",),
+    ]
+    assert plan.placements["x.relayout"] == Placement(ROW_MAJOR, HALO)
+    assert plan.placements["a"] == Placement(NCHW8, HALO)
+    assert plan.placements["b"] == Placement(NCHW8)
+    assert sum(isinstance(step, ViewStep) for step in plan.steps) == 1
+
+
+def test_equal_kernels_are_one_task() -> None:
+    g = Maker()
+    y = g.input("x", 1, 16, 6, 6)
+    for layer in range(4):
+        y = g("relu", g("conv", y, g.weight(f"w{layer}", 16, 16, 3, 3), **CONV))
+    plan = planned(g.graph(y))
+    counts = [count for workload, count in plan.tasks() if "conv" in workload.operators]
+    assert counts == [3, 1]  # the last one has no halo to write
+
+
+def test_channels_that_do_not_divide_stay_row_major() -> None:
+    g = Maker()
+    x = g.input("x", 1, 5, 6, 6)
+    plan = planned(g.graph(g("relu", g("conv", x, g.weight("w", 12, 5, 1, 1), **POINT))))
+    assert kernels(plan) == [("conv", "relu")]
+    assert all(place == Placement() for place in plan.placements.values())
+
+
+def test_grouped_and_depthwise() -> None:
+    g = Maker()
+    x = g.input("x", 1, 16, 6, 6)
+    y = g("conv", x, g.weight("w0", 16, 1, 3, 3), name="depthwise", **(CONV | {"group": 16}))
+    y = g("conv", y, g.weight("w1", 16, 4, 3, 3), name="grouped", **(CONV | {"group": 4}))
+    y = g("conv", y, g.weight("w2", 16, 8, 3, 3), name="halves", **(CONV | {"group": 2}))
+    plan = planned(g.graph(g("relu", y, name="out")))
+    assert plan.placements["depthwise"].layout == NCHW8
+    assert plan.placements["grouped"].layout == ROW_MAJOR
+    assert plan.placements["out.inner"].layout == NCHW8
+
+
+def test_an_output_is_row_major_even_where_others_read_it_blocked() -> None:
+    g = Maker()
+    x = g.input("x", 1, 16, 6, 6)
+    y = g("conv", x, g.weight("w0", 16, 16, 1, 1), name="y", **POINT)
+    z = g("conv", y, g.weight("w1", 16, 16, 3, 3), name="z", **CONV)
+    plan = planned(g.graph(y, z))
+    assert plan.graph.outputs == ("y", "z")
+    assert plan.placements["y.inner"] == Placement(NCHW8, HALO)
+
+
+def test_concatenation_is_blocked_where_offsets_are_whole_blocks() -> None:
+    for channels, layout in ((8, NCHW8), (4, ROW_MAJOR)):
+        g = Maker()
+        x = g.input("x", 1, 8, 6, 6)
+        a = g("conv", x, g.weight("w0", 16, 8, 1, 1), **POINT)
+        b = g("conv", x, g.weight("w1", channels, 8, 1, 1), **POINT)
+        y = g("concat", a, b, axis=1, name="y")
+        w = g.weight("w2", 8, 16 + channels, 1, 1)
+        plan = planned(g.graph(g("conv", y, w, **POINT)))
+        assert plan.placements["y"].layout == layout
+
+
+def test_max_pools_ask_for_no_halo() -> None:
+    g = Maker()
+    x = g.input("x", 1, 8, 8, 8)
+    y = g("conv", x, g.weight("w", 8, 8, 1, 1), name="y", **POINT)
+    window = {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
+    plan = planned(g.graph(g("max_pool", y, name="p", **window)))
+    assert plan.placements["y"] == Placement(NCHW8)
+    assert plan.placements["p.inner"] == Placement(NCHW8)
+
+
+def test_a_view_needs_dense_rows() -> None:
+    g = Maker()
+    x = g.input("x", 1, 8, 4, 4)
+    y = g("conv", x, g.weight("w", 8, 8, 1, 1), name="y", **POINT)
+    flat = g("matmul", g("reshape", y, shape=(1, 128)), g.weight("fc", 128, 3))
+    plan = planned(g.graph(flat, g("conv", y, g.weight("v", 8, 8, 3, 3), **CONV)))
+    relayouts = [step for step in plan.kernels if step.workload.operators == ("identity",)]
+    # the input to blocks, `y` to rows and to a halo, the second output to rows
+    assert len(relayouts) == 4
+
+
+def test_outputs_that_nothing_computes() -> None:
+    g = Maker()
+    x = g.input("x", 2, 8)
+    c = g.weight("c", 3)
+    y = g("relu", x, name="y")
+    graph = g.graph(x, c, y, y, g("reshape", x, shape=(16,)), g("reshape", y, shape=(4, 4)))
+    plan = planned(graph)
+    assert len(set(plan.graph.outputs)) == 6
+
+
+def test_layers_of_attention() -> None:
+    g = Maker()
+    x = g.input("x", 1, 6, 16)
+    heads = []
+    for name, perm in (("q", (0, 2, 1, 3)), ("k", (0, 2, 3, 1)), ("v", (0, 2, 1, 3))):
+        y = g("add", g("matmul", x, g.weight(f"w{name}", 16, 16)), g.weight(f"b{name}", 16))
+        heads.append(g("transpose", g("reshape", y, shape=(1, 6, 2, 8)), perm=perm))
+    scores = g("div", g("matmul", heads[0], heads[1]), g.constant("root", 8.0**0.5))
+    mixed = g("matmul", g("softmax", scores, axis=3), heads[2])
+    merged = g("reshape", g("transpose", mixed, perm=(0, 2, 1, 3)), shape=(1, 6, 16))
+    out = g("add", g("matmul", merged, g.weight("wo", 16, 16)), x)
+    plan = planned(optimise(g.graph(g("layer_norm", out, axis=2, epsilon=1e-5))))
+    assert kernels(plan) == [
+        ("matmul",),
+        ("matmul",),
+        ("transpose", "transpose", "matmul", "mul"),
+        ("softmax",),
+        ("matmul",),
+        ("transpose", "matmul", "transpose"),
+        ("matmul", "add"),
+        ("layer_norm",),
+    ]
+    assert [count for _, count in plan.tasks()] == [3, 1, 1, 1, 1, 1]
+
+
+def test_same_bytes() -> None:
+    one = (1, 16, 1, 1)
+    assert same_bytes(one, Placement(NCHW8), Placement())
+    assert not same_bytes((1, 16, 2, 1), Placement(NCHW8), Placement())
+    assert not same_bytes((1, 12, 1, 1), Placement(NCHW8), Placement())
+    assert not same_bytes(one, Placement(ROW_MAJOR, HALO), Placement())
+
+
+def test_malformed_json() -> None:
+    data = planned(tower()).to_json()
+    with pytest.raises(ArtifactError):
+        GraphPlan.from_json({**data, "schema": 99})
+    with pytest.raises(ArtifactError):
+        GraphPlan.from_json({"schema": data["schema"]})

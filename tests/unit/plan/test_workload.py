@@ -1,0 +1,89 @@
+"""Workloads: structural keys, text round trips, canonical names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Graph
+from compiler.loops.layout import blocked
+from compiler.workload import Boundary, Workload, cut_workload, make_workload
+from tests.graphs import Maker
+
+CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
+
+
+def conv_relu(prefix: str = "", swapped: bool = False, seed: int = 0, channels: int = 8) -> Graph:
+    g = Maker(seed)
+    x = g.input(f"{prefix}x", 1, 4, 6, 6)
+    rest = g.input(f"{prefix}rest", 1, channels, 6, 6)
+    y = g("conv", x, g.weight(f"{prefix}w", channels, 4, 3, 3), name=f"{prefix}y", **CONV)
+    operands = (rest, y) if swapped else (y, rest)
+    y = g("add", *operands, name=f"{prefix}z")
+    y = g("mul", y, g.constant(f"{prefix}k", 0.5), name=f"{prefix}scaled")
+    return g.graph(g("relu", y, name=f"{prefix}out"))
+
+
+def whole(graph: Graph) -> Workload:
+    return make_workload(graph, [node.name for node in graph.nodes])
+
+
+def test_the_key_ignores_names_weights_and_the_order_of_commutative_operands() -> None:
+    first = whole(conv_relu())
+    assert first.key == whole(conv_relu("other_", seed=3)).key
+    assert first.key == whole(conv_relu(swapped=True)).key
+    assert first.key != whole(conv_relu(channels=16)).key
+    assert len(first.key) == 64
+
+
+def test_text_round_trip() -> None:
+    graph = conv_relu()
+    place = blocked(4, 1, 8)
+    shape = graph.types["out"]
+    workload = make_workload(
+        graph,
+        [node.name for node in graph.nodes],
+        {
+            "out": Boundary(shape, place, ((0, 0), (0, 0), (1, 2), (1, 1))),
+            "rest": Boundary(graph.types["rest"], place),
+        },
+    )
+    again = Workload.parse(workload.text())
+    assert again == workload and again.key == workload.key and hash(again) == hash(workload)
+    assert again.output.halo == ((0, 0), (0, 0), (1, 2), (1, 1))
+    assert again.output.layout == place
+    assert [b.constant for b in again.inputs] == [b.constant for b in workload.inputs]
+    assert workload != whole(graph)
+
+
+def test_weights_are_inputs_and_scalars_stay_inside() -> None:
+    cut = cut_workload(conv_relu(), ["y", "z", "scaled", "out"])
+    assert cut.inputs == ("x", "w", "rest")
+    assert [b.constant for b in cut.workload.inputs] == [False, True, False]
+    assert [a.item() for a in cut.workload.graph.constants.values()] == [np.float32(0.5)]
+    assert cut.output == "out"
+    assert cut.workload.operators == ("conv", "add", "mul", "relu")
+
+
+def test_a_part_of_a_graph() -> None:
+    cut = cut_workload(conv_relu(), ["scaled", "out"])
+    assert cut.inputs == ("z",) and cut.workload.operators == ("mul", "relu")
+
+
+def test_no_halo_is_one_form() -> None:
+    graph = conv_relu()
+    zeros = ((0, 0),) * 4
+    assert Boundary(graph.types["x"], halo=zeros) == Boundary(graph.types["x"])
+
+
+@pytest.mark.parametrize("nodes", [["y", "out"], ["nothing"]])
+def test_nodes_must_be_connected_to_one_output(nodes: list[str]) -> None:
+    with pytest.raises(InvalidModelError):
+        cut_workload(conv_relu(), nodes)
+
+
+@pytest.mark.parametrize("text", ["", "workload", "workload\ninput %0\n", "graph g\n"])
+def test_malformed_text(text: str) -> None:
+    with pytest.raises(InvalidModelError):
+        Workload.parse(text)
