@@ -37,7 +37,7 @@ class WeightBlock:
                 f"weight '{spec.name}' packs into {packed.nbytes} bytes, its buffer has "
                 f"{spec.bytes}"
             )
-        digest = hashlib.sha256(packed).digest()
+        digest = hashlib.sha256(packed.data).digest()
         offset = self._offsets.get(digest)
         if offset is None:
             offset = self._offsets[digest] = self._end

@@ -1,0 +1,296 @@
+"""Artifacts: a compiled model as a folder that loads with NumPy alone.
+
+    manifest.json   what is in it: programs, target, schedules, versions, checksums
+    kernels.so      the kernels of all programs, one shared library
+    weights.bin     the packed constants of all programs, mapped into memory read-only
+
+An artifact holds machine code, which runs with all rights of the process that loads it: checksums
+find damage, not malice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compiler.errors import ArtifactError
+from compiler.runtime.cpu import architecture, missing_features
+from compiler.runtime.executable import Executable
+from compiler.runtime.kernel import ABI_VERSION
+from compiler.runtime.packing import Bytes, aligned_empty
+from compiler.runtime.program import Program
+
+FORMAT = "tilewright-artifact"
+FORMAT_VERSION = 1
+MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "kernels.so", "weights.bin"
+
+
+@dataclass(frozen=True, slots=True)
+class SizedProgram:
+    """A program and the sizes of named dimensions that it is for; `()` where none is named."""
+
+    sizes: tuple[tuple[str, int], ...]
+    program: Program
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """An artifact folder whose files were verified.
+
+    Attributes:
+        path: the folder.
+        programs: one for each served combination of sizes; the list is closed.
+        target: what the code was generated for (`Target.to_json`).
+        metadata: what the compiler adds: model, schedules, keys, versions.
+    """
+
+    path: Path
+    programs: tuple[SizedProgram, ...]
+    target: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+
+    def executable(self, threads: int = 1, sizes: Mapping[str, int] | None = None) -> Executable:
+        """Load the program for these sizes; None is the first in the artifact.
+
+        Raises:
+            ArtifactError: if no program has the sizes, or the library does not load.
+        """
+        chosen = self.programs[0] if sizes is None else self._for_sizes(sizes)
+        path = self.path / LIBRARY
+        try:
+            library = ctypes.CDLL(str(path.resolve()))
+            addresses = {
+                stage.symbol: _address(library, stage.symbol)
+                for kernel in chosen.program.kernels
+                for stage in kernel.stages
+            }
+            weights = _map(self.path / WEIGHTS)
+        except (OSError, AttributeError) as error:
+            raise ArtifactError(f"artifact '{self.path}': cannot load: {error}") from error
+        try:
+            return Executable(chosen.program, weights, addresses.__getitem__, threads, library)
+        except ValueError as error:
+            raise ArtifactError(f"artifact '{self.path}': {error}") from error
+
+    def _for_sizes(self, sizes: Mapping[str, int]) -> SizedProgram:
+        for program in self.programs:
+            if dict(program.sizes) == dict(sizes):
+                return program
+        served = "; ".join(_sizes_text(p.sizes) for p in self.programs)
+        raise ArtifactError(
+            f"artifact '{self.path}' serves no sizes {_sizes_text(tuple(sizes.items()))}, "
+            f"only {served}"
+        )
+
+
+def load_artifact(
+    path: str | Path, threads: int = 1, sizes: Mapping[str, int] | None = None
+) -> Executable:
+    """Verify an artifact folder and load it.
+
+    Raises:
+        ArtifactError: if a file is missing or damaged, the version is another, this processor
+            lacks a feature that the code uses, or no program has the sizes.
+    """
+    return read_artifact(path).executable(threads, sizes)
+
+
+def read_artifact(path: str | Path) -> Artifact:
+    """Verify an artifact folder without loading its code.
+
+    Raises:
+        ArtifactError: see `load_artifact`.
+    """
+    path = Path(path)
+    manifest = _read_manifest(path)
+    target = manifest["target"]
+    _check_processor(path, target)
+    for name in (LIBRARY, WEIGHTS):
+        _check_file(path, name, manifest["files"][name])
+    try:
+        programs = tuple(
+            SizedProgram(
+                tuple((str(k), int(v)) for k, v in entry["sizes"].items()),
+                Program.from_json(entry["program"]),
+            )
+            for entry in manifest["programs"]
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ArtifactError(f"artifact '{path}': {MANIFEST} is malformed: {error}") from error
+    if not programs:
+        raise ArtifactError(f"artifact '{path}' holds no program")
+    return Artifact(path, programs, target, manifest["metadata"])
+
+
+def save_artifact(
+    path: str | Path,
+    programs: Sequence[SizedProgram],
+    library: bytes,
+    weights: Bytes,
+    target: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+) -> None:
+    """Write an artifact folder.
+
+    The folder appears complete or not at all; an artifact that was there is replaced.
+
+    Args:
+        path: the folder to make.
+        programs: what it serves, the default first.
+        library: the linked shared library with the kernels of all programs.
+        weights: the packed constants that all programs refer to.
+        target: `Target.to_json()`.
+        metadata: plain data for `json`: model, schedules, keys, versions.
+
+    Raises:
+        ArtifactError: if something else is at `path`, or it cannot be written.
+    """
+    path = Path(path)
+    if path.exists() and not _replaceable(path):
+        raise ArtifactError(f"'{path}' exists and is no artifact, it is not replaced")
+    manifest = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "abi": ABI_VERSION,
+        "target": dict(target),
+        "programs": [
+            {"sizes": dict(entry.sizes), "program": entry.program.to_json()} for entry in programs
+        ],
+        "files": {
+            LIBRARY: {"bytes": len(library), "sha256": hashlib.sha256(library).hexdigest()},
+            WEIGHTS: {"bytes": weights.nbytes, "sha256": hashlib.sha256(weights.data).hexdigest()},
+        },
+        "metadata": dict(metadata),
+    }
+    manifest["checksum"] = _manifest_checksum(manifest)
+    text = json.dumps(manifest, indent=1)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staging = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+        staging.mkdir()
+        try:
+            _write(staging / LIBRARY, library)
+            _write(staging / WEIGHTS, weights.data)
+            _write(staging / MANIFEST, text.encode())
+            _replace(staging, path)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ArtifactError(f"cannot write artifact '{path}': {reason}") from error
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        raise ArtifactError(f"'{path}' is no artifact: it is no folder")
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+    except FileNotFoundError as error:
+        raise ArtifactError(f"'{path}' is no artifact: {MANIFEST} is missing") from error
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"artifact '{path}': {MANIFEST} cannot be read: {error}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ArtifactError(f"'{path}' is no artifact: {MANIFEST} is of another kind")
+    versions = (manifest.get("version"), manifest.get("abi"))
+    if versions != (FORMAT_VERSION, ABI_VERSION):
+        raise ArtifactError(
+            f"artifact '{path}' has format {versions[0]} and kernel ABI {versions[1]}, this "
+            f"runtime reads format {FORMAT_VERSION} and ABI {ABI_VERSION}: compile the model again"
+        )
+    if manifest.get("checksum") != _manifest_checksum(manifest):
+        raise ArtifactError(f"artifact '{path}': {MANIFEST} is damaged: its checksum differs")
+    return manifest
+
+
+def _manifest_checksum(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of everything but the checksum itself, in one canonical form."""
+    rest = {key: value for key, value in manifest.items() if key != "checksum"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_processor(path: Path, target: Mapping[str, Any]) -> None:
+    built_for = str(target.get("triple", "")).partition("-")[0]
+    here = architecture()
+    if built_for and built_for != here:
+        raise ArtifactError(f"artifact '{path}' is for {built_for}, this machine is {here}")
+    missing = missing_features(map(str, target.get("features", ())))
+    if missing:
+        raise ArtifactError(
+            f"artifact '{path}' is for {target.get('cpu') or target.get('name')}, this processor "
+            f"lacks {', '.join(missing)}"
+        )
+
+
+def _check_file(path: Path, name: str, wanted: Mapping[str, Any]) -> None:
+    try:
+        size = (path / name).stat().st_size
+        if size != wanted["bytes"]:
+            raise ArtifactError(
+                f"artifact '{path}': {name} has {size} bytes instead of {wanted['bytes']}"
+            )
+        with (path / name).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise ArtifactError(f"artifact '{path}': {name} is missing") from error
+    except OSError as error:
+        raise ArtifactError(f"artifact '{path}': {name} cannot be read: {error}") from error
+    if digest != wanted["sha256"]:
+        raise ArtifactError(f"artifact '{path}': {name} is damaged: its checksum differs")
+
+
+def _map(path: Path) -> Bytes:
+    """A file's bytes, mapped read-only; pages are loaded when they are touched."""
+    if path.stat().st_size == 0:
+        return aligned_empty(0)
+    return np.memmap(path, np.uint8, "r")
+
+
+def _address(library: ctypes.CDLL, symbol: str) -> int:
+    address = ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
+    if not address:
+        raise OSError(f"symbol '{symbol}' is null")
+    return address
+
+
+def _replaceable(path: Path) -> bool:
+    """Whether a folder may be replaced: an artifact, or empty."""
+    return path.is_dir() and ((path / MANIFEST).is_file() or not any(path.iterdir()))
+
+
+def _write(path: Path, data: bytes | memoryview) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _replace(staging: Path, path: Path) -> None:
+    """Put a complete folder at `path`. An old one is moved aside first and removed last."""
+    if not path.exists():
+        staging.rename(path)
+        return
+    aside = path.parent / f".{path.name}.{secrets.token_hex(4)}.old"
+    path.rename(aside)
+    try:
+        staging.rename(path)
+    except OSError:
+        with suppress(OSError):
+            aside.rename(path)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sizes_text(sizes: tuple[tuple[str, int], ...]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes) or "(no named dimension)"
