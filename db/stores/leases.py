@@ -27,7 +27,7 @@ from db.stores.requests import (
     RequestState,
     RequestStatus,
 )
-from db.stores.statements import chunks, insert_new, table_of
+from db.stores.statements import chunks, table_of, upsert
 
 __all__ = [
     "Completion",
@@ -74,12 +74,11 @@ class LeaseStore:
             for request in requests
         ]
         with writing(self._engine) as connection:
-            known: set[str] = set()
-            for some in chunks([request.request_id for request in requests]):
-                query = sa.select(_requests.c.id).where(_requests.c.id.in_(some))
-                known.update(connection.execute(query).scalars())
-            insert_new(connection, _requests, [row for row in rows if row["id"] not in known])
-        return [r.request_id for r in requests if r.request_id not in known]
+            if not rows:
+                return []
+            insert = upsert(connection, _requests).on_conflict_do_nothing()
+            new = set(connection.execute(insert.returning(_requests.c.id), rows).scalars())
+        return [name for name in dict.fromkeys(r.request_id for r in requests) if name in new]
 
     def status(self, request_ids: Sequence[str]) -> Mapping[str, RequestStatus]:
         """Where these requests stand; unknown ids are missing from the answer."""

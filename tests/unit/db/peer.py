@@ -1,0 +1,98 @@
+"""A process of a concurrency test: `peer.py ACTION URL NAME`; prints JSON, waits for a go on stdin.
+
+Not a test module: test_concurrency.py runs it several times at once on one database.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import sqlalchemy as sa
+
+from db.engine import open_engine, writing
+from db.job_states import JobState
+from db.models import WorkloadRow
+from db.stores.events import EventStore
+from db.stores.jobs import JobProgress, JobStore
+from db.stores.leases import LeaseStore
+from db.stores.statements import table_of
+
+
+def say(value: object) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def measure(engine: sa.Engine, name: str) -> None:
+    """Claim and complete requests until there is none; say (request, fencing token) of each."""
+    store = LeaseStore(engine)
+    seen = []
+    while leases := store.claim(name, ["t"], limit=3, lease_seconds=600):
+        store.renew(name, {lease.request_id: lease.fencing_token for lease in leases}, 600)
+        for lease in leases:
+            key = f"{name}-{lease.request_id}"
+            store.complete(lease.request_id, lease.fencing_token, key, {"by": name})
+            seen.append([lease.request_id, lease.fencing_token])
+    say(seen)
+
+
+def expire(engine: sa.Engine, name: str) -> None:
+    """Expire leases as if an hour had passed; say which were requeued."""
+    say(LeaseStore(engine, lambda: time.time() + 3600).expire().requeued)
+
+
+def tune(engine: sa.Engine, name: str) -> None:
+    """Claim jobs and finish them until there is none; say their ids."""
+    store = JobStore(engine)
+    seen = []
+    while (taken := store.claim(name, 600)) is not None:
+        claim, job = taken
+        store.progress(claim, JobProgress(trials_done=1))
+        store.transition(claim, JobState.VERIFYING)
+        store.transition(claim, JobState.SUCCEEDED, result={"by": name})
+        seen.append(job.id)
+    say(seen)
+
+
+def log(engine: sa.Engine, name: str) -> None:
+    """Append events to the one job; say their numbers."""
+    (job,) = JobStore(engine).list()
+    store = EventStore(engine)
+    say([store.append(job.id, [("log", {"by": name}), ("log", {"by": name})]) for _ in range(20)])
+
+
+def hold(engine: sa.Engine, name: str) -> None:
+    """Claim a request and a job, say the fencing tokens, and wait to be killed."""
+    (lease,) = LeaseStore(engine).claim(name, ["t"], limit=1, lease_seconds=600)
+    taken = JobStore(engine).claim(name, 600)
+    assert taken is not None
+    say([lease.fencing_token, taken[0].fencing_token])
+    time.sleep(600)
+
+
+def die_writing(engine: sa.Engine, name: str) -> None:
+    """Stop in the middle of a writing transaction, and wait to be killed."""
+    row = {"key": "half", "text": "x" * 100_000, "created_at": 0.0}
+    with writing(engine) as connection:
+        connection.execute(sa.insert(table_of(WorkloadRow)), row)
+        say("writing")
+        time.sleep(600)
+
+
+ACTIONS = {
+    "measure": measure,
+    "expire": expire,
+    "tune": tune,
+    "log": log,
+    "hold": hold,
+    "die_writing": die_writing,
+}
+
+if __name__ == "__main__":
+    _, action, url, peer = sys.argv
+    engine = open_engine(url)
+    say("ready")
+    sys.stdin.readline()
+    ACTIONS[action](engine, peer)

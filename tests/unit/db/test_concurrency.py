@@ -1,0 +1,147 @@
+"""Several processes on one database: claims are exclusive, and a killed process costs nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import db
+from db.errors import StaleLeaseError
+from db.job_states import JobState
+from db.stores.blobs import BlobStore
+from db.stores.events import EventStore
+from db.stores.jobs import JobClaim, JobStore
+from db.stores.leases import LeaseStore, NewRequest, RequestState
+from db.stores.models import ModelStore
+from db.stores.tasks import WorkloadStore
+
+PEER = Path(__file__).with_name("peer.py")
+ROOT = Path(db.__file__).parents[1]
+NAMES = ("a", "b", "c")
+
+
+@contextmanager
+def peers(action: str, url: str, names: tuple[str, ...] = NAMES) -> Iterator[list[Any]]:
+    """Processes that have connected; all get their go at once. Killed at the end."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(PEER), action, url, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for name in names
+    ]
+    try:
+        for process in started:
+            assert said(process) == "ready"
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def said(process: Any) -> Any:
+    return json.loads(process.stdout.readline())
+
+
+def submit(engine: sa.Engine, count: int) -> list[str]:
+    names = [f"r{number:03}" for number in range(count)]
+    LeaseStore(engine).submit([NewRequest(name, "t", {"n": name}) for name in names])
+    return names
+
+
+@pytest.fixture
+def model(engine: sa.Engine, blobs: BlobStore) -> str:
+    return ModelStore(engine, blobs).add(b"an ONNX model", "net.onnx").digest
+
+
+def test_no_request_is_claimed_twice(engine: sa.Engine, url: str) -> None:
+    names = submit(engine, 120)
+    with peers("measure", url) as processes:
+        seen = [item for process in processes for item in said(process)]
+    assert sorted(name for name, _ in seen) == names
+    assert {token for _, token in seen} == {1}
+    statuses = LeaseStore(engine).status(names).values()
+    assert {status.state for status in statuses} == {RequestState.DONE}
+    assert all(status.result == {"by": status.worker_id} for status in statuses)
+
+
+def test_a_lease_that_ran_out_is_requeued_once(engine: sa.Engine, url: str) -> None:
+    names = submit(engine, 60)
+    LeaseStore(engine).claim("lost", ["t"], limit=60, lease_seconds=1)
+    with peers("expire", url) as processes:
+        requeued = [name for process in processes for name in said(process)]
+    assert sorted(requeued) == names
+
+
+def test_no_job_is_claimed_twice(engine: sa.Engine, url: str, model: str) -> None:
+    jobs = JobStore(engine)
+    names = sorted(jobs.create(model, "host").id for _ in range(40))
+    with peers("tune", url) as processes:
+        seen = [name for process in processes for name in said(process)]
+    assert sorted(seen) == names
+    assert {job.state for job in jobs.list()} == {JobState.SUCCEEDED}
+    assert {job.fencing_token for job in jobs.list()} == {1}
+
+
+def test_event_numbers_have_no_gaps_at_any_moment(engine: sa.Engine, url: str, model: str) -> None:
+    job = JobStore(engine).create(model, "host")
+    events = EventStore(engine)
+    total = 1 + 2 * 20 * len(NAMES)
+    with peers("log", url) as processes:
+        last = 0
+        while last < total:  # a stream that resumes where it stopped misses nothing
+            for event in events.since(job.id, last, limit=7):
+                assert event.sequence == last + 1
+                last = event.sequence
+        numbers = [number for process in processes for number in said(process)]
+    assert sorted(numbers) == list(range(3, total + 1, 2))
+
+
+def test_a_killed_process_is_replaced_and_fenced_off(
+    engine: sa.Engine, url: str, model: str
+) -> None:
+    submit(engine, 1)
+    job = JobStore(engine).create(model, "host")
+    with peers("hold", url, ("killed",)) as (process,):
+        old_lease, old_claim = said(process)
+    later = lambda: time.time() + 3600  # noqa: E731
+    leases, jobs = LeaseStore(engine, later), JobStore(engine, later)
+    assert leases.expire().requeued == ("r000",)
+    (lease,) = leases.claim("next", ["t"], limit=1, lease_seconds=60)
+    assert (lease.attempt, lease.fencing_token) == (2, old_lease + 1)
+    with pytest.raises(StaleLeaseError):
+        leases.complete("r000", old_lease, "late", {})
+    taken = jobs.claim("next", 60)
+    assert taken is not None
+    assert taken[0] == JobClaim(job.id, "next", old_claim + 1)
+    with pytest.raises(StaleLeaseError):
+        jobs.transition(JobClaim(job.id, "killed", old_claim), JobState.SUCCEEDED)
+
+
+def test_a_process_killed_while_writing_leaves_nothing_and_no_lock(
+    engine: sa.Engine, url: str
+) -> None:
+    with peers("die_writing", url, ("killed",)) as (process,):
+        assert said(process) == "writing"
+    store = WorkloadStore(engine)
+    store.put_workloads({"half": "whole"})
+    assert store.workload("half") == "whole"

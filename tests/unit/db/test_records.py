@@ -1,0 +1,206 @@
+"""The tuner's record store protocol, on every implementation, and what SQL adds to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from compiler.schedule.schedule import Schedule
+from db.engine import open_engine, reading
+from db.models import RecordRow, TrialRow
+from db.stores.records import Confidence, RecordStore
+from db.stores.statements import table_of
+from tuner.measure.measurement import (
+    Measurement,
+    Phase,
+    RecordKey,
+    Status,
+    Trial,
+    TuningRecord,
+    trial_id,
+)
+from tuner.store import MemoryStore
+from tuner.store import RecordStore as RecordStoreProtocol
+
+KEY = RecordKey("w" * 64, "t" * 64, 2, "strict")
+SCHEDULE = Schedule.of("direct", tile_n=16, unroll=True, order="nchw")
+GOOD = Measurement(
+    status=Status.OK,
+    samples_seconds=(1.25e-4, 1e-4, 1.5e-4, 0.1 + 0.2),
+    max_error=3.1e-7,
+    tolerance=1e-4,
+    seeds=(1, 2**62),
+    reference_digest="r" * 64,
+    object_digest="o" * 64,
+    build_seconds=0.05,
+    measure_seconds=0.2,
+    worker="board",
+    device={"model": "a CPU", "cores": 4, "governor": None},
+    measured_at=1_700_000_000.125,
+)
+CRASH = Measurement(Status.CRASH, error="signal 11 \x00 in stage 0", worker="board")
+
+
+def trial(number: int, measurement: Measurement = GOOD, key: RecordKey = KEY) -> Trial:
+    schedule = Schedule.of("direct", tile_n=number)
+    name = trial_id(key, schedule.digest, Phase.SCREEN, "job")
+    return Trial(name, key, schedule, measurement, Phase.SCREEN, "job", "cg1")
+
+
+@pytest.fixture
+def records(engine: sa.Engine, clock: Any) -> RecordStore:
+    return RecordStore(engine, clock)
+
+
+class TestConformance:
+    """What the protocol says, on every record store."""
+
+    @pytest.fixture(params=["memory", "sql"])
+    def store(self, request: pytest.FixtureRequest) -> RecordStoreProtocol:
+        if request.param == "memory":
+            return MemoryStore()
+        sql: RecordStoreProtocol = request.getfixturevalue("records")
+        return sql
+
+    @pytest.fixture(autouse=True)
+    def both_databases(self, engine: sa.Engine) -> None:
+        """The class runs on SQLite and on PostgreSQL."""
+
+    def test_nothing_is_known_at_first(self, store: RecordStoreProtocol) -> None:
+        assert store.best_record(KEY) is None
+        assert store.trials(KEY) == []
+        store.add_trials([])
+
+    def test_trials_read_back_equal_in_order(self, store: RecordStoreProtocol) -> None:
+        other = replace(KEY, threads=1)
+        first = [trial(3), trial(1, replace(GOOD, samples_seconds=()))]
+        then = [trial(2, Measurement(Status.WORKER_LOST, error="gone")), trial(1, key=other)]
+        store.add_trials(first)
+        store.add_trials(then)
+        assert store.trials(KEY) == [*first, then[0]]
+        assert store.trials(other) == [then[1]]
+
+    def test_a_repeated_trial_is_left_as_it_is(self, store: RecordStoreProtocol) -> None:
+        store.add_trials([trial(1), trial(1, CRASH)])
+        store.add_trials([trial(1, CRASH), trial(2)])
+        assert store.trials(KEY) == [trial(1), trial(2)]
+
+    def test_a_record_replaces_the_one_before(self, store: RecordStoreProtocol) -> None:
+        record = TuningRecord(KEY, SCHEDULE, GOOD, "trial", "cg1", "0.1")
+        store.add_record(record)
+        assert store.best_record(KEY) == record
+        slower = replace(record, measurement=replace(GOOD, samples_seconds=(1.0,)))
+        store.add_record(slower)
+        assert store.best_record(KEY) == slower
+        assert store.best_record(replace(KEY, numerics="fast")) is None
+        assert store.best_record(replace(KEY, threads=1)) is None
+
+
+def test_failures_are_kept_with_their_text(records: RecordStore) -> None:
+    failures = [
+        trial(number, Measurement(status, error=f"{status} happened"))
+        for number, status in enumerate(Status)
+        if status is not Status.OK
+    ]
+    records.add_trials(failures)
+    assert records.trials(KEY) == failures
+    assert records.trials_of_job("job") == failures
+    assert records.trials_of_job("another") == []
+    counts = records.count_trials("job")
+    assert counts[Status.CRASH] == 1
+    assert counts[Status.OK] == 0
+    assert records.count_trials("another")[Status.CRASH] == 0
+
+
+def test_a_text_with_a_nul_costs_no_trial(records: RecordStore) -> None:
+    records.add_trials([trial(1, CRASH)])
+    assert records.trials(KEY)[0].measurement.error == "signal 11 � in stage 0"
+
+
+def test_an_infinite_error_is_kept(records: RecordStore) -> None:
+    wrong = Measurement(
+        Status.WRONG_ANSWER, max_error=float("inf"), samples_seconds=(float("nan"),)
+    )
+    records.add_trials([trial(1, wrong)])
+    (found,) = records.trials(KEY)
+    assert found.measurement.max_error == float("inf")
+    assert found.measurement.samples_seconds[0] != found.measurement.samples_seconds[0]
+
+
+def test_the_newest_trials(records: RecordStore) -> None:
+    made = [trial(number) for number in range(10)]
+    records.add_trials(made)
+    assert records.trials(KEY, limit=3) == made[-3:]
+
+
+def test_columns_can_be_asked_in_sql(records: RecordStore, engine: sa.Engine, clock: Any) -> None:
+    records.add_trials([trial(7)])
+    records.add_record(TuningRecord(KEY, SCHEDULE, GOOD, "trial", "cg1", "0.1"))
+    trials, rows = table_of(TrialRow), table_of(RecordRow)
+    with reading(engine) as connection:
+        row = connection.execute(sa.select(trials)).one()
+        record = connection.execute(sa.select(rows)).one()
+    assert (row.algorithm, row.status, row.run_seconds) == ("direct", "ok", 1e-4)
+    assert row.schedule_digest == Schedule.of("direct", tile_n=7).digest
+    assert row.stored_at == clock()
+    assert record.run_seconds == 1e-4
+    assert (record.object_digest, record.codegen_version) == ("o" * 64, "cg1")
+    assert record.samples == 4
+    assert record.spread == pytest.approx(0.375)
+    assert records.confidence(KEY) == Confidence(4, record.spread)
+    assert records.confidence(replace(KEY, threads=9)) is None
+
+
+def test_no_record_of_a_failure(records: RecordStore) -> None:
+    with pytest.raises(ValueError, match="failed measurement"):
+        records.add_record(TuningRecord(KEY, SCHEDULE, CRASH))
+    assert records.best_record(KEY) is None
+
+
+def test_a_whole_model_at_once(records: RecordStore) -> None:
+    keys = [
+        RecordKey(f"w{number:03}", target, threads, "fast")
+        for number in range(450)
+        for target, threads in (("t1", 1), ("t2", 2))
+    ]
+    made = {key: TuningRecord(key, SCHEDULE, GOOD) for key in keys[::5]}
+    for record in made.values():
+        records.add_record(record)
+    assert records.best_records(keys + keys) == made
+    assert records.best_records([]) == {}
+
+
+def test_the_compilers_schedule_source(records: RecordStore) -> None:
+    records.add_record(TuningRecord(KEY, SCHEDULE, GOOD))
+    assert records.best(KEY.workload_key, KEY.target_key, 2, "strict") == SCHEDULE
+    assert records.best(KEY.workload_key, KEY.target_key, 1, "strict") is None
+
+
+def test_finding(records: RecordStore, clock: Any) -> None:
+    made = []
+    for number in range(4):
+        key = RecordKey(f"w{number % 2}", "t1", 1 + number // 2, "fast")
+        made.append(TuningRecord(key, SCHEDULE, GOOD))
+        records.add_record(made[-1])
+        clock.advance(1)
+    newest = made[::-1]
+    assert records.find() == newest
+    assert records.find(limit=1) == newest[:1]
+    assert records.find(workload_key="w1") == [made[3], made[1]]
+    assert records.find(threads=2, target_key="t1", workload_key="w0") == [made[2]]
+    assert records.find(numerics="strict") == []
+
+
+def test_what_was_saved_is_there_after_a_restart(
+    empty_sqlite: Path, tmp_path: Path, clock: Any
+) -> None:
+    path = tmp_path / "kept.db"
+    path.write_bytes(empty_sqlite.read_bytes())
+    engine = open_engine(f"sqlite:///{path}")
+    RecordStore(engine, clock).add_trials([trial(1)])
+    engine.dispose()
+    assert RecordStore(open_engine(f"sqlite:///{path}"), clock).trials(KEY) == [trial(1)]

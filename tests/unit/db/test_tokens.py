@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from db.engine import reading
+from db.errors import NotFoundError
+from db.models import TokenRow
+from db.stores.statements import table_of
+from db.stores.tokens import Scope, TokenStore
+
+
+@pytest.fixture
+def tokens(engine: sa.Engine, clock: Any) -> TokenStore:
+    return TokenStore(engine, clock)
+
+
+def test_only_the_digest_is_kept(tokens: TokenStore, engine: sa.Engine) -> None:
+    secret, token = tokens.create("ci", [Scope.SUBMIT, Scope.READ])
+    assert len(secret) >= 43  # 256 bits in base64
+    with reading(engine) as connection:
+        row = connection.execute(sa.select(table_of(TokenRow))).one()
+    assert row.digest == hashlib.sha256(secret.encode()).hexdigest()
+    assert secret not in str(row)
+    assert token.scopes == {Scope.SUBMIT, Scope.READ}
+    assert tokens.verify(secret) == token
+    assert tokens.create("ci", [])[0] != secret
+
+
+@pytest.mark.parametrize("secret", ["", "x", "\udc80", "\x00", "é" * 1000])
+def test_unknown_secrets(tokens: TokenStore, secret: str) -> None:
+    tokens.create("ci", [Scope.ADMIN])
+    assert tokens.verify(secret) is None
+
+
+def test_scopes(tokens: TokenStore) -> None:
+    _, worker = tokens.create("worker", [Scope.MEASURE])
+    assert worker.allows(Scope.MEASURE)
+    assert not any(worker.allows(s) for s in (Scope.SUBMIT, Scope.READ, Scope.ADMIN))
+    _, admin = tokens.create("admin", [Scope.ADMIN])
+    assert all(admin.allows(scope) for scope in Scope)
+
+
+def test_revoked_and_over(tokens: TokenStore, clock: Any) -> None:
+    secret, token = tokens.create("ci", [Scope.READ], lifetime_seconds=60)
+    clock.advance(59)
+    assert tokens.verify(secret) == token
+    clock.advance(1)
+    assert tokens.verify(secret) is None
+    other, token = tokens.create("other", [Scope.READ])
+    assert tokens.revoke(token.id).revoked_at == clock()
+    assert tokens.verify(other) is None
+    first = clock()
+    clock.advance(5)
+    assert tokens.revoke(token.id).revoked_at == first
+    with pytest.raises(NotFoundError):
+        tokens.revoke("nope")
+    assert [t.name for t in tokens.list()] == ["ci", "other"]
+
+
+def test_a_given_secret_is_one_token(tokens: TokenStore) -> None:
+    secret, first = tokens.create("embedded", [Scope.READ], secret="from a file")
+    assert secret == "from a file"
+    _, again = tokens.create("embedded", [Scope.ADMIN], secret="from a file")
+    assert again.id == first.id
+    assert tokens.verify(secret) == again
+    assert again.scopes == {Scope.ADMIN}
+    assert len(tokens.list()) == 1

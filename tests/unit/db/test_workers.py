@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from db.errors import NotFoundError
+from db.stores.workers import Health, WorkerStore
+
+
+@pytest.fixture
+def workers(engine: sa.Engine, clock: Any) -> WorkerStore:
+    return WorkerStore(engine, clock, lost_after_seconds=60)
+
+
+def test_register_and_heartbeat(workers: WorkerStore, clock: Any) -> None:
+    worker = workers.register("board", ["t1", "t2"], {"cores": 4}, protocol=1, owner="token")
+    assert (worker.target_keys, worker.device, worker.owner) == (
+        ("t1", "t2"),
+        {"cores": 4},
+        "token",
+    )
+    assert worker.health is Health.HEALTHY
+    assert workers.get(worker.id) == worker
+    clock.advance(61)
+    assert workers.get(worker.id).health is Health.LOST
+    assert workers.list(alive=True) == []
+    assert len(workers.list()) == 1
+    back = workers.heartbeat(worker.id, {"cores": 4, "governor": "performance"})
+    assert back.health is Health.HEALTHY
+    assert back.device["governor"] == "performance"
+    assert workers.heartbeat(worker.id).device == back.device
+
+
+def test_a_restarted_worker_keeps_its_row(workers: WorkerStore, clock: Any) -> None:
+    worker = workers.register("board", ["t1"], {}, owner="a")
+    workers.leave(worker.id)
+    assert workers.get(worker.id).health is Health.GONE
+    clock.advance(10)
+    again = workers.register("board", ["t2"], {}, owner="a", worker_id=worker.id)
+    assert (again.id, again.created_at) == (worker.id, worker.created_at)
+    assert (again.target_keys, again.health) == (("t2",), Health.HEALTHY)
+    assert len(workers.list()) == 1
+    nobodys = workers.register("bench", ["t1"], {})
+    assert workers.register("bench", ["t1"], {}, worker_id=nobodys.id).id == nobodys.id
+
+
+def test_a_worker_id_belongs_to_its_owner(workers: WorkerStore) -> None:
+    worker = workers.register("board", ["t1"], {}, owner="a")
+    for owner in ("b", None):
+        with pytest.raises(NotFoundError):
+            workers.register("thief", ["t1"], {}, owner=owner, worker_id=worker.id)
+    assert workers.get(worker.id) == worker
+
+
+def test_draining(workers: WorkerStore) -> None:
+    worker = workers.register("board", ["t1"], {})
+    assert workers.drain(worker.id).health is Health.DRAINING
+    assert workers.list(alive=True) == []
+    assert workers.drain(worker.id, False).health is Health.HEALTHY
+
+
+def test_unknown(workers: WorkerStore) -> None:
+    for call in (workers.get, workers.heartbeat, workers.drain, workers.leave):
+        with pytest.raises(NotFoundError, match="worker 'nope'"):
+            call("nope")
