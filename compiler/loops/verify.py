@@ -1,0 +1,286 @@
+"""Checks that a loop nest is well-formed. Each names its offender.
+
+They say nothing about speed, and they do not prove that the lowering can handle a nest: whether
+tiles align with a layout is found out there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import (
+    Accumulator,
+    Cast,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Operation,
+    Reduce,
+    Role,
+    Space,
+    Tee,
+    walk,
+)
+from compiler.loops.index import Affine, Axis
+from compiler.loops.nest import Binding, Compute, For, LoopNest, Node
+
+
+def verify_nest(nest: LoopNest) -> None:
+    """Run every check.
+
+    Raises:
+        ScheduleError: by the first check that fails, naming what it found.
+    """
+    for check in CHECKS:
+        check(nest)
+
+
+def check_names(nest: LoopNest) -> None:
+    """Buffers and scratch have names of their own, and every tensor of a nest is declared."""
+    names = [tensor.name for tensor in (*nest.buffers, *nest.scratch)]
+    for name in names:
+        if names.count(name) > 1:
+            raise ScheduleError(f"kernel '{nest.name}': two tensors are named '{name}'")
+    for load, _ in _accesses(nest):
+        tensor = load.tensor
+        if tensor.space is Space.MEMORY and tensor.name not in names:
+            raise ScheduleError(
+                f"kernel '{nest.name}': tensor '{tensor.name}' is neither a buffer nor scratch"
+            )
+
+
+def check_roles(nest: LoopNest) -> None:
+    """Inputs, weights and constants are only read."""
+    for load, is_write in _accesses(nest):
+        tensor = load.tensor
+        if is_write and (
+            tensor.space is Space.CONSTANT
+            or (tensor.space is Space.MEMORY and tensor.role in (Role.INPUT, Role.WEIGHT))
+        ):
+            raise ScheduleError(f"kernel '{nest.name}': {tensor.role} '{tensor.name}' is written")
+    for tensor in nest.scratch:
+        if tensor.role is not Role.SCRATCH:
+            raise ScheduleError(
+                f"kernel '{nest.name}': scratch '{tensor.name}' has the role {tensor.role}"
+            )
+
+
+def check_bindings(nest: LoopNest) -> None:
+    """A parallel loop is the only node at the top of its stage."""
+    for stage in nest.stages:
+        for node in stage.body:
+            for inner, depth in _nodes(node, 0):
+                if not isinstance(inner, For) or inner.binding is Binding.SERIAL:
+                    continue
+                if depth > 0 or len(stage.body) > 1:
+                    raise ScheduleError(
+                        f"stage '{stage.name}': {inner.binding} loop '{inner.axis.name}' "
+                        f"is not alone at the top"
+                    )
+
+
+def check_steps(nest: LoopNest) -> None:
+    """Steps are positive."""
+    for node in _all_nodes(nest):
+        tiles = (
+            ((node.axis, node.step),)
+            if isinstance(node, For)
+            else tuple((t.axis, t.step) for t in (*node.reduce, *node.unroll))
+        )
+        for axis, step in tiles:
+            if step < 1:
+                raise ScheduleError(f"kernel '{nest.name}': axis '{axis.name}' has step {step}")
+
+
+def check_axes(nest: LoopNest) -> None:
+    """Every axis of an index is opened by a loop around it, or by its Compute."""
+    for stage in nest.stages:
+        for node in stage.body:
+            _check_axes(node, frozenset())
+
+
+def _check_axes(node: Node, opened: frozenset[Axis]) -> None:
+    match node:
+        case For():
+            inside = opened | {node.axis}
+            for let in node.lets:
+                _check_index(let.source, inside, f"let '{let.axis.name}'")
+                inside |= {let.axis}
+            for child in node.body:
+                _check_axes(child, inside)
+        case Compute():
+            own = {tile.axis for tile in (*node.reduce, *node.unroll)}
+            if node.vector is not None:
+                own.add(node.vector)
+            for expr in expressions(node):
+                for index in _indices(expr):
+                    _check_index(index, opened | own, f"compute of '{_target_name(node)}'")
+
+
+def _check_index(index: Affine, opened: frozenset[Axis] | set[Axis], where: str) -> None:
+    for axis in index.axes():
+        if axis.extent > 1 and axis not in opened:
+            raise ScheduleError(f"{where}: axis '{axis.name}' is used outside of its loop")
+
+
+def check_ranks(nest: LoopNest) -> None:
+    """A load has one index for each axis of its tensor; indirect dimensions exist."""
+    for load, _ in _accesses(nest):
+        rank = len(load.tensor.shape)
+        if len(load.index) != rank:
+            raise ScheduleError(
+                f"'{load.tensor.name}' has {rank} dimensions, a load gives {len(load.index)}"
+            )
+        for dim, position in load.indirect:
+            if not 0 <= dim < rank or position.dtype.is_float:
+                raise ScheduleError(f"'{load.tensor.name}': bad indirect index in dimension {dim}")
+
+
+def check_expressions(nest: LoopNest) -> None:
+    """No reductions inside expressions, operand counts and types fit, stores keep their type."""
+    for node in _all_nodes(nest):
+        if not isinstance(node, Compute):
+            continue
+        for expr in expressions(node):
+            for part in walk(expr):
+                _check_node(part)
+        for store in node.stores:
+            if store.value.dtype is not store.target.dtype:
+                raise ScheduleError(
+                    f"a {store.value.dtype} is stored to '{store.target.tensor.name}', "
+                    f"a tensor of {store.target.dtype}"
+                )
+        parts = (node.body,) if node.init is None else (node.body, node.init)
+        for expr in parts:
+            if any(isinstance(part, Accumulator) for part in walk(expr)):
+                raise ScheduleError(
+                    f"compute of '{_target_name(node)}': its body reads the accumulator"
+                )
+
+
+def _check_node(expr: Expr) -> None:
+    match expr:
+        case Reduce():
+            raise ScheduleError("a reduction is left inside an expression")
+        case Tee(value=value, target=target) if value.dtype is not target.dtype:
+            raise ScheduleError(f"a {value.dtype} is stored to '{target.tensor.name}'")
+        case Op(operation=operation, args=args):
+            if len(args) != arity(operation):
+                raise ScheduleError(
+                    f"{operation} has {len(args)} operands, it takes {arity(operation)}"
+                )
+            typed = args[1:] if operation is Operation.SELECT else args
+            if len({a.dtype for a in typed}) > 1:
+                raise ScheduleError(f"{operation}: operand types differ")
+            if operation is Operation.SELECT and args[0].dtype is not DType.BOOL:
+                raise ScheduleError(f"select: its condition is a {args[0].dtype}")
+
+
+def arity(operation: Operation) -> int:
+    """Number of operands."""
+    match operation:
+        case Operation.FMA | Operation.SELECT:
+            return 3
+        case (
+            Operation.NEG
+            | Operation.ABS
+            | Operation.SQRT
+            | Operation.FLOOR
+            | Operation.CEIL
+            | Operation.RINT
+            | Operation.EXPONENT
+            | Operation.MANTISSA
+            | Operation.NOT
+        ):
+            return 1
+        case _:
+            return 2
+
+
+def check_computes(nest: LoopNest) -> None:
+    """Partial axes are unrolled reduction axes; a map has no reduction; there is a store."""
+    for node in _all_nodes(nest):
+        if not isinstance(node, Compute):
+            continue
+        name = _target_name(node)
+        if not node.stores and not any(isinstance(e, Tee) for e in walk(node.body)):
+            raise ScheduleError("a compute stores nothing")
+        unrolled = {tile.axis for tile in node.unroll}
+        written = {a for s in node.stores for i in s.target.index for a in i.axes()}
+        for axis in node.partial:
+            if axis not in unrolled or axis in written:
+                raise ScheduleError(
+                    f"compute of '{name}': partial axis '{axis.name}' is no unrolled reduction axis"
+                )
+        if node.combiner is None and (node.reduce or node.init is not None):
+            raise ScheduleError(f"compute of '{name}': a reduction without a combiner")
+        if node.combiner is not None and not node.stores:
+            raise ScheduleError("a reduction stores nothing")
+
+
+CHECKS: tuple[Callable[[LoopNest], None], ...] = (
+    check_names,
+    check_ranks,
+    check_roles,
+    check_bindings,
+    check_steps,
+    check_axes,
+    check_expressions,
+    check_computes,
+)
+"""In the order in which `verify_nest` runs them."""
+
+
+def expressions(compute: Compute) -> tuple[Expr, ...]:
+    """Everything that a Compute evaluates or writes to."""
+    init = () if compute.init is None else (compute.init,)
+    stores = (e for store in compute.stores for e in (store.target, store.value))
+    return (compute.body, *init, *stores)
+
+
+def _nodes(node: Node, depth: int) -> Iterator[tuple[Node, int]]:
+    yield node, depth
+    if isinstance(node, For):
+        for child in node.body:
+            yield from _nodes(child, depth + 1)
+
+
+def _all_nodes(nest: LoopNest) -> Iterator[Node]:
+    for stage in nest.stages:
+        for node in stage.body:
+            yield from (inner for inner, _ in _nodes(node, 0))
+
+
+def _accesses(nest: LoopNest) -> Iterator[tuple[Load, bool]]:
+    """Every element that a nest touches, and whether it writes it."""
+    for node in _all_nodes(nest):
+        if not isinstance(node, Compute):
+            continue
+        targets = {store.target for store in node.stores}
+        for target in targets:
+            yield target, True
+        read = (node.body, *(() if node.init is None else (node.init,)))
+        for expr in (*read, *(store.value for store in node.stores)):
+            for part in walk(expr):
+                if isinstance(part, Load):
+                    yield part, False
+                elif isinstance(part, Tee):
+                    yield part.target, True
+
+
+def _indices(expr: Expr) -> Iterator[Affine]:
+    for part in walk(expr):
+        match part:
+            case Load(index=index) | Tee(target=Load(index=index)):
+                yield from index
+            case IndexValue(index=position):
+                yield position
+            case Op() | Cast() | _:
+                pass
+
+
+def _target_name(compute: Compute) -> str:
+    return compute.stores[0].target.tensor.name if compute.stores else "?"
