@@ -1,56 +1,70 @@
-"""What an operator's entry consists of."""
+"""Operators as values, and the registry that finds them.
+
+An operator is one entry: type inference, NumPy reference, tensor expression and ONNX rules stand
+together. Every module of this package may define `OPERATORS` and `RULES`; the registry imports all
+modules and collects them, so that adding an operator is adding an entry or a file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from compiler.dtypes import DType
-from compiler.graph.ir import Attrs, AttrValue
+from compiler.errors import CompilerError
+from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
 from compiler.loops.expr import Expr
 from compiler.loops.index import Affine, Axis
 
-Array = np.ndarray[Any, Any]
-Index = tuple[Affine, ...]
-Fresh = Callable[[str, int], Axis]
-"""Makes a new axis from a base name and an extent."""
+if TYPE_CHECKING:
+    from compiler.ops.onnx_node import OnnxNode
 
 
 class OpKind(StrEnum):
-    """How an operator may be fused and scheduled."""
+    """What an operator is to fusion and to the schedule templates."""
 
     ELEMENTWISE = "elementwise"
-    """NumPy broadcasting; one output element from one element of each operand."""
+    """One to three operands with NumPy broadcasting; any of them may be read in place."""
     CONTRACTION = "contraction"
     WINDOW = "window"
     REDUCTION = "reduction"
     ROW = "row"
-    """Several reductions over the same axis: softmax, normalisation."""
+    """Normalisations: reductions along a row whose results every element of the row needs."""
     MOVEMENT = "movement"
-    """An index map: transpose, slice, expand."""
+    """Each output element is one input element, at an affine index."""
     PIECES = "pieces"
-    """The output is put together from regions: concat, pad."""
+    """The output is put together from boxes; see `Piece`."""
     VIEW = "view"
     """The same bytes under another shape."""
     GATHER = "gather"
+    CONSTANT = "constant"
+    """Known after import; no such node is left in a graph."""
 
 
 class Source(Protocol):
-    """An operand, read at a logical index; `indirect` adds run-time positions (`expr.Load`)."""
+    """An operand, read at a logical index.
 
-    def __call__(self, index: Index, indirect: tuple[tuple[int, Expr], ...] = ()) -> Expr: ...
+    `indirect` adds positions known at run time: pairs of a dimension and an integer expression.
+    """
+
+    def __call__(
+        self, index: tuple[Affine, ...], indirect: tuple[tuple[int, Expr], ...] = ()
+    ) -> Expr: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A region of an output: `extents` elements from `offset`, read from `start` of an operand.
+    """A box of a PIECES operator's output: a whole operand, or the fill value (operand None).
 
-    `operand` None fills the region with the attribute `value`. Later pieces overwrite earlier ones.
+    `offset` and `extents` are in elements of the output. Later pieces overwrite earlier ones.
     """
 
     operand: int | None
@@ -58,97 +72,101 @@ class Piece:
     extents: tuple[int, ...]
 
 
-class Expression(Protocol):
-    """The element of the output at `index` as a tensor expression."""
-
-    def __call__(
-        self,
-        operands: Sequence[Source],
-        types: Sequence[TensorType],
-        attrs: Attrs,
-        index: Index,
-        fresh: Fresh,
-    ) -> Expr: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """An operator of the graph IR; every one has a single output.
-
-    `infer(types, attrs)` gives the output's type and raises InvalidModelError on a contradiction;
-    `reference(arrays, attrs)` computes it with NumPy (in float64 where the operands are).
-    """
-
-    name: str
-    kind: OpKind
-    infer: Callable[[Sequence[TensorType], Attrs], TensorType]
-    reference: Callable[[Sequence[Array], Attrs], Array]
-    expression: Expression
-    pieces: Callable[[Sequence[TensorType], Attrs], tuple[Piece, ...]] | None = None
-
-
-class OnnxNode(Protocol):
-    """An ONNX node as a rule sees it, its operands being values of the graph under construction."""
-
-    name: str
-    op_type: str
-    opset: int
-    inputs: tuple[str | None, ...]
-    outputs: tuple[str, ...]
-    """Names of the outputs that something may use; empty for those left out."""
-
-    def attr(self, name: str, default: Any = None) -> Any:
-        """An attribute as Python values; tensors as arrays, texts as str."""
-        ...
-
-    def input(self, position: int) -> str:
-        """An operand that must be there."""
-        ...
-
-    def optional(self, position: int) -> str | None:
-        """An operand that may be missing."""
-        ...
-
-    def type(self, value: str) -> TensorType: ...
-
-    def array(self, value: str) -> Array | None:
-        """The value as an array, where it is known; else None."""
-        ...
-
-    def static(self, position: int, what: str) -> Array:
-        """An operand that must be known now (a shape, axes); refuses the node otherwise."""
-        ...
-
-    def emit(self, op: str, inputs: Sequence[str], **attrs: AttrValue) -> str:
-        """Add a node; folds it where all operands are known."""
-        ...
-
-    def constant(self, array: Array) -> str:
-        """Add a constant."""
-        ...
-
-    def unsupported(self, reason: str) -> Exception:
-        """The error to raise where this form of the operator is not implemented."""
-        ...
-
-    def invalid(self, reason: str) -> Exception:
-        """The error to raise where the node contradicts itself."""
-        ...
+Infer = Callable[[Sequence[TensorType], Attrs], TensorType]
+"""Type of the output; raises InvalidModelError, one phrase without the node's name."""
+Reference = Callable[[Sequence[np.ndarray], Attrs], np.ndarray]
+"""The operator on NumPy arrays of the operands' types; float arrays may all be float64 instead."""
+Fresh = Callable[[str, int], Axis]
+"""Makes a new reduction axis from a name to start with and an extent."""
+Expression = Callable[
+    [Sequence[Source], Sequence[TensorType], Attrs, tuple[Affine, ...], Fresh], Expr
+]
+"""One element of the output at an index, over elements of the operands."""
+Pieces = Callable[[Sequence[TensorType], Attrs], tuple[Piece, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxRule:
-    """How an ONNX operator is built from the operators of the graph IR.
+    """How nodes of one ONNX operator become nodes of the graph.
 
-    `build` returns the value of each output, in order; outputs that it leaves out must be unused.
+    `emit` adds nodes through the OnnxNode that it is given, and returns the value that stands for
+    each ONNX output.
+    """
+
+    op_type: str
+    emit: Callable[[OnnxNode], str | Sequence[str]]
+    domain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of the canonical set; every operator has one output.
+
+    `pieces` belongs to operators of kind PIECES, which are copied box by box.
     """
 
     name: str
-    build: Callable[[OnnxNode], str | tuple[str | None, ...]]
-    domain: str = ""
-    since: int = 1
-    """First opset with the semantics that `build` implements."""
+    kind: OpKind
+    infer: Infer
+    reference: Reference
+    expression: Expression
+    onnx: tuple[OnnxRule, ...] = ()
+    pieces: Pieces | None = None
 
 
-def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    return dtype.numpy
+def get(name: str) -> Operator:
+    """The operator of this name.
+
+    Raises:
+        CompilerError: if there is none.
+    """
+    found = operators().get(name)
+    if found is None:
+        raise CompilerError(f"no operator is called '{name}'")
+    return found
+
+
+@cache
+def operators() -> Mapping[str, Operator]:
+    """All operators by name.
+
+    Raises:
+        ValueError: if two share a name.
+    """
+    found: dict[str, Operator] = {}
+    for module in _families():
+        for operator in getattr(module, "OPERATORS", ()):
+            if operator.name in found:
+                raise ValueError(f"operator '{operator.name}' is defined twice")
+            found[operator.name] = operator
+    return found
+
+
+@cache
+def onnx_rules() -> Mapping[tuple[str, str], OnnxRule]:
+    """All ONNX rules by domain and operator type.
+
+    Raises:
+        ValueError: if two share a key.
+    """
+    found: dict[tuple[str, str], OnnxRule] = {}
+    for rule in _rules():
+        key = rule.domain, rule.op_type
+        if key in found:
+            raise ValueError(f"ONNX operator {key} has two rules")
+        found[key] = rule
+    return found
+
+
+def _rules() -> Iterator[OnnxRule]:
+    for operator in operators().values():
+        yield from operator.onnx
+    for module in _families():
+        yield from getattr(module, "RULES", ())
+
+
+@cache
+def _families() -> tuple[ModuleType, ...]:
+    package = importlib.import_module("compiler.ops")
+    names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
+    return tuple(importlib.import_module(f"compiler.ops.{name}") for name in names)
