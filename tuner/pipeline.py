@@ -174,7 +174,7 @@ class Pipeline:
         if not entries:
             batch.finished = True
             return
-        reference = self._references.get(state.task.workload, state.task.numerics)
+        reference = self._references.get(state.task.workload)
         try:
             request, blobs = make_request(
                 batch.key,

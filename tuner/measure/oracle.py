@@ -13,8 +13,8 @@ from math import prod
 import numpy as np
 
 from compiler.ops.interpret import run_graph
+from compiler.runtime.verify import tolerance_for
 from compiler.workload import Workload
-from tuner.measure.compare import tolerance
 from tuner.measure.wire import Distribution, InputSpec, array_to_bytes, digest_bytes
 
 BASE_SEED = 20_240_229
@@ -36,16 +36,16 @@ class ReferenceCache:
 
     def __init__(self, limit_bytes: int = 512 << 20) -> None:
         self._limit_bytes = limit_bytes
-        self._known: dict[tuple[str, str], Reference] = {}
+        self._known: dict[str, Reference] = {}
         self._lock = threading.Lock()
 
-    def get(self, workload: Workload, numerics: str) -> Reference:
+    def get(self, workload: Workload) -> Reference:
         """The reference of a workload."""
-        identity = workload.key, numerics
+        identity = workload.key
         with self._lock:
             found = self._known.get(identity)
             if found is None:
-                found = make_reference(workload, numerics)
+                found = make_reference(workload)
                 self._known[identity] = found
                 held = sum(len(r.expected) for r in self._known.values())
                 while held > self._limit_bytes and len(self._known) > 1:
@@ -53,7 +53,7 @@ class ReferenceCache:
         return found
 
 
-def make_reference(workload: Workload, numerics: str) -> Reference:
+def make_reference(workload: Workload) -> Reference:
     """Draw inputs and compute what the workload makes of them.
 
     Where normally distributed inputs give values that are not finite (a logarithm of a negative
@@ -70,8 +70,7 @@ def make_reference(workload: Workload, numerics: str) -> Reference:
         )
         output = _expected(workload, specs)
     data = array_to_bytes(output)
-    dtype = workload.output.type.dtype.value
-    return Reference(specs, data, digest_bytes(data), tolerance(dtype, numerics))
+    return Reference(specs, data, digest_bytes(data), tolerance_for(workload.output.type.dtype))
 
 
 def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, ...]:

@@ -19,10 +19,11 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from compiler.dtypes import DType
+from compiler.runtime.bench import BoundKernel
 from compiler.runtime.kernel import BufferSpec, KernelSpec, Role
 from compiler.runtime.packing import aligned_empty, make_weight, pack, unpack
-from tuner.measure.compare import largest_error
-from tuner.measure.timing import BoundKernel
+from compiler.runtime.verify import compare
 from tuner.measure.wire import Candidate, InputSpec, MeasureRequest, RepeatSettings
 
 POISON = 0xFF
@@ -64,8 +65,8 @@ class _Buffers:
         found = self.packed.get("scratch")
         if found is None or found.nbytes < size:
             found = aligned_empty(size)
-            found[:] = POISON
             self.packed["scratch"] = found
+        found[:] = POISON
         return found
 
     def _make(self, spec: BufferSpec) -> np.ndarray:
@@ -142,12 +143,9 @@ class Session:
             for b, memory in zip(spec.buffers, buffers, strict=True):
                 if b.role in (Role.OUTPUT, Role.SHARED):
                     memory.view(np.uint8)[:] = POISON
+            addresses = [_address(library, stage.symbol) for stage in spec.stages]
             kernel = BoundKernel(
-                library,
-                spec,
-                buffers,
-                self._buffers.scratch,
-                request.key.threads,
+                spec, addresses, buffers, request.key.threads, self._buffers.scratch
             )
         except (ValueError, KeyError, AttributeError, OSError, MemoryError) as error:
             self._emit(
@@ -170,14 +168,13 @@ class Session:
                 error="the halo of the output is not zero",
             )
             return None
-        distance, text = largest_error(actual, self._reference, output_spec.dtype.value)
+        distance = compare(_widened(actual, output_spec.dtype), self._reference)
         if not distance <= request.tolerance:
             self._emit(
                 event="checked",
                 trial=candidate.trial_id,
                 status="wrong_answer",
-                error=text
-                or f"relative error {distance:.3g} over the tolerance {request.tolerance}",
+                error=f"relative error {distance:.3g} over the tolerance {request.tolerance:g}",
                 max_error=distance if np.isfinite(distance) else None,
             )
             return None
@@ -196,8 +193,9 @@ class Session:
             for entry in racing:
                 self._emit(event="begin", trial=entry.candidate.trial_id, step="time")
                 if number == 0:
-                    entry.runs_per_sample = _runs_per_sample(entry.kernel, repeat.sample_seconds)
-                seconds = entry.kernel.sample(entry.runs_per_sample)
+                    entry.runs_per_sample = entry.kernel.inner_for(repeat.sample_seconds)
+                entry.kernel.run()  # untimed: brings its buffers back into the caches
+                seconds = float(entry.kernel.time(1, entry.runs_per_sample)[0])
                 entry.samples.append(seconds)
                 self._emit(event="sample", trial=entry.candidate.trial_id, seconds=seconds)
             racing = _still_racing(racing, repeat)
@@ -212,9 +210,18 @@ def _still_racing(racing: Sequence[_Ready], repeat: RepeatSettings) -> list[_Rea
     return [entry for entry in racing if min(entry.samples) <= fastest * repeat.drop_ratio]
 
 
-def _runs_per_sample(kernel: BoundKernel, sample_seconds: float) -> int:
-    estimate = kernel.sample(1)
-    return max(1, min(10_000, int(sample_seconds / max(estimate, 1e-8))))
+def _address(library: ctypes.CDLL, symbol: str) -> int:
+    """Where a stage's function lies; AttributeError if the library has none of that name."""
+    address = ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def _widened(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """bfloat16 comes as its 16 raw bits, the upper half of a float32."""
+    if dtype is DType.BFLOAT16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array
 
 
 def _halo_is_zero(spec: BufferSpec, output: np.ndarray, logical: np.ndarray) -> bool:

@@ -56,15 +56,17 @@ class InputSpec:
         values: np.ndarray
         match self.distribution:
             case Distribution.NORMAL:
-                values = rng.standard_normal(self.shape, dtype=np.float32) * self.scale
+                values = np.asarray(rng.standard_normal(self.shape, dtype=np.float32))
+                values = np.asarray(values * np.float32(self.scale))
             case Distribution.POSITIVE:
-                values = (rng.random(self.shape, dtype=np.float32) + 0.25) * self.scale
+                values = np.asarray(rng.random(self.shape, dtype=np.float32))
+                values = np.asarray((values + np.float32(0.25)) * np.float32(self.scale))
             case Distribution.INTEGERS:
-                values = rng.integers(self.low, self.high, self.shape, dtype=np.int64)
+                values = np.asarray(rng.integers(self.low, self.high, self.shape))
         if self.dtype == "bfloat16":
-            bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+            bits = np.asarray(values, dtype=np.float32).view(np.uint32)
             return ((bits + 0x8000) >> 16).astype(np.uint16)
-        return np.ascontiguousarray(values, dtype=np.dtype(self.dtype))
+        return np.asarray(values, dtype=np.dtype(self.dtype), order="C")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -280,7 +282,7 @@ def digest_bytes(data: bytes) -> str:
 def array_to_bytes(array: np.ndarray) -> bytes:
     """An array as the bytes of an .npy file, without pickles."""
     buffer = io.BytesIO()
-    np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
+    np.save(buffer, np.asarray(array, order="C"), allow_pickle=False)
     return buffer.getvalue()
 
 
