@@ -81,6 +81,8 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
     assert dtype is not None
     text = type_text(dtype, lanes)
     match operation:
+        case Operation.REM if dtype.is_float:
+            return _float_remainder(emitter, *values)
         case Operation.ADD | Operation.SUB | Operation.MUL | Operation.DIV | Operation.REM:
             simple = _identity(emitter, operation, *values)
             if simple is not None:
@@ -205,7 +207,19 @@ def _fma(emitter: Emitter, x: Value, y: Value, z: Value) -> Value:
         return apply(emitter, Operation.ADD, z, x)
     if y.const == -1:
         return apply(emitter, Operation.SUB, z, x)
+    if not emitter.target.fma:
+        # Without the instruction, llvm.fma is a call into a C library.
+        return apply(emitter, Operation.ADD, apply(emitter, Operation.MUL, x, y), z)
     return emitter.call(dtype, z.lanes, f"llvm.fma.{suffix(dtype, z.lanes)}", x, y, z)
+
+
+def _float_remainder(emitter: Emitter, a: Value, b: Value) -> Value:
+    """a - trunc(a / b) * b: LLVM's frem is a call into a C library on every target."""
+    dtype = a.dtype
+    assert dtype is not None
+    quotient = apply(emitter, Operation.DIV, a, b)
+    whole = emitter.call(dtype, a.lanes, f"llvm.trunc.{suffix(dtype, a.lanes)}", quotient)
+    return apply(emitter, Operation.FMA, apply(emitter, Operation.NEG, whole), b, a)
 
 
 def _extremum(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Value:
@@ -240,9 +254,13 @@ def _compare(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Valu
 
 
 def _scale(emitter: Emitter, x: Value, n: Value) -> Value:
-    """x * 2**n in two steps, so that neither power overflows while the result is in range."""
+    """x * 2**n; without an instruction in two steps, so that no power overflows on the way."""
     dtype, lanes = x.dtype, x.lanes
     assert dtype is not None
+    bits = {4: "128", 8: "256", 16: "512"}.get(lanes, "")
+    wide = "avx512f" if bits == "512" else "avx512vl"
+    if dtype is DType.FLOAT32 and bits and emitter.target.has(wide):
+        return _scalef(emitter, x, n, bits)
     integer, mantissa, bias = _format(dtype)
     limit = 2 * bias + mantissa
     low, high = emitter.const(-limit, dtype, lanes), emitter.const(limit, dtype, lanes)
@@ -261,6 +279,18 @@ def _scale(emitter: Emitter, x: Value, n: Value) -> Value:
         )
         x = apply(emitter, Operation.MUL, x, power)
     return x
+
+
+def _scalef(emitter: Emitter, x: Value, n: Value, bits: str) -> Value:
+    """AVX-512's vscalefps; the wide form takes a rounding mode, 4 being the current one."""
+    lanes, text = x.lanes, x.type
+    mask = f"i{max(8, lanes)}"
+    name = f"llvm.x86.avx512.mask.scalef.ps.{bits}"
+    rounding = ", i32" if bits == "512" else ""
+    emitter.declarations.add(f"declare {text} @{name}({text}, {text}, {text}, {mask}{rounding})")
+    last = f"{text} zeroinitializer, {mask} -1{', i32 4' if bits == '512' else ''}"
+    call = f"call {text} @{name}({text} %s, {text} %s, {last})"
+    return emitter.emit(x.dtype, lanes, call, x, n)
 
 
 def cast_unchecked(emitter: Emitter, value: Value, to: DType) -> Value:

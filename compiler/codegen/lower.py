@@ -116,7 +116,7 @@ class StageLowering:
     def __init__(self, nest: LoopNest, stage: Stage, target: Target) -> None:
         self.nest = nest
         self.stage = stage
-        self.emitter = Emitter()
+        self.emitter = Emitter(target)
         self.lanes = target.lanes(DType.FLOAT32)
         self.registers_available = target.vector_registers
         self.environment: dict[Axis, Bound] = {}

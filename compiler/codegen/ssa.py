@@ -15,6 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from compiler.dtypes import DType
+from compiler.target import Target
 
 _ELEMENTS = {
     DType.FLOAT16: "half",
@@ -88,7 +89,8 @@ def _literal(value: float, dtype: DType) -> str:
 class Emitter:
     """Builds the text of one function."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target) -> None:
+        self.target = target
         self.declarations: set[str] = set()
         self._scopes = [_Scope("entry")]
         self._names = 0
