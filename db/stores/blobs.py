@@ -7,6 +7,8 @@ import os
 import re
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
 from db.clock import Clock, system_clock
@@ -50,26 +52,24 @@ class BlobStore:
         """
         hasher = hashlib.sha256()
         size = 0
-        try:
+        with _os_errors(self.folder):
             handle, name = tempfile.mkstemp(dir=self.folder / _TEMPORARY)
-        except OSError as error:
-            raise os_storage_error(error, self.folder) from error
         temporary = Path(name)
         try:
-            with os.fdopen(handle, "wb") as file:
-                for chunk in chunks:
+            with os.fdopen(handle, "wb", buffering=0) as file:
+                for chunk in chunks:  # what the source raises passes as it is
                     size += len(chunk)
                     if max_bytes is not None and size > max_bytes:
                         raise ValueError(f"more than {max_bytes} bytes")
                     hasher.update(chunk)
-                    file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
+                    with _os_errors(self.folder):
+                        _write_all(file, chunk)
+                with _os_errors(self.folder):
+                    os.fsync(file.fileno())
             digest = hasher.hexdigest()
-            self._rename(temporary, self._file(digest))
+            with _os_errors(self.folder):
+                self._rename(temporary, self._file(digest))
             return digest, size
-        except OSError as error:
-            raise os_storage_error(error, self.folder) from error
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -172,6 +172,21 @@ class BlobStore:
         _sync_folder(path.parent)
         if made:
             _sync_folder(path.parent.parent)
+
+
+@contextmanager
+def _os_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise os_storage_error(error, path) from error
+
+
+def _write_all(file: FileIO, chunk: bytes) -> None:
+    """An unbuffered write may take a part only, above all just before the disk is full."""
+    rest = memoryview(chunk)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def _sync_folder(path: Path) -> None:

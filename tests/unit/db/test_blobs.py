@@ -3,11 +3,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import db
 from db.errors import NotFoundError, StorageError, StorageKind
 from db.stores.blobs import BlobStore
 
@@ -43,7 +46,7 @@ def test_a_stream_that_breaks_leaves_nothing(blobs: BlobStore) -> None:
         yield b"abc"
         raise ConnectionResetError("client left")
 
-    with pytest.raises((ConnectionResetError, StorageError)):
+    with pytest.raises(ConnectionResetError, match="client left"):
         blobs.put_stream(broken())
     assert files(blobs.folder) == []
 
@@ -84,6 +87,29 @@ def test_a_full_disk_is_a_typed_error(blobs: BlobStore, monkeypatch: pytest.Monk
     monkeypatch.undo()
     assert files(blobs.folder) == []
     assert blobs.get(blobs.put(b"some bytes")) == b"some bytes"
+
+
+def test_a_disk_that_fills_up_on_the_way(blobs: BlobStore) -> None:
+    """With a real limit on the size of a file, in a process of its own."""
+    script = (
+        "import resource, signal, sys\n"
+        "from db.errors import StorageError\n"
+        "from db.stores.blobs import BlobStore\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try:\n"
+        "    BlobStore(sys.argv[1]).put_stream([b'x' * 600, b'x' * 600])\n"
+        "except StorageError as error:\n"
+        "    sys.stdout.write(error.kind)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(blobs.folder)],
+        env={**os.environ, "PYTHONPATH": str(Path(db.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "full", done.stderr
+    assert files(blobs.folder) == []
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
