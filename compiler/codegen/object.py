@@ -16,8 +16,13 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from compiler.codegen.elf import is_elf, undefined_symbols
 from compiler.errors import CompilerError
 from compiler.target import Target
+
+
+LIBRARY_SYMBOLS = ("memcpy", "memmove", "memset")
+"""All that object code may leave undefined: every C library and every linker has them."""
 
 
 def emit_object(ir_text: str, target: Target, machine_scheduler: bool = False) -> bytes:
@@ -29,12 +34,18 @@ def emit_object(ir_text: str, target: Target, machine_scheduler: bool = False) -
             spill, so that most kernels are better without it; a few are not.
 
     Raises:
-        CompilerError: if the text is not valid IR, or this LLVM does not know the target.
+        CompilerError: if the text is not valid IR, if this LLVM does not know the target, or if
+            the code calls a library (`llvm.fma` does on a target without the instruction).
     """
     with _machine(target, machine_scheduler) as machine:
-        object_bytes = machine.emit_object(_parse(ir_text, target, machine))
-        assert isinstance(object_bytes, bytes)
-        return object_bytes
+        data = bytes(machine.emit_object(_parse(ir_text, target, machine)))
+    # A WebAssembly object is checked by its linker.
+    foreign = undefined_symbols(data) - set(LIBRARY_SYMBOLS) if is_elf(data) else frozenset()
+    if foreign:
+        raise CompilerError(
+            f"a kernel for target '{target.name}' would call {', '.join(sorted(foreign))}"
+        )
+    return data
 
 
 def emit_assembly(ir_text: str, target: Target, machine_scheduler: bool = False) -> str:
@@ -98,9 +109,6 @@ def load_objects(objects: Sequence[bytes]) -> JitLibrary:
         except RuntimeError as error:
             raise CompilerError(f"cannot load object code: {error}") from error
 
-
-LIBRARY_SYMBOLS = ("memcpy", "memmove", "memset")
-"""All that object code may leave undefined: every C library and every linker has them."""
 
 _lock = threading.RLock()
 """Guards LLVM's command-line options, which are global, the machine cache and the engine."""

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from compiler.codegen.elf import defined_symbols, undefined_symbols
+from compiler.codegen.object import (
+    LIBRARY_SYMBOLS,
+    emit_assembly,
+    emit_object,
+    load_objects,
+)
+from compiler.codegen.statistics import KernelStatistics, function_statistics, statistics
+from compiler.errors import CompilerError
+from compiler.target import Target, resolve_target
+
+HOST = resolve_target("host")
+NATIVE_TARGETS = ["x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64", "riscv64", "wasm32"]
+
+
+def axpy(lanes: int, name: str = "axpy") -> str:
+    """y[0:lanes] += 3 x[0:lanes], with a vector constant that goes to a constant pool."""
+    vector = f"<{lanes} x float>"
+    factors = ", ".join(f"float {3.0 + i}" for i in range(lanes))
+    return f"""
+declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})
+define void @{name}(ptr %x, ptr %y) {{
+  %a = load {vector}, ptr %x, align 4
+  %b = load {vector}, ptr %y, align 4
+  %c = call {vector} @llvm.fma.v{lanes}f32({vector} %a, {vector} <{factors}>, {vector} %b)
+  store {vector} %c, ptr %y, align 4
+  ret void
+}}
+"""
+
+
+def many_accumulators(count: int, lanes: int) -> str:
+    """A reduction loop that keeps `count` vectors alive."""
+    vector = f"<{lanes} x float>"
+    numbers = range(count)
+    loads = []
+    phis = [f"%p{i} = phi {vector} [ zeroinitializer, %entry ], [ %q{i}, %loop ]" for i in numbers]
+    steps = []
+    for i in numbers:
+        loads += [
+            f"%g{i} = getelementptr {vector}, ptr %x, i64 {i}",
+            f"%l{i} = load {vector}, ptr %g{i}, align 4",
+        ]
+        steps += [
+            f"%q{i} = call {vector} @llvm.fma.v{lanes}f32("
+            f"{vector} %l{i}, {vector} %s, {vector} %p{i})",
+        ]
+    stores = []
+    for i in numbers:
+        stores += [
+            f"%h{i} = getelementptr {vector}, ptr %y, i64 {i}",
+            f"store {vector} %q{i}, ptr %h{i}, align 4",
+        ]
+    lines = [
+        f"declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})",
+        "define void @reduce(ptr %x, ptr %y, i64 %n) {",
+        "entry:",
+        f"%s = load {vector}, ptr %y, align 4",
+        "br label %loop",
+        "loop:",
+        "%i = phi i64 [ 0, %entry ], [ %j, %loop ]",
+        *phis,
+        *loads,
+        *steps,
+        "%j = add i64 %i, 1",
+        "%more = icmp ult i64 %j, %n",
+        "br i1 %more, label %loop, label %exit",
+        "exit:",
+        *stores,
+        "ret void",
+        "}",
+    ]
+    return "\n".join(lines)
+
+
+def call_axpy(address: int, lanes: int) -> None:
+    x, y = np.arange(lanes, dtype=np.float32), np.ones(lanes, np.float32)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(address)
+    function(x.ctypes.data, y.ctypes.data)
+    np.testing.assert_array_equal(y, 1 + x * (3 + np.arange(lanes)))
+
+
+@pytest.mark.parametrize("bits", [128, 256, 512])
+def test_load_and_call(bits: int) -> None:
+    if bits > HOST.vector_bits:
+        pytest.skip("the host has no such vectors")
+    lanes = bits // 32
+    library = load_objects([emit_object(axpy(lanes), HOST)])
+    call_axpy(library.address("axpy"), lanes)
+    library.close()
+    with pytest.raises(CompilerError, match="closed"):
+        library.address("axpy")
+
+
+def test_libraries_are_independent_and_hold_several_objects() -> None:
+    first = load_objects([emit_object(axpy(4), HOST), emit_object(axpy(4, "other"), HOST)])
+    second = load_objects([emit_object(axpy(4), HOST)])
+    assert first.address("axpy") != second.address("axpy")
+    second.close()
+    call_axpy(first.address("axpy"), 4)
+    call_axpy(first.address("other"), 4)
+
+
+def test_unknown_symbol() -> None:
+    library = load_objects([emit_object(axpy(4), HOST)])
+    with pytest.raises(CompilerError, match="cannot load 'nothing'"):
+        library.address("nothing")
+
+
+def test_two_definitions_of_one_symbol() -> None:
+    code = emit_object(axpy(4), HOST)
+    with pytest.raises(CompilerError, match="axpy"):
+        load_objects([code, code])
+
+
+def test_damaged_object() -> None:
+    with pytest.raises(CompilerError, match="cannot load object code"):
+        load_objects([b"not an object"])
+
+
+def test_a_call_into_the_maths_library_is_refused() -> None:
+    call = "declare float @expf(float)\ndefine float @f(float %x) {\n"
+    call += "%y = call float @expf(float %x)\nret float %y\n}"
+    with pytest.raises(CompilerError, match="would call expf"):
+        emit_object(call, HOST)
+
+
+def test_memory_functions_are_there() -> None:
+    copy = """
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+define void @copy(ptr %to, ptr %from, i64 %bytes) {
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %bytes, i1 false)
+  ret void
+}"""
+    code = emit_object(copy, HOST)
+    assert undefined_symbols(code) <= set(LIBRARY_SYMBOLS)
+    source, target = np.arange(100, dtype=np.int32), np.zeros(100, np.int32)
+    kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+    library = load_objects([code])
+    ctypes.CFUNCTYPE(None, *kinds)(library.address("copy"))(
+        target.ctypes.data, source.ctypes.data, source.nbytes
+    )
+    np.testing.assert_array_equal(target, source)
+
+
+@pytest.mark.parametrize("name", NATIVE_TARGETS)
+def test_every_target_emits(name: str) -> None:
+    target = resolve_target(name)
+    if not target.fma and name != "wasm32":
+        pytest.skip("axpy has a fused operation")
+    code = emit_object(axpy(4), target)
+    assert code.startswith(b"\0asm" if name == "wasm32" else b"\x7fELF")
+    assert "axpy" in function_statistics(emit_assembly(axpy(4), target), target)
+
+
+@pytest.mark.parametrize("name", NATIVE_TARGETS[:-1])
+def test_fma_is_an_instruction_where_the_target_says_so(name: str) -> None:
+    target = resolve_target(name)
+    if target.fma:
+        assert statistics(emit_assembly(axpy(4), target), target).fmas == 1
+        assert defined_symbols(emit_object(axpy(4), target)) >= {"axpy"}
+    else:
+        with pytest.raises(CompilerError, match=f"'{name}' would call fmaf"):
+            emit_object(axpy(4), target)
+
+
+def test_same_text_gives_same_bytes() -> None:
+    assert emit_object(axpy(4), HOST) == emit_object(axpy(4), HOST)
+
+
+def test_invalid_ir() -> None:
+    with pytest.raises(CompilerError, match="LLVM, for target"):
+        emit_object("define void @broken() {", HOST)
+
+
+def test_unknown_triple() -> None:
+    target = Target("odd", "vax-dec-ultrix", "x", (), 128, 16)
+    with pytest.raises(CompilerError, match="odd"):
+        emit_object(axpy(4), target)
+
+
+def test_machine_scheduler_is_a_choice_per_module() -> None:
+    target = resolve_target("x86-64-v4")
+    text = many_accumulators(40, 16)
+    off, on = emit_assembly(text, target), emit_assembly(text, target, machine_scheduler=True)
+    assert off != on
+    assert emit_assembly(text, target) == off
+    assert emit_assembly(text, target, machine_scheduler=True) == on
+
+
+def test_threads_keep_their_scheduler_option() -> None:
+    target = resolve_target("x86-64-v4")
+    text = many_accumulators(40, 16)
+    expected = {flag: emit_object(text, target, flag) for flag in (False, True)}
+    assert expected[False] != expected[True]
+    flags = [bool(number % 2) for number in range(24)]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda flag: emit_object(text, target, flag), flags))
+    assert results == [expected[flag] for flag in flags]
+
+
+@pytest.mark.parametrize(
+    ("name", "lanes", "registers"),
+    [
+        ("x86-64-v4", 16, 32),
+        ("x86-64-v4", 8, 32),
+        ("x86-64-v3", 8, 16),
+        ("aarch64", 4, 32),
+        ("riscv64", 4, 32),
+    ],
+)
+def test_spills_are_counted(name: str, lanes: int, registers: int) -> None:
+    target = resolve_target(name)
+    few = registers // 2 - 4
+    fits = statistics(emit_assembly(many_accumulators(few, lanes), target), target)
+    assert fits.spills == 0
+    assert fits.inner_fmas == fits.fmas == few
+    assert few <= fits.inner_instructions < fits.instructions
+    spills = statistics(emit_assembly(many_accumulators(registers + 8, lanes), target), target)
+    assert spills.spill_stores >= 8
+    assert spills.spill_reloads >= 8
+    assert 8 <= spills.inner_spills <= spills.spills
+    assert spills.fmas == registers + 8
+
+
+def test_callee_saved_registers_are_no_spills() -> None:
+    target = resolve_target("aarch64")
+    assembly = emit_assembly(many_accumulators(14, 4), target)
+    assert "d8" in assembly
+    assert statistics(assembly, target).spills == 0
+
+
+def test_a_frame_pointer_is_a_pointer_unless_a_frame_is_set_up() -> None:
+    target = resolve_target("x86-64-v3")
+    line = "\tvmovups\t(%rbp), %ymm0\n"
+    head, tail = "# -- Begin function f\nf:\n", "# -- End function\n"
+    assert statistics(head + line + tail, target).spills == 0
+    framed = statistics(head + "\tmovq\t%rsp, %rbp\n" + line + tail, target)
+    assert (framed.spill_stores, framed.spill_reloads) == (0, 1)
+    store = "\tmovq\t%rsp, %rbp\n\tvmovups\t%ymm0, -32(%rbp)\n"
+    assert statistics(head + store + tail, target).spill_stores == 1
+
+
+def test_statistics_are_kept_by_function_and_add_up() -> None:
+    target = resolve_target("x86-64-v3")
+    text = axpy(8) + axpy(8, "other").split("\n", 2)[2]
+    assembly = emit_assembly(text, target)
+    parts = function_statistics(assembly, target)
+    assert set(parts) == {"axpy", "other"}
+    total = statistics(assembly, target)
+    assert total == parts["axpy"] + parts["other"]
+    assert total.fmas == 2
+    assert KernelStatistics.from_json(total.to_json()) == total

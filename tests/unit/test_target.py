@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from compiler.dtypes import DType
+from compiler.errors import UnknownTargetError
+from compiler.target import Target, host_target, known_targets, resolve_target
+from compiler.targets import x86_64
+
+ALL = sorted(known_targets())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_described_target_resolves_and_reads_back(name: str) -> None:
+    target = resolve_target(name)
+    assert target.name == name
+    assert Target.from_json(json.loads(json.dumps(target.to_json()))) == target
+    assert target.lanes(DType.FLOAT32) == target.vector_bits // 32
+    assert target.lanes(DType.INT8) == target.vector_bits // 8
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "registers", "fma"),
+    [
+        ("x86-64-v2", 128, 16, False),
+        ("x86-64-v3", 256, 16, True),
+        ("x86-64-v4", 512, 32, True),
+        ("znver4", 512, 32, True),
+        ("aarch64", 128, 32, True),
+        ("riscv64", 128, 32, True),
+        ("wasm32", 128, 16, False),
+    ],
+)
+def test_vectors(name: str, bits: int, registers: int, fma: bool) -> None:
+    target = resolve_target(name)
+    assert (target.vector_bits, target.vector_registers, target.fma) == (bits, registers, fma)
+
+
+def test_keys_differ_and_do_not_depend_on_the_name() -> None:
+    keys = {target.key for target in known_targets().values()}
+    assert len(keys) == len(ALL)
+    target = resolve_target("x86-64-v4")
+    assert replace(target, name="other").key == target.key
+    for change in ({"cpu": "x"}, {"triple": "x"}, {"features": ()}, {"vector_bits": 64}):
+        assert replace(target, **change).key != target.key
+
+
+def test_key_is_stable() -> None:
+    # records in databases carry this key: a change orphans them and needs another KEY_VERSION
+    target = Target("t", "x86_64-unknown-linux-gnu", "x86-64-v3", ("+avx2", "+fma"), 256, 16)
+    assert target.key == "afbd59a0ded585fa1b4f228ba5ec50db92a6d4b60df7cddbc91977c542c71fc0"
+
+
+def test_narrowed_vectors_keep_the_instruction_set() -> None:
+    target = resolve_target("znver4:256")
+    assert target.name == "znver4:256"
+    assert target.vector_bits == 256
+    assert target.vector_registers == 32
+    assert target.features == resolve_target("znver4").features
+    assert target.key != resolve_target("znver4").key
+    assert resolve_target("znver4:512") == resolve_target("znver4")
+
+
+@pytest.mark.parametrize(
+    ("name", "offender"),
+    [
+        ("z80", "unknown target 'z80'"),
+        ("znver4:1024", "'znver4' has no vectors of 1024 bits"),
+        ("znver4:100", "no vectors of 100 bits"),
+        ("znver4:wide", "'wide' is not a number"),
+        ("znver4:", "is not a number"),
+        ("", "unknown target ''"),
+    ],
+)
+def test_unknown_names(name: str, offender: str) -> None:
+    with pytest.raises(UnknownTargetError, match=offender):
+        resolve_target(name)
+
+
+def test_host() -> None:
+    host = resolve_target("host")
+    assert host == host_target()
+    assert host.vector_bits in (128, 256, 512)
+    assert host.runs_on(host)
+    assert resolve_target(f"host:{host.vector_bits // 2}").runs_on(host)
+
+
+def test_host_detection_follows_the_features() -> None:
+    wide = dict.fromkeys(("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"), True)
+    triple = "x86_64-unknown-linux-gnu"
+
+    def bits(features: dict[str, bool]) -> tuple[int, int]:
+        target = x86_64.detect(triple, "skylake-avx512", features)
+        assert target is not None
+        return target.vector_bits, target.vector_registers
+
+    assert bits(wide) == (512, 32)
+    assert bits({**wide, "avx512vl": False}) == (256, 16)
+    assert bits({**wide, "avx512vl": False, "fma": False}) == (128, 16)
+    hidden = x86_64.detect(triple, "skylake-avx512", {**wide, "avx512f": False})
+    assert hidden is not None
+    assert "-avx512f" in hidden.features
+    assert not hidden.has("avx512f")
+    assert hidden.has("avx2")
+    assert x86_64.detect("aarch64-unknown-linux-gnu", "generic", {}) is None
+
+
+def test_runs_on() -> None:
+    v2, v3, v4 = (resolve_target(f"x86-64-v{level}") for level in (2, 3, 4))
+    assert v2.runs_on(v4) and v3.runs_on(v4) and v4.runs_on(v4)
+    assert not v4.runs_on(v3)
+    assert not resolve_target("aarch64").runs_on(v4)
+
+
+@pytest.mark.parametrize(
+    "change", [{"vector_bits": "512"}, {"unknown": 1}, {"features": None}, {"cpu": 3}]
+)
+def test_wrong_descriptions_are_refused(change: dict[str, object]) -> None:
+    data = {**resolve_target("x86-64-v4").to_json(), **change}
+    with pytest.raises(UnknownTargetError, match="not a target description"):
+        Target.from_json(data)
