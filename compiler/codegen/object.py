@@ -20,7 +20,6 @@ from compiler.codegen.elf import is_elf, undefined_symbols
 from compiler.errors import CompilerError
 from compiler.target import Target
 
-
 LIBRARY_SYMBOLS = ("memcpy", "memmove", "memset")
 """All that object code may leave undefined: every C library and every linker has them."""
 
