@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 from compiler.errors import CompilerError, ScheduleError
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.space import ScheduleSpace
+from compiler.schedule.space import ScheduleSpace, SubSpace
 from compiler.schedule.templates import FALLBACK, Template, templates
 from compiler.target import Target
 from compiler.workload import Workload
@@ -24,6 +25,30 @@ def schedule_space(
     Raises:
         CompilerError: if no template applies.
     """
+    found = _applicable(workload, target, threads, numerics)
+    # Scalar loops over everything are for what nothing else takes.
+    serious = [space for preference, space in found if preference > FALLBACK]
+    return ScheduleSpace(tuple(serious or [space for _, space in found]))
+
+
+def untuned_schedules(
+    workload: Workload, target: Target, threads: int = 1, numerics: str = "fast"
+) -> Iterator[Schedule]:
+    """Schedules to compile with when nothing was measured, best guess first.
+
+    The templates' defaults in the order of preference; the last one is the fallback that any
+    workload lowers with.
+
+    Raises:
+        CompilerError: if no template applies.
+    """
+    for _, space in _applicable(workload, target, threads, numerics):
+        yield space.default
+
+
+def _applicable(
+    workload: Workload, target: Target, threads: int, numerics: str
+) -> list[tuple[float, SubSpace]]:
     found = []
     for template in templates():
         space = template.space(workload, target, threads=threads, strict=numerics == "strict")
@@ -33,9 +58,7 @@ def schedule_space(
         operators = ", ".join(workload.operators)
         raise CompilerError(f"no template applies to the fused workload of {operators}")
     found.sort(key=lambda item: -item[0])
-    # Scalar loops over everything are for what nothing else takes.
-    serious = [space for preference, space in found if preference > FALLBACK]
-    return ScheduleSpace(tuple(serious or [space for _, space in found]))
+    return found
 
 
 def lower_schedule(

@@ -1,0 +1,48 @@
+"""Tilewright's compiler: ONNX models to native code through searched schedules.
+
+Importing this package loads neither LLVM nor onnx: a device that runs artifacts has neither.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from compiler.errors import (
+    ArtifactError,
+    CompilerError,
+    InvalidInputError,
+    InvalidModelError,
+    ScheduleError,
+    UnknownTargetError,
+    UnsupportedOperatorError,
+)
+
+if TYPE_CHECKING:
+    from compiler.driver import compile_model
+    from compiler.runtime.artifact import load_artifact
+
+_LAZY = {
+    "compile_model": "compiler.driver",
+    "load_artifact": "compiler.runtime.artifact",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        import importlib
+
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'compiler' has no attribute '{name}'")
+
+
+__all__ = [
+    "ArtifactError",
+    "CompilerError",
+    "InvalidInputError",
+    "InvalidModelError",
+    "ScheduleError",
+    "UnknownTargetError",
+    "UnsupportedOperatorError",
+    "compile_model",
+    "load_artifact",
+]
