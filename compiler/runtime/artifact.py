@@ -210,6 +210,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         )
     if manifest.get("checksum") != _manifest_checksum(manifest):
         raise ArtifactError(f"artifact '{path}': {MANIFEST} is damaged: its checksum differs")
+    absent = {"target", "programs", "files", "metadata"} - manifest.keys()
+    if absent:
+        raise ArtifactError(f"artifact '{path}': {MANIFEST} has no '{min(absent)}'")
     return manifest
 
 

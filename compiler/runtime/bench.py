@@ -51,7 +51,7 @@ class BoundKernel:
                 raise ValueError(
                     f"buffer '{wanted.name}' has {buffer.nbytes} bytes, {wanted.bytes} are needed"
                 )
-            if buffer.ctypes.data % ALIGNMENT or not buffer.flags.c_contiguous:
+            if (buffer.nbytes and buffer.ctypes.data % ALIGNMENT) or not buffer.flags.c_contiguous:
                 raise ValueError(f"buffer '{wanted.name}' is not contiguous and aligned")
         self.spec = spec
         self.threads = check_threads(threads)

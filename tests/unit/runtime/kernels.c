@@ -1,0 +1,48 @@
+/* Small kernels that follow the kernel ABI, written by hand. */
+#include <stdint.h>
+#include <string.h>
+
+/* out[i] = 2 * in[i], a tile is one element */
+void twice(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo, int64_t hi) {
+    const float *in = buffers[0];
+    float *out = buffers[1];
+    for (int64_t i = lo; i < hi; i++) out[i] = 2.0f * in[i];
+}
+
+/* out[i] = in[i] + weight[i] */
+void add_weight(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo, int64_t hi) {
+    const float *in = buffers[0], *weight = buffers[1];
+    float *out = buffers[2];
+    for (int64_t i = lo; i < hi; i++) out[i] = in[i] + weight[i];
+}
+
+/* Two stages with a barrier: shared[i] = in[i]; out[i] = sum of shared. Wrong without the barrier,
+ * unless one thread does it all in order. */
+void gather_stage(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo,
+                  int64_t hi) {
+    const float *in = buffers[0];
+    float *shared = buffers[1];
+    for (int64_t i = lo; i < hi; i++) shared[i] = in[i];
+}
+
+void sum_stage(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo, int64_t hi) {
+    const float *shared = buffers[1];
+    float *out = buffers[2];
+    for (int64_t i = lo; i < hi; i++) {
+        float sum = 0.0f;
+        for (int64_t k = 0; k < 64; k++) sum += shared[k];
+        out[i] = sum;
+    }
+}
+
+/* counts[i] += 1 through scratch that another thread must not touch; scratch misaligned: -100 */
+void count(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo, int64_t hi) {
+    int32_t *counts = buffers[0];
+    volatile int64_t *mine = scratch;
+    for (int64_t i = lo; i < hi; i++) {
+        for (int k = 0; k < 8; k++) mine[k] = i;
+        int same = (uintptr_t)scratch % 64 == 0;
+        for (int k = 0; k < 8; k++) same &= mine[k] == i;
+        counts[i] += same ? 1 : -100;
+    }
+}

@@ -1,0 +1,116 @@
+"""The thread pool: every tile once, under contention, after forks, asleep when idle."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.runtime.bench import BoundKernel
+from compiler.runtime.kernel import KernelSpec, Role
+from compiler.runtime.native import native
+from compiler.runtime.packing import aligned_zeros
+
+HERE = Path(__file__).parent
+NATIVE = HERE.parents[2] / "compiler" / "runtime" / "native"
+
+MakeSpec = Callable[..., KernelSpec]
+AddressOf = Callable[[str], int]
+
+
+def counter(
+    make_spec: MakeSpec, address_of: AddressOf, extent: int, threads: int
+) -> tuple[BoundKernel, np.ndarray]:
+    spec = make_spec("count", {"count": extent}, {"counts": (Role.OUTPUT, extent)}, 64)
+    counts = aligned_zeros(4 * extent).view(np.int32)
+    return BoundKernel(spec, [address_of("count")], [counts], threads), counts
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7, 16, 64])
+def test_every_tile_runs_once(make_spec: MakeSpec, address_of: AddressOf, threads: int) -> None:
+    for extent in [*range(1, 40), 63, 64, 65, 319, 320, 321, 1000, 4096, 65537]:
+        kernel, counts = counter(make_spec, address_of, extent, threads)
+        kernel.run()
+        kernel.run()
+        assert (counts == 2).all(), (extent, threads, np.flatnonzero(counts != 2)[:8])
+
+
+def test_an_extent_of_zero_runs_nothing(make_spec: MakeSpec, address_of: AddressOf) -> None:
+    spec = make_spec("count", {"count": 0}, {"counts": (Role.OUTPUT, 1)}, 64)
+    counts = aligned_zeros(4).view(np.int32)
+    for threads in (1, 4):
+        BoundKernel(spec, [address_of("count")], [counts], threads).run()
+    assert counts[0] == 0
+
+
+def test_callers_at_the_same_time(make_spec: MakeSpec, address_of: AddressOf) -> None:
+    def call(seed: int) -> bool:
+        rng = np.random.default_rng(seed)
+        for _ in range(60):
+            extent, threads = int(rng.integers(1, 3000)), int(rng.integers(1, 9))
+            kernel, counts = counter(make_spec, address_of, extent, threads)
+            for _ in range(5):
+                kernel.run()
+            if not (counts == 5).all():
+                return False
+        return True
+
+    with ThreadPoolExecutor(6) as callers:
+        assert all(callers.map(call, range(12)))
+
+
+def test_there_is_a_barrier_between_stages(make_spec: MakeSpec, address_of: AddressOf) -> None:
+    roles = {"in": (Role.INPUT, 64), "shared": (Role.SHARED, 64), "out": (Role.OUTPUT, 64)}
+    spec = make_spec("sum", {"gather_stage": 64, "sum_stage": 64}, roles)
+    buffers = [aligned_zeros(256).view(np.float32) for _ in range(3)]
+    kernel = BoundKernel(spec, [address_of(s.symbol) for s in spec.stages], buffers, threads=4)
+    for value in range(1, 300):
+        buffers[0][:] = value
+        kernel.run()
+        assert (buffers[2] == 64 * value).all()
+
+
+def test_idle_workers_sleep(make_spec: MakeSpec, address_of: AddressOf) -> None:
+    kernel, _ = counter(make_spec, address_of, 1000, 4)
+    kernel.run()
+    workers = native().tw_pool_workers()
+    assert workers >= 3
+    deadline = time.monotonic() + 30
+    while native().tw_pool_sleeping() < workers and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert native().tw_pool_sleeping() == workers
+    kernel.run()  # and they wake up again
+
+
+def test_a_forked_child_has_a_pool_of_its_own(make_spec: MakeSpec, address_of: AddressOf) -> None:
+    kernel, counts = counter(make_spec, address_of, 1000, 4)
+    kernel.run()
+    child = os.fork()
+    if child == 0:
+        started_with = native().tw_pool_workers()
+        kernel.run()
+        right = started_with == 0 and native().tw_pool_workers() == 3 and (counts == 2).all()
+        os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    kernel.run()
+    assert (counts == 2).all()
+
+
+@pytest.mark.parametrize("flags", [(), ("-DTW_NO_FUTEX",)], ids=["futex", "condition-variable"])
+def test_stress(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    program = tmp_path / "stress"
+    options = ["-O2", "-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread", *flags, f"-I{NATIVE}"]
+    sources = [HERE / "stress.c", *sorted(NATIVE.glob("*.c"))]
+    subprocess.run(["cc", *options, "-o", program, *sources], check=True)
+    for callers in ("1", "4"):
+        done = subprocess.run(
+            [program, callers], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "8 workers\n"
