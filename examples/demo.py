@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.live import Live
 
 from benchmarks import models
+from benchmarks.peak import peak_flops
 from benchmarks.race import EngineResult, RaceOptions, fastest, race, round_ratio
 from examples.demo_processes import (
     ProcessDied,
@@ -48,6 +49,8 @@ def main() -> int:
     folder: Path = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     model_path = _write_model(options.model, folder, console)
+    # before anything else wants the cores
+    peak = peak_flops() * options.threads
     data_folder = folder / "data"
     environment = {"TILEWRIGHT_DATA_FOLDER": str(data_folder), "OMP_NUM_THREADS": "1"}
     url = f"http://127.0.0.1:{free_port()}"
@@ -61,7 +64,7 @@ def main() -> int:
             )
             job = _submit(client, model_path, options)
             job = _follow(client, job["id"], processes, console)
-            _show_job(client, job, console)
+            _show_job(client, job, peak, console)
             artifact = _fetch_artifact(client, job, folder)
             lookup = _lookup_query(client, job)
         # the service is down by now: it would share the cores with the race
@@ -173,11 +176,11 @@ def _states(client: httpx2.Client, job_id: str, processes: Processes) -> Iterato
     yield _json(client.get(f"/v1/jobs/{job_id}"))
 
 
-def _show_job(client: httpx2.Client, job: dict[str, Any], console: Console) -> None:
+def _show_job(client: httpx2.Client, job: dict[str, Any], peak: float, console: Console) -> None:
+    """The table of tasks, and what the job spent."""
     tasks = _json(client.get(f"/v1/jobs/{job['id']}/tasks"))
-    result = job["result"] or {}
     console.print()
-    console.print(task_table(tasks, result.get("peak_flops")))
+    console.print(task_table(tasks, peak))
     spent = job["progress"]["trials_done"]
     cached = sum(task["status"] == "cached" for task in tasks)
     if cached == len(tasks) and spent == 0:
