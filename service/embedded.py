@@ -6,14 +6,15 @@ import os
 import secrets
 from pathlib import Path
 
-from db.errors import StorageError, StorageKind
+from db.errors import NotFoundError, StorageError, StorageKind
+from db.stores.records import RecordStore
 from db.stores.tokens import Scope
 from service.settings import Settings
 from service.storage import Storage
 
 
 def owner_token(settings: Settings, storage: Storage) -> str:
-    """The owner's token: read from the data folder, or made and kept there, readable by nobody else.
+    """The owner's token: read from the data folder, or made and kept there for its owner alone.
 
     Raises:
         StorageError: if the folder cannot be written.
@@ -21,6 +22,18 @@ def owner_token(settings: Settings, storage: Storage) -> str:
     secret = read_token(settings) or _make(settings.token_file)
     storage.tokens.create("owner", [Scope.ADMIN], secret=secret)
     return secret
+
+
+def schedule_source(data_folder: str | Path) -> RecordStore:
+    """The best schedules in a data folder's database, as the compiler asks for them.
+
+    Raises:
+        DatabaseError: if there is no database, or it is of a newer release.
+    """
+    settings = Settings(data_folder=Path(data_folder))
+    if not settings.database_url and not (settings.data_folder / "tilewright.db").exists():
+        raise NotFoundError("database", str(settings.data_folder / "tilewright.db"))
+    return Storage.open(settings).records
 
 
 def read_token(settings: Settings) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from db.stores.leases import NewRequest, RequestState, RequestStatus
 from service.storage import Storage
+from tuner.cancel import CancelToken
 from tuner.measure.measurement import Measurement, Status
 from tuner.measure.wire import MeasureRequest, MeasureResult, ProtocolError
 
@@ -19,15 +20,25 @@ REQUESTS_PER_WORKER = 2
 """In the queue for each worker: one that is measured, one that lies ready."""
 
 
+class Interrupted(Exception):
+    """This process must let go of the job at once.
+
+    What is in flight stays in the queue: workers go on, and the tuner that takes the job over
+    adopts what they measure.
+    """
+
+
 class RemoteRunner:
     """Measures through the workers of one target, for one job."""
 
-    def __init__(self, storage: Storage, job_id: str, target_key: str) -> None:
+    def __init__(
+        self, storage: Storage, job_id: str, target_key: str, interrupt: CancelToken
+    ) -> None:
         self._storage = storage
         self._job_id = job_id
         self._target_key = target_key
+        self._interrupt = interrupt
         self._open: dict[str, MeasureRequest] = {}
-        self._cancelled: set[str] = set()
         self._looked_for_workers = float("-inf")
         self._workers = 0
         self._expired = float("-inf")
@@ -65,9 +76,15 @@ class RemoteRunner:
         self._open[request.request_id] = request
 
     def poll(self, timeout_seconds: float) -> list[MeasureResult]:
-        """Results that are there by now, waiting up to the timeout for a first one."""
+        """Results that are there by now, waiting up to the timeout for a first one.
+
+        Raises:
+            Interrupted: if the process must let go of the job.
+        """
         ends = time.monotonic() + timeout_seconds
         while True:
+            if self._interrupt.cancelled:
+                raise Interrupted(self._interrupt.reason)
             self._expire()
             results = self._collect()
             left = ends - time.monotonic()
@@ -81,7 +98,6 @@ class RemoteRunner:
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:
         ids = list(self._open) if request_ids is None else list(request_ids)
-        self._cancelled.update(ids)
         self._storage.leases.cancel(request_ids=ids)
 
     def resume(self) -> list[MeasureRequest]:

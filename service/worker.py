@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from service.worker_facts import device_facts
+from service.worker_facts import device_facts, registration_facts
 from service.worker_files import BlobCache, Spooled, StateFolder
 from service.worker_http import Api, Refused, Unreachable
 from tuner.measure.measurement import Status
@@ -142,7 +142,7 @@ class Worker:
         while not self._stopping.is_set():
             body = {
                 "name": self._options.name,
-                "device": self._device,
+                "device": registration_facts(),
                 "targets": list(self._options.targets),
                 "protocol": PROTOCOL,
                 "worker_id": self._files.worker_id,
@@ -403,10 +403,10 @@ class Worker:
         with self._room:
             for name, token in leases.items():
                 work = self._in_hand.get(name)
-                if work is not None and name not in answer["renewed"]:
-                    # unless it was claimed again since we asked
-                    if work.fencing_token == token:
-                        work.lost.set()
+                lost = work is not None and name not in answer["renewed"]
+                # unless it was claimed again since we asked
+                if work is not None and lost and work.fencing_token == token:
+                    work.lost.set()
 
     def _fail(self, request_id: str, fencing_token: int, error: str, *, retry: bool) -> None:
         body = {

@@ -6,8 +6,8 @@
                           spool/      results that the service has not acknowledged
                           blobs/      shared objects and expected outputs by digest
 
-A result is finished once it lies in the spool: a worker that is killed afterwards reports it when it
-starts again, and never measures it twice.
+A result is finished once it lies in the spool: a worker that is killed afterwards reports it when
+it starts again, and never measures it twice.
 """
 
 from __future__ import annotations

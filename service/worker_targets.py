@@ -8,7 +8,7 @@ from typing import Any
 from compiler.errors import UnknownTargetError
 from compiler.target import Target, host_target, known_targets, resolve_target
 from service.storage import Storage
-from service.worker_facts import device_facts
+from service.worker_facts import registration_facts
 
 # LLVM's names of features that Linux calls otherwise.
 _LINUX_NAMES = {
@@ -32,6 +32,7 @@ _LINUX_NAMES = {
     "dotprod": "asimddp",
 }
 _MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+_SAME_MACHINE = ("architecture", "system", "model", "cpu_flags")
 _VECTOR_BITS = (128, 256, 512)
 
 
@@ -55,8 +56,8 @@ def runnable_targets(
         host = host_target()
     except (UnknownTargetError, ImportError):
         return tuple(dict.fromkeys(keys))
-    ours = device_facts()
-    if all(device.get(k) == ours.get(k) for k in ("machine", "system", "cpu_model", "cpu_flags")):
+    ours = registration_facts()
+    if all(device.get(k) == ours.get(k) for k in _SAME_MACHINE):
         keys += [t.key for t in _widths(host)]
     elif _runs(host, device):
         keys.append(host.key)
@@ -85,7 +86,8 @@ def _widths(target: Target) -> Iterable[Target]:
 
 def _runs(target: Target, device: Mapping[str, Any]) -> bool:
     """Whether the device has the architecture and every feature of a target."""
-    machine = _MACHINES.get(str(device.get("machine", "")).lower(), str(device.get("machine", "")))
+    architecture = str(device.get("architecture", "")).lower()
+    machine = _MACHINES.get(architecture, architecture)
     if target.arch != machine or str(device.get("system", "")).lower() not in target.triple:
         return False
     flags = set(device.get("cpu_flags", ()))

@@ -1,0 +1,90 @@
+"""The command line: `tilewright COMMAND`. Each command imports what it needs when it runs.
+
+Wrong usage ends with status 2, a mistake in what was given with 1; both with one sentence on
+standard error and no traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+from typer.exceptions import TyperException
+
+from service.cli import local, remote, serving, tuning
+
+app = typer.Typer(
+    name="tilewright",
+    help="A search-based auto-tuning compiler service for ONNX models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for group in (local, tuning, serving, remote):
+    group.add_to(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and exit with its status."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command; its exit status."""
+    try:
+        status = app(list(arguments), standalone_mode=False, prog_name="tilewright")
+        return status if isinstance(status, int) else 0
+    except TyperException as error:
+        if sentence := error.format_message():
+            _complain(sentence)
+        return int(error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        _complain("interrupted")
+        return 130
+    except BrokenPipeError:
+        # the reader of a pipe has seen enough; what is still buffered has nowhere to go
+        sys.stdout = None
+        return 0
+    except Exception as error:
+        sentence = _known(error)
+        if sentence is None:
+            raise
+        _complain(sentence)
+        return 1
+
+
+def _known(error: Exception) -> str | None:
+    """The sentence for a user's mistake; None for a bug, which shows its traceback."""
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
+    # by name, so that a command that needs neither database nor client imports neither
+    if names & {
+        "compiler.errors.CompilerError",
+        "db.errors.DatabaseError",
+        "service.client.ClientError",
+        "service.cli.common.UserError",
+    }:
+        return str(error)
+    if isinstance(error, OSError):
+        where = f" '{error.filename}'" if error.filename else ""
+        return f"{error.strerror or error}{where}"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return (
+            f"this command needs the package '{error.name}': pip install 'tilewright[all]' has it"
+        )
+    if "pydantic_settings.exceptions.SettingsError" in names:
+        return str(error)
+    if "pydantic_core._pydantic_core.ValidationError" in names:
+        return _validation(error)
+    return None
+
+
+def _validation(error: Exception) -> str:
+    first = error.errors()[0]  # type: ignore[attr-defined]
+    field = ".".join(str(part) for part in first["loc"])
+    return f"{field}: {first['msg']}"
+
+
+def _complain(sentence: str) -> None:
+    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)

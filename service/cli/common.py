@@ -1,0 +1,94 @@
+"""What several commands share: options, parsing, the console."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from service.settings import Settings
+
+
+class UserError(Exception):
+    """What the user gave is wrong; the message is one sentence."""
+
+
+class Numerics(StrEnum):
+    FAST = "fast"
+    STRICT = "strict"
+
+
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file")]
+TargetOption = Annotated[
+    str, typer.Option("--target", help="'host', a target's name, or NAME:BITS for its vectors")
+]
+ThreadsOption = Annotated[int, typer.Option("--threads", min=1, max=1024, help="Threads of a run")]
+NumericsOption = Annotated[
+    Numerics, typer.Option("--numerics", help="strict: no Winograd, no Strassen")
+]
+DimsOption = Annotated[
+    list[str] | None,
+    typer.Option("--dim", metavar="NAME=SIZE", help="Size of a named dimension; repeatable"),
+]
+TrialsOption = Annotated[int, typer.Option("--trials", min=0, help="Most candidates to measure")]
+SecondsOption = Annotated[
+    float | None, typer.Option("--seconds", min=0.001, help="Most time to tune")
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the search")]
+ServerOption = Annotated[
+    str | None, typer.Option("--server", help="URL of the service (or TILEWRIGHT_SERVER)")
+]
+TokenOption = Annotated[
+    str | None, typer.Option("--token", help="Bearer token (or TILEWRIGHT_TOKEN)")
+]
+
+
+def parse_dims(given: list[str] | None) -> dict[str, int]:
+    """{"batch": 1} from ["batch=1"]. Raises UserError."""
+    dims = {}
+    for text in given or ():
+        name, equals, size = text.partition("=")
+        if not equals or not name or not size.isdecimal() or int(size) < 1:
+            raise UserError(f"--dim '{text}': expected NAME=SIZE with a size of at least 1")
+        dims[name] = int(size)
+    return dims
+
+
+def existing_file(path: Path) -> Path:
+    """The path, if a file is there. Raises UserError."""
+    if not path.is_file():
+        raise UserError(f"'{path}' is {'a folder' if path.is_dir() else 'not there'}, not a file")
+    return path
+
+
+def load_settings(server: str | None = None, token: str | None = None) -> Settings:
+    """The settings, with what the command line says instead."""
+    from service.settings import Settings
+
+    settings = Settings()
+    changes = {"server": server, "token": token}
+    return settings.model_copy(update={k: v for k, v in changes.items() if v is not None})
+
+
+def console() -> Console:
+    """Standard output; tables are as wide as the terminal, or 160 columns into a pipe."""
+    from rich.console import Console
+
+    found = Console(highlight=False, soft_wrap=False)
+    return found if found.is_terminal else Console(highlight=False, width=160)
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.3f} ms"
+
+
+def duration(seconds: float | None) -> str:
+    """Minutes and seconds."""
+    if seconds is None:
+        return "-"
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

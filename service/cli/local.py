@@ -1,0 +1,210 @@
+"""Commands on one model and this machine: inspect, compile, run, bench."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service.cli.common import (
+    DimsOption,
+    ModelPath,
+    Numerics,
+    NumericsOption,
+    TargetOption,
+    ThreadsOption,
+    UserError,
+    console,
+    existing_file,
+    load_settings,
+    milliseconds,
+    parse_dims,
+)
+
+if TYPE_CHECKING:
+    from compiler.runtime.executable import Executable
+
+
+class Peer(StrEnum):
+    ONNXRUNTIME = "onnxruntime"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(inspect)
+    app.command("compile")(compile_)
+    app.command()(run)
+    app.command()(bench)
+
+
+def inspect(
+    model: ModelPath,
+    target: TargetOption = "host",
+    numerics: NumericsOption = Numerics.FAST,
+    dim: DimsOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+) -> None:
+    """Operators, parameters, MACs, memory traffic, and the workloads a model is cut into."""
+    import json
+
+    from compiler.costs import plan_summary
+    from service.cli.inspect_view import summary_view
+    from service.planning import ModelRequest, plan_model, workload_name
+
+    planned = plan_model(
+        ModelRequest(existing_file(model), target, 1, numerics.value, parse_dims(dim))
+    )
+    summary = plan_summary(planned.plan)
+    if as_json:
+        print(json.dumps(summary.to_json(), indent=2))
+        return
+    names = {workload.key: workload_name(workload) for workload, _ in planned.workloads}
+    console().print(summary_view(summary, names))
+
+
+def compile_(
+    model: ModelPath,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the artifact")],
+    target: TargetOption = "host",
+    threads: ThreadsOption = 1,
+    numerics: NumericsOption = Numerics.FAST,
+    dim: DimsOption = None,
+) -> None:
+    """Compile to an artifact folder, with whatever the database knows."""
+    from service.planning import ModelRequest, plan_model
+    from service.storage import Storage
+    from service.tuning import build_artifact
+    from tuner.measure.measurement import RecordKey
+
+    request = ModelRequest(existing_file(model), target, threads, numerics.value, parse_dims(dim))
+    planned = plan_model(request)
+    storage = Storage.open(load_settings())
+    keys = [
+        RecordKey(workload.key, planned.target.key, threads, numerics.value)
+        for workload, _ in planned.workloads
+    ]
+    known = storage.records.best_records(keys)
+    build_artifact(planned, storage, output)
+    storage.close()
+    console().print(
+        f"artifact: {output} ({len(known)} of {len(keys)} workloads with tuned schedules)",
+        soft_wrap=True,
+    )
+
+
+def run(
+    model: Annotated[Path, typer.Argument(metavar="MODEL|DIR", help="ONNX file or artifact")],
+    inputs: Annotated[Path, typer.Option("--inputs", help="Input arrays by name (.npz)")],
+    outputs: Annotated[Path, typer.Option("--outputs", help="Where to write the outputs (.npz)")],
+    threads: ThreadsOption = 1,
+    numerics: NumericsOption = Numerics.FAST,
+    dim: DimsOption = None,
+) -> None:
+    """Run a model, or an artifact, on arrays from a file."""
+    import numpy as np
+
+    arrays = _load_arrays(inputs)
+    executable = _executable(model, threads, numerics, parse_dims(dim))
+    results = executable.run(arrays)
+    names = [port.name for port in executable.program.outputs]
+    with outputs.open("wb") as file:
+        np.savez(file, **dict(zip(names, results, strict=True)))
+    out = console()
+    for name, array in zip(names, results, strict=True):
+        out.print(f"{name}: {array.dtype} {array.shape}", soft_wrap=True, markup=False)
+
+
+def _load_arrays(path: Path) -> dict[str, Any]:
+    import zipfile
+
+    import numpy as np
+
+    existing_file(path)
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive)
+    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+        raise UserError(f"'{path}' is not an .npz file of arrays: {error}") from error
+
+
+def _executable(model: Path, threads: int, numerics: Numerics, dims: dict[str, int]) -> Executable:
+    """An artifact as it is; a model compiled with the schedules that the database knows."""
+    if model.is_dir():
+        # an artifact needs neither the compiler nor the database
+        from compiler.runtime.artifact import load_artifact
+
+        return load_artifact(model, threads=threads)
+    import compiler
+    from service.storage import Storage
+
+    existing_file(model)
+    storage = Storage.open(load_settings())
+    try:
+        return compiler.compile_model(
+            model,
+            threads=threads,
+            dims=dims,
+            schedules=storage.records,
+            numerics=numerics.value,
+        )
+    finally:
+        storage.close()
+
+
+def bench(
+    model: Annotated[Path, typer.Argument(metavar="MODEL|DIR", help="ONNX file or artifact")],
+    against: Annotated[
+        Peer | None, typer.Option("--against", help="Compare with this engine")
+    ] = None,
+    onnx: Annotated[
+        Path | None, typer.Option("--onnx", help="With an artifact: the model it was made of")
+    ] = None,
+    threads: ThreadsOption = 1,
+    numerics: NumericsOption = Numerics.FAST,
+    dim: DimsOption = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000)] = 5,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="Of each turn")] = 0.5,
+) -> None:
+    """Time a model with the schedules that the database knows, in turns with another engine."""
+    from rich.table import Table
+
+    from service.comparison import Run, onnxruntime_run, race
+    from service.tuning import largest_model_error
+
+    executable = _executable(model, threads, numerics, parse_dims(dim))
+    arrays = _seeded_inputs(executable)
+    runs: dict[str, Run] = {"tilewright": lambda: executable.run(arrays)}
+    error = None
+    if against is not None:
+        source = existing_file(onnx or model)
+        other, version = onnxruntime_run(source, arrays, threads)
+        error = largest_model_error(list(executable.run(arrays)), list(other()))
+        runs[f"{against.value} {version}"] = other
+    timings = race(runs, threads=threads, rounds=rounds, turn_seconds=seconds)
+    table = Table(box=None, header_style="bold")
+    table.add_column("engine")
+    for name in ("median", "min", "ratio of medians", "ratio of minima"):
+        table.add_column(name, justify="right")
+    reference = timings[-1]
+    for timing in timings:
+        table.add_row(
+            timing.name,
+            milliseconds(timing.median_seconds),
+            milliseconds(timing.min_seconds),
+            f"{timing.median_seconds / reference.median_seconds:.3f}",
+            f"{timing.min_seconds / reference.min_seconds:.3f}",
+        )
+    out = console()
+    out.print(table)
+    if error is not None:
+        out.print(f"largest error, relative to the largest output: {error:.1e}")
+
+
+def _seeded_inputs(executable: Executable) -> dict[str, Any]:
+    from service.tuning import random_arrays
+
+    return random_arrays(
+        {port.name: (port.shape, port.dtype) for port in executable.program.inputs}
+    )

@@ -1,0 +1,214 @@
+"""Commands that talk to a service: submit, jobs, lookup."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.common import (
+    DimsOption,
+    ModelPath,
+    Numerics,
+    NumericsOption,
+    SecondsOption,
+    SeedOption,
+    ServerOption,
+    TargetOption,
+    ThreadsOption,
+    TokenOption,
+    TrialsOption,
+    UserError,
+    console,
+    duration,
+    existing_file,
+    load_settings,
+    milliseconds,
+    parse_dims,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from service.client import Client
+    from service.schemas import JobView
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(submit)
+    app.command()(jobs)
+    app.command()(lookup)
+
+
+def _client(server: str | None, token: str | None) -> Client:
+    from service.client import Client
+    from service.embedded import client_token
+
+    settings = load_settings(server, token)
+    if not settings.server.startswith(("http://", "https://")):
+        raise UserError(f"--server '{settings.server}' is not an http or https URL")
+    return Client(settings.server, client_token(settings))
+
+
+def submit(
+    model: ModelPath,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    target: TargetOption = "host",
+    threads: ThreadsOption = 1,
+    numerics: NumericsOption = Numerics.FAST,
+    trials: TrialsOption = 1000,
+    seconds: SecondsOption = None,
+    dim: DimsOption = None,
+    seed: SeedOption = 0,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
+    ] = None,
+) -> None:
+    """Upload a model, make a tuning job of it, and show how it goes."""
+    from service.schemas import JobRequest
+
+    existing_file(model)
+    if output is not None and output.exists():
+        raise UserError(f"--output '{output}' is there already")
+    out = console()
+    with _client(server, token) as client:
+        uploaded = client.upload(model)
+        job = client.submit(
+            JobRequest(
+                model=uploaded.digest,
+                target=target,
+                threads=threads,
+                numerics=numerics.value,
+                trials=trials,
+                seconds=seconds,
+                dims=parse_dims(dim),
+                seed=seed,
+            )
+        )
+        out.print(f"job {job.id}", soft_wrap=True)
+        if detach:
+            return
+        job = _follow(client, job, out)
+        if job.state != "succeeded":
+            raise UserError(f"job {job.id} {job.state}: {job.error or 'no reason was given'}")
+        from service.cli.view import task_table
+
+        out.print(task_table(client.tasks(job.id)))
+        out.print(_summary(job), soft_wrap=True)
+        if output is not None:
+            _unpack(client, job.id, output)
+            out.print(f"artifact: {output}", soft_wrap=True)
+
+
+def _follow(client: Client, job: JobView, out: Console) -> JobView:
+    """Show a job's events until it ends; the job as it is then."""
+    from rich.live import Live
+
+    from service.cli.view import progress_line
+    from service.schemas import ProgressView
+
+    live = Live(console=out, refresh_per_second=4, transient=True) if out.is_terminal else None
+    shown = ""
+    if live is not None:
+        live.start()
+    try:
+        for event in client.events(job.id):
+            if event.kind == "progress":
+                line = progress_line(ProgressView.model_validate(event.data), event.data)
+                if live is not None:
+                    live.update(line)
+                elif line != shown:
+                    out.print(line, soft_wrap=True)
+                shown = line
+    finally:
+        if live is not None:
+            live.stop()
+    return client.job(job.id)
+
+
+def _summary(job: JobView) -> str:
+    progress = job.progress
+    seconds = (job.finished_at or 0.0) - (job.started_at or 0.0)
+    return (
+        f"kernels {milliseconds(progress.default_seconds)} untuned, "
+        f"{milliseconds(progress.best_seconds)} tuned; {progress.trials_done} trials, "
+        f"{progress.trials_failed} failed, {duration(seconds)}"
+    )
+
+
+def _unpack(client: Client, job_id: str, output: Path) -> None:
+    archive = output.with_name(f"{output.name}.tar")
+    client.artifact(job_id, archive)
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(output, filter="data")
+    finally:
+        archive.unlink()
+
+
+def jobs(
+    job_id: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One job only")] = None,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the job")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Show the job until it ends")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the job's artifact")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000)] = 20,
+) -> None:
+    """List jobs, or show, cancel or follow one."""
+    from service.cli.view import job_table, task_table
+
+    if job_id is None and (cancel or follow or output):
+        raise UserError("--cancel, --follow and --output need a JOB")
+    out = console()
+    with _client(server, token) as client:
+        if job_id is None:
+            out.print(job_table(client.jobs(limit=limit)))
+            return
+        job = client.cancel(job_id) if cancel else client.job(job_id)
+        if follow:
+            job = _follow(client, job, out)
+        out.print(job_table([job]))
+        out.print(task_table(client.tasks(job_id)))
+        if job.error:
+            out.print(f"error: {job.error}", soft_wrap=True, markup=False)
+        if output is not None:
+            _unpack(client, job_id, output)
+            out.print(f"artifact: {output}", soft_wrap=True)
+
+
+def lookup(
+    what: Annotated[str, typer.Argument(metavar="MODEL|KEY", help="ONNX file or workload key")],
+    server: ServerOption = None,
+    token: TokenOption = None,
+    target: TargetOption = "host",
+    threads: ThreadsOption = 1,
+    numerics: NumericsOption = Numerics.FAST,
+    dim: DimsOption = None,
+) -> None:
+    """The best schedules known, of one workload or of a whole model."""
+    from service.cli.view import lookup_table
+    from service.schemas import LookupRequest
+
+    path = Path(what)
+    is_key = len(what) == 64 and not path.exists()
+    with _client(server, token) as client:
+        if is_key:
+            wanted: dict[str, object] = {"workloads": [what]}
+        else:
+            wanted = {"model": client.upload(existing_file(path)).digest, "dims": parse_dims(dim)}
+        found = client.lookup(
+            LookupRequest.model_validate(
+                {**wanted, "target": target, "threads": threads, "numerics": numerics.value}
+            )
+        )
+    out = console()
+    out.print(lookup_table(found))
+    out.print(f"{found.known} of {len(found.schedules)} known for target {found.target_key}")

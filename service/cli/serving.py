@@ -1,0 +1,215 @@
+"""Commands that stay: serve, tuner, worker."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.common import UserError, load_settings
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+
+STOP_SECONDS = 10.0
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(serve)
+    app.command()(tuner)
+    app.command()(worker)
+    app.command()(token)
+
+
+def serve(
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65535, help="Port to listen on")
+    ] = None,
+    no_tuner: Annotated[
+        bool, typer.Option("--no-tuner", help="Start no tuner process of its own")
+    ] = False,
+) -> None:
+    """Serve the REST interface, with a tuner process beside it."""
+    import uvicorn
+
+    from service import logs
+    from service.app import create_app
+    from service.embedded import owner_token
+    from service.storage import Storage
+
+    settings = load_settings()
+    changes = {"host": host, "port": port}
+    settings = settings.model_copy(update={k: v for k, v in changes.items() if v is not None})
+    logs.set_up(settings)
+    storage = Storage.open(settings)
+    owner_token(settings, storage)
+    # workers could neither renew nor report while the service was down
+    storage.leases.grace(settings.lease_seconds)
+    tuner_process = None if no_tuner else _start_tuner()
+    url = f"http://{settings.host}:{settings.port}"
+    print(f"serving {url}/v1, the owner's token is in {settings.token_file}", file=sys.stderr)
+    config = uvicorn.Config(
+        create_app(settings, storage),
+        host=settings.host,
+        port=settings.port,
+        # open event streams and long polls would hold the end otherwise
+        timeout_graceful_shutdown=2,
+        log_level="warning",
+        access_log=False,
+    )
+    server = uvicorn.Server(config)
+    try:
+        server.run()
+    finally:
+        if tuner_process is not None:
+            tuner_process.stop()
+        storage.close()
+    if not server.started:
+        raise UserError(f"cannot listen on {settings.host}:{settings.port}")
+
+
+class _TunerProcess:
+    """A tuner that is started again when it dies, until `stop`."""
+
+    def __init__(self) -> None:
+        self._stopping = threading.Event()
+        self._process = self._start()
+        self._thread = threading.Thread(target=self._watch, name="tuner-watch", daemon=True)
+        self._thread.start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # --with-parent: a tuner whose service was killed must not live on beside the next one
+        return subprocess.Popen([sys.executable, "-m", "service.cli", "tuner", "--with-parent"])
+
+    def _watch(self) -> None:
+        pause = 1.0
+        while not self._stopping.wait(0.2):
+            if self._process.poll() is not None:
+                print(f"the tuner ended ({self._process.returncode})", file=sys.stderr)
+                if self._stopping.wait(pause):
+                    return
+                pause = min(2 * pause, 30.0)
+                self._process = self._start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+def _start_tuner() -> _TunerProcess:
+    return _TunerProcess()
+
+
+def tuner(
+    with_parent: Annotated[
+        bool, typer.Option("--with-parent", hidden=True, help="End when the parent process ends")
+    ] = False,
+) -> None:
+    """Take jobs from the database and tune; workers do the measuring."""
+    from service import logs
+    from service.storage import Storage
+    from service.tuner_process import TunerProcess
+
+    settings = load_settings()
+    logs.set_up(settings)
+    storage = Storage.open(settings)
+    process = TunerProcess(settings, storage)
+    _on_signals(process.stop)
+    if with_parent:
+        _watch_parent(process.stop)
+    try:
+        process.run()
+    finally:
+        storage.close()
+
+
+def _on_signals(stop: object) -> None:
+    assert callable(stop)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop())
+
+
+def _watch_parent(stop: object) -> None:
+    import os
+
+    assert callable(stop)
+    parent, over = os.getppid(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            if os.getppid() != parent:
+                stop()
+                return
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def worker(
+    server: Annotated[str | None, typer.Option("--server", help="URL of the service")] = None,
+    token: Annotated[str | None, typer.Option("--token", help="Bearer token")] = None,
+    token_file: Annotated[Path | None, typer.Option("--token-file", help="File with it")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name for people")] = None,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", help="Target that this device runs; repeatable")
+    ] = None,
+    spool: Annotated[
+        Path | None, typer.Option("--spool", help="Folder of unreported results and the cache")
+    ] = None,
+) -> None:
+    """Measure candidates for a service. (`tilewright-worker` is the same without extras.)"""
+    from service.worker import main
+
+    settings = load_settings()
+    arguments = ["--server", server or settings.server]
+    if token_file is None and token is None:
+        from service.embedded import client_token
+
+        token = client_token(settings)
+    pairs = (("--token", token), ("--token-file", token_file), ("--name", name), ("--spool", spool))
+    for option, value in pairs:
+        if value is not None:
+            arguments += [option, str(value)]
+    for value in target or ():
+        arguments += ["--target", value]
+    if status := main(arguments):
+        raise typer.Exit(status)
+
+
+def token(
+    name: Annotated[str, typer.Argument(help="Whose token it is")],
+    scope: Annotated[
+        list[str], typer.Option("--scope", help="submit, read, measure or admin; repeatable")
+    ],
+    days: Annotated[float | None, typer.Option("--days", min=0.01, help="Lifetime")] = None,
+) -> None:
+    """Make a bearer token in the database, and print its secret."""
+    from db.stores.tokens import Scope
+    from service.storage import Storage
+
+    try:
+        scopes = [Scope(text) for text in scope]
+    except ValueError as error:
+        raise UserError(f"--scope: {error}") from error
+    settings: Settings = load_settings()
+    storage = Storage.open(settings)
+    try:
+        secret, _ = storage.tokens.create(
+            name, scopes, lifetime_seconds=None if days is None else days * 86400
+        )
+    finally:
+        storage.close()
+    print(secret)

@@ -1,0 +1,135 @@
+"""`tilewright tune`: tune on this machine, with the embedded database and no service."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.common import (
+    DimsOption,
+    ModelPath,
+    Numerics,
+    NumericsOption,
+    SecondsOption,
+    SeedOption,
+    TargetOption,
+    ThreadsOption,
+    TrialsOption,
+    console,
+    existing_file,
+    load_settings,
+    milliseconds,
+    parse_dims,
+)
+
+if TYPE_CHECKING:
+    from service.tracker import Tracker
+    from tuner.events import Event
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(tune)
+
+
+def tune(
+    model: ModelPath,
+    trials: TrialsOption = 1000,
+    seconds: SecondsOption = None,
+    target: TargetOption = "host",
+    threads: ThreadsOption = 1,
+    numerics: NumericsOption = Numerics.FAST,
+    dim: DimsOption = None,
+    seed: SeedOption = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
+    ] = None,
+) -> None:
+    """Tune a model on this machine. Ctrl-C stops; what was measured is kept."""
+    from rich.live import Live
+
+    from service.cli.view import progress_line, task_table
+    from service.planning import ModelRequest, plan_model, tasks_of
+    from service.schemas import ProgressView
+    from service.storage import Storage
+    from service.tracker import Tracker
+    from service.tuning import (
+        Budget,
+        build_artifact,
+        default_builders,
+        save_texts,
+        tune_tasks,
+        verify_artifact,
+    )
+    from service.views import task_view
+    from service.worker_facts import device_facts
+    from tuner.cancel import CancelToken
+    from tuner.measure.builder import ProcessBuilder
+    from tuner.measure.local_runner import LocalRunner
+    from tuner.measure.oracle import ReferenceCache
+
+    request = ModelRequest(existing_file(model), target, threads, numerics.value, parse_dims(dim))
+    planned = plan_model(request)
+    settings = load_settings()
+    storage = Storage.open(settings)
+    save_texts(planned, storage)
+    tasks = tasks_of(planned)
+    tracker = Tracker(tasks, trials)
+    token = CancelToken()
+    signal.signal(signal.SIGINT, lambda *_: token.cancel("interrupted"))
+    out = console()
+    live = Live(console=out, refresh_per_second=4, transient=True) if out.is_terminal else None
+
+    def on_event(event: Event) -> None:
+        tracker.take(event)
+        line = _line(tracker)
+        if live is not None:
+            live.update(line)
+        else:
+            out.print(line, soft_wrap=True)
+
+    def _line(tracker: Tracker) -> str:
+        view = ProgressView.model_validate(tracker.progress, from_attributes=True)
+        return progress_line(view, {"candidates_per_second": tracker.candidates_per_second})
+
+    builder = ProcessBuilder(settings.builders or default_builders())
+    runner = LocalRunner("local", device_facts())
+    if live is not None:
+        live.start()
+    try:
+        finished = tune_tasks(
+            tasks,
+            storage,
+            builder,
+            runner,
+            Budget(trials, seconds, seed),
+            job_id="",
+            on_event=on_event,
+            token=token,
+            references=ReferenceCache(),
+        )
+    finally:
+        if live is not None:
+            live.stop()
+        runner.close()
+        builder.close()
+    out.print(task_table([task_view(row) for row in tracker.rows.values()]))
+    progress = tracker.progress
+    out.print(
+        f"kernels {milliseconds(progress.default_seconds)} untuned, "
+        f"{milliseconds(progress.best_seconds)} tuned; {finished.trials_done} trials, "
+        f"{progress.trials_failed} failed, {finished.seconds_elapsed:.1f} s"
+        + (f"; {finished.reason}" if finished.cancelled else ""),
+        soft_wrap=True,
+    )
+    if output is not None:
+        build_artifact(planned, storage, output)
+        error = verify_artifact(planned, output)
+        checked = "not run here" if error is None else f"largest error {error:.1e}"
+        out.print(f"artifact: {output}, {checked}", soft_wrap=True)
+    storage.close()
+    if finished.cancelled:
+        raise typer.Exit(130)

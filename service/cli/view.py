@@ -1,0 +1,117 @@
+"""Tables and progress lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from service.cli.common import duration, milliseconds
+from service.schemas import JobView, LookupView, ProgressView, TaskView
+
+
+def _table(*columns: str, title: str | None = None) -> Table:
+    """A table whose columns are to the right but for those that start with '<'."""
+    table = Table(title=title, title_justify="left", box=None, header_style="bold")
+    for name in columns:
+        left = name.startswith("<")
+        table.add_column(name.lstrip("<"), justify="left" if left else "right", no_wrap=not left)
+    return table
+
+
+def microseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e6:,.1f}"
+
+
+def schedule_text(schedule: Mapping[str, Any] | None) -> str:
+    """The algorithm and its knobs on one line."""
+    if not schedule:
+        return "-"
+    choices = schedule.get("choices", {})
+    return " ".join([str(schedule["algorithm"]), *(f"{k}={v}" for k, v in choices.items())])
+
+
+def task_table(tasks: Sequence[TaskView]) -> Table:
+    """The tasks of a job, the most expensive first; rates count a MAC as two operations."""
+    table = _table(
+        "<workload", "count", "default us", "best us", "GFLOP/s", "executed", "trials", "<schedule"
+    )
+    for task in sorted(tasks, key=_cost, reverse=True):
+        table.add_row(
+            Text(task.name),
+            str(task.count),
+            microseconds(task.default_seconds),
+            microseconds(task.best_seconds),
+            _rate(task.facts.get("flops"), task.best_seconds),
+            _rate(task.facts.get("executed_flops"), task.best_seconds),
+            "known" if task.status == "cached" else str(task.trials),
+            Text(schedule_text(task.facts.get("schedule"))),
+        )
+    return table
+
+
+def job_table(jobs: Sequence[JobView]) -> Table:
+    table = _table(
+        "<job", "<state", "<model", "<target", "threads", "tasks", "trials", "best", "age"
+    )
+    now = time.time()
+    for job in jobs:
+        progress = job.progress
+        table.add_row(
+            job.id,
+            job.state,
+            job.model[:12],
+            Text(job.target),
+            str(job.threads),
+            f"{progress.tasks_done}/{progress.tasks_total}",
+            f"{progress.trials_done}/{progress.trials_budget}",
+            milliseconds(progress.best_seconds),
+            duration(now - job.created_at),
+        )
+    return table
+
+
+def lookup_table(found: LookupView) -> Table:
+    table = _table("<workload", "<key", "count", "us", "error", "<schedule")
+    for entry in found.schedules:
+        record = entry.record
+        error = None if record is None else record.measurement.get("max_error")
+        table.add_row(
+            Text(entry.name),
+            entry.workload_key[:12],
+            str(entry.count),
+            microseconds(record.run_seconds if record else None),
+            "-" if error is None else f"{error:.1e}",
+            Text(schedule_text(record.schedule if record else None)),
+        )
+    return table
+
+
+def progress_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
+    """Phase, tasks, trials, best latency so far, time left."""
+    parts = [
+        f"{progress.phase or 'waiting'}",
+        f"tasks {progress.tasks_done}/{progress.tasks_total}",
+        f"trials {progress.trials_done}/{progress.trials_budget}",
+        f"best {milliseconds(progress.best_seconds)} "
+        f"(untuned {milliseconds(progress.default_seconds)})",
+    ]
+    rate = more.get("candidates_per_second")
+    if isinstance(rate, float):
+        parts.append(f"{rate:.1f}/s")
+    if progress.seconds_left is not None:
+        parts.append(f"{duration(progress.seconds_left)} left")
+    if more.get("workers") == 0:
+        parts.append("no worker yet")
+    return "  ".join(parts)
+
+
+def _cost(task: TaskView) -> float:
+    return (task.best_seconds or task.default_seconds or 0.0) * task.count
+
+
+def _rate(operations: float | None, seconds: float | None) -> str:
+    return f"{operations / seconds / 1e9:.1f}" if operations and seconds else "-"

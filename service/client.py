@@ -1,0 +1,271 @@
+"""A client of the service: typed calls over HTTP."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx2
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from service.schemas import (
+    JobEventView,
+    JobRequest,
+    JobView,
+    LookupRequest,
+    LookupView,
+    ModelView,
+    ProblemView,
+    RecordView,
+    TaskView,
+    WorkerView,
+)
+
+ViewT = TypeVar("ViewT", bound=BaseModel)
+
+CHUNK_BYTES = 1 << 20
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 5.0
+
+
+class ClientError(Exception):
+    """The service cannot be reached or refuses; the message is one sentence."""
+
+
+class RefusedError(ClientError):
+    """The service answered with a problem."""
+
+    def __init__(self, problem: ProblemView) -> None:
+        self.problem = problem
+        super().__init__(problem.detail)
+
+    @property
+    def status(self) -> int:
+        return self.problem.status
+
+
+class Client:
+    """One service with one token. A context that closes its connections.
+
+    Every method raises ClientError.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        token: str,
+        *,
+        timeout_seconds: float = 60.0,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        self.server = server.rstrip("/")
+        try:
+            self._http = httpx2.Client(
+                base_url=self.server,
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+                timeout=timeout_seconds,
+                transport=transport,
+            )
+        except (httpx2.InvalidURL, UnicodeEncodeError) as error:
+            raise ClientError(f"'{server}' is not a URL: {error}") from error
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    # models
+
+    def upload(
+        self, path: Path, name: str | None = None, sent: Callable[[int], None] = lambda n: None
+    ) -> ModelView:
+        """Upload a model file; `sent` hears of the bytes as they leave."""
+        size = path.stat().st_size
+
+        def chunks() -> Iterator[bytes]:
+            with path.open("rb") as file:
+                while chunk := file.read(CHUNK_BYTES):
+                    yield chunk
+                    sent(len(chunk))
+
+        return self._view(
+            ModelView,
+            "POST",
+            "/v1/models",
+            params={"name": name or path.name},
+            content=chunks(),
+            headers={"Content-Type": "application/octet-stream", "Content-Length": str(size)},
+            timeout=600.0,
+        )
+
+    def models(self) -> list[ModelView]:
+        return self._views(ModelView, "/v1/models")
+
+    # jobs
+
+    def submit(self, request: JobRequest, idempotency_key: str | None = None) -> JobView:
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        return self._view(
+            JobView,
+            "POST",
+            "/v1/jobs",
+            json=request.model_dump(mode="json"),
+            headers=headers,
+            timeout=600.0,
+        )
+
+    def job(self, job_id: str) -> JobView:
+        return self._view(JobView, "GET", f"/v1/jobs/{job_id}")
+
+    def jobs(self, state: str | None = None, limit: int = 100) -> list[JobView]:
+        params: dict[str, Any] = {"limit": limit}
+        if state is not None:
+            params["state"] = state
+        return self._views(JobView, "/v1/jobs", params)
+
+    def tasks(self, job_id: str) -> list[TaskView]:
+        return self._views(TaskView, f"/v1/jobs/{job_id}/tasks")
+
+    def cancel(self, job_id: str) -> JobView:
+        return self._view(JobView, "POST", f"/v1/jobs/{job_id}/cancel")
+
+    def events(
+        self, job_id: str, after: int = 0, patience_seconds: float = 60.0
+    ) -> Iterator[JobEventView]:
+        """Every event of a job until it ends, each once.
+
+        A stream that breaks is taken up again after the last event that came; it is an error only
+        when the service stays away for `patience_seconds`.
+        """
+        pause, silent_since = FIRST_PAUSE_SECONDS, time.monotonic()
+        while True:
+            try:
+                for event in self._stream(job_id, after):
+                    after = event.sequence
+                    pause, silent_since = FIRST_PAUSE_SECONDS, time.monotonic()
+                    yield event
+                if self.job(job_id).final:
+                    return
+            except RefusedError as error:
+                if error.status < 500:
+                    raise
+                if time.monotonic() - silent_since > patience_seconds:
+                    raise
+            except ClientError:
+                if time.monotonic() - silent_since > patience_seconds:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE_SECONDS)
+
+    def _stream(self, job_id: str, after: int) -> Iterator[JobEventView]:
+        headers = {"Last-Event-ID": str(after), "Accept": "text/event-stream"}
+        data: list[str] = []
+        try:
+            with self._http.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers) as answer:
+                if answer.status_code >= 400:
+                    answer.read()
+                    raise _refusal(answer)
+                for line in answer.iter_lines():
+                    if line.startswith("data:"):
+                        data.append(line.removeprefix("data:").removeprefix(" "))
+                    elif not line and data:
+                        yield _parse(JobEventView, "\n".join(data))
+                        data.clear()
+        except httpx2.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    def artifact(self, job_id: str, target: Path) -> None:
+        """Save the artifact's tar file; it appears complete or not at all."""
+        temporary = target.with_name(f".{target.name}.part")
+        try:
+            with self._http.stream("GET", f"/v1/jobs/{job_id}/artifact") as answer:
+                if answer.status_code >= 400:
+                    answer.read()
+                    raise _refusal(answer)
+                with temporary.open("wb") as file:
+                    for chunk in answer.iter_bytes():
+                        file.write(chunk)
+            temporary.replace(target)
+        except httpx2.HTTPError as error:
+            raise self._unreachable(error) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    # schedules, workers
+
+    def schedule(self, workload: str, target: str, threads: int, numerics: str) -> RecordView:
+        params = {
+            "workload": workload,
+            "target": target,
+            "threads": threads,
+            "numerics": numerics,
+        }
+        return self._view(RecordView, "GET", "/v1/schedules", params=params)
+
+    def lookup(self, request: LookupRequest) -> LookupView:
+        return self._view(
+            LookupView,
+            "POST",
+            "/v1/schedules/lookup",
+            json=request.model_dump(mode="json"),
+            timeout=600.0,
+        )
+
+    def workers(self) -> list[WorkerView]:
+        return self._views(WorkerView, "/v1/workers")
+
+    # transport
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        try:
+            answer = self._http.request(method, path, **options)
+        except httpx2.HTTPError as error:
+            raise self._unreachable(error) from error
+        if answer.status_code >= 400:
+            raise _refusal(answer)
+        return answer
+
+    def _view(self, view: type[ViewT], method: str, path: str, **options: Any) -> ViewT:
+        return _parse(view, self._send(method, path, **options).text)
+
+    def _views(
+        self, view: type[ViewT], path: str, params: Mapping[str, Any] | None = None
+    ) -> list[ViewT]:
+        answer = self._send("GET", path, params=params)
+        try:
+            return TypeAdapter(list[view]).validate_json(answer.text)  # type: ignore[valid-type]
+        except ValidationError as error:
+            raise ClientError(f"{self.server} does not answer as a Tilewright service") from error
+
+    def _unreachable(self, error: httpx2.HTTPError) -> ClientError:
+        return ClientError(f"the service at {self.server} does not answer: {error}")
+
+
+def _parse(view: type[ViewT], text: str) -> ViewT:
+    try:
+        return view.model_validate_json(text)
+    except ValidationError as error:
+        raise ClientError(f"the answer is not of a Tilewright service: {text[:80]!r}") from error
+
+
+def _refusal(answer: httpx2.Response) -> RefusedError:
+    try:
+        problem = ProblemView.model_validate(json.loads(answer.text))
+    except (ValueError, ValidationError):
+        status = answer.status_code
+        problem = ProblemView(
+            type="about:blank",
+            title=answer.reason_phrase,
+            status=status,
+            detail=f"the service answered {status} {answer.reason_phrase}",
+        )
+    return RefusedError(problem)

@@ -1,0 +1,194 @@
+"""One model from tasks to a verified artifact: what the tuner process and `tilewright tune` do."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from compiler import driver
+from compiler.build import CODEGEN_VERSION
+from compiler.dtypes import DType
+from compiler.errors import CompilerError
+from compiler.ops.interpret import run_graph
+from compiler.target import host_target
+from service.planning import Planned
+from service.storage import Storage
+from service.version import version
+from tuner.cancel import CancelToken
+from tuner.events import Event, Finished
+from tuner.loop import tune
+from tuner.measure.builder import Builder
+from tuner.measure.oracle import ReferenceCache
+from tuner.measure.runner import Runner
+from tuner.options import TuneOptions
+from tuner.tasks import Task
+
+MODEL_TOLERANCE = 1e-4
+"""Largest error of a whole model in float32, relative to its largest output."""
+
+VERIFY_SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much a run may cost; it ends at the first limit that it meets."""
+
+    trials: int = 1000
+    seconds: float | None = None
+    seed: int = 0
+
+
+def tune_tasks(
+    tasks: list[Task],
+    storage: Storage,
+    builder: Builder,
+    runner: Runner,
+    budget: Budget,
+    *,
+    job_id: str,
+    on_event: Callable[[Event], None],
+    token: CancelToken,
+    references: ReferenceCache,
+) -> Finished:
+    """Tune, with trials and records in the database.
+
+    Raises:
+        TuningError: if the budget is impossible.
+    """
+    options = TuneOptions(
+        trials=budget.trials,
+        seconds=budget.seconds,
+        seed=budget.seed,
+        job_id=job_id,
+        codegen_version=CODEGEN_VERSION,
+        compiler_version=version(),
+    )
+    return tune(
+        tasks,
+        builder,
+        runner,
+        storage.records,
+        options,
+        on_event=on_event,
+        token=token,
+        references=references,
+    )
+
+
+def save_texts(planned: Planned, storage: Storage) -> None:
+    """Keep what the keys of trials and records stand for."""
+    target = planned.target
+    storage.workloads.put_workloads({w.key: w.text() for w, _ in planned.workloads})
+    storage.workloads.put_target(target.key, target.name, target.to_json())
+
+
+def random_arrays(
+    ports: Mapping[str, tuple[tuple[int, ...], DType]], seed: int = VERIFY_SEED
+) -> dict[str, np.ndarray]:
+    """Seeded inputs by name: standard normal for floats, zero and one for integers and truths.
+
+    Zero and one are valid indices of every table with two rows. bfloat16 comes as its raw bits.
+    """
+    rng = np.random.default_rng(seed)
+    inputs: dict[str, np.ndarray] = {}
+    for name, (shape, dtype) in ports.items():
+        if dtype.is_float:
+            values = rng.standard_normal(shape, dtype=np.float32)
+        else:
+            values = rng.integers(0, 2, shape)
+        if dtype.value == "bfloat16":
+            bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+            inputs[name] = ((bits + 0x8000) >> 16).astype(np.uint16)
+        else:
+            inputs[name] = np.ascontiguousarray(values, np.dtype(dtype.value))
+    return inputs
+
+
+def build_artifact(planned: Planned, storage: Storage, folder: Path) -> None:
+    """Compile with the best schedules known and write the artifact folder.
+
+    Raises:
+        CompilerError: if it cannot be linked.
+        OSError: if the folder cannot be written.
+    """
+    driver.save_artifact(
+        planned.plan, storage.records, planned.target, planned.threads, planned.numerics, folder
+    )
+
+
+def verify_artifact(planned: Planned, folder: Path) -> float | None:
+    """The largest error of an artifact against the operators' references on the imported graph.
+
+    Relative to the largest output. None if its target does not run on this machine.
+
+    Raises:
+        CompilerError: if the error is over the tolerance: the artifact must not be used.
+    """
+    if not planned.target.runs_on(host_target()):
+        return None
+    from compiler.runtime.artifact import load_artifact
+
+    types = planned.graph.types
+    inputs = random_arrays({v: (types[v].shape, types[v].dtype) for v in planned.graph.inputs})
+    actual = load_artifact(folder, threads=planned.threads).run(inputs)
+    expected = run_graph(planned.graph, inputs)
+    error = largest_model_error(actual, expected)
+    if not error <= MODEL_TOLERANCE:
+        raise CompilerError(
+            f"the compiled model differs from its reference by {error:.2g} of the largest output, "
+            f"allowed are {MODEL_TOLERANCE:.0e}"
+        )
+    return error
+
+
+def largest_model_error(actual: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    """Over all outputs, the largest difference relative to the output's largest value."""
+    worst = 0.0
+    for ours, theirs in zip(actual, expected, strict=True):
+        if ours.shape != theirs.shape:
+            return float("inf")
+        difference = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
+        if difference.size:
+            scale = float(np.abs(theirs).max()) or 1.0
+            worst = max(worst, float(np.nan_to_num(difference, nan=np.inf).max()) / scale)
+    return worst
+
+
+def store_artifact(folder: Path, storage: Storage) -> str:
+    """Keep an artifact folder as one tar file among the blobs; its digest.
+
+    The same folder always gives the same bytes.
+
+    Raises:
+        StorageError: if the disk is full.
+    """
+    with tempfile.TemporaryFile() as archive:
+        with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for path in sorted(folder.rglob("*")):
+                tar.add(path, path.relative_to(folder), recursive=False, filter=_plain)
+        archive.seek(0)
+
+        def chunks() -> Iterator[bytes]:
+            while chunk := archive.read(1 << 20):
+                yield chunk
+
+        digest, _ = storage.blobs.put_stream(chunks())
+        return digest
+
+
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.mtime = entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mode = 0o755 if entry.isdir() else 0o644
+    return entry
+
+
+def default_builders() -> int:
+    """Builder processes for this machine: one for each core that it may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
