@@ -1,0 +1,245 @@
+"""Artifact folders: they load to the same results, and nothing damaged loads."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.dtypes import DType
+from compiler.errors import ArtifactError
+from compiler.runtime import artifact as module
+from compiler.runtime.artifact import SizedProgram, load_artifact, read_artifact, save_artifact
+from compiler.runtime.cpu import architecture, missing_features
+from compiler.runtime.kernel import KernelSpec, Role
+from compiler.runtime.packing import aligned_zeros
+from compiler.runtime.program import BufferRef, KernelCall, Port, Program, Space
+
+ROLES = {"in": (Role.INPUT, 64), "w": (Role.WEIGHT, 64), "out": (Role.OUTPUT, 64)}
+TARGET = {"name": "host", "triple": f"{architecture()}-unknown-linux-gnu", "features": []}
+X = np.linspace(0, 1, 64, dtype=np.float32)
+
+
+@pytest.fixture
+def program(make_spec: Callable[..., KernelSpec]) -> Program:
+    refs = tuple(BufferRef(space, 0) for space in (Space.INPUT, Space.WEIGHTS, Space.OUTPUT))
+    port = Port("x", DType.FLOAT32, (64,))
+    kernel = make_spec("add", {"add_weight": 64}, ROLES)
+    call = KernelCall(0, refs)
+    return Program("model", (port,), (replace(port, name="y"),), (kernel,), (call,), 0, 256)
+
+
+@pytest.fixture
+def save(program: Program, library_path: Path) -> Callable[..., None]:
+    def write(path: Path, value: float = 1.0, **changes: Any) -> None:
+        weights = aligned_zeros(256)
+        weights.view(np.float32)[:] = value
+        arguments: dict[str, Any] = {
+            "programs": [SizedProgram((("batch", 1),), program)],
+            "library": library_path.read_bytes(),
+            "weights": weights,
+            "target": TARGET,
+            "metadata": {"model": "m", "schedules": [{"algorithm": "direct"}]},
+        }
+        save_artifact(path, **{**arguments, **changes})
+
+    return write
+
+
+@pytest.fixture
+def saved(tmp_path: Path, save: Callable[..., None]) -> Path:
+    save(tmp_path / "model.tw")
+    return tmp_path / "model.tw"
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_artifact_loads_to_the_same_results(saved: Path, threads: int) -> None:
+    executable = load_artifact(saved, threads)
+    assert executable.threads == threads
+    np.testing.assert_array_equal(executable.run({"x": X})[0], X + 1)
+    assert isinstance(executable.weights, np.memmap)
+    assert not executable.weights.flags.writeable
+    assert read_artifact(saved).metadata["schedules"] == [{"algorithm": "direct"}]
+
+
+def test_an_artifact_loads_with_numpy_alone(saved: Path) -> None:
+    code = f"""
+import sys
+import numpy as np
+for name in ("llvmlite", "onnx", "xgboost", "sqlalchemy", "ml_dtypes"):
+    sys.modules[name] = None
+from compiler.runtime.artifact import load_artifact
+print(load_artifact({str(saved)!r}).run([np.zeros(64, np.float32)])[0].sum())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "64.0\n"
+
+
+def test_sizes_select_a_program(
+    save: Callable[..., None], program: Program, tmp_path: Path
+) -> None:
+    twice = replace(program, name="batch of 2")
+    programs = [SizedProgram((("batch", 1),), program), SizedProgram((("batch", 2),), twice)]
+    save(tmp_path / "a", programs=programs)
+    assert load_artifact(tmp_path / "a").program == program
+    assert load_artifact(tmp_path / "a", sizes={"batch": 2}).program == twice
+    with pytest.raises(ArtifactError, match="serves no sizes batch=3, only batch=1; batch=2"):
+        load_artifact(tmp_path / "a", sizes={"batch": 3})
+
+
+def test_a_model_without_weights(
+    make_spec: Callable[..., KernelSpec], save: Callable[..., None], tmp_path: Path
+) -> None:
+    kernel = make_spec("twice", {"twice": 64}, {"i": (Role.INPUT, 64), "o": (Role.OUTPUT, 64)})
+    port = Port("x", DType.FLOAT32, (64,))
+    call = KernelCall(0, (BufferRef(Space.INPUT, 0), BufferRef(Space.OUTPUT, 0)))
+    program = Program("twice", (port,), (port,), (kernel,), (call,), 0, 0)
+    save(tmp_path / "a", programs=[SizedProgram((), program)], weights=aligned_zeros(0))
+    np.testing.assert_array_equal(load_artifact(tmp_path / "a").run([X])[0], 2 * X)
+
+
+def test_an_artifact_is_replaced_as_a_whole(saved: Path, save: Callable[..., None]) -> None:
+    old = load_artifact(saved)
+    save(saved, value=5.0)
+    np.testing.assert_array_equal(load_artifact(saved).run([X])[0], X + 5)
+    np.testing.assert_array_equal(old.run([X])[0], X + 1)
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
+def test_a_full_disk_leaves_the_old_artifact(
+    saved: Path, save: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = module._write
+
+    def fail(path: Path, data: bytes) -> None:
+        if path.name == module.MANIFEST:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(module, "_write", fail)
+    for path in (saved, saved.with_name("new")):
+        with pytest.raises(ArtifactError, match=r"cannot write artifact .* No space left"):
+            save(path, value=5.0)
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+    np.testing.assert_array_equal(load_artifact(saved).run([X])[0], X + 1)
+
+
+def test_what_is_no_artifact_is_not_replaced(tmp_path: Path, save: Callable[..., None]) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat").write_text("meow")
+    (tmp_path / "file").write_text("text")
+    for name in ("photos", "file"):
+        with pytest.raises(ArtifactError, match="exists and is no artifact"):
+            save(tmp_path / name)
+    assert (tmp_path / "photos" / "cat").read_text() == "meow"
+    (tmp_path / "empty").mkdir()
+    save(tmp_path / "empty")
+    assert load_artifact(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("name", [module.LIBRARY, module.WEIGHTS, module.MANIFEST])
+def test_a_missing_file(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    with pytest.raises(ArtifactError, match=f"{name} is missing"):
+        load_artifact(saved)
+
+
+@pytest.mark.parametrize("name", [module.LIBRARY, module.WEIGHTS])
+def test_a_changed_or_truncated_file(saved: Path, name: str) -> None:
+    data = bytearray((saved / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (saved / name).write_bytes(data)
+    with pytest.raises(ArtifactError, match=f"{name} is damaged"):
+        load_artifact(saved)
+    (saved / name).write_bytes(data[:-1])
+    with pytest.raises(ArtifactError, match=f"{name} has {len(data) - 1} bytes"):
+        load_artifact(saved)
+
+
+def test_any_change_to_the_manifest_is_found(saved: Path) -> None:
+    text = (saved / module.MANIFEST).read_text()
+    rng = np.random.default_rng(0)
+    places = rng.choice(len(text), 150, replace=False)
+    meaningful = [p for p in places if not text[p].isspace()]
+    assert len(meaningful) > 40
+    for place in meaningful:
+        changed = text[:place] + chr(ord(text[place]) ^ 1) + text[place + 1 :]
+        (saved / module.MANIFEST).write_text(changed)
+        with pytest.raises(ArtifactError):
+            load_artifact(saved)
+    for end in (0, 1, len(text) // 2, len(text) - 1):
+        (saved / module.MANIFEST).write_text(text[:end])
+        with pytest.raises(ArtifactError, match="cannot be read"):
+            load_artifact(saved)
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    """Change the manifest and make its checksum right again."""
+    manifest = json.loads((path / module.MANIFEST).read_text())
+    manifest.update(changes)
+    manifest = {key: value for key, value in manifest.items() if value is not None}
+    manifest["checksum"] = module._manifest_checksum(manifest)
+    (path / module.MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "other"}, "of another kind"),
+        ({"version": 99}, "has format 99 and kernel ABI 1"),
+        ({"abi": 99}, "kernel ABI 99"),
+        ({"programs": []}, "holds no program"),
+        ({"programs": [{"sizes": {}}]}, "malformed"),
+        ({"programs": 3}, "malformed"),
+        ({"files": None}, "has no 'files'"),
+        ({"target": {"triple": "pdp11-dec-unix"}}, "is for pdp11, this machine is"),
+    ],
+)
+def test_other_kinds_and_versions(saved: Path, changes: dict[str, Any], message: str) -> None:
+    rewrite(saved, **changes)
+    with pytest.raises(ArtifactError, match=message):
+        load_artifact(saved)
+
+
+def test_a_processor_without_the_features(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compiler.runtime.cpu._flags", lambda: frozenset({"pni", "avx2", "fma"}))
+    monkeypatch.setattr("compiler.runtime.cpu.architecture", lambda: "x86_64")
+    rewrite(saved, target={**TARGET, "cpu": "znver4", "features": ["+avx2", "-sse4.2", "+64bit"]})
+    assert read_artifact(saved)
+    rewrite(saved, target={**TARGET, "cpu": "znver4", "features": ["+avx2", "+avx512f"]})
+    with pytest.raises(ArtifactError, match="for znver4, this processor lacks avx512f"):
+        load_artifact(saved)
+
+
+def test_this_processor_has_the_features_that_llvm_finds() -> None:
+    binding = pytest.importorskip("llvmlite.binding")
+    features = binding.get_host_cpu_features().flatten().split(",")
+    assert missing_features(features) == ()
+
+
+def test_a_library_without_the_kernel(
+    saved: Path, save: Callable[..., None], tmp_path: Path
+) -> None:
+    source, library = tmp_path / "empty.c", tmp_path / "empty.so"
+    source.write_text("int nothing;")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    save(saved, library=library.read_bytes())
+    with pytest.raises(ArtifactError, match=r"cannot load: .*add_weight"):
+        load_artifact(saved)
+    save(saved, library=b"no library")
+    with pytest.raises(ArtifactError, match="cannot load"):
+        load_artifact(saved)
+
+
+def test_a_path_without_an_artifact(tmp_path: Path) -> None:
+    for path in (tmp_path / "nothing", Path(__file__)):
+        with pytest.raises(ArtifactError, match="is no folder"):
+            load_artifact(path)

@@ -1,0 +1,269 @@
+"""Executables of hand-written kernels: what they compute, what they refuse, where memory lies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidInputError
+from compiler.runtime.executable import Executable
+from compiler.runtime.kernel import BufferSpec, KernelSpec, Role
+from compiler.runtime.packing import aligned_empty
+from compiler.runtime.program import BufferRef, Copy, KernelCall, Port, Program, Space, encode
+from compiler.runtime.weights import WeightBlock
+
+N = 200
+ROLES = {"in": (Role.INPUT, N), "out": (Role.OUTPUT, N)}
+WEIGHTED = {"in": (Role.INPUT, N), "w": (Role.WEIGHT, N), "out": (Role.OUTPUT, N)}
+BIAS = np.arange(N, dtype=np.float32)
+
+AddressOf = Callable[[str], int]
+
+
+def ref(space: str, offset: int = 0) -> BufferRef:
+    return BufferRef(Space(space), offset)
+
+
+@pytest.fixture
+def program(make_spec: Callable[..., KernelSpec]) -> Program:
+    """y = 4 * a + w, z = b (a copy); the arena holds 2 * a and 4 * a."""
+    shape = (N // 8, 8)
+    return Program(
+        name="model",
+        inputs=(Port("a", DType.FLOAT32, shape), Port("b", DType.INT64, (3,))),
+        outputs=(Port("y", DType.FLOAT32, shape), Port("z", DType.INT64, (3,))),
+        kernels=(
+            make_spec("twice", {"twice": N}, ROLES, scratch_bytes=100),
+            make_spec("add", {"add_weight": N}, WEIGHTED),
+        ),
+        instructions=(
+            KernelCall(0, (ref("input", 0), ref("arena", 0))),
+            KernelCall(0, (ref("arena", 0), ref("arena", 832))),
+            KernelCall(1, (ref("arena", 832), ref("weights", 64), ref("output", 0))),
+            Copy(ref("output", 1), ref("input", 1), 24),
+        ),
+        arena_bytes=1664,
+        weight_bytes=896,
+    )
+
+
+@pytest.fixture
+def weights(program: Program) -> np.ndarray:
+    block = WeightBlock()
+    first = replace(program.kernels[1].buffers[1], shape=(8,), bytes=32)
+    assert block.add(first, np.full(8, 9, np.float32)) == 0
+    assert block.add(program.kernels[1].buffers[1], BIAS + 5) == 64
+    assert block.add(program.kernels[1].buffers[1], BIAS + 5) == 64
+    assert block.bytes == 896
+    return block.build()
+
+
+@pytest.fixture
+def executable(program: Program, weights: np.ndarray, address_of: AddressOf) -> Executable:
+    return Executable(program, weights, address_of)
+
+
+def inputs(seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "a": rng.standard_normal((N // 8, 8)).astype(np.float32),
+        "b": rng.integers(-9, 9, 3),
+    }
+
+
+def expect(outputs: list[np.ndarray], given: dict[str, np.ndarray]) -> None:
+    expected = 4 * given["a"] + (BIAS + 5).reshape(N // 8, 8)
+    np.testing.assert_array_equal(outputs[0], expected)
+    np.testing.assert_array_equal(outputs[1], given["b"])
+    assert [o.dtype for o in outputs] == [np.float32, np.int64]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_program_computes(executable: Executable, threads: int) -> None:
+    executable = executable.with_threads(threads)
+    for seed in range(20):
+        given = inputs(seed)
+        expect(executable.run(given), given)
+        expect(executable.run(list(given.values())), given)
+        expect(executable.run(tuple(given.values())), given)
+
+
+def test_outputs_of_two_runs_are_different_arrays(executable: Executable) -> None:
+    first_in, second_in = inputs(1), inputs(2)
+    first = executable.run(first_in)
+    second = executable.run(second_in)
+    expect(first, first_in)
+    expect(second, second_in)
+    assert all(output.ctypes.data % 64 == 0 and output.flags.writeable for output in first)
+
+
+def test_inputs_may_lie_anyhow(executable: Executable) -> None:
+    given = inputs(3)
+    transposed = given | {"a": np.asfortranarray(given["a"])}
+    wide = np.zeros((N // 8, 16), np.float32)
+    wide[:, ::2] = given["a"]
+    raw = np.zeros(N * 4 + 64, np.uint8)
+    odd = raw[-raw.ctypes.data % 64 + 4 :][: N * 4].view(np.float32).reshape(N // 8, 8)
+    odd[:] = given["a"]
+    frozen = given["a"].copy()
+    frozen.flags.writeable = False
+    for a in (transposed["a"], wide[:, ::2], odd, frozen, given["a"].view(np.matrix)):
+        expect(executable.run({**given, "a": a}), given)
+
+
+def test_aligned_inputs_are_read_where_they_lie(
+    executable: Executable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {}
+    for name, array in inputs(4).items():
+        block = aligned_empty(array.nbytes).view(array.dtype).reshape(array.shape)
+        block[...] = array
+        given[name] = block
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("an input was copied")
+
+    monkeypatch.setattr("compiler.runtime.executable._Context.stage", refuse)
+    expect(executable.run(given), given)
+    with pytest.raises(AssertionError, match="copied"):
+        executable.run({**given, "a": np.asfortranarray(given["a"])})
+
+
+def test_runs_at_the_same_time(executable: Executable) -> None:
+    executable = executable.with_threads(2)
+
+    def run(seed: int) -> None:
+        given = inputs(seed)
+        for _ in range(30):
+            expect(executable.run(given), given)
+
+    with ThreadPoolExecutor(5) as callers:
+        list(callers.map(run, range(15)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": None}, "input 'a' is missing"),
+        ({"c": np.zeros(3)}, "there is no input 'c', the inputs are 'a', 'b'"),
+        ({"b": None, "c": np.zeros(3)}, "input 'b' is missing, got unknown input 'c'"),
+        ({"a": np.zeros((8, 25), np.float32)}, r"'a' has shape \(8, 25\), expected \(25, 8\)"),
+        ({"a": np.zeros((25, 8), np.float64)}, "'a' has dtype float64, expected float32"),
+        ({"a": np.zeros((25, 8), ">f4")}, "'a' has dtype >f4, expected float32"),
+        ({"b": [1, 2, 3]}, "'b' is of type list, expected an array of int64"),
+        ({"b": np.int64(3)}, r"'b' has shape \(\), expected \(3,\)"),
+    ],
+)
+def test_wrong_inputs_are_named(
+    executable: Executable, change: dict[str, object], message: str
+) -> None:
+    given = {k: v for k, v in {**inputs(), **change}.items() if v is not None}
+    with pytest.raises(InvalidInputError, match=message):
+        executable.run(given)  # type: ignore[arg-type]
+    good = inputs(7)
+    expect(executable.run(good), good)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([np.zeros(3)], "expected 2 inputs"),
+        (np.zeros((2, 3)), "got ndarray"),
+        (None, "got NoneType"),
+        ([np.zeros(3), np.zeros(3)], r"'a' has shape \(3,\)"),
+    ],
+)
+def test_wrong_sequences_are_refused(executable: Executable, given: object, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        executable.run(given)  # type: ignore[arg-type]
+
+
+def test_a_failed_check_loses_no_context(executable: Executable) -> None:
+    for _ in range(3):
+        with pytest.raises(InvalidInputError):
+            executable.run([np.zeros(1), np.zeros(1)])
+        executable.run(inputs())
+    assert len(executable._idle) == 1
+
+
+def test_a_program_reads_back_to_an_equal_value(program: Program) -> None:
+    again = Program.from_json(json.loads(json.dumps(program.to_json())))
+    assert again == program
+    assert encode(again).code.tolist() == encode(program).code.tolist()
+
+
+def test_the_code_is_what_the_header_says(program: Program) -> None:
+    encoded = encode(program)
+    assert encoded.code.tolist() == [
+        *(0, 6, 0, 1, 0, N),
+        *(0, 6, 2, 1, 0, N),
+        *(0, 6, 4, 1, 1, N),
+        *(1, 5, 7, 8, 24),
+    ]
+    assert encoded.symbols == ("twice", "add_weight")
+    assert len(encoded.refs) == 9
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (KernelCall(2, ()), "there is no kernel 2"),
+        (KernelCall(0, (ref("input"),)), "has 2 buffers, got 1"),
+        (KernelCall(0, (ref("input"), ref("input"))), "writes to space 'input'"),
+        (KernelCall(0, (ref("input"), ref("weights"))), "writes to space 'weights'"),
+        (KernelCall(0, (ref("input", 2), ref("arena"))), "input 2 has no 800 bytes"),
+        (KernelCall(0, (ref("input", 1), ref("arena"))), "input 1 has no 800 bytes"),
+        (KernelCall(0, (ref("input"), ref("arena", 896))), "800 bytes at 896"),
+        (KernelCall(0, (ref("input"), ref("arena", 4))), "aligned"),
+        (KernelCall(0, (ref("input"), ref("arena", -64))), "negative"),
+        (KernelCall(0, (ref("weights", 128), ref("arena"))), "800 bytes at 128"),
+        (Copy(ref("arena", 1600), ref("input", 1), 65), "input 1 has no 65 bytes"),
+        (Copy(ref("weights"), ref("input", 1), 8), "writes to space 'weights'"),
+    ],
+)
+def test_programs_that_reach_outside_are_refused(
+    program: Program, call: KernelCall | Copy, message: str
+) -> None:
+    wrong = replace(program, instructions=(*program.instructions, call))
+    with pytest.raises(ValueError, match=message):
+        wrong.check()
+    with pytest.raises(ValueError, match=message):
+        Program.from_json(wrong.to_json())
+
+
+def test_an_output_that_nothing_writes_is_refused(program: Program) -> None:
+    with pytest.raises(ValueError, match="nothing writes output 'z'"):
+        replace(program, instructions=program.instructions[:-1]).check()
+
+
+def test_weights_must_fit(program: Program, weights: np.ndarray, address_of: AddressOf) -> None:
+    with pytest.raises(ValueError, match="896 aligned bytes of weights"):
+        Executable(program, weights[:-64], address_of)
+    with pytest.raises(ValueError, match="threads"):
+        Executable(program, weights, address_of, threads=0)
+
+
+def test_a_weight_of_the_wrong_size_is_refused(program: Program) -> None:
+    spec: BufferSpec = program.kernels[1].buffers[1]
+    with pytest.raises(ValueError, match="packs into 800 bytes, its buffer has 4"):
+        WeightBlock().add(replace(spec, bytes=4), BIAS)
+    with pytest.raises(ValueError, match="expected an array of shape"):
+        WeightBlock().add(spec, BIAS[:-1])
+
+
+def test_bfloat16_inputs_travel_as_bits(program: Program, address_of: AddressOf) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    port = Port("x", DType.BFLOAT16, (4,))
+    copy = Copy(ref("output"), ref("input"), 8)
+    echo = Program("echo", (port,), (replace(port, name="y"),), (), (copy,), 0, 0)
+    executable = Executable(echo, np.empty(0, np.uint8), address_of)
+    given = np.array([1, -2, 0.5, 3], ml_dtypes.bfloat16)
+    for form in (given, given.view(np.uint16)):
+        (output,) = executable.run({"x": form})
+        np.testing.assert_array_equal(output, given.view(np.uint16))
