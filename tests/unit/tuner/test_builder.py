@@ -1,0 +1,112 @@
+"""The process builder: failures are data and hit only their own candidate."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from compiler.errors import ScheduleError
+from compiler.schedule.schedule import Schedule
+from tuner.measure.builder import ProcessBuilder
+from tuner.measure.measurement import RecordKey, Status
+
+
+def pretend(
+    text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
+) -> Mapping[str, Any]:
+    """A compiler whose fate hangs on the algorithm's name."""
+    match schedule["algorithm"]:
+        case "refused":
+            raise ScheduleError("tile does not divide")
+        case "crashes":
+            os._exit(9)
+        case "hangs":
+            time.sleep(60)
+        case "bug":
+            raise IndexError("off by one")
+    code = f"{text} {schedule} {target} {threads} {os.getpid()} {time.time_ns()}".encode()
+    return {"object": code, "spec": {"name": text}, "digest": str(schedule["algorithm"])}
+
+
+@dataclass(frozen=True)
+class Text:
+    value: str
+
+    def text(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Arch:
+    name: str
+
+    def to_json(self) -> dict[str, str]:
+        return {"name": self.name}
+
+
+TWO_THREADS = RecordKey("conv", "x", 2)
+
+
+@dataclass(frozen=True)
+class FakeTask:
+    """As much of a task as a builder looks at."""
+
+    workload: Text = Text("conv")
+    target: Arch = Arch("x")
+    key: RecordKey = TWO_THREADS
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[ProcessBuilder]:
+    # importlib import mode names this module after its file: the child finds `pretend` by pickle.
+    pool = ProcessBuilder(workers=1, limit_seconds=3.0, compile_candidate=pretend)
+    yield pool
+    pool.close()
+
+
+def _schedules(*names: str) -> list[Schedule]:
+    return [Schedule.of(name, n=number) for number, name in enumerate(names)]
+
+
+def test_each_failure_is_its_own(builder: ProcessBuilder) -> None:
+    names = ("good", "refused", "crashes", "bug", "hangs", "fine")
+    schedules = _schedules(*names)
+    ticket = builder.submit(FakeTask(), schedules)  # type: ignore[arg-type]
+    results = ticket.results()
+    assert ticket.done()
+    assert [r.schedule for r in results] == schedules
+    assert [r.status for r in results] == [
+        Status.OK,
+        Status.BUILD_ERROR,
+        Status.BUILD_ERROR,
+        Status.BUILD_ERROR,
+        Status.BUILD_TIMEOUT,
+        Status.OK,
+    ]
+    assert "tile does not divide" in results[1].error
+    assert "IndexError" in results[3].error
+    assert results[0].spec == {"name": "conv"} and b"'x'} 2" in results[0].object
+    assert results[0].object_digest == "good" and results[0].build_seconds >= 0
+
+
+def test_what_was_built_is_not_built_again(builder: ProcessBuilder) -> None:
+    schedules = _schedules("again", "refused")
+    first = builder.submit(FakeTask(), schedules).results()  # type: ignore[arg-type]
+    second = builder.submit(FakeTask(), schedules).results()  # type: ignore[arg-type]
+    assert first == second
+    other = FakeTask(key=RecordKey("conv", "x", 1))
+    third = builder.submit(other, schedules).results()  # type: ignore[arg-type]
+    assert third[0].object != first[0].object
+
+
+def test_a_batch_can_be_given_up(builder: ProcessBuilder) -> None:
+    ticket = builder.submit(FakeTask(), _schedules("hangs", "late"))  # type: ignore[arg-type]
+    ticket.cancel()
+    assert [r.status for r in ticket.results()] == [Status.CANCELLED] * 2
+    (after,) = builder.submit(FakeTask(), _schedules("next")).results()  # type: ignore[arg-type]
+    assert after.status is Status.OK
