@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,10 +109,12 @@ def save_artifact(
         },
     }
     program = artifact.SizedProgram(tuple(sorted((sizes or {}).items())), compiled.program)
-    folder = Path(folder)
-    library = link_shared(compiled.objects, target)
+    with tempfile.TemporaryDirectory() as work:
+        library = Path(work) / "kernels.so"
+        link_shared(compiled.objects, library)
+        code = library.read_bytes()
     artifact.save_artifact(
-        folder, [program], library, compiled.weights, target.to_json(), metadata
+        folder, [program], code, compiled.weights, target.to_json(), metadata
     )
     return compiled
 

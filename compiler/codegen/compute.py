@@ -163,10 +163,15 @@ class ComputeLowering:
                 self.compute.combiner is Combiner.SUM
             ):
                 for arg in args:
-                    if isinstance(arg, Load) and arg.tensor.space is Space.CONSTANT:
-                        points = constant_points(points, accesses[arg], spatial)
+                    access = accesses.get(arg) if isinstance(arg, Load) else None
+                    if (
+                        isinstance(access, memory.Access)
+                        and access.tensor.space is Space.CONSTANT
+                    ):
+                        points = constant_points(points, access, spatial)
         if self.compute.order is Order.GREEDY:
-            return greedy_points(points, accesses.values(), self.emitter.depth)
+            in_memory = [a for a in accesses.values() if isinstance(a, memory.Access)]
+            return greedy_points(points, in_memory, self.emitter.depth)
         return points
 
     def _accumulate(
@@ -266,18 +271,17 @@ class ComputeLowering:
                     value = self._evaluate(
                         store.value, value_accesses, points, point, results[point]
                     )
-                    if target is None:
-                        key = memory.register_key(self.stage, store.target, points, point)
-                        self.stage.registers[key] = value
+                    if isinstance(target, memory.RegisterAccess):
+                        self.stage.registers[target.key(point)] = value
                     else:
                         self._write(target, value, points, point)
 
     def _prepare(
         self, store: Store, points: Points
-    ) -> tuple[Store, memory.Accesses, memory.Access | None]:
+    ) -> tuple[Store, memory.Accesses, memory.Access | memory.RegisterAccess]:
         accesses = memory.resolve(self.stage, store.value, points)
         if store.target.tensor.space is Space.REGISTER:
-            return store, accesses, None
+            return store, accesses, memory.resolve_register(self.stage, store.target, points)
         return store, accesses, memory.resolve_target(self.stage, store.target, points)
 
     def _write(self, target: memory.Access, value: Value, points: Points, point: Point) -> None:
@@ -350,16 +354,18 @@ class ComputeLowering:
 
         def compute(node: Expr) -> Value:
             match node:
-                case Load(tensor=tensor) if tensor.space is Space.REGISTER:
-                    key = memory.register_key(self.stage, node, points, point)
-                    if key not in self.stage.registers:
-                        raise ScheduleError(f"register tensor '{tensor.name}' read before written")
-                    return self.stage.registers[key]
-                case Load(indirect=indirect):
+                case Load(tensor=tensor, indirect=indirect):
+                    access = accesses[node]
+                    if isinstance(access, memory.RegisterAccess):
+                        stored = self.stage.registers.get(access.key(point))
+                        if stored is None:
+                            raise ScheduleError(
+                                f"register tensor '{tensor.name}' is read before it is written"
+                            )
+                        return stored
                     moved = [visit(e) for _, e in indirect]
-                    return memory.load(
-                        self.stage, self, accesses[node], point, points.active(point), points.lanes, moved
-                    )
+                    active, lanes = points.active(point), points.lanes
+                    return memory.load(self.stage, self, access, point, active, lanes, moved)
                 case Const(value=value, type=dtype):
                     return self.emitter.const(value, dtype)
                 case Accumulator():

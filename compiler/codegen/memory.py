@@ -73,18 +73,50 @@ class Access:
         return all(o == i * size for i, o in enumerate(self.lane_offsets))
 
 
-Accesses = Mapping[Load, Access]
+@dataclass(frozen=True, slots=True)
+class RegisterAccess:
+    """A register tensor's element: its name, and for each index the run-time loops that it depends
+    on, its constant, and pairs of a position in the point and the coefficient along it.
+    """
+
+    name: str
+    indices: tuple[tuple[frozenset[tuple[int, int]], int, tuple[tuple[int, int], ...]], ...]
+
+    def key(self, point: Point) -> tuple[object, ...]:
+        return (
+            self.name,
+            *[
+                (runtime, constant + sum(c * point[i] for i, c in unrolled))
+                for runtime, constant, unrolled in self.indices
+            ],
+        )
+
+
+Accesses = Mapping[Load, Access | RegisterAccess]
 
 
 def resolve(
     stage: StageLowering, expr: Expr, points: Points, padding: Padding = Padding.READ
-) -> dict[Load, Access]:
-    """Every load of an expression that reads memory or a constant matrix."""
+) -> dict[Load, Access | RegisterAccess]:
+    """Every load of an expression."""
     return {
-        node: _resolve(stage, node, points, padding)
+        node: resolve_register(stage, node, points)
+        if node.tensor.space is Space.REGISTER
+        else _resolve(stage, node, points, padding)
         for node in walk(expr)
-        if isinstance(node, Load) and node.tensor.space is not Space.REGISTER
+        if isinstance(node, Load)
     }
+
+
+def resolve_register(stage: StageLowering, load: Load, points: Points) -> RegisterAccess:
+    """An element of a register tensor, for reading or writing."""
+    indices = []
+    for index in load.index:
+        form = bind(stage.emitter, stage.environment, index)
+        runtime = frozenset((id(v), c) for v, c in form.of(Kind.RUNTIME).items())
+        unrolled = tuple((points.position[v], c) for v, c in form.of(Kind.UNROLLED).items())
+        indices.append((runtime, form.constant, unrolled))
+    return RegisterAccess(load.tensor.name, tuple(indices))
 
 
 def resolve_target(stage: StageLowering, target: Load, points: Points) -> Access:
@@ -146,22 +178,12 @@ def _static_guard(
 def in_bounds(accesses: Accesses, point: Point) -> bool:
     """Whether every load of the expression is in bounds at a point."""
     for access in accesses.values():
+        if isinstance(access, RegisterAccess):
+            continue
         for terms, constant, extent in access.guards:
             if not 0 <= constant + sum(c * point[i] for i, c in terms) < extent:
                 return False
     return True
-
-
-def register_key(
-    stage: StageLowering, load: Load, points: Points, point: Point
-) -> tuple[object, ...]:
-    """Which element of a register tensor: its static index, and the run-time loops it is under."""
-    key: list[object] = [load.tensor.name]
-    for index in load.index:
-        form = bind(stage.emitter, stage.environment, index)
-        runtime = frozenset((id(v), c) for v, c in form.of(Kind.RUNTIME).items())
-        key.append((runtime, points.static(form, point)))
-    return tuple(key)
 
 
 def lane_mask(lanes: int, active: int) -> str:
