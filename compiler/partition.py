@@ -15,6 +15,7 @@ from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Layout
 from compiler.ops.registry import OpKind
+from compiler.passes.dead_code import dead_code
 from compiler.passes.fusion import Group, fuse
 from compiler.passes.layouts import Choice, Demand, assign_layouts
 from compiler.plan import GraphPlan, KernelStep, Placement, Step, ViewStep, same_bytes
@@ -29,7 +30,7 @@ def plan_graph(graph: Graph, lanes: int) -> GraphPlan:
     The result's graph computes the same outputs in the same order; an output that was an input or
     a constant of the graph, or given twice, becomes a copy under a name of its own.
     """
-    prepared = separate_outputs(graph)
+    prepared = separate_outputs(dead_code(graph))
     groups = fuse(prepared)
     choices = assign_layouts(prepared, groups, lanes)
     return _Partition(*split_outputs(prepared, groups, choices)).plan()
@@ -113,8 +114,8 @@ def split_outputs(
             copy = Node(f"{group.output}.identity", "identity", (inner,), (group.output,), ())
             new_groups.append(Group((copy,), None, group.output))
             new_choices.append(Choice(ROW_MAJOR, {inner: Demand(None)}))
-    nodes = [node for group in new_groups for node in group.nodes]
-    return graph.replace(nodes=nodes, types=types), tuple(new_groups), tuple(new_choices)
+    ordered = [node for group in new_groups for node in group.nodes]
+    return graph.replace(nodes=ordered, types=types), tuple(new_groups), tuple(new_choices)
 
 
 def _renamed(node: Node, names: Mapping[str, str]) -> Node:

@@ -206,9 +206,9 @@ def test_layers_of_attention() -> None:
     assert kernels(plan) == [
         ("matmul",),
         ("matmul",),
+        ("matmul",),
         ("transpose", "transpose", "matmul", "mul"),
         ("softmax",),
-        ("matmul",),
         ("transpose", "matmul", "transpose"),
         ("matmul", "add"),
         ("layer_norm",),
