@@ -156,7 +156,7 @@ def save_artifact(
     Raises:
         ArtifactError: if something else is at `path`, or it cannot be written.
     """
-    path = Path(path)
+    path = Path(path).absolute()
     if path.exists() and not _replaceable(path):
         raise ArtifactError(f"'{path}' exists and is no artifact, it is not replaced")
     manifest = {
