@@ -75,7 +75,9 @@ def lower_workload(
             f"@{stage_symbol(kernel.nest, number)}(", f"@{stage_symbol(nest, number)}("
         )
     seconds = {"lower": lowered - start, "emit": time.perf_counter() - lowered}
-    return LoweredKernel(nest, kernel_spec(replace(kernel, nest=nest), workload), text, digest, seconds)
+    return LoweredKernel(
+        nest, kernel_spec(replace(kernel, nest=nest), workload), text, digest, seconds
+    )
 
 
 def build_kernel(

@@ -1,6 +1,6 @@
 """The whole compiler as one readable column.
 
-    ONNX -> load_graph -> optimise -> make_plan -> build_program -> Executable | artifact folder
+ONNX -> load_graph -> optimise -> make_plan -> build_program -> Executable | artifact folder
 """
 
 from __future__ import annotations
@@ -113,9 +113,7 @@ def save_artifact(
         library = Path(work) / "kernels.so"
         link_shared(compiled.objects, library)
         code = library.read_bytes()
-    artifact.save_artifact(
-        folder, [program], code, compiled.weights, target.to_json(), metadata
-    )
+    artifact.save_artifact(folder, [program], code, compiled.weights, target.to_json(), metadata)
     return compiled
 
 

@@ -118,7 +118,10 @@ def _build(
     """The kernel of a workload, its schedule, and whether the source knew it."""
     best = source.best(workload.key, target.key, threads, numerics) if source else None
     refused: list[str] = []
-    for schedule in [*([best] if best else []), *untuned_schedules(workload, target, threads, numerics)]:
+    for schedule in [
+        *([best] if best else []),
+        *untuned_schedules(workload, target, threads, numerics),
+    ]:
         try:
             kernel = build_kernel(workload, schedule, target, threads)
         except ScheduleError as error:

@@ -129,9 +129,7 @@ def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear
         ScheduleError: if tiles or lanes do not align with the divisor.
     """
     whole = {v: c // divisor for v, c in form.terms.items() if c % divisor == 0}
-    rest = Linear(
-        {v: c for v, c in form.terms.items() if c % divisor}, form.constant % divisor
-    )
+    rest = Linear({v: c for v, c in form.terms.items() if c % divisor}, form.constant % divisor)
     quotient = Linear(whole, form.constant // divisor)
     low, high = rest.bounds(whole_vectors=True)
     if low >= 0 and high < divisor:
@@ -176,9 +174,7 @@ def evaluate(emitter: Emitter, form: Linear) -> Value:
     return total
 
 
-def locate(
-    emitter: Emitter, environment: Environment, load: Load, padding: Padding
-) -> Address:
+def locate(emitter: Emitter, environment: Environment, load: Load, padding: Padding) -> Address:
     """Where an element lies, in bytes from the start of its buffer."""
     tensor = load.tensor
     indices = [bind(emitter, environment, index) for index in load.index]

@@ -102,9 +102,9 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
                 return values[0]
             negative = emitter.emit(dtype, lanes, f"sub {text} zeroinitializer, %s", *values)
             return _extremum(emitter, Operation.MAX, values[0], negative)
-        case (
-            Operation.ABS | Operation.SQRT | Operation.FLOOR | Operation.CEIL | Operation.RINT
-        ) if dtype.is_float:
+        case Operation.ABS | Operation.SQRT | Operation.FLOOR | Operation.CEIL | Operation.RINT if (
+            dtype.is_float
+        ):
             name = "fabs" if operation is Operation.ABS else operation.value
             return emitter.call(dtype, lanes, f"llvm.{name}.{suffix(dtype, lanes)}", *values)
         case Operation.SQRT | Operation.FLOOR | Operation.CEIL | Operation.RINT:
@@ -234,9 +234,7 @@ def _extremum(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Val
     if b.const is not None:
         a, b = b, a
     predicate = "ogt" if operation is Operation.MAX else "olt"
-    condition = emitter.emit(
-        DType.BOOL, a.lanes, f"fcmp {predicate} {a.type} %s, %s", a, b
-    )
+    condition = emitter.emit(DType.BOOL, a.lanes, f"fcmp {predicate} {a.type} %s, %s", a, b)
     return apply(emitter, Operation.SELECT, condition, a, b)
 
 

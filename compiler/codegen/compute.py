@@ -50,7 +50,10 @@ class ComputeLowering:
         self.emitter = stage.emitter
         self.compute = compute
         self.output_axes = {
-            axis for store in compute.stores for index in store.target.index for axis in index.axes()
+            axis
+            for store in compute.stores
+            for index in store.target.index
+            for axis in index.axes()
         }
         self.spatial = tuple(t for t in compute.unroll if t.axis in self.output_axes)
         self.reduces_lanes = compute.vector is not None and compute.vector not in self.output_axes
@@ -159,15 +162,10 @@ class ComputeLowering:
         self, points: list[Point], accesses: memory.Accesses, spatial: Sequence[int]
     ) -> list[Point]:
         match self.compute.body:
-            case Op(operation=Operation.MUL, args=args) if (
-                self.compute.combiner is Combiner.SUM
-            ):
+            case Op(operation=Operation.MUL, args=args) if self.compute.combiner is Combiner.SUM:
                 for arg in args:
                     access = accesses.get(arg) if isinstance(arg, Load) else None
-                    if (
-                        isinstance(access, memory.Access)
-                        and access.tensor.space is Space.CONSTANT
-                    ):
+                    if isinstance(access, memory.Access) and access.tensor.space is Space.CONSTANT:
                         points = constant_points(points, access, spatial)
         if self.compute.order is Order.GREEDY:
             in_memory = [a for a in accesses.values() if isinstance(a, memory.Access)]
@@ -188,9 +186,7 @@ class ComputeLowering:
         if self.reduces_lanes and active < self.stage.lanes:
             value = self._evaluate(body, accesses, points, point, None)
             mask = memory.lane_mask(self.stage.lanes, active)
-            other = self.emitter.const(
-                neutral(combiner, self.dtype), self.dtype, self.stage.lanes
-            )
+            other = self.emitter.const(neutral(combiner, self.dtype), self.dtype, self.stage.lanes)
             if value.lanes < self.stage.lanes:
                 value = self._widen(value)
             value = self.emitter.emit(
@@ -234,7 +230,9 @@ class ComputeLowering:
                 ]
             value = group[0]
             if self.reduces_lanes:
-                value = reduce_lanes(self.emitter, combiner, self.emitter.splat(value, self.stage.lanes))
+                value = reduce_lanes(
+                    self.emitter, combiner, self.emitter.splat(value, self.stage.lanes)
+                )
             result[point] = value
         if self.reduces_lanes and self.compute.init is not None:
             with self._points(self.spatial) as points:

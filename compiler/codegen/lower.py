@@ -152,7 +152,9 @@ class StageLowering:
                     granularity=granularity,
                 )
             case For(binding=binding):
-                raise ScheduleError(f"loop {node.axis.name}: {binding} is not at the top of a stage")
+                raise ScheduleError(
+                    f"loop {node.axis.name}: {binding} is not at the top of a stage"
+                )
 
     def open_axis(self, axis: Axis) -> None:
         """Let an axis stand for its whole extent, unless an outer loop has tiled it."""
@@ -306,9 +308,7 @@ class StageLowering:
         return (low, high) if found else None
 
     def _uniform(self, rest: Affine) -> bool:
-        return all(
-            self.environment[a].extent == 1 for a in rest.axes() if a in self.environment
-        )
+        return all(self.environment[a].extent == 1 for a in rest.axes() if a in self.environment)
 
     def _clip_range(
         self, offset: Value, factor: int, extent: int, low: Value, high: Value

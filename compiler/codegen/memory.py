@@ -59,9 +59,7 @@ class Access:
         """The access whose lanes run along an unrolled axis, at one lane of the old vector axis."""
         stride = next((s for i, s in self.unrolled if i == position), 0)
         offsets = tuple(stride * i for i in range(len(self.lane_offsets)))
-        return replace(
-            self, constant=self.constant + self.lane_offsets[lane], lane_offsets=offsets
-        )
+        return replace(self, constant=self.constant + self.lane_offsets[lane], lane_offsets=offsets)
 
     @property
     def is_vector(self) -> bool:
@@ -131,9 +129,7 @@ def _resolve(stage: StageLowering, load: Load, points: Points, padding: Padding)
     tensor = load.tensor
     address = locate(stage.emitter, stage.environment, load, padding)
     offset = address.offset
-    unrolled = tuple(
-        (points.position[v], stride) for v, stride in offset.of(Kind.UNROLLED).items()
-    )
+    unrolled = tuple((points.position[v], stride) for v, stride in offset.of(Kind.UNROLLED).items())
     lanes = offset.of(Kind.LANE)
     lane_offsets: tuple[int, ...] = ()
     if lanes:
@@ -272,9 +268,7 @@ def _placement(
     return base.depth, ""
 
 
-def _scalar_load(
-    stage: StageLowering, where: Value, dtype: DType, depth: int, tag: str
-) -> Value:
+def _scalar_load(stage: StageLowering, where: Value, dtype: DType, depth: int, tag: str) -> Value:
     text = f"load {element(dtype)}, ptr %s, align {dtype.bytes}{tag}"
     return stage.emitter.emit(dtype, 1, text, where, depth=depth)
 
@@ -295,9 +289,7 @@ def _vector_load(
         text = f"load {vector}, ptr %s, align {align}{tag}"
         return stage.emitter.emit(dtype, lanes, text, where, depth=depth)
     name = f"llvm.masked.load.{suffix(dtype, lanes)}.p0"
-    stage.emitter.declarations.add(
-        f"declare {vector} @{name}(ptr, i32, <{lanes} x i1>, {vector})"
-    )
+    stage.emitter.declarations.add(f"declare {vector} @{name}(ptr, i32, <{lanes} x i1>, {vector})")
     text = (
         f"call {vector} @{name}(ptr %s, i32 {dtype.bytes}, {lane_mask(lanes, active)},"
         f" {vector} zeroinitializer){tag}"
@@ -345,9 +337,7 @@ def _gather(
     return value
 
 
-def store(
-    stage: StageLowering, access: Access, value: Value, point: Point, active: int
-) -> None:
+def store(stage: StageLowering, access: Access, value: Value, point: Point, active: int) -> None:
     """Write a value (scalar, or `active` lanes of a vector) at a point."""
     tensor, emitter = access.tensor, stage.emitter
     offset = access.offset(point)
@@ -366,9 +356,7 @@ def store(
         for lane in range(active):
             where = emitter.offset(access.base, offset + access.lane_offsets[lane], depth)
             item = extract_lane(emitter, value, lane)
-            emitter.effect(
-                f"store {item.type} {item.name}, ptr {where.name}, align {dtype.bytes}"
-            )
+            emitter.effect(f"store {item.type} {item.name}, ptr {where.name}, align {dtype.bytes}")
     elif active < value.lanes:
         where = emitter.offset(access.base, offset, depth)
         name = f"llvm.masked.store.{suffix(dtype, value.lanes)}.p0"
@@ -398,5 +386,3 @@ def _to_storage(stage: StageLowering, value: Value, dtype: DType) -> Value:
     if value.dtype is not dtype:
         raise TypeError(f"a {value.dtype} is stored to a tensor of {dtype}")
     return cast(stage.emitter, value, DType.UINT8) if dtype is DType.BOOL else value
-
-

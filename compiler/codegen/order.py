@@ -10,9 +10,7 @@ from compiler.codegen.points import Point
 from compiler.loops.expr import Space
 
 
-def constant_points(
-    points: list[Point], matrix: Access, spatial: Sequence[int]
-) -> list[Point]:
+def constant_points(points: list[Point], matrix: Access, spatial: Sequence[int]) -> list[Point]:
     """Drop the zeros of a constant matrix, and start each sum with a coefficient of one.
 
     A transform by a constant matrix (Winograd) so costs what its nonzero coefficients cost.
@@ -28,9 +26,7 @@ def constant_points(
     )
 
 
-def greedy_points(
-    points: list[Point], accesses: Iterable[Access], depth: int
-) -> list[Point]:
+def greedy_points(points: list[Point], accesses: Iterable[Access], depth: int) -> list[Point]:
     """Fewest new loads first; ties in program order.
 
     An outer product for GEMM, and 'read each pixel once, scatter' for a depthwise convolution, both

@@ -166,14 +166,10 @@ class Emitter:
         text = f"shufflevector {a.type} %s, {a.type} %s, <{width} x i32> <{mask}>"
         return self.emit(a.dtype, width, text, a, b)
 
-    def call(
-        self, dtype: DType, lanes: int, function: str, *args: Value, flags: str = ""
-    ) -> Value:
+    def call(self, dtype: DType, lanes: int, function: str, *args: Value, flags: str = "") -> Value:
         """Call a pure function (an intrinsic); declares it."""
         result = type_text(dtype, lanes)
-        self.declarations.add(
-            f"declare {result} @{function}({', '.join(a.type for a in args)})"
-        )
+        self.declarations.add(f"declare {result} @{function}({', '.join(a.type for a in args)})")
         operands = ", ".join(f"{a.type} %s" for a in args)
         return self.emit(dtype, lanes, f"call {flags}{result} @{function}({operands})", *args)
 
@@ -199,9 +195,7 @@ class Emitter:
         scope = _Scope(f"L{number}")
         self._scopes.append(scope)
         counter = Value(f"%i{number}", DType.INT64, 1, depth)
-        phis = [
-            Value(f"%c{number}_{j}", v.dtype, v.lanes, depth) for j, v in enumerate(carried)
-        ]
+        phis = [Value(f"%c{number}_{j}", v.dtype, v.lanes, depth) for j, v in enumerate(carried)]
         results = body(counter, phis)
         self._scopes.pop()
         # The body may have hoisted code into the parent: the branch comes after it.
@@ -223,9 +217,7 @@ class Emitter:
         lines.extend(scope.lines)
         lines.append(f"  %n{number} = add nuw nsw i64 {counter.name}, 1")
         lines.append(f"  %q{number} = icmp slt i64 %n{number}, {high.name}")
-        lines.append(
-            f"  br i1 %q{number}, label %L{number}, label %X{number}, !llvm.loop !0"
-        )
+        lines.append(f"  br i1 %q{number}, label %L{number}, label %X{number}, !llvm.loop !0")
         lines.append(f"X{number}:")
         parent.label = f"X{number}"
         if not may_be_empty:

@@ -48,9 +48,7 @@ def filtering(outputs: int, taps: int, points: tuple[Fraction, ...]) -> Filterin
     """
     if len(points) != outputs + taps - 2:
         raise ValueError(f"F({outputs}, {taps}) needs {outputs + taps - 2} points")
-    at = tuple(
-        (*(p**i for p in points), Fraction(int(i == outputs - 1))) for i in range(outputs)
-    )
+    at = tuple((*(p**i for p in points), Fraction(int(i == outputs - 1))) for i in range(outputs))
     g: list[tuple[Fraction, ...]] = []
     bt: list[tuple[Fraction, ...]] = []
     for p in points:

@@ -52,9 +52,7 @@ def _merge(problem: Problem, first: Axis, second: Axis) -> Problem | None:
             return found if found is not None and found != node else None
         return None
 
-    axes = tuple(
-        joint if axis == first else axis for axis in problem.axes if axis != second
-    )
+    axes = tuple(joint if axis == first else axis for axis in problem.axes if axis != second)
     inputs = tuple(tensors.get(t.name, t) for t in problem.inputs)
     return replace(
         problem,
@@ -118,6 +116,4 @@ def _merge_dims(tensor: Tensor, dim: int) -> Tensor | None:
         *tensor.shape[dim + 2 :],
     )
     row_major = all(f == Factor(i) for i, f in enumerate(moved))
-    return replace(
-        tensor, shape=shape, layout=Layout() if row_major else Layout(moved), halo=()
-    )
+    return replace(tensor, shape=shape, layout=Layout() if row_major else Layout(moved), halo=())

@@ -153,9 +153,7 @@ class _Composer:
         )
 
     def _source(self, name: str) -> Source:
-        def read(
-            index: tuple[Affine, ...], indirect: tuple[tuple[int, Expr], ...] = ()
-        ) -> Expr:
+        def read(index: tuple[Affine, ...], indirect: tuple[tuple[int, Expr], ...] = ()) -> Expr:
             if not indirect:
                 return self.value(name, index)
             tensor = self._sources.get(name)

@@ -26,7 +26,11 @@ def nest(loops: Sequence[Loop], *body: Node) -> tuple[Node, ...]:
     result = body
     for loop in reversed(loops):
         if loop.axis.extent > 1 or loop.lets:
-            result = (For(loop.axis, loop.step, result, Binding.SERIAL, loop.peel, loop.unroll, loop.lets),)
+            result = (
+                For(
+                    loop.axis, loop.step, result, Binding.SERIAL, loop.peel, loop.unroll, loop.lets
+                ),
+            )
     return result
 
 
@@ -41,6 +45,12 @@ def parallel_stage(name: str, loops: Sequence[Loop], *body: Node) -> Stage:
             return Stage(name, (outer,))
         case _:
             return Stage(name, nodes)
+
+
+def parallel_balance(loops: Sequence[Loop], threads: int) -> float:
+    """Share of the threads' time that is work, if the outermost loop is split over them; 0..1."""
+    tiles = next((-(-lp.axis.extent // lp.step) for lp in loops if lp.axis.extent > 1), 1)
+    return tiles / (-(-tiles // threads) * threads)
 
 
 def vector_axis(target: Load, axes: Sequence[Axis]) -> Axis | None:

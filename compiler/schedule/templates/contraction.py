@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
@@ -28,6 +29,7 @@ from compiler.schedule.structure import (
     Loop,
     halo_stage,
     needs_padding,
+    parallel_balance,
     parallel_stage,
     unit_stride,
     vector_axis,
@@ -179,7 +181,7 @@ class _Template:
             return _fits(found, target, choice)
 
         algorithm = "direct" if found.window else "gemm" if found.tile else "gemv"
-        default = _default(found, target, algorithm, knobs)
+        default = _default(found, target, algorithm, knobs, threads)
         return SubSpace(algorithm, knobs, valid, default)
 
     def lower(
@@ -274,31 +276,32 @@ def _in_groups(found: Contraction) -> bool:
 
 
 def _default(
-    found: Contraction, target: Target, algorithm: str, knobs: Sequence[Knob]
+    found: Contraction, target: Target, algorithm: str, knobs: Sequence[Knob], threads: int
 ) -> Schedule:
-    """The valid point with the least waste in tails and the most work a load."""
+    """The valid point with the least waste in tails and over threads, and the most work a load."""
     values = {knob.name: knob.values for knob in knobs}
     lanes = target.lanes(DType.FLOAT32)
     extent = found.tile.extent if found.tile else 1
     whole = -(-found.lanes.extent // lanes)
     best: tuple[float, Schedule] | None = None
-    for tile in values["tile"]:
-        for vectors in values["vectors"]:
-            choice: dict[str, Choice] = {
-                "tile": tile,
-                "vectors": vectors,
-                "order": values["order"][0],
-                "unroll": _default_unroll(found, values["unroll"]),
-            }
-            if "taps" in values:
-                choice["taps"] = values["taps"][0]
-            if "pack" in values:
-                choice["pack"] = values["pack"][0]
-            fits = _fits(found, target, choice)
-            score = _tile_score(int(tile), int(vectors), extent, whole, target.vector_registers)
-            score += 10.0 if fits else 0.0
-            if best is None or score > best[0]:
-                best = score, Schedule.of(algorithm, **choice)
+    for tile, vectors, order in product(values["tile"], values["vectors"], values["order"]):
+        choice: dict[str, Choice] = {
+            "tile": tile,
+            "vectors": vectors,
+            "order": order,
+            "unroll": _default_unroll(found, values["unroll"]),
+        }
+        if "taps" in values:
+            choice["taps"] = values["taps"][0]
+        if "pack" in values:
+            choice["pack"] = values["pack"][0]
+        score = _tile_score(int(tile), int(vectors), extent, whole, target.vector_registers)
+        loops = _loops(found, str(order), int(tile), int(vectors) * lanes, False)
+        score *= parallel_balance(loops, threads)
+        score += 10.0 if _fits(found, target, choice) else 0.0
+        # Of equal scores the first order wins: panels outermost, so that each stays in the cache.
+        if best is None or score > best[0]:
+            best = score, Schedule.of(algorithm, **choice)
     assert best is not None
     return best[1]
 
@@ -343,12 +346,17 @@ def _lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
         skip_padding=static_taps,
     )
     peel = static_taps and _needs_static_taps(found)
-    stage = parallel_stage("main", _loops(found, schedule.text("order"), tile, width, peel), compute)
+    stage = parallel_stage(
+        "main", _loops(found, schedule.text("order"), tile, width, peel), compute
+    )
     output = problem.output.tensor
     inputs = _replace_tensors(problem.inputs, (*panels.tensors, *broadcast[1]))
     shared = tuple(t for t in panels.tensors if t.role is Role.SHARED)
     nest = LoopNest(
-        "kernel", (*inputs, *shared, output), (), (*panels.stages, stage, *halo_stage(output, lanes))
+        "kernel",
+        (*inputs, *shared, output),
+        (),
+        (*panels.stages, stage, *halo_stage(output, lanes)),
     )
     return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
 
@@ -418,9 +426,7 @@ def _panels(found: Contraction, width: int, lanes: int, *, packed: bool) -> _Pan
     return _packing_stage(found, load, width, lanes)
 
 
-def _panel_factors(
-    found: Contraction, load: Load, dim: int, width: int
-) -> tuple[Factor, ...]:
+def _panel_factors(found: Contraction, load: Load, dim: int, width: int) -> tuple[Factor, ...]:
     """Outer to inner: panels, batch dimensions, channel blocks, window, channels, the panel."""
     others = [d for d in range(len(load.index)) if d != dim]
     channel = next((d for d in others if found.channel in load.index[d].axes()), None)

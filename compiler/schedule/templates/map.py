@@ -125,9 +125,7 @@ def map_stage(
     # Blocked channels are not the innermost loop: unrolling then runs along the innermost one.
     last = moving[-1]
     points = () if last == along else (Tile(last),)
-    compute = Compute(
-        (store,), expr, unroll=(*points, Tile(along, lanes)), vector=along
-    )
+    compute = Compute((store,), expr, unroll=(*points, Tile(along, lanes)), vector=along)
     steps = {along: lanes * (unroll if last == along else 1)}
     if last != along:
         steps[last] = unroll

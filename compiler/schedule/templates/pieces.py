@@ -53,9 +53,7 @@ def _analyse(workload: Workload) -> tuple[Problem, ...]:
             body = Const(value if isinstance(value, int | float) else 0.0, out.type.dtype)
         else:
             body = Load(tensors[node.inputs[piece.operand]], tuple(map(affine, axes)))
-        problem = Problem(
-            workload, axes, Load(output, index), body, tuple(tensors.values())
-        )
+        problem = Problem(workload, axes, Load(output, index), body, tuple(tensors.values()))
         problems.append(merge_axes(problem))
     return tuple(problems)
 

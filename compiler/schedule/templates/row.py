@@ -139,9 +139,7 @@ def _lower(found: Rows, unroll: int, target: Target) -> Kernel:
         else:
             index: Affine = affine(along) if along else Affine()
             shape = (along.extent if along else 1,)
-            register = Tensor(
-                f"row{number}", shape, reduction.dtype, space=Space.REGISTER
-            )
+            register = Tensor(f"row{number}", shape, reduction.dtype, space=Space.REGISTER)
             statistics[reduction] = Load(register, (index,))
             store = Store(Load(register, (index,)), Accumulator(reduction.dtype))
         computes.append(_reduction(reduction, body, store, along, unroll, lanes))

@@ -224,9 +224,7 @@ def _lower(found: Window, schedule: Schedule, target: Target) -> Kernel:
     if found.rows is not None:
         loops.append(Loop(found.rows, schedule.integer("rows")))
     if found.tile is not None:
-        loops.append(
-            Loop(found.tile, schedule.integer("tile"), peel=found.tile in found.padded)
-        )
+        loops.append(Loop(found.tile, schedule.integer("tile"), peel=found.tile in found.padded))
     stage = parallel_stage("main", loops, compute)
     output = problem.output.tensor
     by_name = {t.name: t for t in packed}

@@ -25,7 +25,6 @@ from compiler.loops.expr import (
     Role,
     Space,
     Tensor,
-
     rewrite,
 )
 from compiler.loops.index import Affine, Axis, affine
@@ -131,7 +130,10 @@ class _Template:
         found = _analyse(workload)
         if found is None or strict:
             return None
-        outputs = tuple(m for m in (2, 4, 6) if m <= min(found.rows, found.columns))
+        # A tile of 6 outputs pays only where several fit: at 7 pixels it recomputes almost all.
+        outputs = tuple(
+            m for m in (2, 4, 6) if m * (2 if m > 4 else 1) <= min(found.rows, found.columns)
+        )
         if not outputs:
             return None
         lanes = target.lanes(DType.FLOAT32)
@@ -147,7 +149,7 @@ class _Template:
         def valid(choice: Mapping[str, Choice]) -> bool:
             return _fits(found, target, choice)
 
-        return SubSpace("winograd", knobs, valid, _default(found, target, knobs))
+        return SubSpace("winograd", knobs, valid, _default(found, target, knobs, threads))
 
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
@@ -183,7 +185,7 @@ def _fits(found: Winograd, target: Target, choice: Mapping[str, Choice]) -> bool
     return -(-whole // vectors) * vectors <= 1.3 * whole
 
 
-def _default(found: Winograd, target: Target, knobs: tuple[Knob, ...]) -> Schedule:
+def _default(found: Winograd, target: Target, knobs: tuple[Knob, ...], threads: int) -> Schedule:
     values = {k.name: k.values for k in knobs}
     lanes = target.lanes(DType.FLOAT32)
     preferred = 4 if min(found.rows, found.columns) >= 8 else 2
@@ -205,6 +207,9 @@ def _default(found: Winograd, target: Target, knobs: tuple[Knob, ...]) -> Schedu
         useful *= tiles_down / (-(-tiles_down // int(rows)) * int(rows))
         score = useful * min(1.0, int(tile) * int(vectors) / (0.62 * target.vector_registers))
         score *= min(1.0, 0.85 + 0.15 * tiles / 12)
+        blocks = -(-tiles_down // int(rows))
+        if found.image.tensor.shape[0] == 1:
+            score *= blocks / (-(-blocks // threads) * threads)
         score += 10.0 if _fits(found, target, choice) else 0.0
         if best is None or score > best[0]:
             best = score, Schedule.of("winograd", **choice)
@@ -297,7 +302,13 @@ def _registers(name: str, *shape: int) -> Tensor:
 
 
 def _stage(
-    target: Load, matrix: Load, operand: Load, inner: Axis, outer: Axis, lanes: Axis, value: Expr | None = None
+    target: Load,
+    matrix: Load,
+    operand: Load,
+    inner: Axis,
+    outer: Axis,
+    lanes: Axis,
+    value: Expr | None = None,
 ) -> Compute:
     """`target[outer] = sum over inner of matrix[outer, inner] * operand[inner]`, all unrolled."""
     return Compute(
