@@ -1,0 +1,107 @@
+"""An application over a fresh database, and tokens for it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import uvicorn
+from fastapi.testclient import TestClient
+
+from db.stores.tokens import Scope
+from service.app import create_app
+from service.embedded import owner_token
+from service.settings import Settings
+from service.storage import Storage
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings of a fresh data folder, whatever the environment says."""
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
+    monkeypatch.delenv("TILEWRIGHT_TOKEN", raising=False)
+    return Settings(lease_seconds=30.0, heartbeat_seconds=0.2, long_poll_seconds=1.0)
+
+
+@pytest.fixture
+def storage(settings: Settings) -> Iterator[Storage]:
+    opened = Storage.open(settings)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def owner(settings: Settings, storage: Storage) -> str:
+    """The secret of a token that may do everything."""
+    return owner_token(settings, storage)
+
+
+@pytest.fixture
+def anonymous(settings: Settings, storage: Storage) -> Iterator[TestClient]:
+    """A client without a token."""
+    with TestClient(create_app(settings, storage), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def client(anonymous: TestClient, owner: str) -> TestClient:
+    """A client with the owner's token."""
+    anonymous.headers["Authorization"] = f"Bearer {owner}"
+    return anonymous
+
+
+def with_scopes(storage: Storage, *scopes: Scope) -> dict[str, str]:
+    """The header of a new token."""
+    secret, _ = storage.tokens.create("test", scopes)
+    return {"Authorization": f"Bearer {secret}"}
+
+
+@dataclass
+class LiveServer:
+    """The application behind a real socket; it can go away and come back at the same port."""
+
+    settings: Settings
+    storage: Storage
+    port: int
+    _server: uvicorn.Server | None = None
+    _thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        config = uvicorn.Config(
+            create_app(self.settings, self.storage),
+            port=self.port,
+            log_level="error",
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            assert self._thread.is_alive()
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join()
+            self._server = self._thread = None
+
+
+@pytest.fixture
+def server(settings: Settings, storage: Storage, owner: str) -> Iterator[LiveServer]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    live = LiveServer(settings, storage, port)
+    live.start()
+    yield live
+    live.stop()

@@ -1,0 +1,177 @@
+"""Workers and leases over HTTP: claim, report, renew, give back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from compiler.target import known_targets
+from db.stores.leases import NewRequest, RequestState
+from db.stores.tokens import Scope
+from service.storage import Storage
+
+TARGET = known_targets()["x86-64-v3"].key
+
+
+@pytest.fixture
+def worker(client: TestClient) -> str:
+    body = {"name": "bench-1", "protocol": 1, "targets": ["x86-64-v3"]}
+    answer = client.post("/v1/workers", json=body)
+    assert answer.status_code == 201
+    worker_id: str = answer.json()["worker"]["id"]
+    return worker_id
+
+
+def queue(storage: Storage, *ids: str, target: str = TARGET) -> None:
+    storage.leases.submit(
+        [NewRequest(request_id=i, target_key=target, payload={"n": i}) for i in ids]
+    )
+
+
+def claim(client: TestClient, worker: str, limit: int = 1, wait: float = 0.0) -> list[Any]:
+    body = {"worker_id": worker, "limit": limit, "wait_seconds": wait}
+    answer = client.post("/v1/leases/claim", json=body)
+    assert answer.status_code == 200, answer.text
+    leases: list[Any] = answer.json()["leases"]
+    return leases
+
+
+def result(worker: str, lease: Any, key: str = "k1") -> dict[str, Any]:
+    return {
+        "worker_id": worker,
+        "fencing_token": lease["fencing_token"],
+        "result_key": key,
+        "result": {"value": 1},
+    }
+
+
+def test_claims_are_batched_and_never_shared(
+    client: TestClient, storage: Storage, worker: str
+) -> None:
+    queue(storage, "a", "b", "c")
+    first = claim(client, worker, limit=2)
+    second = claim(client, worker, limit=2)
+    assert [lease["request_id"] for lease in first] == ["a", "b"]
+    assert [lease["request_id"] for lease in second] == ["c"]
+    assert first[0]["attempt"] == 1
+    assert first[0]["payload"] == {"n": "a"}
+
+
+def test_a_worker_gets_no_work_for_other_targets(
+    client: TestClient, storage: Storage, worker: str
+) -> None:
+    queue(storage, "a", target=known_targets()["x86-64-v4"].key)
+    assert claim(client, worker) == []
+
+
+def test_a_long_poll_returns_as_soon_as_there_is_work(
+    client: TestClient, storage: Storage, worker: str
+) -> None:
+    def later() -> None:
+        time.sleep(0.15)
+        queue(storage, "late")
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    leases = claim(client, worker, wait=30.0)  # the service's own limit is one second
+    thread.join()
+    assert [lease["request_id"] for lease in leases] == ["late"]
+
+
+def test_a_result_may_be_reported_again_and_is_saved_once(
+    client: TestClient, storage: Storage, worker: str
+) -> None:
+    queue(storage, "a")
+    (lease,) = claim(client, worker)
+    body = result(worker, lease)
+    assert client.post("/v1/leases/a/result", json=body).json() == {"completion": "accepted"}
+    assert client.post("/v1/leases/a/result", json=body).json() == {"completion": "duplicate"}
+    other = client.post("/v1/leases/a/result", json=result(worker, lease, "k2"))
+    assert (other.status_code, other.json()["type"]) == (409, "urn:tilewright:problem:stale-lease")
+    assert storage.leases.status(["a"])["a"].result == {"value": 1}
+
+
+def test_a_lease_that_moved_on_is_refused(
+    client: TestClient, storage: Storage, worker: str
+) -> None:
+    queue(storage, "a")
+    (old,) = claim(client, worker)
+    failure = {"worker_id": worker, "fencing_token": old["fencing_token"], "error": "no"}
+    answer = client.post("/v1/leases/a/failure", json={**failure, "retry": True})
+    assert answer.json() == {"state": "queued"}
+    (new,) = claim(client, worker)
+    assert new["fencing_token"] > old["fencing_token"]
+    assert client.post("/v1/leases/a/result", json=result(worker, old)).status_code == 409
+    assert client.post("/v1/leases/a/result", json=result(worker, new)).status_code == 200
+
+
+def test_a_heartbeat_renews_and_names_what_is_lost(
+    client: TestClient, storage: Storage, worker: str
+) -> None:
+    queue(storage, "a", "b")
+    leases = {
+        lease["request_id"]: lease["fencing_token"] for lease in claim(client, worker, limit=2)
+    }
+    storage.leases.cancel(request_ids=["b"])
+    answer = client.post(f"/v1/workers/{worker}/heartbeat", json={"leases": leases}).json()
+    assert list(answer["renewed"]) == ["a"]
+
+
+def test_released_leases_go_back_to_the_queue(
+    client: TestClient, storage: Storage, worker: str
+) -> None:
+    queue(storage, "a")
+    (lease,) = claim(client, worker)
+    body = {"worker_id": worker, "leases": {"a": lease["fencing_token"]}}
+    assert client.post("/v1/leases/release", json=body).json() == {"released": 1}
+    assert storage.leases.status(["a"])["a"].state is RequestState.QUEUED
+    (again,) = claim(client, worker)
+    assert again["attempt"] == 1
+
+
+def test_a_worker_comes_back_under_its_id(client: TestClient, worker: str) -> None:
+    body = {"name": "bench-1", "protocol": 1, "worker_id": worker}
+    assert client.post("/v1/workers", json=body).json()["worker"]["id"] == worker
+    client.delete(f"/v1/workers/{worker}")
+    assert client.get("/v1/workers", params={"alive": True}).json() == []
+
+
+def test_a_worker_of_another_protocol_is_refused(client: TestClient) -> None:
+    answer = client.post("/v1/workers", json={"name": "old", "protocol": 99})
+    assert answer.status_code == 409
+    assert answer.json()["type"] == "urn:tilewright:problem:protocol-version"
+
+
+def test_an_unknown_target_is_named(client: TestClient) -> None:
+    body = {"name": "w", "protocol": 1, "targets": ["z80"]}
+    answer = client.post("/v1/workers", json=body)
+    assert (answer.status_code, answer.json()["type"]) == (
+        422,
+        "urn:tilewright:problem:unknown-target",
+    )
+    assert "z80" in answer.json()["detail"]
+
+
+def test_a_worker_belongs_to_the_token_that_registered_it(
+    anonymous: TestClient, storage: Storage
+) -> None:
+    headers = []
+    for name in ("one", "two"):
+        secret, _ = storage.tokens.create(name, [Scope.MEASURE])
+        headers.append({"Authorization": f"Bearer {secret}"})
+    body = {"name": "w", "protocol": 1, "targets": ["x86-64-v3"]}
+    made = anonymous.post("/v1/workers", json=body, headers=headers[0]).json()["worker"]["id"]
+    path = f"/v1/workers/{made}/heartbeat"
+    assert anonymous.post(path, json={}, headers=headers[0]).status_code == 200
+    assert anonymous.post(path, json={}, headers=headers[1]).status_code == 403
+
+
+def test_blobs_are_served_by_digest(client: TestClient, storage: Storage) -> None:
+    digest = storage.blobs.put(b"kernel")
+    assert client.get(f"/v1/blobs/{digest}").content == b"kernel"
+    for missing in ("0" * 64, "..%2f..%2ftoken", "x"):
+        assert client.get(f"/v1/blobs/{missing}").status_code == 404
