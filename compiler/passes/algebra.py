@@ -115,7 +115,8 @@ def _div(rewriter: Rewriter, node: Node) -> str | None:
         return neutral
     if rewriter.type(right).dtype not in _COMPUTABLE or not np.all(array):
         return None
-    inverse = (1.0 / array.astype(np.float64)).astype(array.dtype)
+    with np.errstate(over="ignore"):
+        inverse = (1.0 / array.astype(np.float64)).astype(array.dtype)
     if not np.all(np.isfinite(inverse)) or not np.all(inverse):
         return None  # the inverse of a huge or tiny number leaves the type's range
     return rewriter.emit("mul", [left, rewriter.constant(inverse, f"{right}.inverse")])

@@ -1,0 +1,65 @@
+"""The rewriter and the patterns that the passes are written with."""
+
+from __future__ import annotations
+
+from compiler.graph.ir import Node
+from compiler.passes.match import Any_, Apply, Number, match
+from compiler.passes.rewrite import Rewriter, rewrite
+from tests.graphs import Maker, assert_equivalent, operators
+
+
+def test_a_replacing_node_takes_over_the_name() -> None:
+    g = Maker()
+    x = g.input("x", 2, 3)
+    before = g.graph(g("exp", g("relu", x, name="r"), name="out"))
+
+    def rule(rewriter: Rewriter, node: Node) -> str | None:
+        return rewriter.emit("abs", node.inputs) if node.op == "relu" else None
+
+    after = rewrite(before, rule)
+    assert [(n.name, n.op, n.output) for n in after.nodes] == [
+        ("r", "abs", "r"),
+        ("out", "exp", "out"),
+    ]
+
+
+def test_outputs_keep_their_names() -> None:
+    g = Maker()
+    x = g.input("x", 2, 3)
+    y = g("exp", x, name="y")
+    before = g.graph(g("identity", y, name="a"), g("identity", y, name="b"), g("identity", x))
+
+    def rule(_rewriter: Rewriter, node: Node) -> str | None:
+        return node.inputs[0] if node.op == "identity" else None
+
+    after = rewrite(before, rule)
+    assert after.outputs == before.outputs
+    assert operators(after) == ["exp", "identity", "identity"]
+    assert after.nodes[0].output == "a"
+    assert_equivalent(before, after)
+
+
+def test_unused_parts_go_and_inputs_stay() -> None:
+    g = Maker()
+    x = g.input("x", 2, 3)
+    g.input("unused", 4)
+    g("exp", g("add", x, g.weight("w", 3)))
+    after = rewrite(g.graph(g("relu", x)), lambda rewriter, node: None)
+    assert after.inputs == ("x", "unused") and not after.constants
+    assert set(after.types) == {"x", "unused", *after.outputs}
+
+
+def test_patterns() -> None:
+    g = Maker()
+    x, y = g.input("x", 2, 3), g.input("y", 2, 3)
+    half = g.constant("half", 0.5)
+    value = g("mul", half, g("add", g("exp", x), y))
+    found = Rewriter(g.graph(value))
+    found.apply(lambda rewriter, node: None)
+    exp = Apply("exp", (Any_("a"),), "e")
+    pattern = Apply("mul", (Apply("add", (Any_("b"), exp)), Number(0.5)))
+    assert match(found, value, pattern) == {"a": "x", "b": "y", "e": "exp_0"}
+    assert match(found, value, Apply("mul", (pattern, Number(0.5)))) is None
+    same = Apply("mul", (Apply("add", (Any_("a"), exp)), Number(0.5)))
+    assert match(found, value, same) is None
+    assert match(found, value, Apply("mul", (Any_("z"), Number(0.4)))) is None
