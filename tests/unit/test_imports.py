@@ -47,6 +47,8 @@ INSIDE: dict[str, set[str]] = {
     "runtime": {"errors", "dtypes", "loops"},
     # one candidate from schedule to object: it meets a workload, never a graph plan
     "build": _IR | {"workload", "schedule", "codegen", "runtime"},
+    "program_builder": _IR
+    | {"workload", "plan", "memory_plan", "schedule", "build", "runtime"},
 }
 FREE = {"driver", "onnx_backend", "__init__"}
 
