@@ -11,15 +11,11 @@ import argparse
 import shutil
 import sys
 import tarfile
-import tempfile
 import time
 import urllib.parse
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-import httpx2
 from rich.console import Console
 from rich.live import Live
 
@@ -33,9 +29,14 @@ from examples.demo_processes import (
     tilewright,
     wait_until_answering,
 )
-from examples.demo_view import progress_line, progress_view, race_table, task_table
+from examples.demo_view import cost, progress_view, race_table, summary, task_table
+from service.cli.view import progress_line
+from service.client import Client, ClientError
+from service.schemas import JobRequest, JobView, ProgressView, TaskView
 
 FOLDER = Path(__file__).parent.parent / ".demo"
+LARGEST_ERROR = 1e-4
+"""Allowed difference from ONNX Runtime, over the largest output."""
 
 
 class DemoFailed(Exception):
@@ -43,45 +44,53 @@ class DemoFailed(Exception):
 
 
 def main() -> int:
+    """Run the demo; the exit status."""
     options = _parse()
-    console = Console()
+    # a table needs its width also where the output is a file
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    try:
+        _demo(options, console)
+    except (DemoFailed, ProcessDied, TimeoutError, ClientError) as error:
+        console.print(f"the demo failed: {error}", style="red", markup=False)
+        return 1
+    return 0
+
+
+def _demo(options: argparse.Namespace, console: Console) -> None:
     started = time.monotonic()
     folder: Path = options.folder
+    data_folder = folder / "data"
     folder.mkdir(parents=True, exist_ok=True)
     model_path = _write_model(options.model, folder, console)
     # before anything else wants the cores
     peak = peak_flops() * options.threads
-    data_folder = folder / "data"
-    environment = {"TILEWRIGHT_DATA_FOLDER": str(data_folder), "OMP_NUM_THREADS": "1"}
     url = f"http://127.0.0.1:{free_port()}"
-    try:
-        with Processes(folder / "logs", environment) as processes:
-            _start(url, folder, processes)
-            token = (data_folder / "token").read_text().strip()
-            console.print(f"service at {url}, a tuner and a worker are up; logs in {folder}/logs")
-            client = httpx2.Client(
-                base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60.0
-            )
+    environment = {"TILEWRIGHT_DATA_FOLDER": str(data_folder), "OMP_NUM_THREADS": "1"}
+    with Processes(folder / "logs", environment) as processes:
+        _start(url, folder, processes)
+        console.print(f"service at {url}, a tuner and a worker are up; logs in {folder}/logs")
+        token = (data_folder / "token").read_text().strip()
+        with Client(url, token) as client:
             job = _submit(client, model_path, options)
-            job = _follow(client, job["id"], processes, console)
-            _show_job(client, job, peak, console)
+            job = _follow(client, job, processes, console)
+            tasks = client.tasks(job.id)
+            console.print()
+            console.print(task_table(tasks, peak))
+            seconds = (job.finished_at or 0.0) - (job.started_at or 0.0)
+            console.print(summary(tasks, job.progress, seconds), soft_wrap=True)
             artifact = _fetch_artifact(client, job, folder)
-            lookup = _lookup_query(client, job)
-        # the service is down by now: it would share the cores with the race
-        _race(options, artifact, console)
-    except (DemoFailed, ProcessDied, TimeoutError, httpx2.HTTPError) as error:
-        console.print(f"the demo failed: {error}", style="red", markup=False)
-        return 1
+            query = _lookup_query(client, job, tasks)
+    # the service is down by now: it would share the cores with the race
+    _race(options, artifact, console)
     console.print(f"\nartifact: {artifact}", soft_wrap=True)
     console.print("the service again, and a schedule from its database:")
     for line in (
-        f"  TILEWRIGHT_DATA_FOLDER={data_folder} {tilewright('serve')[0]} serve --port 8080 &",
+        f"  TILEWRIGHT_DATA_FOLDER={data_folder} {tilewright()[0]} serve --port 8080 &",
         f'  curl -H "Authorization: Bearer $(cat {data_folder}/token)"'
-        f" 'http://127.0.0.1:8080{lookup}'",
+        f" 'http://127.0.0.1:8080/v1/schedules?{query}'",
     ):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     console.print(f"all in {time.monotonic() - started:.0f} s")
-    return 0
 
 
 def _parse() -> argparse.Namespace:
@@ -112,127 +121,82 @@ def _start(url: str, folder: Path, processes: Processes) -> None:
     processes.start("serve", tilewright("serve", "--host", host, "--port", port))
     wait_until_answering(f"{url}/v1/health", processes)
     processes.start("tuner", tilewright("tuner"))
-    token_file = str(folder / "data" / "token")
-    spool = str(folder / "spool")
+    token_file, spool = str(folder / "data" / "token"), str(folder / "spool")
     worker = [f"{tilewright()[0]}-worker", "--server", url]
     processes.start("worker", [*worker, "--token-file", token_file, "--spool", spool])
 
 
-def _submit(client: httpx2.Client, path: Path, options: argparse.Namespace) -> dict[str, Any]:
+def _submit(client: Client, path: Path, options: argparse.Namespace) -> JobView:
     """Upload the model (the service knows it by its digest) and make a job of it."""
-    with path.open("rb") as file:
-        model = _json(
-            client.post(
-                "/v1/models",
-                params={"name": path.name},
-                content=file,
-                headers={"Content-Type": "application/octet-stream"},
-            )
-        )
-    body = {
-        "model": model["digest"],
-        "threads": options.threads,
-        "trials": options.trials,
-        "seconds": options.seconds,
-    }
-    job: dict[str, Any] = _json(client.post("/v1/jobs", json=body))
-    return job
+    model = client.upload(path)
+    request = JobRequest(
+        model=model.digest,
+        threads=options.threads,
+        trials=options.trials,
+        seconds=options.seconds,
+    )
+    return client.submit(request)
 
 
-def _follow(
-    client: httpx2.Client, job_id: str, processes: Processes, console: Console
-) -> dict[str, Any]:
-    """Show the job until it is final; returns it. DemoFailed unless it succeeded."""
-    started = time.monotonic()
+def _follow(client: Client, job: JobView, processes: Processes, console: Console) -> JobView:
+    """Show the job's events until it is final. DemoFailed unless it succeeded."""
     live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
-    job: dict[str, Any] = {}
-    if live:
+    told = float("-inf")
+    if live is not None:
         live.start()
     try:
-        for job in _states(client, job_id, processes):
-            elapsed = time.monotonic() - started
-            if live:
-                live.update(progress_view(job, elapsed))
-            else:
-                console.print(progress_line(job, elapsed), soft_wrap=True, highlight=False)
+        for event in client.events(job.id):
+            processes.check()
+            if event.kind != "progress":
+                continue
+            progress = ProgressView.model_validate(event.data)
+            if live is not None:
+                live.update(progress_view(progress, event.data))
+            elif time.monotonic() - told >= 5.0:
+                told = time.monotonic()
+                line = progress_line(progress, event.data)
+                console.print(line, soft_wrap=True, highlight=False)
     finally:
-        if live:
+        if live is not None:
             live.stop()
-    if job["state"] != "succeeded":
-        raise DemoFailed(f"job {job_id} {job['state']}: {job['error']}")
+    job = client.job(job.id)
+    if job.state != "succeeded":
+        raise DemoFailed(f"job {job.id} {job.state}: {job.error}")
     return job
 
 
-def _states(client: httpx2.Client, job_id: str, processes: Processes) -> Iterator[dict[str, Any]]:
-    """The job as it is after each of its server-sent events, at most twice a second."""
-    shown = 0.0
-    with client.stream("GET", f"/v1/jobs/{job_id}/events", timeout=120.0) as stream:
-        stream.raise_for_status()
-        for line in stream.iter_lines():
-            processes.check()
-            if line.startswith("data:") and time.monotonic() - shown >= 0.5:
-                shown = time.monotonic()
-                yield _json(client.get(f"/v1/jobs/{job_id}"))
-    yield _json(client.get(f"/v1/jobs/{job_id}"))
-
-
-def _show_job(client: httpx2.Client, job: dict[str, Any], peak: float, console: Console) -> None:
-    """The table of tasks, and what the job spent."""
-    tasks = _json(client.get(f"/v1/jobs/{job['id']}/tasks"))
-    console.print()
-    console.print(task_table(tasks, peak))
-    spent = job["progress"]["trials_done"]
-    cached = sum(task["status"] == "cached" for task in tasks)
-    if cached == len(tasks) and spent == 0:
-        console.print("every task was answered from the database, no trial was spent")
-    else:
-        seconds = job["finished_at"] - job["started_at"]
-        console.print(
-            f"{spent} trials in {seconds:.0f} s ({spent / seconds:.1f} a second), "
-            f"{cached} of {len(tasks)} tasks answered from the database"
-        )
-
-
-def _fetch_artifact(client: httpx2.Client, job: dict[str, Any], folder: Path) -> Path:
+def _fetch_artifact(client: Client, job: JobView, folder: Path) -> Path:
     """Download the job's artifact and unpack it in FOLDER/artifact."""
-    target = folder / "artifact"
+    archive, target = folder / "artifact.tar", folder / "artifact"
+    client.artifact(job.id, archive)
     shutil.rmtree(target, ignore_errors=True)
-    with client.stream("GET", job["artifact"]) as answer, tempfile.TemporaryFile() as archive:
-        answer.raise_for_status()
-        for chunk in answer.iter_bytes():
-            archive.write(chunk)
-        archive.seek(0)
-        with tarfile.open(fileobj=archive) as opened:
-            opened.extractall(target, filter="data")
-    # the manifest stands at the top, or in the one folder of the archive
-    return next(target.rglob("manifest.json")).parent
+    with tarfile.open(archive) as opened:
+        opened.extractall(target, filter="data")
+    archive.unlink()
+    return target
 
 
-def _lookup_query(client: httpx2.Client, job: dict[str, Any]) -> str:
-    """Path and query that ask for the schedule of the job's most expensive task; tried once."""
-    tasks = _json(client.get(f"/v1/jobs/{job['id']}/tasks"))
-    costliest = max(tasks, key=lambda task: (task["best_seconds"] or 0.0) * task["count"])
-    query = urllib.parse.urlencode(
+def _lookup_query(client: Client, job: JobView, tasks: list[TaskView]) -> str:
+    """The query that asks for the schedule of the job's most expensive task; tried once."""
+    workload, target = max(tasks, key=cost).workload_key, job.target_key or job.target
+    client.schedule(workload, target, job.threads, job.numerics)
+    return urllib.parse.urlencode(
         {
-            "workload": costliest["workload_key"],
-            "target": job["target_key"],
-            "threads": job["threads"],
-            "numerics": job["numerics"],
+            "workload": workload,
+            "target": target,
+            "threads": job.threads,
+            "numerics": job.numerics,
         }
     )
-    path = f"/v1/schedules?{query}"
-    _json(client.get(path))
-    return path
 
 
 def _race(options: argparse.Namespace, artifact: Path, console: Console) -> None:
     """Untuned, tuned and ONNX Runtime in turns; DemoFailed when the outputs disagree."""
-    engines = ["onnxruntime", "untuned", "tuned"]
     settings = RaceOptions(
         threads=options.threads, rounds=options.rounds, turn_seconds=0.5, schedules=str(artifact)
     )
     console.print(f"\nracing on {options.threads} thread(s), engines in turns ...")
-    results = race(options.model, engines, settings)
+    results = race(options.model, ["onnxruntime", "untuned", "tuned"], settings)
     for name, result in results.items():
         if result.error:
             raise DemoFailed(f"{name}: {result.error}")
@@ -240,9 +204,8 @@ def _race(options: argparse.Namespace, artifact: Path, console: Console) -> None
     console.print(race_table([_race_row(n, r, reference) for n, r in results.items()]))
     for name in ("untuned", "tuned"):
         error = results[name].largest_error
-        assert error is not None
-        if error > 1e-4:
-            raise DemoFailed(f"{name} differs from ONNX Runtime by {error:.1e}")
+        if error is None or not error <= LARGEST_ERROR:
+            raise DemoFailed(f"{name} differs from ONNX Runtime: {error}")
 
 
 def _race_row(
@@ -252,13 +215,6 @@ def _race_row(
     middle = median(median(samples) for samples in result.rounds)
     ratio = round_ratio(result, reference)
     return title, middle, fastest(result), ratio, result.largest_error
-
-
-def _json(answer: httpx2.Response) -> Any:
-    """The body of an answer; DemoFailed with the problem's text when it is a refusal."""
-    if answer.status_code >= 400:
-        raise DemoFailed(f"{answer.request.method} {answer.request.url}: {answer.text}")
-    return answer.json()
 
 
 if __name__ == "__main__":

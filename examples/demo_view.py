@@ -1,7 +1,4 @@
-"""What the demo shows: a job's progress while it runs, and its tables at the end.
-
-Jobs and tasks are the JSON objects of the REST service (`JobView`, `TaskView`).
-"""
+"""What the demo shows: a job's progress while it runs, and its tables at the end."""
 
 from __future__ import annotations
 
@@ -13,102 +10,68 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-Json = Mapping[str, Any]
+from service.cli.common import duration, milliseconds
+from service.cli.view import microseconds, progress_line, schedule_text
+from service.schemas import ProgressView, TaskView
 
 
-def milliseconds(seconds: float | None) -> str:
-    """Three significant digits, or a dash."""
-    return "-" if seconds is None else f"{seconds * 1e3:.3g} ms"
+def progress_view(progress: ProgressView, more: Mapping[str, Any]) -> RenderableType:
+    """The live lines of a running job, over a bar of the trials."""
+    budget = progress.trials_budget or 1
+    bar = ProgressBar(total=budget, completed=min(progress.trials_done, budget), width=60)
+    return Group(Text(progress_line(progress, more)), bar)
 
 
-def microseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e6:,.0f}"
-
-
-def clock(seconds: float | None) -> str:
-    """Minutes and seconds, or a dash."""
-    if seconds is None:
-        return "-"
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-
-
-def progress_view(job: Json, elapsed_seconds: float) -> RenderableType:
-    """The live panel of a running job."""
-    progress = job["progress"]
-    budget = progress["trials_budget"] or 1
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim")
-    facts.add_column()
-    facts.add_row("job", f"{job['id']}  {job['state']}  {progress['phase']}")
-    facts.add_row("tasks", f"{progress['tasks_done']} of {progress['tasks_total']} done")
-    facts.add_row(
-        "trials",
-        f"{progress['trials_done']} of {progress['trials_budget']}"
-        f" ({progress['trials_failed']} failed)",
-    )
-    facts.add_row(
-        "latency",
-        f"{milliseconds(progress['default_seconds'])} untuned, "
-        f"{milliseconds(progress['best_seconds'])} best so far (sum of the kernels)",
-    )
-    facts.add_row("time", f"{clock(elapsed_seconds)} gone, {clock(progress['seconds_left'])} left")
-    bar = ProgressBar(total=budget, completed=min(progress["trials_done"], budget), width=60)
-    return Group(facts, bar)
-
-
-def progress_line(job: Json, elapsed_seconds: float) -> str:
-    """The same on one line, for an output that is no terminal."""
-    progress = job["progress"]
-    return (
-        f"{clock(elapsed_seconds)}  {job['state']} {progress['phase']}  "
-        f"tasks {progress['tasks_done']}/{progress['tasks_total']}  "
-        f"trials {progress['trials_done']}/{progress['trials_budget']}  "
-        f"{milliseconds(progress['default_seconds'])} -> {milliseconds(progress['best_seconds'])}  "
-        f"left {clock(progress['seconds_left'])}"
-    )
-
-
-def task_table(tasks: Sequence[Json], peak_flops: float | None) -> Table:
+def task_table(tasks: Sequence[TaskView], peak_flops: float) -> Table:
     """One row a workload, the most expensive first.
 
-    peak_flops: fused multiply-adds of this machine's cores, in flop/s, as measured.
+    peak_flops: multiply-adds of the cores in use as measured, in operations a second. What a
+    kernel executes may be less than what the workload's arithmetic says (Winograd), and is what
+    the share of the peak is of.
     """
-    peak = "" if peak_flops is None else f", peak {peak_flops / 1e9:.0f} GFLOP/s"
-    table = Table(title=f"Tasks{peak}", title_justify="left", header_style="bold")
+    table = Table(
+        title=f"Tasks (this machine's peak: {peak_flops / 1e9:.0f} GFLOP/s)",
+        title_justify="left",
+        header_style="bold",
+        box=None,
+    )
     table.add_column("workload", overflow="fold")
     for name in ("count", "default us", "best us", "GFLOP/s", "executed", "% of peak", "trials"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("schedule", overflow="fold")
-    for task in sorted(tasks, key=_cost, reverse=True):
-        facts, best = task["facts"], task["best_seconds"]
-        executed = _rate(facts.get("executed_flops"), best)
-        share = executed / peak_flops if executed and peak_flops else None
+    for task in sorted(tasks, key=cost, reverse=True):
+        executed = _rate(task.facts.get("executed_flops"), task.best_seconds)
         table.add_row(
-            Text(task["name"]),
-            str(task["count"]),
-            microseconds(task["default_seconds"]),
-            microseconds(best),
-            _number(_rate(facts.get("flops"), best), 1e9),
+            Text(task.name),
+            str(task.count),
+            microseconds(task.default_seconds),
+            microseconds(task.best_seconds),
+            _number(_rate(task.facts.get("flops"), task.best_seconds), 1e9),
             _number(executed, 1e9),
-            _number(share, 0.01),
-            str(task["trials"]) if task["status"] != "cached" else "known",
-            Text(schedule_text(facts.get("schedule"))),
+            _number(executed, peak_flops / 100),
+            "known" if task.status == "cached" else str(task.trials),
+            Text(schedule_text(task.facts.get("schedule"))),
         )
     return table
 
 
-def schedule_text(schedule: Json | None) -> str:
-    """The algorithm and its knobs on one line."""
-    if not schedule:
-        return "-"
-    choices = schedule.get("choices", {})
-    pairs = choices.items() if isinstance(choices, Mapping) else choices
-    return " ".join([str(schedule["algorithm"]), *(f"{name}={value}" for name, value in pairs)])
+def summary(tasks: Sequence[TaskView], progress: ProgressView, seconds: float) -> str:
+    """What the job spent."""
+    known = sum(task.status == "cached" for task in tasks)
+    if known == len(tasks) and progress.trials_done == 0:
+        return "every task was answered from the database, no trial was spent"
+    return (
+        f"{progress.trials_done} trials ({progress.trials_failed} failed) in {duration(seconds)}, "
+        f"{progress.trials_done / seconds:.1f} a second; sum of the kernels "
+        f"{milliseconds(progress.default_seconds)} untuned, "
+        f"{milliseconds(progress.best_seconds)} tuned; "
+        f"{known} of {len(tasks)} tasks answered from the database"
+    )
 
 
 def race_table(rows: Sequence[tuple[str, float, float, float | None, float | None]]) -> Table:
     """Rows: engine, median and minimum in seconds, ratio to ONNX Runtime, largest error."""
-    table = Table(title="End to end", title_justify="left", header_style="bold")
+    table = Table(title="End to end", title_justify="left", header_style="bold", box=None)
     table.add_column("engine")
     for name in ("median ms", "min ms", "x ONNX Runtime", "largest error"):
         table.add_column(name, justify="right")
@@ -123,9 +86,9 @@ def race_table(rows: Sequence[tuple[str, float, float, float | None, float | Non
     return table
 
 
-def _cost(task: Json) -> float:
-    seconds = task["best_seconds"] or task["default_seconds"] or 0.0
-    return float(seconds * task["count"])
+def cost(task: TaskView) -> float:
+    """Seconds of a model's run that a task's workload takes."""
+    return (task.best_seconds or task.default_seconds or 0.0) * task.count
 
 
 def _rate(amount: float | None, seconds: float | None) -> float | None:

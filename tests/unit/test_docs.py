@@ -45,8 +45,9 @@ def calls(folder: str, function: str) -> Iterator[ast.Call]:
 
 
 def passes() -> list[str]:
-    names = [path.stem for path in (ROOT / "compiler" / "passes").glob("*.py")]
-    return sorted(name for name in names if not name.startswith("_") and name != "pipeline")
+    from compiler.passes.pipeline import PASSES
+
+    return sorted(step.__name__ for step in PASSES)
 
 
 def knobs() -> list[str]:

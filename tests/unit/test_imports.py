@@ -47,10 +47,9 @@ INSIDE: dict[str, set[str]] = {
     "runtime": {"errors", "dtypes", "loops"},
     # one candidate from schedule to object: it meets a workload, never a graph plan
     "build": _IR | {"workload", "schedule", "codegen", "runtime"},
-    "program_builder": _IR
-    | {"workload", "plan", "memory_plan", "schedule", "build", "runtime"},
+    "program_builder": _IR | {"workload", "plan", "memory_plan", "schedule", "build", "runtime"},
 }
-FREE = {"driver", "onnx_backend", "__init__"}
+FREE = {"driver", "onnx_backend"}
 
 # What runs on a device. Nothing here may need more than the standard library and NumPy.
 DEVICE_SIDE = (

@@ -1,50 +1,40 @@
-"""The demo's tables, from objects as the service sends them."""
+"""The demo's tables, from what the service sends."""
 
 from __future__ import annotations
 
 from io import StringIO
-from typing import Any
 
 from rich.console import Console
 
-from examples.demo_view import (
-    milliseconds,
-    progress_line,
-    progress_view,
-    race_table,
-    schedule_text,
-    task_table,
+from examples.demo_view import progress_view, race_table, summary, task_table
+from service.schemas import ProgressView, TaskView
+
+PROGRESS = ProgressView(
+    phase="tuning",
+    tasks_total=20,
+    tasks_done=3,
+    trials_budget=100,
+    trials_done=40,
+    trials_failed=2,
+    default_seconds=0.08,
+    seconds_left=61.0,
 )
 
-JOB: dict[str, Any] = {
-    "id": "j1",
-    "state": "running",
-    "progress": {
-        "phase": "tuning",
-        "tasks_total": 20,
-        "tasks_done": 3,
-        "trials_budget": 100,
-        "trials_done": 40,
-        "trials_failed": 2,
-        "default_seconds": 0.08,
-        "best_seconds": None,
-        "seconds_left": 61.0,
-    },
-}
-
-TASK: dict[str, Any] = {
-    "name": "conv [x] 3x3",
-    "count": 2,
-    "status": "tuned",
-    "default_seconds": 2e-3,
-    "best_seconds": 1e-3,
-    "trials": 7,
-    "facts": {
+TASK = TaskView(
+    workload_key="0" * 64,
+    name="conv [x] 3x3",
+    count=2,
+    weight=1.0,
+    status="tuned",
+    default_seconds=2e-3,
+    best_seconds=1e-3,
+    trials=7,
+    facts={
         "flops": 2e8,
         "executed_flops": 1e8,
-        "schedule": {"algorithm": "winograd", "choices": [["tile", 4]]},
+        "schedule": {"algorithm": "winograd", "choices": {"tile": 4}},
     },
-}
+)
 
 
 def shown(renderable: object) -> str:
@@ -53,24 +43,28 @@ def shown(renderable: object) -> str:
     return console.export_text()
 
 
-def test_progress_names_what_is_known_and_dashes_what_is_not() -> None:
-    text = shown(progress_view(JOB, 75.0))
-    for part in ("3 of 20", "40 of 100", "2 failed", "80 ms untuned", "- best", "1:15", "1:01"):
+def test_progress_names_what_is_known() -> None:
+    text = shown(progress_view(PROGRESS, {"candidates_per_second": 9.5}))
+    for part in ("3/20", "40/100", "9.5/s"):
         assert part in text
-    assert "trials 40/100" in progress_line(JOB, 75.0)
 
 
 def test_the_table_of_tasks_has_rates_and_shares_of_peak() -> None:
-    cached = {**TASK, "name": "matmul", "status": "cached", "trials": 0, "facts": {}}
+    cached = TASK.model_copy(update={"name": "matmul", "status": "cached", "facts": {}})
     text = shown(task_table([cached, TASK], peak_flops=2e11))
     for part in ("conv [x] 3x3", "2,000", "1,000", "200.0", "100.0", "50.0", "winograd tile=4"):
         assert part in text
     assert "known" in text
 
 
-def test_the_race_and_small_forms() -> None:
+def test_a_run_without_trials_says_so() -> None:
+    cached = TASK.model_copy(update={"status": "cached", "trials": 0})
+    nothing = PROGRESS.model_copy(update={"trials_done": 0})
+    assert "every task was answered from the database" in summary([cached], nothing, 1.0)
+    assert "20.0 a second" in summary([TASK, cached], PROGRESS, 2.0)
+
+
+def test_the_race_shows_ratio_and_error() -> None:
     text = shown(race_table([("Tilewright, tuned", 0.05, 0.049, 0.91, 1e-6)]))
-    assert "50.00" in text
-    assert "0.910" in text
-    assert schedule_text(None) == "-"
-    assert milliseconds(0.0123456) == "12.3 ms"
+    for part in ("50.00", "49.00", "0.910", "1.0e-06"):
+        assert part in text
