@@ -7,10 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.graph.ir import Graph
+from compiler.memory_plan import plan_memory
 from compiler.passes.pipeline import optimise
 from tests.graphs import Maker, assert_equivalent
+from tests.plans import check_memory, planned
 
 CONV = {"strides": (1, 1), "dilations": (1, 1)}
+KINDS = (
+    *("unary", "scalar", "channel", "same", "transpose", "reshape", "conv", "matmul"),
+    *("norm", "softmax", "slice", "reduce", "concat", "clip", "pool"),
+)
 UNARY = ("relu", "neg", "abs", "sigmoid", "tanh", "exp", "identity")
 
 
@@ -20,12 +26,7 @@ def step(g: Maker, data: st.DataObject, values: list[str]) -> str:
     x = data.draw(pick)
     shape = g.types[x].shape
     number = f"c{len(g.constants)}"
-    kind = data.draw(
-        st.sampled_from(
-            ["unary", "scalar", "channel", "same", "transpose", "reshape", "conv", "matmul"]
-            + ["norm", "softmax", "slice", "reduce", "concat", "clip", "pool"]
-        )
-    )
+    kind = data.draw(st.sampled_from(KINDS))
     match kind:
         case "scalar":
             op = data.draw(st.sampled_from(["add", "mul", "sub", "div", "max", "min"]))
@@ -94,3 +95,10 @@ def graphs(draw: st.DrawFn) -> Graph:
 @given(graphs())
 def test_optimised_graphs_compute_the_same(graph: Graph) -> None:
     assert_equivalent(graph, optimise(graph), tolerance=1e-4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(graphs(), st.sampled_from([4, 8, 16]))
+def test_plans_compute_the_same(graph: Graph, lanes: int) -> None:
+    plan = planned(optimise(graph), lanes)
+    check_memory(plan, plan_memory(plan))

@@ -2,79 +2,20 @@
 
 from __future__ import annotations
 
-import json
-
-import numpy as np
 import pytest
 
 from compiler.errors import ArtifactError
 from compiler.graph.ir import Graph
-from compiler.graph.text import digest
 from compiler.loops.layout import ROW_MAJOR, blocked
-from compiler.ops.interpret import run_graph
-from compiler.partition import plan_graph
 from compiler.passes.pipeline import optimise
-from compiler.plan import GraphPlan, KernelStep, Placement, ViewStep, same_bytes
-from tests.graphs import Maker, assert_equivalent, random_inputs
+from compiler.plan import GraphPlan, Placement, ViewStep, same_bytes
+from tests.graphs import Maker
+from tests.plans import planned
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 POINT = CONV | {"pads": (0, 0, 0, 0)}
 NCHW8 = blocked(4, 1, 8)
 HALO = ((0, 0), (0, 0), (1, 1), (1, 1))
-
-
-def execute(plan: GraphPlan, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Run a plan step by step, each kernel by the interpreter of its workload's graph."""
-    values: dict[str, np.ndarray] = {**plan.graph.constants, **inputs}
-    for step in plan.steps:
-        match step:
-            case ViewStep():
-                shape = plan.graph.types[step.output].shape
-                values[step.output] = values[step.input].reshape(shape)
-            case KernelStep():
-                body = step.workload.graph
-                given = dict(zip(body.inputs, (values[v] for v in step.inputs), strict=True))
-                (values[step.output],) = run_graph(body, given)
-    return [values[v] for v in plan.graph.outputs]
-
-
-def planned(graph: Graph, lanes: int = 8) -> GraphPlan:
-    """A plan, after checking its invariants and what it computes."""
-    plan = plan_graph(graph, lanes)
-    assert_equivalent(graph.replace(outputs=plan.graph.outputs), plan.graph) if (
-        plan.graph.outputs == graph.outputs
-    ) else None
-    inputs = random_inputs(graph)
-    for a, b in zip(run_graph(graph, inputs), execute(plan, inputs), strict=True):
-        np.testing.assert_allclose(b, a, rtol=2e-5, atol=2e-5)
-    made: set[str] = set(plan.graph.inputs)
-    for step in plan.steps:
-        reads = step.inputs if isinstance(step, KernelStep) else (step.input,)
-        for value in reads:
-            assert value in made or value in plan.graph.constants
-        made.add(step.output)
-        if isinstance(step, ViewStep):
-            shape = plan.graph.types[step.input].shape
-            assert same_bytes(shape, plan.placements[step.input], Placement())
-            assert plan.placements[step.output] == Placement()
-            continue
-        ends = [*zip(step.inputs, step.workload.inputs, strict=True)]
-        for value, boundary in [*ends, (step.output, step.workload.output)]:
-            assert boundary.type == plan.graph.types[value]
-            assert boundary.constant == (value in plan.graph.constants)
-            if not boundary.constant:
-                place = Placement(boundary.layout, boundary.halo)
-                assert same_bytes(boundary.type.shape, place, plan.placements[value])
-    for value in (*plan.graph.inputs, *plan.graph.outputs):
-        assert plan.placements[value] == Placement()
-    written = {s.output for s in plan.steps}
-    assert all(v in written for v in plan.graph.outputs)
-    arrays = {digest(a): a for a in plan.graph.constants.values()}
-    text = json.dumps(plan.to_json())
-    again = GraphPlan.from_json(json.loads(text), arrays)
-    assert again.graph == plan.graph and again.steps == plan.steps
-    assert dict(again.placements) == dict(plan.placements) and again == plan
-    return plan
 
 
 def kernels(plan: GraphPlan) -> list[tuple[str, ...]]:
