@@ -35,6 +35,9 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.1, 15.0
 PREFETCHED = 2
 """Leases in hand: one is measured, the next one lies ready."""
 
+END_SECONDS = 10.0
+"""How long the worker's end waits for its threads."""
+
 Log = Callable[[str], None]
 
 
@@ -128,8 +131,8 @@ class Worker:
             sandbox.close()
             self._stopping.set()
             self._report_now.set()
-            helpers[1].join(timeout=10)
-            self._leave()
+            helpers[1].join(timeout=END_SECONDS)
+            self._leave(helpers[0])
             self._files.close()
         if self._failure is not None:
             raise self._failure
@@ -183,16 +186,20 @@ class Worker:
             except Unreachable:
                 backoff.wait()
 
-    def _leave(self) -> None:
-        """Give leases back and say good-bye, without insisting."""
-        leases = {name: work.fencing_token for name, work in self._in_hand.items()}
+    def _leave(self, fetching: threading.Thread) -> None:
+        """Say good-bye and give leases back, without insisting."""
         try:
+            # In this order: now a claim that still waits is answered, and what it brings along
+            # goes back with the rest.
+            self._api.call("DELETE", f"/v1/workers/{self._id}")
+            fetching.join(timeout=END_SECONDS)
+            with self._room:
+                leases = {name: work.fencing_token for name, work in self._in_hand.items()}
             if leases:
                 body = {"worker_id": self._id, "leases": leases}
                 self._api.call("POST", "/v1/leases/release", body)
             for name in leases:
                 self._files.drop(name)
-            self._api.call("DELETE", f"/v1/workers/{self._id}")
         except (Unreachable, Refused) as error:
             self._log(f"no good-bye: {error}")
         self._log(f"stopped after {self._measured} requests")
@@ -262,7 +269,7 @@ class Worker:
             self._in_hand[request_id] = work
         if self._fetch_blobs(request_id, work):
             self._ready.put(work)
-        else:
+        elif not self._stopping.is_set():  # else `_leave` gives it back
             self._put_down(request_id)
 
     def _fetch_blobs(self, request_id: str, work: InHand) -> bool:

@@ -55,7 +55,8 @@ async def claim(
 
 
 def _claim(storage: Storage, worker: Worker, limit: int, lease_seconds: float) -> Sequence[Lease]:
-    if worker.health is Health.DRAINING:
+    # read anew: a worker that says good-bye while its long poll waits must get nothing more
+    if storage.workers.get(worker.id).health in (Health.DRAINING, Health.GONE):
         return ()
     # a read first: on SQLite a claim takes the write lock even when there is nothing to claim
     depth = storage.leases.depth(worker.target_keys)

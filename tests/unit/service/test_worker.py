@@ -1,0 +1,359 @@
+"""The worker against the real application over a socket; only the sandbox is a stand-in."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.target import known_targets
+from db.stores.leases import NewRequest, RequestState
+from db.stores.workers import Health
+from service import worker as worker_module
+from service.storage import Storage
+from service.worker import Worker, WorkerOptions, main, parse_arguments
+from service.worker_files import BlobCache, Spooled, StateFolder
+from service.worker_http import Api, Refused, Unreachable
+from tuner.measure.measurement import Measurement, RecordKey, Status
+from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
+
+TARGET = known_targets()["x86-64-v3"].key
+LIBRARY, REFERENCE = b"a shared object", b"an expected output"
+
+
+class FakeSandbox:
+    """Counts measurements; `gate` holds them up."""
+
+    measured: list[str] = []  # noqa: RUF012 - reset by the fixture
+    gate = threading.Event()
+
+    def __init__(self, worker: str, device: Any) -> None:
+        self._worker = worker
+
+    def measure(
+        self, request: MeasureRequest, blob: Callable[[str], Path], cancelled: Callable[[], bool]
+    ) -> MeasureResult:
+        assert blob(request.library_digest).read_bytes() == LIBRARY
+        assert blob(request.reference_digest).read_bytes() == REFERENCE
+        while not self.gate.is_set():
+            if cancelled():
+                lost = Measurement(Status.CANCELLED)
+                return MeasureResult(request.request_id, (("t", lost),), self._worker)
+            time.sleep(0.005)
+        self.measured.append(request.request_id)
+        done = Measurement(Status.OK, samples_seconds=(1e-6,), worker=self._worker)
+        return MeasureResult(request.request_id, (("t", done),), self._worker)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def sandbox(monkeypatch: pytest.MonkeyPatch) -> type[FakeSandbox]:
+    FakeSandbox.measured = []
+    FakeSandbox.gate = threading.Event()
+    FakeSandbox.gate.set()
+    monkeypatch.setattr(worker_module, "Sandbox", FakeSandbox)
+    return FakeSandbox
+
+
+def queue(storage: Storage, *ids: str) -> None:
+    digests = (storage.blobs.put(LIBRARY), storage.blobs.put(REFERENCE))
+    requests = []
+    for name in ids:
+        request = MeasureRequest(
+            request_id=name,
+            key=RecordKey("w" * 64, TARGET),
+            candidates=(Candidate("t", {"algorithm": "x", "choices": {}}, "d" * 64, {}),),
+            library_digest=digests[0],
+            inputs=(),
+            reference_digest=digests[1],
+            tolerance=1e-4,
+        )
+        requests.append(NewRequest(name, TARGET, request.to_json(), digests))
+    storage.leases.submit(requests)
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "it never happened"
+        time.sleep(0.01)
+
+
+def state(storage: Storage, name: str) -> RequestState:
+    return storage.leases.status([name])[name].state
+
+
+class Running:
+    """A worker in a thread; `end` is its SIGTERM."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self.log: list[str] = []
+        self.worker = Worker(options, self.log.append)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.worker.run()
+        except Refused as error:
+            self.error = error
+
+    def end(self) -> None:
+        self.worker.stop()
+        self._thread.join(15)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def options(server: Any, owner: str, tmp_path: Path) -> WorkerOptions:
+    return WorkerOptions(server.url, owner, "w", tmp_path / "state", ("x86-64-v3",))
+
+
+@pytest.fixture
+def start(options: WorkerOptions) -> Iterator[Callable[[], Running]]:
+    started: list[Running] = []
+
+    def begin() -> Running:
+        started.append(Running(options))
+        return started[-1]
+
+    yield begin
+    for running in started:
+        running.end()
+
+
+def test_a_worker_measures_and_reports(
+    storage: Storage, start: Callable[[], Running], sandbox: type[FakeSandbox]
+) -> None:
+    queue(storage, "a", "b", "c")
+    start()
+    until(lambda: state(storage, "c") is RequestState.DONE)
+    assert sandbox.measured == ["a", "b", "c"]
+    result = storage.leases.status(["a"])["a"].result
+    assert result is not None
+    assert MeasureResult.from_json(result).measurements[0][1].ok
+
+
+def test_a_stopped_worker_gives_its_leases_back_and_leaves(
+    storage: Storage, start: Callable[[], Running], sandbox: type[FakeSandbox]
+) -> None:
+    sandbox.gate.clear()
+    queue(storage, "a", "b", "c")
+    running = start()
+    until(lambda: state(storage, "b") is RequestState.LEASED)
+    running.end()
+    assert {state(storage, n) for n in "abc"} == {RequestState.QUEUED}
+    assert storage.leases.status(["a"])["a"].attempt == 0
+    assert [w.health for w in storage.workers.list()] == [Health.GONE]
+    assert sandbox.measured == []
+
+
+def test_results_wait_in_the_spool_while_the_service_is_away(
+    server: Any,
+    storage: Storage,
+    start: Callable[[], Running],
+    sandbox: type[FakeSandbox],
+    options: WorkerOptions,
+) -> None:
+    sandbox.gate.clear()
+    queue(storage, "a")
+    start()
+    until(lambda: state(storage, "a") is RequestState.LEASED)
+    server.stop()
+    sandbox.gate.set()
+    until(lambda: any(options.spool.rglob("spool/a.json")))
+    assert state(storage, "a") is RequestState.LEASED
+    server.start()
+    until(lambda: state(storage, "a") is RequestState.DONE)
+    until(lambda: not any(options.spool.rglob("spool/a.json")))
+    assert sandbox.measured == ["a"]
+
+
+def test_a_lease_that_ran_out_during_an_outage_is_not_measured_twice(
+    server: Any,
+    storage: Storage,
+    start: Callable[[], Running],
+    sandbox: type[FakeSandbox],
+    options: WorkerOptions,
+) -> None:
+    sandbox.gate.clear()
+    queue(storage, "a")
+    start()
+    until(lambda: state(storage, "a") is RequestState.LEASED)
+    server.stop()
+    sandbox.gate.set()
+    until(lambda: any(options.spool.rglob("spool/a.json")))
+    # the lease runs out before the service is back, and the request is queued again
+    later = type(storage.leases)(storage.engine, lambda: time.time() + 1000)
+    assert later.expire().requeued == ("a",)
+    server.start()
+    until(lambda: state(storage, "a") is RequestState.DONE)
+    assert sandbox.measured == ["a"]
+
+
+def test_a_killed_worker_reports_its_spool_before_it_claims(
+    server: Any,
+    storage: Storage,
+    start: Callable[[], Running],
+    sandbox: type[FakeSandbox],
+    options: WorkerOptions,
+) -> None:
+    """What a `kill -9` leaves: an id, a held lease, a spooled result."""
+    (token,) = storage.tokens.list()
+    registered = storage.workers.register("w", [TARGET], {}, owner=token.id)
+    queue(storage, "done", "begun", "new")
+    leases = storage.leases.claim(registered.id, [TARGET], limit=2, lease_seconds=60)
+    files = StateFolder(options.spool, options.server)
+    files.worker_id = registered.id
+    result = MeasureResult("done", (("t", Measurement(Status.OK, samples_seconds=(1.0,))),))
+    files.spool(Spooled("done", leases[0].fencing_token, "key", result.to_json()))
+    files.hold("begun", leases[1].fencing_token)
+    files.close()
+    running = start()
+    until(lambda: state(storage, "new") is RequestState.DONE)
+    until(lambda: state(storage, "begun") is RequestState.DONE)
+    assert sorted(sandbox.measured) == ["begun", "new"]
+    assert storage.leases.status(["done"])["done"].result == result.to_json()
+    # the lease in hand did not have to run out
+    assert storage.leases.status(["begun"])["begun"].attempt == 2
+    assert [w.id for w in storage.workers.list()] == [registered.id]
+    running.end()
+
+
+def test_a_cancelled_request_is_dropped(
+    storage: Storage, start: Callable[[], Running], sandbox: type[FakeSandbox]
+) -> None:
+    sandbox.gate.clear()
+    queue(storage, "a")
+    start()
+    until(lambda: state(storage, "a") is RequestState.LEASED)
+    storage.leases.cancel(request_ids=["a"])
+    queue(storage, "b")
+    time.sleep(0.5)  # two heartbeats
+    sandbox.gate.set()
+    until(lambda: state(storage, "b") is RequestState.DONE)
+    assert sandbox.measured == ["b"]
+
+
+def test_a_request_of_another_protocol_fails_with_its_reason(
+    storage: Storage, start: Callable[[], Running]
+) -> None:
+    storage.leases.submit([NewRequest("old", TARGET, {"protocol": 99})])
+    start()
+    until(lambda: state(storage, "old") is RequestState.FAILED)
+    assert "protocol version 99" in (storage.leases.status(["old"])["old"].error or "")
+
+
+def test_a_wrong_token_ends_the_worker(options: WorkerOptions) -> None:
+    running = Running(replace(options, token="wrong"))
+    running.end()
+    assert isinstance(running.error, Refused)
+    assert running.error.status == 401
+
+
+def test_a_full_disk_does_not_lose_a_result(
+    storage: Storage, start: Callable[[], Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: StateFolder, entry: Spooled) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(StateFolder, "spool", full)
+    queue(storage, "a")
+    running = start()
+    until(lambda: state(storage, "a") is RequestState.DONE)
+    assert any("No space left" in line for line in running.log)
+
+
+# ---- files
+
+
+def test_two_workers_never_share_a_folder(tmp_path: Path) -> None:
+    first = StateFolder(tmp_path, "http://a")
+    second = StateFolder(tmp_path, "http://a")
+    assert first.path != second.path
+    first.close()
+    assert StateFolder(tmp_path, "http://a").path == first.path
+
+
+def test_a_spooled_result_survives_and_is_forgotten(tmp_path: Path) -> None:
+    files = StateFolder(tmp_path, "s")
+    entry = Spooled("r", 3, "key", {"x": [1, 2]})
+    files.spool(entry)
+    files.close()
+    again = StateFolder(tmp_path, "s")
+    assert again.spooled() == [entry]
+    assert again.find_spooled("r") == entry
+    again.forget("r")
+    assert again.spooled() == []
+
+
+def test_the_cache_keeps_what_was_used_last_and_what_is_needed(tmp_path: Path) -> None:
+    cache = BlobCache(tmp_path, 250)
+    for number, name in enumerate(("needed", "old", "new")):
+        cache.path(name).write_bytes(b"x" * 100)
+        import os
+
+        os.utime(cache.path(name), (number, number))
+    cache.trim({"needed"})
+    assert ("needed" in cache, "old" in cache, "new" in cache) == (True, False, True)
+
+
+def test_a_damaged_download_does_not_appear(server: Any, owner: str, tmp_path: Path) -> None:
+    digest = server.storage.blobs.put(b"right")
+    server.storage.blobs.path(digest).write_bytes(b"wrong")
+    with pytest.raises(Unreachable, match="damaged"):
+        Api(server.url, owner).download(f"/v1/blobs/{digest}", digest, tmp_path / digest)
+    assert list(tmp_path.iterdir()) == [tmp_path / "data"]
+
+
+# ---- the command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--server", "ftp://x", "--token", "t"], "is not an http or https URL"),
+        (["--server", "http://x"], "--token or --token-file"),
+        (["--server", "http://x", "--token-file", "/no/such"], "cannot be read"),
+        (["--server", "http://x", "--token", "t", "--cache-mib", "0"], "at least 1"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(arguments, {})
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_options_come_from_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    environment = {"TILEWRIGHT_SERVER": "https://s", "TILEWRIGHT_SPOOL": str(tmp_path)}
+    found = parse_arguments(["--token-file", str(file)], environment)
+    assert (found.server, found.token, found.spool) == ("https://s", "secret", tmp_path)
+
+
+def test_a_spool_that_cannot_be_written_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    status = main(["--server", "http://x", "--token", "t", "--spool", str(tmp_path / "file")])
+    assert status == 1
+    assert "cannot be used" in capsys.readouterr().err
+
+
+def test_json_that_is_not_an_object_is_refused(server: Any, owner: str) -> None:
+    with pytest.raises(Refused, match="JSON object"):
+        Api(server.url, owner).call("GET", "/v1/jobs")
+    assert json.dumps(Api(server.url, owner).call("GET", "/v1/health"))
