@@ -26,9 +26,9 @@ def vgg16_features(height: int, width: int) -> onnx.ModelProto:
             pool = {"kernel_shape": [2, 2], "strides": [2, 2]}
             nodes.append(helper.make_node("MaxPool", [value], [output], **pool))
         else:
-            array = np.zeros((filters, channels, 3, 3), np.float32)
+            array = np.full((filters, channels, 3, 3), layer, np.float32)
             weights.append(onnx.numpy_helper.from_array(array, f"w{layer}"))
-            bias = onnx.numpy_helper.from_array(np.zeros(filters, np.float32), f"b{layer}")
+            bias = onnx.numpy_helper.from_array(np.full(filters, layer, np.float32), f"b{layer}")
             weights.append(bias)
             operands = [value, f"w{layer}", f"b{layer}"]
             nodes.append(helper.make_node("Conv", operands, [f"c{layer}"], pads=[1, 1, 1, 1]))
