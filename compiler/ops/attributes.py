@@ -1,76 +1,73 @@
-"""Typed reading of attributes, and shapes that several families share."""
+"""Typed reading of attributes inside operators."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs, attr
-from compiler.graph.types import TensorType
-from compiler.loops.index import Affine
-from compiler.ops.registry import Index
 
 
-def ints(attrs: Attrs, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+def ints(attrs: Attrs, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
     """A tuple of integers; raises InvalidModelError if it is missing and has no default."""
-    value = attr(attrs, name)
-    if isinstance(value, tuple):
-        return tuple(int(item) for item in value)
-    if default is None or value is not None:
-        raise InvalidModelError(f"attribute '{name}' is not a tuple of integers")
-    return default
+    value = attr(attrs, key)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, tuple):
+        raise InvalidModelError(f"attribute '{key}' is not a tuple of integers")
+    return tuple(int(item) for item in value)
 
 
-def number(attrs: Attrs, name: str, default: float | None = None) -> float:
+def integer(attrs: Attrs, key: str, default: int | None = None) -> int:
+    """An integer; raises InvalidModelError if it is missing and has no default."""
+    value = attr(attrs, key, default)
+    if not isinstance(value, int):
+        raise InvalidModelError(f"attribute '{key}' is not an integer")
+    return int(value)
+
+
+def number(attrs: Attrs, key: str, default: float | None = None) -> float:
     """A number; raises InvalidModelError if it is missing and has no default."""
-    value = attr(attrs, name, default)
+    value = attr(attrs, key, default)
     if not isinstance(value, int | float):
-        raise InvalidModelError(f"attribute '{name}' is not a number")
+        raise InvalidModelError(f"attribute '{key}' is not a number")
+    return float(value)
+
+
+def optional(attrs: Attrs, key: str) -> float | None:
+    """A number, or None where there is none."""
+    return None if attr(attrs, key) is None else number(attrs, key)
+
+
+def word(attrs: Attrs, key: str, default: str | None = None) -> str:
+    """A string; raises InvalidModelError if it is missing and has no default."""
+    value = attr(attrs, key, default)
+    if not isinstance(value, str):
+        raise InvalidModelError(f"attribute '{key}' is not a string")
     return value
 
 
-def integer(attrs: Attrs, name: str, default: int | None = None) -> int:
-    """An integer; raises InvalidModelError if it is missing and has no default."""
-    return int(number(attrs, name, default))
+def axis_of(attrs: Attrs, rank: int, default: int | None = None) -> int:
+    """The attribute `axis` as a dimension in [0, rank); negative ones count from the end."""
+    return dimension(integer(attrs, "axis", default), rank)
 
 
-def word(attrs: Attrs, name: str, default: str) -> str:
-    """A text."""
-    return str(attr(attrs, name, default))
+def dimension(axis: int, rank: int) -> int:
+    """A dimension in [0, rank); negative ones count from the end.
 
-
-def normalise_axis(axis: int, rank: int, what: str) -> int:
-    """An axis counted from the front; raises InvalidModelError if there is no such axis."""
+    Raises:
+        InvalidModelError: if it is out of range.
+    """
     if not -rank <= axis < rank:
-        raise InvalidModelError(f"{what}: axis {axis} of a tensor of rank {rank}")
+        raise InvalidModelError(f"axis {axis} is out of range for rank {rank}")
     return axis % rank
 
 
-def broadcast_shapes(shapes: Sequence[tuple[int, ...]], what: str) -> tuple[int, ...]:
-    """The common shape by NumPy's rules; raises InvalidModelError if there is none."""
-    rank = max(map(len, shapes))
-    result = []
-    for position in range(-rank, 0):
-        sizes = {s[position] for s in shapes if len(s) >= -position}
-        wide = sizes - {1}
-        if len(wide) > 1:
-            texts = " and ".join(str(list(s)) for s in shapes)
-            raise InvalidModelError(f"{what}: shapes {texts} do not broadcast")
-        result.append(wide.pop() if wide else 1)
-    return tuple(result)
+def dimensions(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """Distinct dimensions in [0, rank), sorted.
 
-
-def broadcast_index(index: Index, shape: tuple[int, ...]) -> Index:
-    """Where an operand of this shape is read for an output index."""
-    own = index[len(index) - len(shape) :]
-    return tuple(Affine() if size == 1 else i for i, size in zip(own, shape, strict=True))
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise InvalidModelError with the message unless the condition holds."""
-    if not condition:
-        raise InvalidModelError(message)
-
-
-def ranks(types: Sequence[TensorType]) -> list[int]:
-    return [len(t.shape) for t in types]
+    Raises:
+        InvalidModelError: if one is out of range or named twice.
+    """
+    found = sorted(dimension(axis, rank) for axis in axes)
+    if len(set(found)) != len(found):
+        raise InvalidModelError(f"axes {axes} name a dimension twice")
+    return tuple(found)

@@ -1,0 +1,64 @@
+"""Definitions and order of ONNX nodes: each value once, operands before users, no cycles."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from onnx import GraphProto, NodeProto
+
+from compiler.errors import InvalidModelError
+
+
+def sort_nodes(graph: GraphProto, defined: Collection[str]) -> list[NodeProto]:
+    """The nodes in topological order; those of a sorted graph keep their order.
+
+    `defined` are the graph's inputs and initializers.
+
+    Raises:
+        InvalidModelError: if a value is defined twice or not at all, or nodes form a cycle.
+    """
+    makers: dict[str, int] = {}
+    for position, node in enumerate(graph.node):
+        for value in node.output:
+            if not value:
+                continue
+            if value in makers or value in defined:
+                raise InvalidModelError(
+                    f"value '{value}' is defined twice, the second time by {_label(node)}"
+                )
+            makers[value] = position
+    for node in graph.node:
+        for value in node.input:
+            if value and value not in makers and value not in defined:
+                raise InvalidModelError(f"{_label(node)}: input '{value}' is not defined")
+    return [graph.node[position] for position in _order(graph, makers)]
+
+
+def _order(graph: GraphProto, makers: dict[str, int]) -> list[int]:
+    """Depth first from the first node on, without recursion: models may be thousands deep."""
+    order: list[int] = []
+    done: set[int] = set()
+    active: dict[int, None] = {}
+    for start in range(len(graph.node)):
+        stack = [(start, False)]
+        while stack:
+            position, ready = stack.pop()
+            if ready:
+                del active[position]
+                done.add(position)
+                order.append(position)
+            elif position in active:
+                cycle = list(active)[list(active).index(position) :]
+                names = ", ".join(_label(graph.node[p]) for p in cycle[:4])
+                raise InvalidModelError(f"the graph has a cycle through {names}")
+            elif position not in done:
+                active[position] = None
+                stack.append((position, True))
+                operands = [makers[v] for v in graph.node[position].input if v in makers]
+                stack.extend((p, False) for p in reversed(operands) if p not in done)
+    return order
+
+
+def _label(node: NodeProto) -> str:
+    name = node.name or next((value for value in node.output if value), "")
+    return f"{node.op_type} '{name}'"

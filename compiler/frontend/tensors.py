@@ -1,0 +1,140 @@
+"""Tensors of ONNX files as arrays, external data included."""
+
+from __future__ import annotations
+
+import os
+import stat
+from math import prod
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from onnx import TensorProto
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.ops.cast import ONNX_TYPES
+from compiler.ops.onnx_node import OnnxTensor
+
+
+def element_type(number: int, what: str) -> DType:
+    """An ONNX element type; raises InvalidModelError for those that are not supported."""
+    dtype = ONNX_TYPES.get(number)
+    if dtype is None:
+        names = {value: name for name, value in TensorProto.DataType.items()}
+        raise InvalidModelError(
+            f"{what}: element type {names.get(number, number)} is not supported"
+        )
+    return dtype
+
+
+def read_tensor(tensor: TensorProto, folder: Path | None, what: str) -> OnnxTensor:
+    """A tensor's elements; bfloat16 as raw bits.
+
+    Args:
+        tensor: the message.
+        folder: where external data may lie; None where the model has no folder.
+        what: how messages name the tensor.
+
+    Raises:
+        InvalidModelError: if the tensor is malformed, its data too short, or outside the folder.
+    """
+    dtype = element_type(tensor.data_type, what)
+    shape = tuple(tensor.dims)
+    if min(shape, default=0) < 0:
+        raise InvalidModelError(f"{what}: negative dimension in {list(shape)}")
+    size = prod(shape) * dtype.bytes
+    if tensor.data_location == TensorProto.EXTERNAL:
+        raw = _external(tensor, folder, size, what)
+    elif tensor.HasField("raw_data"):
+        raw = tensor.raw_data
+    else:
+        return _typed(tensor, dtype, shape, what)
+    if len(raw) != size:
+        raise InvalidModelError(f"{what}: {len(raw)} bytes of data, {size} stated")
+    little = dtype.numpy.newbyteorder("<")
+    return OnnxTensor(
+        np.frombuffer(raw, little).astype(dtype.numpy, copy=False).reshape(shape), dtype
+    )
+
+
+def _typed(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], what: str) -> OnnxTensor:
+    """Elements in the message's typed fields; 16-bit floats stand there as integers."""
+    narrow = tensor.data_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    match tensor.data_type:
+        case TensorProto.FLOAT:
+            items = tensor.float_data
+        case TensorProto.DOUBLE:
+            items = tensor.double_data
+        case TensorProto.INT64:
+            items = tensor.int64_data
+        case TensorProto.UINT32 | TensorProto.UINT64:
+            items = tensor.uint64_data
+        case _:
+            items = tensor.int32_data
+    if len(items) != prod(shape):
+        raise InvalidModelError(f"{what}: {len(items)} elements of data, {prod(shape)} stated")
+    array = np.array(items, np.uint16 if narrow else dtype.numpy)
+    return OnnxTensor(array.view(dtype.numpy).reshape(shape), dtype)
+
+
+def _external(tensor: TensorProto, folder: Path | None, size: int, what: str) -> bytes:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    if folder is None:
+        raise InvalidModelError(
+            f"{what}: external data '{location}', but the model was not read from a folder"
+        )
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", size))
+    except ValueError as error:
+        raise InvalidModelError(f"{what}: malformed offset or length of external data") from error
+    if offset < 0 or length != size:
+        raise InvalidModelError(
+            f"{what}: external data of {length} bytes at {offset}, {size} bytes stated"
+        )
+    path = _inside(folder, location, what)
+    try:
+        # the last component cannot become a link between the check and here
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        with open(descriptor, "rb") as file:
+            available = os.fstat(descriptor).st_size
+            if offset + length > available:
+                raise InvalidModelError(
+                    f"{what}: external data '{location}' has {available} bytes, "
+                    f"{offset + length} are needed"
+                )
+            file.seek(offset)
+            return file.read(length)
+    except OSError as error:
+        raise InvalidModelError(
+            f"{what}: external data '{location}' cannot be read: {error.strerror}"
+        ) from error
+
+
+def _inside(folder: Path, location: str, what: str) -> Path:
+    """The file's path; raises InvalidModelError unless it is a plain file within the folder."""
+    parts = PurePosixPath(location).parts
+    if (
+        not parts
+        or "\0" in location
+        or "\\" in location
+        or location.startswith("/")
+        or ".." in parts
+    ):
+        raise InvalidModelError(
+            f"{what}: external data '{location}' lies outside the model's folder"
+        )
+    path = folder
+    for part in parts:
+        path = path / part
+        try:
+            mode = path.lstat().st_mode
+        except OSError as error:
+            raise InvalidModelError(
+                f"{what}: external data '{location}' cannot be read: {error.strerror}"
+            ) from error
+        if stat.S_ISLNK(mode):
+            raise InvalidModelError(f"{what}: external data '{location}' is a symbolic link")
+    if not stat.S_ISREG(mode):
+        raise InvalidModelError(f"{what}: external data '{location}' is not a file")
+    return path

@@ -1,0 +1,197 @@
+"""Building graphs node by node: types are inferred, names stay unique, constants fold."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from math import prod
+
+import numpy as np
+
+from compiler import ops
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import AttrValue, Graph, Node
+from compiler.graph.types import TensorType
+
+FOLD_LIMIT_BYTES = 1 << 20
+"""Nodes of constants fold when their result is no larger than this or than their operands."""
+
+VALUE_LIMIT_BYTES = 1 << 36
+"""No value may be larger: such a shape is a mistake, and nothing must be allocated for it."""
+
+
+class GraphBuilder:
+    """A graph under construction.
+
+    Values get temporary names that are unique; `finish` gives each the name that it should have.
+    """
+
+    def __init__(self, reserved: Collection[str] = ()) -> None:
+        self.types: dict[str, TensorType] = {}
+        self.constants: dict[str, np.ndarray] = {}
+        self._inputs: list[str] = []
+        self._nodes: list[Node] = []
+        self._reserved = set(reserved)
+        self._numbers: dict[str, int] = {}
+
+    def input(self, name: str, kind: TensorType) -> str:
+        """Add a graph input under exactly this name."""
+        _check_size(f"input '{name}'", kind)
+        if name in self.types:
+            raise InvalidModelError(f"value '{name}' is defined twice")
+        self.types[name] = kind
+        self._inputs.append(name)
+        return name
+
+    def constant(
+        self, array: np.ndarray, hint: str, dtype: DType | None = None, *, exact: bool = False
+    ) -> str:
+        """Add a constant; with `exact` under exactly this name, else under one like it.
+
+        `dtype` is needed where NumPy's type does not say it (bfloat16's raw bits).
+        """
+        kind = dtype or DType(array.dtype.name)
+        name = hint if exact else self._fresh(hint)
+        self.types[name] = TensorType(kind, tuple(array.shape))
+        self.constants[name] = array
+        return name
+
+    def emit(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        attrs: Mapping[str, AttrValue],
+        hint: str,
+        label: str = "",
+    ) -> str:
+        """Add a node and return its output, or the constant that it folds to.
+
+        Raises:
+            InvalidModelError: if the operands contradict each other; `label` names the node.
+        """
+        operator = ops.get(op)
+        pairs = tuple(sorted(attrs.items()))
+        try:
+            kind = operator.infer([self.types[value] for value in inputs], pairs)
+        except InvalidModelError as error:
+            raise InvalidModelError(f"{label or op}: {error}") from error
+        _check_size(label or op, kind)
+        folded = self._fold(operator, inputs, pairs, kind)
+        if folded is not None:
+            return self.constant(folded, f"{hint}.{op}", kind.dtype)
+        if prod(kind.shape) == 0:
+            raise InvalidModelError(f"{label or op}: the result {kind} has no elements")
+        name = self._fresh(f"{hint}.{op}")
+        self.types[name] = kind
+        self._nodes.append(Node(name, op, tuple(inputs), (name,), pairs))
+        return name
+
+    def is_made(self, value: str) -> bool:
+        """Whether a node makes the value: it is no input and no constant."""
+        return value not in self.constants and value not in self._inputs
+
+    def finish(
+        self,
+        name: str,
+        outputs: Sequence[tuple[str, str]],
+        names: Mapping[str, str],
+        node_names: Mapping[str, str],
+    ) -> Graph:
+        """The graph, with what its outputs do not need left out.
+
+        Args:
+            name: the graph's name.
+            outputs: pairs of a value and the name that it must have as an output.
+            names: final names of values, where they should differ from the temporary ones.
+            node_names: final names of nodes by the temporary name of their output.
+        """
+        renames = dict(names)
+        made = {node.output for node in self._nodes}
+        final_names = {final for _, final in outputs}
+        results = []
+        for value, final in outputs:
+            if value in made and renames.get(value) not in final_names:
+                renames[value] = final
+            if renames.get(value) == final:
+                results.append(final)
+                continue
+            # The output is an input, a constant, or another output under a second name.
+            copy = self._fresh(f"{final}.identity")
+            self._nodes.append(Node(copy, "identity", (value,), (copy,), ()))
+            self.types[copy] = self.types[value]
+            if final not in self.types:
+                renames[copy] = final
+            results.append(renames.get(copy, copy))
+        return self._graph(name, results, renames, node_names)
+
+    def _graph(
+        self,
+        name: str,
+        outputs: Sequence[str],
+        renames: Mapping[str, str],
+        node_names: Mapping[str, str],
+    ) -> Graph:
+        def final(value: str) -> str:
+            return renames.get(value, value)
+
+        alive = set(outputs)
+        kept: list[Node] = []
+        for node in reversed(self._nodes):
+            if final(node.output) in alive:
+                alive.update(map(final, node.inputs))
+                kept.append(node)
+        nodes = []
+        for node in reversed(kept):
+            output = final(node.output)
+            nodes.append(
+                Node(
+                    node_names.get(node.output, output),
+                    node.op,
+                    tuple(map(final, node.inputs)),
+                    (output,),
+                    node.attrs,
+                )
+            )
+        alive.update(self._inputs)
+        return Graph(
+            name,
+            tuple(self._inputs),
+            tuple(outputs),
+            tuple(nodes),
+            {final(v): t for v, t in self.types.items() if final(v) in alive},
+            {final(v): a for v, a in self.constants.items() if final(v) in alive},
+        )
+
+    def _fold(
+        self,
+        operator: ops.Operator,
+        inputs: Sequence[str],
+        attrs: tuple[tuple[str, AttrValue], ...],
+        kind: TensorType,
+    ) -> np.ndarray | None:
+        arrays = [self.constants[value] for value in inputs if value in self.constants]
+        if len(arrays) != len(inputs) or not arrays:
+            return None
+        if kind.bytes > max(FOLD_LIMIT_BYTES, sum(array.nbytes for array in arrays)):
+            return None
+        kinds = [self.types[value].dtype for value in inputs]
+        if DType.BFLOAT16 in (*kinds, kind.dtype):
+            return None  # NumPy would compute with the raw bits
+        with np.errstate(all="ignore"):
+            result = np.asarray(operator.reference(arrays, attrs))
+        return result.astype(kind.dtype.numpy, copy=False).reshape(kind.shape)
+
+    def _fresh(self, hint: str) -> str:
+        name = hint
+        while name in self.types or name in self._reserved:
+            self._numbers[hint] = self._numbers.get(hint, 1) + 1
+            name = f"{hint}.{self._numbers[hint]}"
+        return name
+
+
+def _check_size(label: str, kind: TensorType) -> None:
+    if kind.bytes > VALUE_LIMIT_BYTES:
+        raise InvalidModelError(
+            f"{label}: a value of type {kind} takes {kind.bytes} bytes, "
+            f"more than the limit of {VALUE_LIMIT_BYTES}"
+        )

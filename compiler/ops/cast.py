@@ -1,0 +1,83 @@
+"""Conversion between element types, and `identity`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.loops import semantics
+from compiler.loops.expr import Cast, Expr
+from compiler.ops.attributes import word
+from compiler.ops.elementwise import pointwise
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import operand_count
+
+ONNX_TYPES = {
+    1: DType.FLOAT32,
+    2: DType.UINT8,
+    3: DType.INT8,
+    4: DType.UINT16,
+    5: DType.INT16,
+    6: DType.INT32,
+    7: DType.INT64,
+    9: DType.BOOL,
+    10: DType.FLOAT16,
+    11: DType.FLOAT64,
+    12: DType.UINT32,
+    13: DType.UINT64,
+    16: DType.BFLOAT16,
+}
+"""Element types by their number in `onnx.TensorProto.DataType`; others are not supported."""
+
+
+def _infer_cast(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 1)
+    name = word(attrs, "to")
+    if name not in set(DType):
+        raise InvalidModelError(f"cast to '{name}', which is no element type")
+    return TensorType(DType(name), types[0].shape)
+
+
+def _cast(values: Sequence[Expr], attrs: Attrs) -> Expr:
+    dtype = DType(word(attrs, "to"))
+    return values[0] if values[0].dtype is dtype else Cast(values[0], dtype)
+
+
+def _identity(values: Sequence[Expr], _attrs: Attrs) -> Expr:
+    return values[0]
+
+
+def _onnx_cast(node: OnnxNode) -> str:
+    number = node.integer("to")
+    dtype = ONNX_TYPES.get(number)
+    if dtype is None:
+        raise node.unsupported(f"conversion to ONNX element type {number}")
+    return cast_to(node, node.input(0), dtype)
+
+
+def _onnx_cast_like(node: OnnxNode) -> str:
+    return cast_to(node, node.input(0), node.type(node.input(1)).dtype)
+
+
+def cast_to(node: OnnxNode, value: str, dtype: DType) -> str:
+    """The value in another element type; itself where it has that type."""
+    if node.type(value).dtype is dtype:
+        return value
+    return node.emit("cast", [value], to=dtype.value)
+
+
+OPERATORS = (
+    pointwise("identity", 1, lambda arrays, _attrs: arrays[0], _identity),
+    pointwise(
+        "cast",
+        1,
+        lambda arrays, attrs: semantics.cast(arrays[0], DType(word(attrs, "to"))),
+        _cast,
+        (OnnxRule("Cast", _onnx_cast), OnnxRule("CastLike", _onnx_cast_like)),
+        _infer_cast,
+    ),
+)

@@ -1,0 +1,88 @@
+"""ONNX operators that are known at import or that vanish."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ops.onnx_node import OnnxNode, OnnxTensor
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+CONSTANT_LIMIT_BYTES = 1 << 33
+"""No constant that a model states in a few bytes may be larger."""
+
+
+def _onnx_constant(node: OnnxNode) -> str:
+    tensor = node.tensor("value")
+    if tensor is not None:
+        return node.constant(tensor.array, tensor.dtype)
+    if "value_float" in node.attrs:
+        return node.constant(np.array(node.number("value_float"), np.float32))
+    if "value_int" in node.attrs:
+        return node.constant(np.array(node.integer("value_int"), np.int64))
+    if "value_ints" in node.attrs:
+        return node.constant(np.array(node.ints("value_ints"), np.int64))
+    if "value_floats" in node.attrs:
+        return node.constant(np.array(node.attrs["value_floats"], np.float32))
+    raise node.unsupported("a value that is no dense tensor of numbers")
+
+
+def _onnx_constant_of_shape(node: OnnxNode) -> str:
+    shape = node.static_ints(0, "shape")
+    if shape is None or min(shape, default=0) < 0:
+        raise node.invalid(f"shape {shape}")
+    value = node.tensor("value") or OnnxTensor(np.zeros(1, np.float32), DType.FLOAT32)
+    if value.array.size != 1:
+        raise node.invalid("attribute 'value' is not a tensor of one element")
+    size = prod(shape) * value.dtype.bytes
+    if size > CONSTANT_LIMIT_BYTES:
+        raise node.invalid(f"a constant of shape {show(shape)} takes {size} bytes")
+    return node.constant(np.full(shape, value.array.reshape(())), value.dtype)
+
+
+def _onnx_shape(node: OnnxNode) -> str:
+    shape = node.shape(node.input(0))
+    start, end = node.integer("start", 0), node.integer("end", len(shape))
+    return node.constant(np.array(shape[start:end], np.int64))
+
+
+def _onnx_size(node: OnnxNode) -> str:
+    return node.constant(np.array(node.type(node.input(0)).elements, np.int64))
+
+
+def _onnx_range(node: OnnxNode) -> str:
+    parts = [node.static(i, name) for i, name in enumerate(("start", "limit", "delta"))]
+    start, limit, delta = (p.item() if p is not None and p.size == 1 else None for p in parts)
+    if start is None or limit is None or delta is None or delta == 0 or parts[0] is None:
+        raise node.invalid("start, limit and delta are not three scalars, the last not 0")
+    count = max(0, ceil((limit - start) / delta))
+    if count * 8 > CONSTANT_LIMIT_BYTES:
+        raise node.invalid(f"a range of {count} elements")
+    return node.constant((start + np.arange(count) * delta).astype(parts[0].dtype))
+
+
+def _onnx_identity(node: OnnxNode) -> str:
+    return node.input(0)
+
+
+def _onnx_dropout(node: OnnxNode) -> list[str]:
+    if len(node.outputs) > 1 and node.outputs[1]:
+        raise node.unsupported("the output mask")
+    training = node.static(2, "training_mode")
+    if training is not None and training.any():
+        raise node.unsupported("training_mode")
+    return [node.input(0)]
+
+
+RULES = (
+    OnnxRule("Constant", _onnx_constant),
+    OnnxRule("ConstantOfShape", _onnx_constant_of_shape),
+    OnnxRule("Shape", _onnx_shape),
+    OnnxRule("Size", _onnx_size),
+    OnnxRule("Range", _onnx_range),
+    OnnxRule("Identity", _onnx_identity),
+    OnnxRule("Dropout", _onnx_dropout),
+)

@@ -1,0 +1,144 @@
+"""Convolution in one, two and three spatial dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.loops.expr import Combiner, Expr, Reduce
+from compiler.loops.index import Affine, affine
+from compiler.ops.attributes import integer
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.padding import resolve_pads
+from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
+from compiler.ops.shapes import Window, operand_count, same_dtype, show
+
+_IM2COL_CHANNELS = 16
+"""Below as many channels a group, the reference unfolds windows into one matrix product."""
+
+
+def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 2, 3)
+    dtype = same_dtype(types)
+    x, w = types[0].shape, types[1].shape
+    if len(x) != len(w) or not 3 <= len(x) <= 5:
+        raise InvalidModelError(f"input {show(x)} and weight {show(w)} do not fit")
+    group = integer(attrs, "group", 1)
+    if group < 1 or x[1] != w[1] * group or w[0] % group:
+        raise InvalidModelError(
+            f"channels differ: input {show(x)}, weight {show(w)}, {group} groups"
+        )
+    if len(types) == 3 and types[2].shape != (w[0],):
+        raise InvalidModelError(f"bias {show(types[2].shape)} for {w[0]} output channels")
+    return TensorType(dtype, (x[0], w[0], *Window.of(attrs, w[2:]).output(x[2:])))
+
+
+def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    x, w = arrays[0], arrays[1]
+    group = integer(attrs, "group", 1)
+    window = Window.of(attrs, w.shape[2:])
+    spatial = window.output(x.shape[2:])
+    pads = [(0, 0), (0, 0), *zip(window.before, window.after, strict=True)]
+    padded = np.pad(crop(x, pads), [(max(b, 0), max(a, 0)) for b, a in pads])
+    batch, channels, filters = x.shape[0], w.shape[1], w.shape[0]
+    weights = w.reshape(group, filters // group, channels, *window.kernel)
+    grouped = padded.reshape(batch, group, channels, *padded.shape[2:])
+    points = prod(spatial)
+    if channels < _IM2COL_CHANNELS and group == 1:
+        reach = [d * (k - 1) + 1 for k, d in zip(window.kernel, window.dilations, strict=True)]
+        axes = tuple(range(3, grouped.ndim))
+        windows = sliding_window_view(grouped, reach, axes)
+        steps = [slice(None, None, s) for s in window.strides]
+        taps = [slice(None, None, d) for d in window.dilations]
+        windows = windows[(..., *steps, *taps)]
+        # (batch, group, channels, *output, *taps) -> (batch, group, channels * taps, points)
+        order = (0, 1, 2, *(d + len(steps) for d in axes), *axes)
+        columns = windows.transpose(order).reshape(batch, group, -1, points)
+        result = weights.reshape(group, filters // group, -1) @ columns
+    else:
+        result = np.zeros((batch, group, filters // group, points), x.dtype)
+        for tap in product(*map(range, window.kernel)):
+            corner = [
+                slice(t * d, t * d + s * (o - 1) + 1, s)
+                for t, d, s, o in zip(tap, window.dilations, window.strides, spatial, strict=True)
+            ]
+            part = grouped[(..., *corner)]
+            part = part.reshape(batch, group, channels, points)
+            factor = weights[(..., *tap)]
+            result += factor * part if channels == 1 else factor @ part
+    result = result.reshape(batch, filters, *spatial)
+    if len(arrays) == 3:
+        result = result + arrays[2].reshape(-1, *(1,) * len(spatial))
+    return np.asarray(result, x.dtype)
+
+
+def crop(x: np.ndarray, pads: Sequence[tuple[int, int]]) -> np.ndarray:
+    """The array without what negative padding takes away."""
+    return x[
+        tuple(
+            slice(max(-before, 0), extent - max(-after, 0))
+            for extent, (before, after) in zip(x.shape, pads, strict=True)
+        )
+    ]
+
+
+def _expression(
+    operands: Sequence[Source],
+    types: Sequence[TensorType],
+    attrs: Attrs,
+    index: tuple[Affine, ...],
+    fresh: Fresh,
+) -> Expr:
+    """sum over (ic, kh, kw) of x[n, g*ICg + ic, oh*s + kh*d - p, ...] * w[oc, ic, kh, kw], + b.
+
+    The group is oc // OCg. Without the channel axis where a group has one channel.
+    """
+    weight = types[1].shape
+    group = integer(attrs, "group", 1)
+    window = Window.of(attrs, weight[2:])
+    filter_index = index[1]
+    group_index = filter_index // (weight[0] // group) if group > 1 else Affine()
+    axes = [fresh("ic", weight[1])] if weight[1] > 1 else []
+    channel = affine(axes[0]) if axes else Affine()
+    names = ("kd", "kh", "kw")[-len(window.kernel) :]
+    taps = [fresh(name, extent) for name, extent in zip(names, window.kernel, strict=True)]
+    positions = window.index(index[2:], [affine(tap) for tap in taps])
+    image = operands[0]((index[0], group_index * weight[1] + channel, *positions))
+    factor = operands[1]((filter_index, channel, *map(affine, taps)))
+    result: Expr = Reduce(Combiner.SUM, (*axes, *taps), image * factor)
+    return result if len(operands) == 2 else result + operands[2]((filter_index,))
+
+
+def _onnx(node: OnnxNode) -> str:
+    x, w = node.input(0), node.input(1)
+    kernel = node.shape(w)[2:]
+    stated = node.ints("kernel_shape")
+    if stated is not None and stated != kernel:
+        raise node.invalid(f"kernel_shape {stated} contradicts the weight {node.shape(w)}")
+    rank = len(kernel)
+    strides = node.ints("strides") or (1,) * rank
+    dilations = node.ints("dilations") or (1,) * rank
+    pads = resolve_pads(node, node.shape(x)[2:], kernel, strides, dilations)
+    bias = node.optional(2)
+    return node.emit(
+        "conv",
+        [x, w] if bias is None else [x, w, bias],
+        strides=strides,
+        pads=pads,
+        dilations=dilations,
+        group=node.integer("group", 1),
+    )
+
+
+OPERATORS = (
+    Operator(
+        "conv", OpKind.CONTRACTION, _infer, _reference, _expression, (OnnxRule("Conv", _onnx),)
+    ),
+)

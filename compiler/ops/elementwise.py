@@ -1,0 +1,212 @@
+"""Elementwise operators: how they are declared, and the arithmetic ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.loops import maths, semantics
+from compiler.loops.expr import Const, Expr, Operation, op
+from compiler.loops.index import Affine
+from compiler.ops.attributes import integer
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import Fresh, Infer, OnnxRule, Operator, OpKind, Reference, Source
+from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype
+
+Scalar = Callable[[Sequence[Expr], Attrs], Expr]
+
+
+def pointwise(
+    name: str,
+    arity: int,
+    reference: Reference,
+    scalar: Scalar,
+    onnx: tuple[OnnxRule, ...] = (),
+    infer: Infer | None = None,
+) -> Operator:
+    """An operator that acts on each element, its operands broadcast.
+
+    Without `infer`, all operands and the result have one element type.
+    """
+
+    def default_infer(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
+        operand_count(types, arity)
+        return TensorType(same_dtype(types), broadcast(*(t.shape for t in types)))
+
+    def expression(
+        operands: Sequence[Source],
+        types: Sequence[TensorType],
+        attrs: Attrs,
+        index: tuple[Affine, ...],
+        fresh: Fresh,
+    ) -> Expr:
+        values = [
+            operand(broadcast_index(index, t.shape))
+            for operand, t in zip(operands, types, strict=True)
+        ]
+        return scalar(values, attrs)
+
+    return Operator(name, OpKind.ELEMENTWISE, infer or default_infer, reference, expression, onnx)
+
+
+def floats_only(types: Sequence[TensorType]) -> None:
+    """Raises InvalidModelError unless all operands are floats."""
+    for t in types:
+        if not t.dtype.is_float:
+            raise InvalidModelError(f"element type {t.dtype} where a float is needed")
+
+
+def chained(op_name: str) -> Callable[[OnnxNode], str]:
+    """ONNX's variadic operators as a chain of binary ones."""
+
+    def emit(node: OnnxNode) -> str:
+        result = node.input(0)
+        for position in range(1, len(node.inputs)):
+            result = node.emit(op_name, [result, node.input(position)])
+        return result
+
+    return emit
+
+
+def same(op_name: str) -> Callable[[OnnxNode], str]:
+    """An ONNX operator with the same operands and no attributes."""
+
+    def emit(node: OnnxNode) -> str:
+        return node.emit(op_name, [node.input(i) for i in range(len(node.inputs))])
+
+    return emit
+
+
+def native(operation: Operation) -> Scalar:
+    """One native operation on the operands."""
+    return lambda values, _attrs: op(operation, *values)
+
+
+def _via_semantics(operation: Operation) -> Reference:
+    return lambda arrays, _attrs: semantics.apply(operation, tuple(arrays))
+
+
+def _extremum(operation: Operation) -> Scalar:
+    def scalar(values: Sequence[Expr], _attrs: Attrs) -> Expr:
+        left, right = values
+        joined = op(operation, left, right)
+        if not left.dtype.is_float:
+            return joined
+        # the native operation gives the second operand where either is NaN
+        return maths.select(op(Operation.NE, left, left), left, joined)
+
+    return scalar
+
+
+def _pow(values: Sequence[Expr], _attrs: Attrs) -> Expr:
+    base, exponent = values
+    if isinstance(exponent, Const) and exponent.value in _POWERS:
+        return _POWERS[exponent.value](base)
+    return maths.pow(base, exponent)
+
+
+_POWERS: dict[float, Callable[[Expr], Expr]] = {
+    1.0: lambda x: x,
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+    0.5: maths.sqrt,
+}
+
+
+def _onnx_pow(node: OnnxNode) -> str:
+    base, exponent = node.input(0), node.input(1)
+    # ONNX lets the exponent have another type; the result has the base's.
+    if node.type(exponent).dtype is not node.type(base).dtype:
+        if not node.type(base).dtype.is_float:
+            raise node.unsupported("an integer base with an exponent of another type")
+        exponent = node.emit("cast", [exponent], to=node.type(base).dtype.value)
+    return node.emit("pow", [base, exponent])
+
+
+def _pow_reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:
+    base, exponent = arrays
+    if base.dtype.kind == "f":
+        return np.asarray(np.power(base, exponent))
+    return np.asarray(np.power(base.astype(np.float64), exponent), base.dtype)
+
+
+def _mod_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    function = np.fmod if integer(attrs, "fmod", 0) else np.mod
+    return np.asarray(function(arrays[0], arrays[1]))
+
+
+def _mod(values: Sequence[Expr], attrs: Attrs) -> Expr:
+    left, right = values
+    rest = op(Operation.REM, left, right)
+    if integer(attrs, "fmod", 0) or not left.dtype.is_signed:
+        return rest
+    zero = Const(0, left.dtype)
+    signs_differ = op(Operation.XOR, op(Operation.LT, rest, zero), op(Operation.LT, right, zero))
+    moved = op(Operation.AND, op(Operation.NE, rest, zero), signs_differ)
+    return maths.select(moved, rest + right, rest)
+
+
+def _onnx_mod(node: OnnxNode) -> str:
+    fmod = node.integer("fmod", 0)
+    if not fmod and node.type(node.input(0)).dtype.is_float:
+        raise node.invalid("floats need fmod=1")
+    return node.emit("mod", [node.input(0), node.input(1)], fmod=fmod)
+
+
+def _onnx_mean(node: OnnxNode) -> str:
+    total = chained("add")(node)
+    return node.emit("div", [total, node.scalar(len(node.inputs), node.type(total).dtype)])
+
+
+RULES = (OnnxRule("Mean", _onnx_mean),)
+
+OPERATORS = (
+    pointwise(
+        "add",
+        2,
+        lambda a, _: np.add(a[0], a[1]),
+        native(Operation.ADD),
+        (OnnxRule("Add", same("add")), OnnxRule("Sum", chained("add"))),
+    ),
+    pointwise(
+        "sub",
+        2,
+        lambda a, _: np.subtract(a[0], a[1]),
+        native(Operation.SUB),
+        (OnnxRule("Sub", same("sub")),),
+    ),
+    pointwise(
+        "mul",
+        2,
+        lambda a, _: np.multiply(a[0], a[1]),
+        native(Operation.MUL),
+        (OnnxRule("Mul", same("mul")),),
+    ),
+    pointwise(
+        "div",
+        2,
+        _via_semantics(Operation.DIV),  # integers truncate, as C and ONNX do
+        native(Operation.DIV),
+        (OnnxRule("Div", same("div")),),
+    ),
+    pointwise("mod", 2, _mod_reference, _mod, (OnnxRule("Mod", _onnx_mod),)),
+    pointwise("pow", 2, _pow_reference, _pow, (OnnxRule("Pow", _onnx_pow),)),
+    pointwise(
+        "max",
+        2,
+        lambda a, _: np.maximum(a[0], a[1]),
+        _extremum(Operation.MAX),
+        (OnnxRule("Max", chained("max")),),
+    ),
+    pointwise(
+        "min",
+        2,
+        lambda a, _: np.minimum(a[0], a[1]),
+        _extremum(Operation.MIN),
+        (OnnxRule("Min", chained("min")),),
+    ),
+)

@@ -1,0 +1,74 @@
+"""The graph interpreter: every operator's NumPy reference in turn. The oracle for compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from compiler import ops
+from compiler.dtypes import DType
+from compiler.errors import InvalidInputError
+from compiler.graph.ir import Graph
+from compiler.graph.types import TensorType
+from compiler.loops.semantics import from_memory, to_memory
+
+
+def run_graph(
+    graph: Graph, inputs: Mapping[str, np.ndarray], float64: bool = False
+) -> list[np.ndarray]:
+    """The graph's outputs for these inputs, in order.
+
+    With `float64`, every float value is computed in float64 and the float outputs are float64.
+    bfloat16 arrays hold raw bits, as they do in memory, and are computed in float32.
+
+    Raises:
+        InvalidInputError: if an input is missing, unknown, or of another shape or type.
+    """
+    values: dict[str, np.ndarray] = {}
+    check_inputs(graph, inputs)
+    for value, array in (*inputs.items(), *graph.constants.items()):
+        values[value] = _to_compute(array, graph.types[value].dtype, float64)
+    last_use = {value: node.name for node in graph.nodes for value in node.inputs}
+    for node in graph.nodes:
+        operands = [values[value] for value in node.inputs]
+        kind = graph.types[node.output]
+        with np.errstate(all="ignore"):
+            result = np.asarray(ops.get(node.op).reference(operands, node.attrs))
+        values[node.output] = _rounded(result, kind, float64)
+        for value in set(node.inputs):
+            if last_use[value] == node.name and value not in graph.outputs:
+                del values[value]
+    results = []
+    for value in graph.outputs:
+        dtype = graph.types[value].dtype
+        wide = float64 and dtype.is_float
+        results.append(values[value] if wide else to_memory(values[value], dtype))
+    return results
+
+
+def check_inputs(graph: Graph, inputs: Mapping[str, np.ndarray]) -> None:
+    """Raises InvalidInputError, naming the first input that does not fit the graph."""
+    for value in graph.inputs:
+        if value not in inputs:
+            raise InvalidInputError(f"input '{value}' is missing")
+    for value, array in inputs.items():
+        if value not in graph.inputs:
+            raise InvalidInputError(f"the model has no input '{value}'")
+        kind = graph.types[value]
+        if array.shape != kind.shape or array.dtype != kind.dtype.numpy:
+            given = f"{array.dtype}[{','.join(map(str, array.shape))}]"
+            raise InvalidInputError(f"input '{value}': expected {kind}, got {given}")
+
+
+def _to_compute(array: np.ndarray, dtype: DType, float64: bool) -> np.ndarray:
+    values = from_memory(array, dtype)
+    return values.astype(np.float64) if float64 and dtype.is_float else values
+
+
+def _rounded(result: np.ndarray, kind: TensorType, float64: bool) -> np.ndarray:
+    if not kind.dtype.is_float:
+        return result.astype(kind.dtype.numpy, copy=False).reshape(kind.shape)
+    if float64:
+        return result.astype(np.float64, copy=False).reshape(kind.shape)
+    return from_memory(to_memory(result, kind.dtype), kind.dtype).reshape(kind.shape)

@@ -1,0 +1,97 @@
+"""Comparisons, boolean operators and selection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.loops import maths
+from compiler.loops.expr import Expr, Operation, op
+from compiler.ops.elementwise import pointwise, same
+from compiler.ops.registry import OnnxRule, Operator
+from compiler.ops.shapes import broadcast, operand_count, same_dtype
+
+
+def _infer_comparison(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
+    operand_count(types, 2)
+    same_dtype(types)
+    return TensorType(DType.BOOL, broadcast(*(t.shape for t in types)))
+
+
+def _infer_logical(count: int, types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
+    operand_count(types, count)
+    if same_dtype(types) is not DType.BOOL:
+        raise InvalidModelError(f"element type {types[0].dtype} where bool is needed")
+    return TensorType(DType.BOOL, broadcast(*(t.shape for t in types)))
+
+
+def _infer_where(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
+    operand_count(types, 3)
+    if types[0].dtype is not DType.BOOL:
+        raise InvalidModelError(f"the condition is {types[0].dtype}, not bool")
+    return TensorType(same_dtype(types[1:]), broadcast(*(t.shape for t in types)))
+
+
+def _comparison(
+    name: str,
+    op_type: str,
+    function: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    operation: Operation,
+    swapped: bool = False,
+) -> Operator:
+    def scalar(values: Sequence[Expr], _attrs: Attrs) -> Expr:
+        left, right = reversed(values) if swapped else values
+        return op(operation, left, right)
+
+    return pointwise(
+        name,
+        2,
+        lambda arrays, _attrs: function(arrays[0], arrays[1]),
+        scalar,
+        (OnnxRule(op_type, same(name)),),
+        _infer_comparison,
+    )
+
+
+def _logical(
+    name: str,
+    op_type: str,
+    count: int,
+    function: Callable[..., np.ndarray],
+    operation: Operation,
+) -> Operator:
+    return pointwise(
+        name,
+        count,
+        lambda arrays, _attrs: function(*arrays),
+        lambda values, _attrs: op(operation, *values),
+        (OnnxRule(op_type, same(name)),),
+        partial(_infer_logical, count),
+    )
+
+
+OPERATORS = (
+    _comparison("equal", "Equal", np.equal, Operation.EQ),
+    _comparison("less", "Less", np.less, Operation.LT),
+    _comparison("less_or_equal", "LessOrEqual", np.less_equal, Operation.LE),
+    _comparison("greater", "Greater", np.greater, Operation.LT, swapped=True),
+    _comparison("greater_or_equal", "GreaterOrEqual", np.greater_equal, Operation.LE, swapped=True),
+    _logical("logical_and", "And", 2, np.logical_and, Operation.AND),
+    _logical("logical_or", "Or", 2, np.logical_or, Operation.OR),
+    _logical("logical_xor", "Xor", 2, np.logical_xor, Operation.XOR),
+    _logical("logical_not", "Not", 1, np.logical_not, Operation.NOT),
+    pointwise(
+        "where",
+        3,
+        lambda arrays, _attrs: np.where(*arrays),
+        lambda values, _attrs: maths.select(*values),
+        (OnnxRule("Where", same("where")),),
+        _infer_where,
+    ),
+)

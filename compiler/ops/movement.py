@@ -1,0 +1,257 @@
+"""Data movement: each element of the result is one element of the operand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.loops.expr import Expr
+from compiler.loops.index import Affine
+from compiler.ops.attributes import ints
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
+from compiler.ops.shapes import Shape, broadcast, broadcast_index, operand_count, show
+
+
+def _perm(attrs: Attrs, rank: int) -> tuple[int, ...]:
+    perm = ints(attrs, "perm", tuple(reversed(range(rank))))
+    if sorted(perm) != list(range(rank)):
+        raise InvalidModelError(f"perm {perm} is no permutation of {rank} dimensions")
+    return perm
+
+
+def _infer_transpose(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 1)
+    shape = types[0].shape
+    return TensorType(types[0].dtype, tuple(shape[dim] for dim in _perm(attrs, len(shape))))
+
+
+def _transpose_expression(
+    operands: Sequence[Source],
+    types: Sequence[TensorType],
+    attrs: Attrs,
+    index: tuple[Affine, ...],
+    fresh: Fresh,
+) -> Expr:
+    perm = _perm(attrs, len(index))
+    return operands[0](tuple(index[perm.index(dim)] for dim in range(len(index))))
+
+
+def _onnx_transpose(node: OnnxNode) -> str:
+    rank = len(node.shape(node.input(0)))
+    perm = node.ints("perm", tuple(reversed(range(rank))))
+    return node.emit("transpose", [node.input(0)], perm=perm)
+
+
+def _slice_parts(attrs: Attrs, shape: Shape) -> tuple[Shape, Shape, Shape]:
+    """starts, steps and sizes, one for each dimension; every element read is within the operand."""
+    rank = len(shape)
+    starts, sizes = ints(attrs, "starts"), ints(attrs, "sizes")
+    steps = ints(attrs, "steps", (1,) * rank)
+    if not len(starts) == len(sizes) == len(steps) == rank:
+        raise InvalidModelError(f"starts, steps and sizes must have {rank} entries each")
+    for extent, start, step, size in zip(shape, starts, steps, sizes, strict=True):
+        last = start + (size - 1) * step
+        if step == 0 or size < 0 or (size and not (0 <= start < extent and 0 <= last < extent)):
+            raise InvalidModelError(
+                f"start {start}, step {step} and size {size} leave {extent} elements"
+            )
+    return starts, steps, sizes
+
+
+def _infer_slice(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 1)
+    return TensorType(types[0].dtype, _slice_parts(attrs, types[0].shape)[2])
+
+
+def _slice_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    parts = []
+    for start, step, size in zip(*_slice_parts(attrs, x.shape), strict=True):
+        stop = start + size * step
+        # a negative stop would count from the end
+        parts.append(slice(start, stop if stop >= 0 else None, step) if size else slice(0, 0))
+    return x[tuple(parts)]
+
+
+def _slice_expression(
+    operands: Sequence[Source],
+    types: Sequence[TensorType],
+    attrs: Attrs,
+    index: tuple[Affine, ...],
+    fresh: Fresh,
+) -> Expr:
+    starts, steps, _ = _slice_parts(attrs, types[0].shape)
+    moved = tuple(i * step + start for i, start, step in zip(index, starts, steps, strict=True))
+    return operands[0](moved)
+
+
+def _onnx_slice(node: OnnxNode) -> str:
+    """ONNX's ends, negative positions and clamping become starts and sizes."""
+    x = node.input(0)
+    shape = node.shape(x)
+    rank = len(shape)
+    starts = node.ints_or_input("starts", 1)
+    ends = node.ints_or_input("ends", 2)
+    if starts is None or ends is None:
+        raise node.invalid("starts or ends are missing")
+    axes = node.ints_or_input("axes", 3) or tuple(range(len(starts)))
+    steps = node.static_ints(4, "steps") or (1,) * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise node.invalid("starts, ends, axes and steps differ in length")
+    full_starts, full_steps, sizes = [0] * rank, [1] * rank, list(shape)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if step == 0 or not -rank <= axis < rank:
+            raise node.invalid(f"axis {axis}, step {step} for an input of {show(shape)}")
+        dim = axis % rank
+        stop = _end(end, step, shape[dim])
+        picked = range(*slice(start, stop, step).indices(shape[dim]))
+        full_starts[dim] = picked.start if picked else 0
+        full_steps[dim], sizes[dim] = (step if picked else 1), len(picked)
+    if tuple(sizes) == shape and all(step == 1 for step in full_steps):
+        return x
+    return node.emit(
+        "slice", [x], starts=tuple(full_starts), steps=tuple(full_steps), sizes=tuple(sizes)
+    )
+
+
+def _end(end: int, step: int, extent: int) -> int | None:
+    """ONNX's end as Python's: beyond the first element backwards is None there."""
+    return None if step < 0 and end < -extent else end
+
+
+def _onnx_split(node: OnnxNode) -> list[str]:
+    """One slice for each output."""
+    x = node.input(0)
+    shape = node.shape(x)
+    axis = node.integer("axis", 0)
+    if not -len(shape) <= axis < len(shape):
+        raise node.invalid(f"axis {axis} is out of range for rank {len(shape)}")
+    dim = axis % len(shape)
+    extent, count = shape[dim], len(node.outputs)
+    parts = node.ints_or_input("split", 1)
+    if parts is None:
+        count = node.integer("num_outputs", count)
+        size = -(-extent // max(count, 1))
+        parts = tuple(min(size, extent - size * i) for i in range(count))
+    if sum(parts) != extent or min(parts, default=0) < 0 or len(parts) != len(node.outputs):
+        raise node.invalid(f"parts {parts} of {extent} elements for {len(node.outputs)} outputs")
+    results, start = [], 0
+    for part in parts:
+        starts = tuple(start if d == dim else 0 for d in range(len(shape)))
+        sizes = tuple(part if d == dim else e for d, e in enumerate(shape))
+        results.append(
+            x
+            if sizes == shape
+            else node.emit("slice", [x], starts=starts, steps=(1,) * len(shape), sizes=sizes)
+        )
+        start += part
+    return results
+
+
+def _infer_expand(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 1)
+    shape = ints(attrs, "shape")
+    if min(shape, default=0) < 0 or broadcast(shape, types[0].shape) != shape:
+        raise InvalidModelError(f"{show(types[0].shape)} does not expand to {show(shape)}")
+    return TensorType(types[0].dtype, shape)
+
+
+def _expand_expression(
+    operands: Sequence[Source],
+    types: Sequence[TensorType],
+    attrs: Attrs,
+    index: tuple[Affine, ...],
+    fresh: Fresh,
+) -> Expr:
+    return operands[0](broadcast_index(index, types[0].shape))
+
+
+def _onnx_expand(node: OnnxNode) -> str:
+    x = node.input(0)
+    wanted = node.static_ints(1, "shape")
+    if wanted is None:
+        raise node.invalid("shape (input 1) is missing")
+    try:
+        shape = broadcast(node.shape(x), wanted)  # both may have extents of 1
+    except InvalidModelError as error:
+        raise node.invalid(str(error)) from error
+    return x if shape == node.shape(x) else node.emit("expand", [x], shape=shape)
+
+
+def _onnx_tile(node: OnnxNode) -> str:
+    """(a, b) repeated (m, n) times: (1, a, 1, b) expanded to (m, a, n, b)."""
+    x = node.input(0)
+    shape = node.shape(x)
+    repeats = node.static_ints(1, "repeats")
+    if repeats is None or len(repeats) != len(shape) or min(repeats, default=1) < 1:
+        raise node.invalid(f"repeats {repeats} for an input of {show(shape)}")
+    if all(r == 1 for r in repeats):
+        return x
+    split = tuple(part for extent in shape for part in (1, extent))
+    full = tuple(part for pair in zip(repeats, shape, strict=True) for part in pair)
+    expanded = node.emit("expand", [node.reshape(x, split)], shape=full)
+    return node.reshape(expanded, [r * extent for r, extent in zip(repeats, shape, strict=True)])
+
+
+def _onnx_depth_to_space(node: OnnxNode) -> str:
+    x, block = node.input(0), node.integer("blocksize")
+    shape = node.shape(x)
+    if len(shape) != 4 or block < 1 or shape[1] % (block * block):
+        raise node.invalid(f"blocksize {block} for an input of {show(shape)}")
+    n, c, h, w = shape
+    channels = c // (block * block)
+    if node.word("mode", "DCR") == "CRD":
+        split, perm = (n, channels, block, block, h, w), (0, 1, 4, 2, 5, 3)
+    else:
+        split, perm = (n, block, block, channels, h, w), (0, 3, 4, 1, 5, 2)
+    moved = node.emit("transpose", [node.reshape(x, split)], perm=perm)
+    return node.reshape(moved, (n, channels, h * block, w * block))
+
+
+def _onnx_space_to_depth(node: OnnxNode) -> str:
+    x, block = node.input(0), node.integer("blocksize")
+    shape = node.shape(x)
+    if len(shape) != 4 or block < 1 or shape[2] % block or shape[3] % block:
+        raise node.invalid(f"blocksize {block} for an input of {show(shape)}")
+    n, c, h, w = shape
+    split = (n, c, h // block, block, w // block, block)
+    moved = node.emit("transpose", [node.reshape(x, split)], perm=(0, 3, 5, 1, 2, 4))
+    return node.reshape(moved, (n, c * block * block, h // block, w // block))
+
+
+OPERATORS = (
+    Operator(
+        "transpose",
+        OpKind.MOVEMENT,
+        _infer_transpose,
+        lambda arrays, attrs: arrays[0].transpose(_perm(attrs, arrays[0].ndim)),
+        _transpose_expression,
+        (OnnxRule("Transpose", _onnx_transpose),),
+    ),
+    Operator(
+        "slice",
+        OpKind.MOVEMENT,
+        _infer_slice,
+        _slice_reference,
+        _slice_expression,
+        (OnnxRule("Slice", _onnx_slice), OnnxRule("Split", _onnx_split)),
+    ),
+    Operator(
+        "expand",
+        OpKind.MOVEMENT,
+        _infer_expand,
+        lambda arrays, attrs: np.broadcast_to(arrays[0], ints(attrs, "shape")),
+        _expand_expression,
+        (OnnxRule("Expand", _onnx_expand), OnnxRule("Tile", _onnx_tile)),
+    ),
+)
+
+RULES = (
+    OnnxRule("DepthToSpace", _onnx_depth_to_space),
+    OnnxRule("SpaceToDepth", _onnx_space_to_depth),
+)

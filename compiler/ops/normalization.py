@@ -1,0 +1,292 @@
+"""Normalisation layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.loops import maths
+from compiler.loops.expr import Combiner, Const, Expr, Reduce
+from compiler.loops.index import Affine, Axis, affine
+from compiler.ops.attributes import axis_of, integer, number
+from compiler.ops.elementwise import floats_only
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
+from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype, show
+
+
+def _infer_batch_norm(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
+    operand_count(types, 5)
+    floats_only(types)
+    same_dtype(types)
+    shape = types[0].shape
+    if len(shape) < 2:
+        raise InvalidModelError(f"input {show(shape)} has no channels")
+    for kind in types[1:]:
+        if kind.shape != (shape[1],):
+            raise InvalidModelError(f"parameter {show(kind.shape)} for {shape[1]} channels")
+    return types[0]
+
+
+def _batch_norm_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    column = (-1,) + (1,) * (x.ndim - 2)
+    scale, bias, mean, variance = (a.reshape(column) for a in arrays[1:])
+    deviation = np.sqrt(variance + x.dtype.type(number(attrs, "epsilon", 1e-5)))
+    return np.asarray((x - mean) / deviation * scale + bias, x.dtype)
+
+
+def _batch_norm_expression(
+    operands: Sequence[Source],
+    types: Sequence[TensorType],
+    attrs: Attrs,
+    index: tuple[Affine, ...],
+    fresh: Fresh,
+) -> Expr:
+    """(x - mean) * scale / sqrt(var + epsilon) + bias."""
+    x = operands[0](index)
+    scale, bias, mean, variance = (operand((index[1],)) for operand in operands[1:])
+    deviation = maths.sqrt(variance + number(attrs, "epsilon", 1e-5))
+    return (x - mean) * (scale / deviation) + bias
+
+
+def _onnx_batch_norm(node: OnnxNode) -> str:
+    if node.integer("training_mode", 0):
+        raise node.unsupported("training_mode")
+    if any(node.outputs[1:]):
+        raise node.unsupported("outputs of the training mode")
+    if node.integer("spatial", 1) == 0:
+        raise node.unsupported("spatial=0")
+    operands = [node.input(i) for i in range(5)]
+    return node.emit("batch_norm", operands, epsilon=node.number("epsilon", 1e-5))
+
+
+def _infer_layer_norm(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 1, 3)
+    floats_only(types)
+    same_dtype(types)
+    shape = types[0].shape
+    axis_of(attrs, len(shape), -1)
+    for kind in types[1:]:
+        if broadcast(shape, kind.shape) != shape:
+            raise InvalidModelError(f"operand {show(kind.shape)} for an input of {show(shape)}")
+    return types[0]
+
+
+def _layer_norm_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    axes = tuple(range(axis_of(attrs, x.ndim, -1), x.ndim))
+    centred = x - x.mean(axis=axes, keepdims=True)
+    variance = (centred * centred).mean(axis=axes, keepdims=True)
+    result = centred / np.sqrt(variance + x.dtype.type(number(attrs, "epsilon", 1e-5)))
+    if len(arrays) > 1:
+        result = result * arrays[1]
+    if len(arrays) > 2:
+        result = result + arrays[2]
+    return np.asarray(result, x.dtype)
+
+
+def _layer_norm_expression(
+    operands: Sequence[Source],
+    types: Sequence[TensorType],
+    attrs: Attrs,
+    index: tuple[Affine, ...],
+    fresh: Fresh,
+) -> Expr:
+    """(x - mean(x)) / sqrt(mean((x - mean(x))**2) + epsilon) * scale + bias."""
+    shape = types[0].shape
+    first = axis_of(attrs, len(shape), -1)
+    dtype = types[0].dtype
+    share = Const(1.0 / prod(shape[first:]), dtype)
+
+    def row() -> tuple[tuple[Axis, ...], Expr]:
+        """New axes over the row, and its element there."""
+        axes = tuple(fresh("k", extent) for extent in shape[first:])
+        return axes, operands[0]((*index[:first], *map(affine, axes)))
+
+    axes, element = row()
+    mean = Reduce(Combiner.SUM, axes, element) * share
+    axes, element = row()
+    centred = element - mean
+    variance = Reduce(Combiner.SUM, axes, centred * centred) * share
+    inverse = Const(1.0, dtype) / maths.sqrt(variance + number(attrs, "epsilon", 1e-5))
+    result = (operands[0](index) - mean) * inverse
+    if len(operands) > 1:
+        result = result * operands[1](broadcast_index(index, types[1].shape))
+    if len(operands) > 2:
+        result = result + operands[2](broadcast_index(index, types[2].shape))
+    return result
+
+
+def _onnx_layer_norm(node: OnnxNode) -> str:
+    if any(node.outputs[1:]):
+        raise node.unsupported("the outputs Mean and InvStdDev")
+    operands = [node.input(0), node.input(1)]
+    bias = node.optional(2)
+    if bias is not None:
+        operands.append(bias)
+    axis, rank = node.integer("axis", -1), len(node.shape(operands[0]))
+    if not -rank <= axis < rank:
+        raise node.invalid(f"axis {axis} is out of range for rank {rank}")
+    epsilon = node.number("epsilon", 1e-5)
+    return node.emit("layer_norm", operands, axis=axis % rank, epsilon=epsilon)
+
+
+def _onnx_instance_norm(node: OnnxNode) -> str:
+    """Layer normalisation over the pixels of each channel, with a scale and shift a channel."""
+    x = node.input(0)
+    shape = node.shape(x)
+    if len(shape) < 3:
+        raise node.invalid(f"the input has rank {len(shape)}, not 3 or more")
+    column = (shape[1],) + (1,) * (len(shape) - 2)
+    scale, bias = (node.reshape(node.input(i), column) for i in (1, 2))
+    epsilon = node.number("epsilon", 1e-5)
+    return node.emit("layer_norm", [x, scale, bias], axis=2, epsilon=epsilon)
+
+
+def _onnx_group_norm(node: OnnxNode) -> str:
+    """Layer normalisation over groups of channels; from opset 21 scale and bias are a channel's."""
+    x = node.input(0)
+    shape, groups = node.shape(x), node.integer("num_groups")
+    if len(shape) < 3 or groups < 1 or shape[1] % groups:
+        raise node.invalid(f"{groups} groups for an input of {show(shape)}")
+    split = (shape[0], groups, prod(shape[1:]) // groups)
+    epsilon = node.number("epsilon", 1e-5)
+    rows = node.emit("layer_norm", [node.reshape(x, split)], axis=2, epsilon=epsilon)
+    operands = []
+    for position in (1, 2):
+        value = node.input(position)
+        if node.opset < 21:
+            repeated = node.emit(
+                "expand", [node.reshape(value, (groups, 1))], shape=(groups, shape[1] // groups)
+            )
+            value = repeated
+        operands.append(node.reshape(value, (shape[1],) + (1,) * (len(shape) - 2)))
+    scaled = node.emit("mul", [node.reshape(rows, shape), operands[0]])
+    return node.emit("add", [scaled, operands[1]])
+
+
+def _onnx_rms_norm(node: OnnxNode) -> str:
+    """x / sqrt(mean(x**2) + epsilon) * scale."""
+    x, scale = node.input(0), node.input(1)
+    rank, dtype = len(node.shape(x)), node.type(x).dtype
+    axes = tuple(range(node.integer("axis", -1) % rank, rank))
+    square = node.emit("mul", [x, x])
+    mean = node.emit("reduce_mean", [square], axes=axes, keepdims=1)
+    shifted = node.emit("add", [mean, node.scalar(node.number("epsilon", 1e-5), dtype)])
+    return node.emit("mul", [node.emit("div", [x, node.emit("sqrt", [shifted])]), scale])
+
+
+def _infer_lrn(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 1)
+    floats_only(types)
+    if len(types[0].shape) < 2:
+        raise InvalidModelError(f"input {show(types[0].shape)} has no channels")
+    if integer(attrs, "size") < 1:
+        raise InvalidModelError("size must be positive")
+    return types[0]
+
+
+def _reach(size: int) -> tuple[int, int]:
+    """Channels before and after the middle one."""
+    return (size - 1) // 2, size // 2
+
+
+def _lrn_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    size, kind = integer(attrs, "size"), x.dtype.type
+    before, after = _reach(size)
+    channels = x.shape[1]
+    pads = [(0, 0), (before, after), *[(0, 0)] * (x.ndim - 2)]
+    squares = np.pad(x * x, pads)
+    total = np.zeros_like(x)
+    for offset in range(size):
+        total += squares[:, offset : offset + channels]
+    alpha, beta = number(attrs, "alpha", 1e-4), number(attrs, "beta", 0.75)
+    base = kind(number(attrs, "bias", 1.0)) + kind(alpha / size) * total
+    return np.asarray(x / base ** kind(beta), x.dtype)
+
+
+def _lrn_expression(
+    operands: Sequence[Source],
+    types: Sequence[TensorType],
+    attrs: Attrs,
+    index: tuple[Affine, ...],
+    fresh: Fresh,
+) -> Expr:
+    """x / (bias + alpha / size * sum over neighbouring channels of x**2) ** beta."""
+    size = integer(attrs, "size")
+    before, _ = _reach(size)
+    axis = fresh("kc", size)
+    neighbour = operands[0]((index[0], index[1] + axis - before, *index[2:]))
+    total = Reduce(Combiner.SUM, (axis,), neighbour * neighbour)
+    alpha, beta = number(attrs, "alpha", 1e-4), number(attrs, "beta", 0.75)
+    base = total * (alpha / size) + number(attrs, "bias", 1.0)
+    return operands[0](index) / _power(base, beta)
+
+
+def _power(base: Expr, exponent: float) -> Expr:
+    """Square roots where they suffice: cheaper than a power, and closer to the exact result."""
+    root = maths.sqrt(base)
+    match exponent:
+        case 1.0:
+            return base
+        case 0.5:
+            return root
+        case 0.75:
+            return root * maths.sqrt(root)
+        case _:
+            return maths.pow(base, Const(exponent, base.dtype))
+
+
+def _onnx_lrn(node: OnnxNode) -> str:
+    return node.emit(
+        "lrn",
+        [node.input(0)],
+        size=node.integer("size"),
+        alpha=node.number("alpha", 1e-4),
+        beta=node.number("beta", 0.75),
+        bias=node.number("bias", 1.0),
+    )
+
+
+OPERATORS = (
+    Operator(
+        # not elementwise: its parameters stand for a channel and do not broadcast
+        "batch_norm",
+        OpKind.ROW,
+        _infer_batch_norm,
+        _batch_norm_reference,
+        _batch_norm_expression,
+        (OnnxRule("BatchNormalization", _onnx_batch_norm),),
+    ),
+    Operator(
+        "layer_norm",
+        OpKind.ROW,
+        _infer_layer_norm,
+        _layer_norm_reference,
+        _layer_norm_expression,
+        (
+            OnnxRule("LayerNormalization", _onnx_layer_norm),
+            OnnxRule("InstanceNormalization", _onnx_instance_norm),
+        ),
+    ),
+    Operator(
+        "lrn",
+        OpKind.WINDOW,
+        _infer_lrn,
+        _lrn_reference,
+        _lrn_expression,
+        (OnnxRule("LRN", _onnx_lrn),),
+    ),
+)
+
+RULES = (
+    OnnxRule("GroupNormalization", _onnx_group_norm),
+    OnnxRule("RMSNormalization", _onnx_rms_norm),
+)

@@ -1,0 +1,163 @@
+"""An ONNX node as an operator's rule sees it: typed attributes, operands, and nodes to emit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError, UnsupportedOperatorError
+from compiler.graph.ir import AttrValue
+from compiler.graph.types import TensorType
+from compiler.ops.builder import GraphBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxTensor:
+    """A tensor attribute; bfloat16 holds its raw bits."""
+
+    array: np.ndarray
+    dtype: DType
+
+
+OnnxAttr = int | float | str | OnnxTensor | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxNode:
+    """One node under import. `inputs` are values of the graph; None where ONNX leaves one out."""
+
+    name: str
+    op_type: str
+    domain: str
+    opset: int
+    inputs: tuple[str | None, ...]
+    outputs: tuple[str, ...]
+    """ONNX names; empty for an output that nothing uses."""
+    attrs: Mapping[str, OnnxAttr]
+    builder: GraphBuilder
+
+    def input(self, position: int) -> str:
+        """A required operand."""
+        value = self.optional(position)
+        if value is None:
+            raise self.invalid(f"input {position} is missing")
+        return value
+
+    def optional(self, position: int) -> str | None:
+        """An operand, or None where it is left out."""
+        return self.inputs[position] if position < len(self.inputs) else None
+
+    def type(self, value: str) -> TensorType:
+        return self.builder.types[value]
+
+    def shape(self, value: str) -> tuple[int, ...]:
+        return self.builder.types[value].shape
+
+    def static(self, position: int, what: str) -> np.ndarray | None:
+        """An operand that must be known at import; None where it is left out."""
+        value = self.optional(position)
+        if value is None:
+            return None
+        array = self.builder.constants.get(value)
+        if array is None:
+            raise self.unsupported(f"{what} (input {position}) depends on a run-time value")
+        return array
+
+    def static_ints(self, position: int, what: str) -> tuple[int, ...] | None:
+        """As `static`, as integers."""
+        array = self.static(position, what)
+        if array is None:
+            return None
+        if array.dtype.kind not in "iu":
+            raise self.invalid(f"{what} (input {position}) is not an integer tensor")
+        return tuple(int(item) for item in array.reshape(-1))
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.attrs.get(key, default)
+        if not isinstance(value, int):
+            raise self.invalid(self._wanted(key, "an integer"))
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.attrs.get(key, default)
+        if not isinstance(value, float | int):
+            raise self.invalid(self._wanted(key, "a number"))
+        return float(value)
+
+    def word(self, key: str, default: str | None = None) -> str:
+        value = self.attrs.get(key, default)
+        if not isinstance(value, str):
+            raise self.invalid(self._wanted(key, "a string"))
+        return value
+
+    def ints(self, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...] | None:
+        """A list of integers, or the default."""
+        value = self.attrs.get(key, default)
+        if value is None:
+            return None
+        if not isinstance(value, tuple):
+            raise self.invalid(self._wanted(key, "a list of integers"))
+        found = tuple(item for item in value if isinstance(item, int))
+        if len(found) != len(value):
+            raise self.invalid(self._wanted(key, "a list of integers"))
+        return found
+
+    def tensor(self, key: str) -> OnnxTensor | None:
+        """A tensor attribute, or None where it is left out."""
+        value = self.attrs.get(key)
+        if value is not None and not isinstance(value, OnnxTensor):
+            raise self.invalid(self._wanted(key, "a tensor"))
+        return value
+
+    def ints_or_input(self, key: str, position: int) -> tuple[int, ...] | None:
+        """Integers that older opsets give as an attribute and newer ones as an input."""
+        given = self.ints(key)
+        return given if given is not None else self.static_ints(position, key)
+
+    def emit(self, op: str, inputs: Sequence[str], **attrs: AttrValue | None) -> str:
+        """Add a node; attributes that are None are left out. Nodes of constants fold."""
+        present = {key: value for key, value in attrs.items() if value is not None}
+        return self.builder.emit(op, inputs, present, self._hint(), self.label)
+
+    def constant(self, array: np.ndarray, dtype: DType | None = None) -> str:
+        """Add a constant."""
+        return self.builder.constant(array, f"{self._hint()}.constant", dtype)
+
+    def scalar(self, value: float, dtype: DType) -> str:
+        """Add a constant of shape ().
+
+        Raises:
+            UnsupportedOperatorError: for bfloat16, which NumPy cannot make.
+        """
+        if dtype is DType.BFLOAT16:
+            raise self.unsupported("no bfloat16 form")
+        return self.constant(np.asarray(value, dtype.numpy))
+
+    def reshape(self, value: str, shape: Sequence[int]) -> str:
+        """The value under another shape; itself where the shape is its own."""
+        if self.shape(value) == tuple(shape):
+            return value
+        return self.emit("reshape", [value], shape=tuple(shape))
+
+    def invalid(self, reason: str) -> InvalidModelError:
+        """The error for a node that contradicts ONNX."""
+        return InvalidModelError(f"{self.label}: {reason}")
+
+    def unsupported(self, reason: str) -> UnsupportedOperatorError:
+        """The error for a form of an operator that is not implemented."""
+        return UnsupportedOperatorError(self.name, self.op_type, self.domain, self.opset, reason)
+
+    @property
+    def label(self) -> str:
+        """How messages name the node: MatMul 'fc1'."""
+        return f"{self.op_type} '{self.name}'"
+
+    def _hint(self) -> str:
+        return next((name for name in self.outputs if name), self.name)
+
+    def _wanted(self, key: str, kind: str) -> str:
+        state = "is missing" if key not in self.attrs else f"is not {kind}"
+        return f"attribute '{key}' {state}"

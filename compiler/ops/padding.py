@@ -1,0 +1,64 @@
+"""Padding of convolutions and pools as ONNX states it."""
+
+from __future__ import annotations
+
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.shapes import Shape, show
+
+
+def resolve_pads(
+    node: OnnxNode, spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape
+) -> Shape:
+    """Explicit pads (begins, then ends) from `pads` and `auto_pad`.
+
+    Raises:
+        InvalidModelError: if the attributes contradict each other or the input.
+    """
+    rank = len(spatial)
+    if not len(kernel) == len(strides) == len(dilations) == rank:
+        raise node.invalid(
+            f"kernel {show(kernel)}, strides {show(strides)} and dilations {show(dilations)} "
+            f"do not fit {rank} spatial dimensions"
+        )
+    if min((*kernel, *strides, *dilations), default=1) < 1:
+        raise node.invalid("kernel extents, strides and dilations must be positive")
+    mode = node.word("auto_pad", "NOTSET")
+    match mode:
+        case "NOTSET":
+            return node.ints("pads") or (0,) * (2 * rank)
+        case "VALID":
+            return (0,) * (2 * rank)
+        case "SAME_UPPER" | "SAME_LOWER":
+            before, after = [], []
+            for extent, k, s, d in zip(spatial, kernel, strides, dilations, strict=True):
+                outputs = -(-extent // s)
+                total = max(0, (outputs - 1) * s + d * (k - 1) + 1 - extent)
+                small, large = total // 2, total - total // 2
+                before.append(small if mode == "SAME_UPPER" else large)
+                after.append(large if mode == "SAME_UPPER" else small)
+            return (*before, *after)
+        case _:
+            raise node.invalid(f"auto_pad is '{mode}'")
+
+
+def ceil_pads(
+    spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape, pads: Shape
+) -> Shape:
+    """The pads that give ceil_mode's output under floor arithmetic.
+
+    A last window that would start beyond the input and its leading padding is left out, as ONNX
+    and PyTorch do.
+    """
+    rank = len(spatial)
+    before, after = list(pads[:rank]), list(pads[rank:])
+    for dim, (extent, k, s, d) in enumerate(zip(spatial, kernel, strides, dilations, strict=True)):
+        reach = d * (k - 1) + 1
+        space = extent + before[dim] + after[dim] - reach
+        outputs = -(-space // s) + 1
+        if (outputs - 1) * s >= extent + before[dim]:
+            outputs -= 1
+        after[dim] = max(after[dim], (outputs - 1) * s + reach - extent - before[dim])
+        # extra padding must not make room for one window more
+        while (extent + before[dim] + after[dim] - reach) // s + 1 > outputs:
+            after[dim] -= 1
+    return (*before, *after)

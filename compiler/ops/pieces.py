@@ -1,0 +1,189 @@
+"""Operators whose output is put together from boxes: concatenation and padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.loops.expr import Expr
+from compiler.loops.index import Affine
+from compiler.ops.attributes import axis_of, dimension, ints, number
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Piece, Source
+from compiler.ops.shapes import operand_count, same_dtype, show
+
+
+def _no_expression(
+    operands: Sequence[Source],
+    types: Sequence[TensorType],
+    attrs: Attrs,
+    index: tuple[Affine, ...],
+    fresh: Fresh,
+) -> Expr:
+    """Raises ValueError: an element depends on which box it lies in; see `pieces`."""
+    raise ValueError("an operator in pieces has no single expression")
+
+
+def _infer_concat(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    if not types:
+        raise InvalidModelError("nothing to concatenate")
+    dtype = same_dtype(types)
+    first = types[0].shape
+    axis = axis_of(attrs, len(first))
+    for kind in types[1:]:
+        rest = kind.shape[:axis] + kind.shape[axis + 1 :]
+        if len(kind.shape) != len(first) or rest != first[:axis] + first[axis + 1 :]:
+            raise InvalidModelError(
+                f"{show(first)} and {show(kind.shape)} differ outside axis {axis}"
+            )
+    total = sum(kind.shape[axis] for kind in types)
+    return TensorType(dtype, (*first[:axis], total, *first[axis + 1 :]))
+
+
+def _concat_pieces(types: Sequence[TensorType], attrs: Attrs) -> tuple[Piece, ...]:
+    axis = axis_of(attrs, len(types[0].shape))
+    pieces, start = [], 0
+    for position, kind in enumerate(types):
+        offset = tuple(start if dim == axis else 0 for dim in range(len(kind.shape)))
+        if kind.shape[axis]:
+            pieces.append(Piece(position, offset, kind.shape))
+        start += kind.shape[axis]
+    return tuple(pieces)
+
+
+def _onnx_concat(node: OnnxNode) -> str:
+    values = [node.input(i) for i in range(len(node.inputs))]
+    if not values:
+        raise node.invalid("it has no inputs")
+    rank = len(node.shape(values[0]))
+    axis = node.integer("axis")
+    if not -rank <= axis < rank:
+        raise node.invalid(f"axis {axis} is out of range for rank {rank}")
+    # empty constants are an idiom of shape arithmetic
+    full = [v for v in values if node.type(v).elements or len(node.shape(v)) != rank]
+    values = full or values[:1]
+    return values[0] if len(values) == 1 else node.emit("concat", values, axis=axis % rank)
+
+
+def _pads(attrs: Attrs, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    pads = ints(attrs, "pads")
+    if len(pads) != 2 * rank or min(pads, default=0) < 0:
+        raise InvalidModelError(f"pads {pads} for rank {rank}")
+    return pads[:rank], pads[rank:]
+
+
+def _infer_pad(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 1)
+    shape = types[0].shape
+    before, after = _pads(attrs, len(shape))
+    number(attrs, "value", 0.0)
+    return TensorType(
+        types[0].dtype, tuple(b + e + a for b, e, a in zip(before, shape, after, strict=True))
+    )
+
+
+def _pad_pieces(types: Sequence[TensorType], attrs: Attrs) -> tuple[Piece, ...]:
+    """The edges as boxes that do not overlap, then the operand."""
+    shape = types[0].shape
+    before, after = _pads(attrs, len(shape))
+    full = _infer_pad(types, attrs).shape
+    pieces = []
+    low, extents = [0] * len(shape), list(full)
+    for dim, (b, a) in enumerate(zip(before, after, strict=True)):
+        for start, size in ((0, b), (full[dim] - a, a)):
+            if size:
+                offset, box = list(low), list(extents)
+                offset[dim], box[dim] = start, size
+                pieces.append(Piece(None, tuple(offset), tuple(box)))
+        low[dim], extents[dim] = b, shape[dim]
+    return (*pieces, Piece(0, before, shape))
+
+
+def _pad_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    before, after = _pads(attrs, x.ndim)
+    value = np.asarray(number(attrs, "value", 0.0)).astype(x.dtype)
+    return np.pad(x, list(zip(before, after, strict=True)), constant_values=value)
+
+
+def _onnx_pad(node: OnnxNode) -> str:
+    x = node.input(0)
+    shape = node.shape(x)
+    pads = _onnx_pads(node, len(shape))
+    rank = len(shape)
+    before, after = pads[:rank], pads[rank:]
+    starts = tuple(max(-b, 0) for b in before)
+    sizes = tuple(
+        extent - start - max(-a, 0) for extent, start, a in zip(shape, starts, after, strict=True)
+    )
+    if min(sizes, default=1) < 1:
+        raise node.invalid(f"pads {pads} leave nothing of {show(shape)}")
+    if sizes != shape:
+        x = node.emit("slice", [x], starts=starts, steps=(1,) * rank, sizes=sizes)
+    before, after = (tuple(max(p, 0) for p in part) for part in (before, after))
+    if not any((*before, *after)):
+        return x
+    mode = node.word("mode", "constant")
+    if mode != "constant":
+        return _gathered(node, x, mode, before, after)
+    value = node.static(2, "constant_value")
+    fill = node.number("value", 0.0) if value is None or value.size == 0 else value.item()
+    return node.emit("pad", [x], pads=(*before, *after), value=float(fill))
+
+
+def _onnx_pads(node: OnnxNode, rank: int) -> tuple[int, ...]:
+    """Begins, then ends, one for each dimension."""
+    pads = node.ints("pads") or node.static_ints(1, "pads")
+    axes = node.static_ints(3, "axes")
+    axes = tuple(range(rank)) if axes is None else axes
+    if pads is None or len(pads) != 2 * len(axes):
+        raise node.invalid(f"pads {pads} do not fit {len(axes)} axes")
+    full = [0] * (2 * rank)
+    for position, axis in enumerate(axes):
+        dim = dimension(axis, rank)
+        full[dim], full[rank + dim] = pads[position], pads[len(axes) + position]
+    return tuple(full)
+
+
+def _gathered(
+    node: OnnxNode, x: str, mode: str, before: tuple[int, ...], after: tuple[int, ...]
+) -> str:
+    """Padding by elements of the operand: a gather along each padded axis."""
+
+    if mode not in ("reflect", "edge", "wrap"):
+        raise node.invalid(f"mode is '{mode}'")
+    for dim, (b, a) in enumerate(zip(before, after, strict=True)):
+        if not b and not a:
+            continue
+        positions = np.arange(node.shape(x)[dim], dtype=np.int64)
+        if mode == "reflect" and max(b, a) >= positions.size:
+            raise node.invalid(f"padding of {max(b, a)} reflects {positions.size} elements")
+        padded = np.pad(positions, (b, a), mode=mode)  # type: ignore[call-overload]
+        x = node.emit("gather", [x, node.constant(padded)], axis=dim)
+    return x
+
+
+OPERATORS = (
+    Operator(
+        "concat",
+        OpKind.PIECES,
+        _infer_concat,
+        lambda arrays, attrs: np.concatenate(arrays, axis_of(attrs, arrays[0].ndim)),
+        _no_expression,
+        (OnnxRule("Concat", _onnx_concat),),
+        _concat_pieces,
+    ),
+    Operator(
+        "pad",
+        OpKind.PIECES,
+        _infer_pad,
+        _pad_reference,
+        _no_expression,
+        (OnnxRule("Pad", _onnx_pad),),
+        _pad_pieces,
+    ),
+)

@@ -1,0 +1,217 @@
+"""Pooling over windows; global pooling is a reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.loops.expr import Combiner, Const, Expr, Reduce
+from compiler.loops.index import Affine, affine
+from compiler.ops.attributes import integer, ints
+from compiler.ops.convolution import crop
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.padding import ceil_pads, resolve_pads
+from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
+from compiler.ops.shapes import (
+    Shape,
+    Window,
+    broadcast,
+    broadcast_index,
+    operand_count,
+    same_dtype,
+    show,
+)
+
+
+def _output(x: TensorType, attrs: Attrs) -> Shape:
+    kernel = ints(attrs, "kernel")
+    if len(x.shape) != len(kernel) + 2:
+        raise InvalidModelError(f"input {show(x.shape)} for a kernel of {show(kernel)}")
+    return (*x.shape[:2], *Window.of(attrs, kernel).output(x.shape[2:]))
+
+
+def _infer_max(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 1)
+    return TensorType(types[0].dtype, _output(types[0], attrs))
+
+
+def _infer_average(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 1, 2)
+    shape = _output(types[0], attrs)
+    if not same_dtype(types).is_float:
+        raise InvalidModelError(f"element type {types[0].dtype} where a float is needed")
+    if len(types) == 2 and broadcast(shape, types[1].shape) != shape:
+        raise InvalidModelError(f"counts {show(types[1].shape)} for a result of {show(shape)}")
+    return TensorType(types[0].dtype, shape)
+
+
+def _windows(x: np.ndarray, attrs: Attrs, fill: float) -> tuple[list[np.ndarray], Window]:
+    """For each tap, the element that it reads for every output."""
+    window = Window.of(attrs, ints(attrs, "kernel"))
+    spatial = window.output(x.shape[2:])
+    pads = [(0, 0), (0, 0), *zip(window.before, window.after, strict=True)]
+    padded = np.pad(
+        crop(x, pads),
+        [(max(b, 0), max(a, 0)) for b, a in pads],
+        constant_values=np.asarray(fill).astype(x.dtype),
+    )
+    parts = []
+    for tap in product(*map(range, window.kernel)):
+        corner = [
+            slice(t * d, t * d + s * (o - 1) + 1, s)
+            for t, d, s, o in zip(tap, window.dilations, window.strides, spatial, strict=True)
+        ]
+        parts.append(padded[(..., *corner)])
+    return parts, window
+
+
+def _max_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    lowest = -np.inf if x.dtype.kind == "f" else float(np.iinfo(x.dtype).min)
+    parts, _ = _windows(x, attrs, lowest)
+    result = parts[0].copy()
+    for part in parts[1:]:
+        np.maximum(result, part, out=result)
+    return result
+
+
+def _average_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    parts, window = _windows(x, attrs, 0.0)
+    total = np.zeros_like(parts[0])
+    for part in parts:
+        total += part
+    if len(arrays) == 2:
+        return np.asarray(total * arrays[1], x.dtype)
+    if integer(attrs, "count_include_pad", 0) or not window.is_padded:
+        return np.asarray(total / prod(window.kernel), x.dtype)
+    return np.asarray(total / _counts(window, x.shape[2:], window.before, window.after), x.dtype)
+
+
+def _counts(window: Window, spatial: Shape, before: Shape, after: Shape) -> np.ndarray:
+    """How many taps of each output's window lie within the input and this much padding."""
+    counts = np.ones((1, 1), np.float64)
+    for dim, outputs in enumerate(window.output(spatial)):
+        starts = np.arange(outputs) * window.strides[dim] - window.before[dim]
+        taps = starts[:, None] + np.arange(window.kernel[dim]) * window.dilations[dim]
+        inside = (taps >= -before[dim]) & (taps < spatial[dim] + after[dim])
+        counts = counts[..., None] * inside.sum(axis=1)
+    return counts
+
+
+def _pool(
+    combiner: Combiner, operand: Source, attrs: Attrs, index: tuple[Affine, ...], fresh: Fresh
+) -> Expr:
+    window = Window.of(attrs, ints(attrs, "kernel"))
+    names = ("kd", "kh", "kw")[-len(window.kernel) :]
+    taps = [fresh(name, extent) for name, extent in zip(names, window.kernel, strict=True)]
+    positions = window.index(index[2:], [affine(tap) for tap in taps])
+    return Reduce(combiner, tuple(taps), operand((*index[:2], *positions)))
+
+
+def _max_expression(
+    operands: Sequence[Source],
+    types: Sequence[TensorType],
+    attrs: Attrs,
+    index: tuple[Affine, ...],
+    fresh: Fresh,
+) -> Expr:
+    """max over (kh, kw) of x[n, c, oh*s + kh*d - p, ...]; padding takes no part."""
+    return _pool(Combiner.MAX, operands[0], attrs, index, fresh)
+
+
+def _average_expression(
+    operands: Sequence[Source],
+    types: Sequence[TensorType],
+    attrs: Attrs,
+    index: tuple[Affine, ...],
+    fresh: Fresh,
+) -> Expr:
+    """sum over (kh, kw) of x[n, c, oh*s + kh*d - p, ...], times the reciprocal count."""
+    total = _pool(Combiner.SUM, operands[0], attrs, index, fresh)
+    if len(operands) == 2:
+        return total * operands[1](broadcast_index(index, types[1].shape))
+    window = Window.of(attrs, ints(attrs, "kernel"))
+    if window.is_padded and not integer(attrs, "count_include_pad", 0):
+        raise InvalidModelError("average_pool: padding that does not count needs reciprocal counts")
+    return total * Const(1.0 / prod(window.kernel), types[0].dtype)
+
+
+def _window_attrs(node: OnnxNode) -> tuple[dict[str, Shape], Shape, Shape]:
+    """kernel, strides, pads and dilations; then the pads without what ceil_mode adds."""
+    spatial = node.shape(node.input(0))[2:]
+    kernel = node.ints("kernel_shape")
+    if kernel is None:
+        raise node.invalid("attribute 'kernel_shape' is missing")
+    strides = node.ints("strides") or (1,) * len(kernel)
+    dilations = node.ints("dilations") or (1,) * len(kernel)
+    pads = resolve_pads(node, spatial, kernel, strides, dilations)
+    if len(pads) != 2 * len(kernel) or min(pads, default=0) < 0:
+        raise node.invalid(f"pads {pads} do not fit a kernel of {show(kernel)}")
+    full = pads
+    if node.integer("ceil_mode", 0) and node.word("auto_pad", "NOTSET") == "NOTSET":
+        full = ceil_pads(spatial, kernel, strides, dilations, pads)
+    attrs = {"kernel": kernel, "strides": strides, "dilations": dilations, "pads": full}
+    return attrs, pads, spatial
+
+
+def _onnx_max(node: OnnxNode) -> str:
+    if len(node.outputs) > 1 and node.outputs[1]:
+        raise node.unsupported("the output Indices")
+    attrs, _, _ = _window_attrs(node)
+    return node.emit("max_pool", [node.input(0)], **attrs)
+
+
+def _onnx_average(node: OnnxNode) -> str:
+    """Windows that are cut by the edge divide by their own count, a constant operand."""
+    attrs, pads, spatial = _window_attrs(node)
+    x = node.input(0)
+    rank = len(spatial)
+    include = node.integer("count_include_pad", 0)
+    window = Window(
+        attrs["kernel"],
+        attrs["strides"],
+        attrs["dilations"],
+        attrs["pads"][:rank],
+        attrs["pads"][rank:],
+    )
+    # padding counts if asked for, but not what ceil_mode adds to it
+    counted = pads if include else (0,) * (2 * rank)
+    try:
+        counts = _counts(window, spatial, counted[:rank], counted[rank:])
+    except InvalidModelError as error:
+        raise node.invalid(str(error)) from error
+    if (counts == prod(window.kernel)).all():
+        return node.emit("average_pool", [x], count_include_pad=1, **attrs)
+    dtype = node.type(x).dtype
+    if dtype is DType.BFLOAT16:
+        raise node.unsupported("padding in bfloat16")
+    reciprocals = node.constant((1.0 / np.maximum(counts, 1)).astype(dtype.numpy))
+    return node.emit("average_pool", [x, reciprocals], count_include_pad=include, **attrs)
+
+
+OPERATORS = (
+    Operator(
+        "max_pool",
+        OpKind.WINDOW,
+        _infer_max,
+        _max_reference,
+        _max_expression,
+        (OnnxRule("MaxPool", _onnx_max),),
+    ),
+    Operator(
+        "average_pool",
+        OpKind.WINDOW,
+        _infer_average,
+        _average_reference,
+        _average_expression,
+        (OnnxRule("AveragePool", _onnx_average),),
+    ),
+)

@@ -1,0 +1,128 @@
+"""Views: the same bytes under another shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.loops.expr import Expr
+from compiler.loops.index import Affine
+from compiler.ops.attributes import ints
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
+from compiler.ops.shapes import operand_count, show
+
+
+def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 1)
+    shape = ints(attrs, "shape")
+    if min(shape, default=0) < 0 or prod(shape) != types[0].elements:
+        raise InvalidModelError(
+            f"{show(types[0].shape)} has {types[0].elements} elements, {show(shape)} {prod(shape)}"
+        )
+    return TensorType(types[0].dtype, shape)
+
+
+def _expression(
+    operands: Sequence[Source],
+    types: Sequence[TensorType],
+    attrs: Attrs,
+    index: tuple[Affine, ...],
+    fresh: Fresh,
+) -> Expr:
+    """The operand where the row-major position is the same.
+
+    Raises:
+        ValueError: if that index is not affine: a dimension is cut across.
+    """
+    position = Affine()
+    for extent, i in zip(ints(attrs, "shape"), index, strict=True):
+        position = position * extent + i
+    shape, result = types[0].shape, []
+    for extent in reversed(shape):
+        result.append(position % extent if extent > 1 else Affine())
+        position = position // extent
+    return operands[0](tuple(reversed(result)))
+
+
+def _onnx_reshape(node: OnnxNode) -> str:
+    x = node.input(0)
+    wanted = node.ints_or_input("shape", 1)
+    if wanted is None:
+        raise node.invalid("shape (input 1) is missing")
+    old, shape = node.shape(x), list(wanted)
+    if not node.integer("allowzero", 0):
+        for dim, extent in enumerate(shape):
+            if extent == 0:
+                if dim >= len(old):
+                    raise node.invalid(
+                        f"shape {show(wanted)} copies dimension {dim} of {show(old)}"
+                    )
+                shape[dim] = old[dim]
+    if shape.count(-1) > 1 or min(shape, default=0) < -1:
+        raise node.invalid(f"shape {show(wanted)} is ambiguous")
+    if -1 in shape:
+        rest = prod(extent for extent in shape if extent != -1)
+        if rest == 0 or prod(old) % rest:
+            raise node.invalid(f"{show(old)} does not fit in {show(wanted)}")
+        shape[shape.index(-1)] = prod(old) // rest
+    return node.reshape(x, shape)
+
+
+def _onnx_flatten(node: OnnxNode) -> str:
+    x = node.input(0)
+    shape = node.shape(x)
+    axis = node.integer("axis", 1)
+    if not -len(shape) <= axis <= len(shape):
+        raise node.invalid(f"axis {axis} is out of range for rank {len(shape)}")
+    start = axis if axis >= 0 else axis + len(shape)
+    return node.reshape(x, (prod(shape[:start]), prod(shape[start:])))
+
+
+def _onnx_squeeze(node: OnnxNode) -> str:
+    x = node.input(0)
+    shape = node.shape(x)
+    axes = node.ints_or_input("axes", 1)
+    if axes is None:
+        axes = tuple(dim for dim, extent in enumerate(shape) if extent == 1)
+    for axis in axes:
+        if not -len(shape) <= axis < len(shape) or shape[axis] != 1:
+            raise node.invalid(f"axis {axis} of {show(shape)} cannot be dropped")
+    dropped = {axis % len(shape) for axis in axes}
+    return node.reshape(x, [e for dim, e in enumerate(shape) if dim not in dropped])
+
+
+def _onnx_unsqueeze(node: OnnxNode) -> str:
+    x = node.input(0)
+    shape = list(node.shape(x))
+    axes = node.ints_or_input("axes", 1)
+    if axes is None:
+        raise node.invalid("axes are missing")
+    rank = len(shape) + len(axes)
+    if len({axis % rank for axis in axes}) != len(axes) or any(
+        not -rank <= axis < rank for axis in axes
+    ):
+        raise node.invalid(f"axes {axes} do not fit rank {rank}")
+    for axis in sorted(axis % rank for axis in axes):
+        shape.insert(axis, 1)
+    return node.reshape(x, shape)
+
+
+OPERATORS = (
+    Operator(
+        "reshape",
+        OpKind.VIEW,
+        _infer,
+        lambda arrays, attrs: arrays[0].reshape(ints(attrs, "shape")),
+        _expression,
+        (
+            OnnxRule("Reshape", _onnx_reshape),
+            OnnxRule("Flatten", _onnx_flatten),
+            OnnxRule("Squeeze", _onnx_squeeze),
+            OnnxRule("Unsqueeze", _onnx_unsqueeze),
+        ),
+    ),
+)

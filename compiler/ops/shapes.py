@@ -1,0 +1,126 @@
+"""Shape rules that operators share: broadcasting, windows, and indices under broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.loops.index import Affine
+from compiler.ops.attributes import ints
+
+Shape = tuple[int, ...]
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The common shape under NumPy's rules.
+
+    Raises:
+        InvalidModelError: if there is none.
+    """
+    rank = max(map(len, shapes))
+    result = []
+    for dim in range(-rank, 0):
+        extents = {shape[dim] for shape in shapes if len(shape) >= -dim} - {1}
+        if len(extents) > 1:
+            names = " and ".join(show(shape) for shape in shapes)
+            raise InvalidModelError(f"shapes {names} do not broadcast")
+        result.append(extents.pop() if extents else 1)
+    return tuple(result)
+
+
+def broadcast_index(index: Sequence[Affine], shape: Shape) -> tuple[Affine, ...]:
+    """Where an operand of this shape is read for an output element: aligned at the last dimension,
+    dimensions of extent 1 at 0."""
+    used = index[len(index) - len(shape) :]
+    return tuple(Affine() if extent == 1 else i for i, extent in zip(used, shape, strict=True))
+
+
+def show(shape: Shape) -> str:
+    """A shape as messages print it: (2, 3)."""
+    return f"({', '.join(map(str, shape))})"
+
+
+def same_dtype(types: Sequence[TensorType]) -> DType:
+    """The element type that all operands share.
+
+    Raises:
+        InvalidModelError: if they differ.
+    """
+    if len({t.dtype for t in types}) != 1:
+        names = " and ".join(t.dtype.value for t in types)
+        raise InvalidModelError(f"element types differ: {names}")
+    return types[0].dtype
+
+
+def operand_count(types: Sequence[TensorType], low: int, high: int | None = None) -> None:
+    """Raises InvalidModelError unless there are `low` to `high` operands."""
+    limit = low if high is None else high
+    if not low <= len(types) <= limit:
+        wanted = str(low) if limit == low else f"{low} to {limit}"
+        raise InvalidModelError(f"{len(types)} operands instead of {wanted}")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A sliding window over the spatial dimensions; `before` and `after` are its padding."""
+
+    kernel: Shape
+    strides: Shape
+    dilations: Shape
+    before: Shape
+    after: Shape
+
+    @staticmethod
+    def of(attrs: Attrs, kernel: Shape) -> Window:
+        """The window that `strides`, `dilations` and `pads` describe.
+
+        Raises:
+            InvalidModelError: if their lengths do not fit the kernel or a value is out of range.
+        """
+        rank = len(kernel)
+        strides = ints(attrs, "strides", (1,) * rank)
+        dilations = ints(attrs, "dilations", (1,) * rank)
+        pads = ints(attrs, "pads", (0,) * (2 * rank))
+        if len(strides) != rank or len(dilations) != rank or len(pads) != 2 * rank:
+            raise InvalidModelError(
+                f"strides {strides}, dilations {dilations} and pads {pads} "
+                f"do not fit a kernel of {rank} dimensions"
+            )
+        if min((*kernel, *strides, *dilations), default=1) < 1:
+            raise InvalidModelError("kernel extents, strides and dilations must be positive")
+        return Window(kernel, strides, dilations, pads[:rank], pads[rank:])
+
+    def output(self, spatial: Shape) -> Shape:
+        """Extents of the output for an input of these extents.
+
+        Raises:
+            InvalidModelError: if the window does not fit.
+        """
+        result = []
+        for dim, extent in enumerate(spatial):
+            reach = self.dilations[dim] * (self.kernel[dim] - 1) + 1
+            space = extent + self.before[dim] + self.after[dim] - reach
+            if space < 0:
+                raise InvalidModelError(
+                    f"a window of {reach} does not fit in {extent} elements with padding "
+                    f"{self.before[dim]} and {self.after[dim]}"
+                )
+            result.append(space // self.strides[dim] + 1)
+        return tuple(result)
+
+    def index(self, outer: Sequence[Affine], taps: Sequence[Affine]) -> tuple[Affine, ...]:
+        """Where tap `taps` of the window at output `outer` lies in the unpadded input."""
+        return tuple(
+            o * s + t * d - p
+            for o, t, s, d, p in zip(
+                outer, taps, self.strides, self.dilations, self.before, strict=True
+            )
+        )
+
+    @property
+    def is_padded(self) -> bool:
+        return any((*self.before, *self.after))
