@@ -10,17 +10,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from compiler.device import find_device
 from tuner.measure.measurement import Measurement, Status
 from tuner.measure.sandbox import Sandbox
 from tuner.measure.wire import MeasureRequest, MeasureResult
 
 
 class LocalRunner:
-    """Measures requests one after the other, in the order of submission."""
+    """Measures requests one after the other, in the order of submission.
+
+    `device` is kept with every measurement; by default what the machine says of itself.
+    """
 
     def __init__(self, worker: str = "local", device: Mapping[str, Any] | None = None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="tilewright-runner-"))
-        self._sandbox = Sandbox(worker, device)
+        self._sandbox = Sandbox(worker, find_device().to_json() if device is None else device)
         self._worker = worker
         self._queue: queue.Queue[MeasureRequest | None] = queue.Queue()
         self._finished: queue.Queue[MeasureResult] = queue.Queue()

@@ -1,0 +1,138 @@
+"""The tuner with the real compiler, builder processes and sandbox, on small workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from compiler.build import CODEGEN_VERSION
+from compiler.codegen.link import linkers
+from compiler.dtypes import DType
+from compiler.graph.ir import Graph, Node
+from compiler.graph.types import TensorType
+from compiler.loops.layout import blocked
+from compiler.target import Target, host_target
+from compiler.workload import Boundary, Workload, make_workload
+from tuner.loop import tune
+from tuner.measure.builder import ProcessBuilder, compile_with_compiler
+from tuner.measure.local_runner import LocalRunner
+from tuner.measure.measurement import Phase, Status
+from tuner.options import TuneOptions
+from tuner.store import MemoryStore
+from tuner.tasks import Task, make_task
+
+pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
+
+
+def convolution(target: Target, last: str = "relu") -> Workload:
+    """A padded 3x3 convolution with bias and an activation: (1, 32, 14, 14) -> the same."""
+    lanes = target.lanes(DType.FLOAT32)
+    x = TensorType(DType.FLOAT32, (1, 32, 14, 14))
+    w = TensorType(DType.FLOAT32, (32, 32, 3, 3))
+    b = TensorType(DType.FLOAT32, (32,))
+    attrs = (("dilations", (1, 1)), ("group", 1), ("pads", (1,) * 4), ("strides", (1, 1)))
+    nodes = (Node("c", "conv", ("x", "w", "b"), ("y",), attrs), Node("r", last, ("y",), ("z",)))
+    graph = Graph("g", ("x", "w", "b"), ("z",), nodes, {"x": x, "w": w, "b": b, "y": x, "z": x}, {})
+    layout = blocked(4, 1, lanes)
+    halo = ((0, 0), (0, 0), (1, 1), (1, 1))
+    return make_workload(
+        graph,
+        ["c", "r"],
+        {
+            "x": Boundary(x, layout, halo),
+            "w": Boundary(w, constant=True),
+            "b": Boundary(b, constant=True),
+            "z": Boundary(x, layout, halo),
+        },
+    )
+
+
+def product(threads: int) -> Workload:
+    a = TensorType(DType.FLOAT32, (48, 64))
+    b = TensorType(DType.FLOAT32, (64, 96))
+    y = TensorType(DType.FLOAT32, (48, 96))
+    node = Node("m", "matmul", ("a", "b"), ("y",))
+    graph = Graph("g", ("a", "b"), ("y",), (node,), {"a": a, "b": b, "y": y}, {})
+    return make_workload(graph, ["m"], {"b": Boundary(b, constant=True)})
+
+
+def without_the_activation(
+    text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
+) -> Mapping[str, Any]:
+    """A compiler with a bug: it leaves out the relu."""
+    wrong = text.replace("relu(", "neg(")
+    assert wrong != text
+    return compile_with_compiler(wrong, schedule, target, threads)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[LocalRunner]:
+    runner = LocalRunner("here")
+    yield runner
+    runner.close()
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[ProcessBuilder]:
+    pool = ProcessBuilder(workers=1)
+    yield pool
+    pool.close()
+
+
+def _tune(
+    tasks: list[Task], builder: ProcessBuilder, runner: LocalRunner, trials: int
+) -> MemoryStore:
+    store = MemoryStore()
+    options = TuneOptions(
+        trials=trials,
+        batch_size=6,
+        screen_samples=2,
+        final_samples=3,
+        sample_seconds=2e-4,
+        codegen_version=CODEGEN_VERSION,
+    )
+    tune(tasks, builder, runner, store, options)
+    return store
+
+
+def test_two_workloads_are_tuned_and_certified(
+    builder: ProcessBuilder, runner: LocalRunner
+) -> None:
+    target = host_target()
+    tasks = [
+        make_task(convolution(target), target),
+        make_task(product(2), target, threads=2),
+    ]
+    store = _tune(tasks, builder, runner, trials=36)
+    for task in tasks:
+        record = store.best_record(task.key)
+        assert record is not None and record.schedule in task.space
+        measured = record.measurement
+        assert measured.status is Status.OK and record.run_seconds > 0
+        assert measured.max_error is not None
+        assert 0 <= measured.max_error <= measured.tolerance < 1e-3
+        assert len(measured.reference_digest) == len(measured.object_digest) == 64
+        assert len(measured.seeds) == len(task.workload.inputs)
+        assert measured.worker == "here" and measured.device["cores"] >= 1
+        trials = store.trials(task.key)
+        assert task.space.default() in {t.schedule for t in trials}
+        assert any(t.phase is Phase.FINAL for t in trials)
+        failed = {t.measurement.error for t in trials if not t.measurement.ok}
+        assert not failed
+    algorithms = {t.schedule.algorithm for t in store.trials(tasks[0].key)}
+    assert algorithms == {space.algorithm for space in tasks[0].space.subspaces}
+
+
+def test_code_that_computes_something_else_never_wins(runner: LocalRunner) -> None:
+    target = host_target()
+    builder = ProcessBuilder(workers=1, compile_candidate=without_the_activation)
+    try:
+        task = make_task(convolution(target), target)
+        store = _tune([task], builder, runner, trials=6)
+    finally:
+        builder.close()
+    trials = store.trials(task.key)
+    assert {t.measurement.status for t in trials} == {Status.WRONG_ANSWER}
+    assert store.best_record(task.key) is None
