@@ -102,8 +102,7 @@ def evaluate_expression(
             case _:
                 raise ValueError(f"no value for {type(node).__name__}")
 
-    with np.errstate(all="ignore"):
-        return visit(expr)
+    return visit(expr)
 
 
 def apply(
@@ -117,6 +116,13 @@ def apply(
     `constants` says which operands are constants: MAX and MIN let a NaN pass beside one of those,
     and otherwise give the second operand where either is NaN.
     """
+    with np.errstate(all="ignore"):
+        return _apply(operation, args, constants, fused)
+
+
+def _apply(
+    operation: Operation, args: tuple[Array, ...], constants: tuple[bool, ...], fused: bool
+) -> Array:
     match operation:
         case Operation.FMA:
             return _fma(*args, fused=fused)

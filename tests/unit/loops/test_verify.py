@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import (
+    Accumulator,
+    Cast,
+    Combiner,
+    Const,
+    Load,
+    Op,
+    Operation,
+    Reduce,
+    Role,
+    Space,
+    Tee,
+    Tensor,
+)
+from compiler.loops.index import Axis, affine
+from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Node, Stage, Store, Tile
+from compiler.loops.verify import CHECKS, verify_nest
+from tests.unit.loops import nests
+
+I = Axis("i", 8)  # noqa: E741 an axis is written as a capital where it is a constant
+X = Tensor("x", (8,))
+Y = Tensor("y", (8,), role=Role.OUTPUT)
+COPY = Compute((Store(Y[I], Accumulator()),), X[I], unroll=(Tile(I),))
+SUM = Compute(
+    (Store(Y[0], Accumulator()),), X[I], Combiner.SUM, reduce=(Tile(I, 4),), unroll=(Tile(I),)
+)
+OTHER = Axis("j", 3)
+
+
+def nest(*body: Node, buffers: tuple[Tensor, ...] = (X, Y), **changes: object) -> LoopNest:
+    whole = LoopNest("k", buffers, (), (Stage("main", body),))
+    return replace(whole, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("good", [nests.matmul(10, 20, 5), nests.max_pool(), nest(COPY), nest(SUM)])
+def test_well_formed_nests_pass(good: LoopNest) -> None:
+    verify_nest(good)
+
+
+def parallel(axis: Axis, *body: Node) -> For:
+    return For(axis, 1, body, binding=Binding.PARALLEL)
+
+
+BAD = {
+    "two tensors are named 'x'": nest(COPY, buffers=(X, X, Y)),
+    "tensor 'y' is neither a buffer nor scratch": nest(COPY, buffers=(X,)),
+    "input 'x' is written": nest(replace(COPY, stores=(Store(X[I], Accumulator()),))),
+    "weight 'w' is written": nest(
+        replace(COPY, body=Tee(X[I], Tensor("w", (8,), role=Role.WEIGHT)[I])),
+        buffers=(X, Y, Tensor("w", (8,), role=Role.WEIGHT)),
+    ),
+    "output 'c' is written": nest(
+        replace(
+            COPY,
+            stores=(
+                Store(Tensor("c", (8,), space=Space.CONSTANT, role=Role.OUTPUT)[I], Accumulator()),
+            ),
+        )
+    ),
+    "scratch 'x' has the role input": nest(COPY, buffers=(Y,), scratch=(X,)),
+    "parallel loop 'j' is not alone": nest(COPY, parallel(OTHER, COPY)),
+    "parallel loop 'i' is not alone": nest(For(OTHER, 1, (parallel(I, COPY),))),
+    "axis 'i' has step 0": nest(replace(COPY, unroll=(Tile(I, 0),))),
+    "axis 'j' has step -1": nest(For(OTHER, -1, (COPY,))),
+    "compute of 'y': axis 'j' is used outside": nest(
+        replace(COPY, stores=(Store(Y[I], X[affine(OTHER)]),))
+    ),
+    "let 's': axis 'j' is used outside": nest(
+        For(I, 1, (COPY,), lets=(Let(Axis("s", 4), affine(OTHER), 3),))
+    ),
+    "'x' has 1 dimensions, a load gives 2": nest(
+        replace(COPY, body=Load(X, (affine(I), affine(0))))
+    ),
+    "'x': bad indirect index in dimension 1": nest(
+        replace(COPY, body=Load(X, (affine(I),), ((1, Const(0, DType.INT64)),)))
+    ),
+    "'x': bad indirect index in dimension 0": nest(
+        replace(COPY, body=Load(X, (affine(I),), ((0, Const(0.0)),)))
+    ),
+    "a reduction is left": nest(replace(COPY, body=Reduce(Combiner.SUM, (OTHER,), X[I]))),
+    "a int32 is stored to 'y', a tensor of float32": nest(
+        replace(COPY, stores=(Store(Y[I], Cast(X[I], DType.INT32)),))
+    ),
+    "fma has 2 operands, it takes 3": nest(
+        replace(COPY, body=Op(Operation.FMA, (X[I], Const(1.0))))
+    ),
+    "add: operand types differ": nest(
+        replace(COPY, body=Op(Operation.ADD, (Const(1, DType.INT8), X[I])))
+    ),
+    "select: its condition is a float32": nest(
+        replace(COPY, body=Op(Operation.SELECT, (X[I], X[I], X[I])))
+    ),
+    "its body reads the accumulator": nest(replace(SUM, body=Accumulator())),
+    "a compute stores nothing": nest(replace(COPY, stores=())),
+    "partial axis 'j' is no unrolled": nest(replace(SUM, partial=(OTHER,))),
+    "partial axis 'i' is no unrolled": nest(replace(COPY, partial=(I,))),
+    "a reduction without a combiner": nest(replace(COPY, init=Const(1.0))),
+    "a reduction stores nothing": nest(replace(SUM, stores=(), body=Tee(X[I], Y[I]))),
+}
+
+
+@pytest.mark.parametrize("complaint", sorted(BAD))
+def test_each_check_names_its_offender(complaint: str) -> None:
+    with pytest.raises(ScheduleError) as caught:
+        verify_nest(BAD[complaint])
+    assert complaint in str(caught.value)
+
+
+def test_every_check_refuses_something() -> None:
+    refusing = set()
+    for bad in BAD.values():
+        for check in CHECKS:
+            try:
+                check(bad)
+            except ScheduleError:
+                refusing.add(check.__name__)
+                break
+    assert refusing == {check.__name__ for check in CHECKS}
