@@ -89,7 +89,7 @@ def _expm1(x: Expr) -> Expr:
 
 
 def log(x: Expr) -> Expr:
-    """Natural logarithm; error <= 1e-7 of the result or 1e-7 (2 ulp). -inf at 0, NaN below.
+    """Natural logarithm; relative error <= 1.2e-7 (2 ulp). -inf at 0, NaN below.
 
     x = 2**e m with m in [sqrt(1/2), sqrt(2)); log(m) = f - f**2 / 2 + f**3 Q(f) for f = m - 1. Q is
     a minimax polynomial of degree 7.
@@ -248,7 +248,7 @@ def _gelu(x: Expr) -> Expr:
 
 
 def gelu_tanh(x: Expr) -> Expr:
-    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3))); absolute error <= 5e-7 max(1, |x|).
+    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3))); absolute error <= 3e-7 max(1, |x|).
 
     Written as x sigmoid(2 u), which needs no tanh.
     """
