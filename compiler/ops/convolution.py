@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -18,7 +19,7 @@ from compiler.ops.attributes import integer
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.padding import resolve_pads
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
-from compiler.ops.shapes import Window, operand_count, same_dtype, show
+from compiler.ops.shapes import Window, operand_count, pad, same_dtype, show
 
 _IM2COL_CHANNELS = 16
 """Below as many channels a group, the reference unfolds windows into one matrix product."""
@@ -45,8 +46,7 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     group = integer(attrs, "group", 1)
     window = Window.of(attrs, w.shape[2:])
     spatial = window.output(x.shape[2:])
-    pads = [(0, 0), (0, 0), *zip(window.before, window.after, strict=True)]
-    padded = np.pad(crop(x, pads), [(max(b, 0), max(a, 0)) for b, a in pads])
+    padded = pad(x, window.pads())
     batch, channels, filters = x.shape[0], w.shape[1], w.shape[0]
     weights = w.reshape(group, filters // group, channels, *window.kernel)
     grouped = padded.reshape(batch, group, channels, *padded.shape[2:])
@@ -57,7 +57,8 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
         windows = sliding_window_view(grouped, reach, axes)
         steps = [slice(None, None, s) for s in window.strides]
         taps = [slice(None, None, d) for d in window.dilations]
-        windows = windows[(..., *steps, *taps)]
+        picked: tuple[Any, ...] = (..., *steps, *taps)
+        windows = windows[picked]
         # (batch, group, channels, *output, *taps) -> (batch, group, channels * taps, points)
         order = (0, 1, 2, *(d + len(steps) for d in axes), *axes)
         columns = windows.transpose(order).reshape(batch, group, -1, points)
@@ -65,28 +66,15 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     else:
         result = np.zeros((batch, group, filters // group, points), x.dtype)
         for tap in product(*map(range, window.kernel)):
-            corner = [
-                slice(t * d, t * d + s * (o - 1) + 1, s)
-                for t, d, s, o in zip(tap, window.dilations, window.strides, spatial, strict=True)
-            ]
-            part = grouped[(..., *corner)]
+            part = grouped[window.read(tap, spatial)]
             part = part.reshape(batch, group, channels, points)
-            factor = weights[(..., *tap)]
+            at: tuple[Any, ...] = (..., *tap)
+            factor = weights[at]
             result += factor * part if channels == 1 else factor @ part
     result = result.reshape(batch, filters, *spatial)
     if len(arrays) == 3:
         result = result + arrays[2].reshape(-1, *(1,) * len(spatial))
     return np.asarray(result, x.dtype)
-
-
-def crop(x: np.ndarray, pads: Sequence[tuple[int, int]]) -> np.ndarray:
-    """The array without what negative padding takes away."""
-    return x[
-        tuple(
-            slice(max(-before, 0), extent - max(-after, 0))
-            for extent, (before, after) in zip(x.shape, pads, strict=True)
-        )
-    ]
 
 
 def _expression(

@@ -15,7 +15,6 @@ from compiler.graph.types import TensorType
 from compiler.loops.expr import Combiner, Const, Expr, Reduce
 from compiler.loops.index import Affine, affine
 from compiler.ops.attributes import integer, ints
-from compiler.ops.convolution import crop
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.padding import ceil_pads, resolve_pads
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
@@ -25,6 +24,7 @@ from compiler.ops.shapes import (
     broadcast,
     broadcast_index,
     operand_count,
+    pad,
     same_dtype,
     show,
 )
@@ -56,20 +56,9 @@ def _windows(x: np.ndarray, attrs: Attrs, fill: float) -> tuple[list[np.ndarray]
     """For each tap, the element that it reads for every output."""
     window = Window.of(attrs, ints(attrs, "kernel"))
     spatial = window.output(x.shape[2:])
-    pads = [(0, 0), (0, 0), *zip(window.before, window.after, strict=True)]
-    padded = np.pad(
-        crop(x, pads),
-        [(max(b, 0), max(a, 0)) for b, a in pads],
-        constant_values=np.asarray(fill).astype(x.dtype),
-    )
-    parts = []
-    for tap in product(*map(range, window.kernel)):
-        corner = [
-            slice(t * d, t * d + s * (o - 1) + 1, s)
-            for t, d, s, o in zip(tap, window.dilations, window.strides, spatial, strict=True)
-        ]
-        parts.append(padded[(..., *corner)])
-    return parts, window
+    padded = pad(x, window.pads(), fill)
+    taps = product(*map(range, window.kernel))
+    return [padded[window.read(tap, spatial)] for tap in taps], window
 
 
 def _max_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
@@ -64,6 +67,18 @@ def operand_count(types: Sequence[TensorType], low: int, high: int | None = None
         raise InvalidModelError(f"{len(types)} operands instead of {wanted}")
 
 
+def pad(x: np.ndarray, pads: Sequence[tuple[int, int]], fill: float = 0.0) -> np.ndarray:
+    """The array with elements added before and after; negative amounts take elements away."""
+    kept = x[
+        tuple(
+            slice(max(-before, 0), extent - max(-after, 0))
+            for extent, (before, after) in zip(x.shape, pads, strict=True)
+        )
+    ]
+    added = [(max(before, 0), max(after, 0)) for before, after in pads]
+    return np.pad(kept, added, constant_values=np.asarray(fill).astype(x.dtype))
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """A sliding window over the spatial dimensions; `before` and `after` are its padding."""
@@ -120,6 +135,20 @@ class Window:
                 outer, taps, self.strides, self.dilations, self.before, strict=True
             )
         )
+
+    def read(self, tap: Shape, outputs: Shape) -> tuple[Any, ...]:
+        """What selects, in a padded array, the element that a tap reads for every output."""
+        return (
+            ...,
+            *(
+                slice(t * d, t * d + s * (o - 1) + 1, s)
+                for t, d, s, o in zip(tap, self.dilations, self.strides, outputs, strict=True)
+            ),
+        )
+
+    def pads(self) -> list[tuple[int, int]]:
+        """Padding of every dimension of (batch, channels, ...), for `pad`."""
+        return [(0, 0), (0, 0), *zip(self.before, self.after, strict=True)]
 
     @property
     def is_padded(self) -> bool:
