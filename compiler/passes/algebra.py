@@ -5,6 +5,7 @@ Before -> after, `x` any value, `c`, `d` constants:
     x - c                                                   x + (-c)
     x / c                                                   x * (1/c)      floats
     (x + c) + d, (x * c) * d                                x + (c + d), x * (c * d)
+    (x * c + d) * e, also after conv and matmul             x * (c * e) + (d * e)
     pow(x, 2), pow(x, 3), pow(x, 0.5), pow(x, -1)           x * x, x * x * x, sqrt(x), 1 / x
     neg(neg(x)), relu(relu(x)), abs(abs(x))                 x, relu(x), abs(x)
     max(x, 0), min(max(x, a), b)                            relu(x), clip(x)
@@ -93,7 +94,34 @@ def _add(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _mul(rewriter: Rewriter, node: Node) -> str | None:
-    return _neutral(rewriter, node, 1.0, True) or _merge_constants(rewriter, node, np.multiply)
+    return (
+        _neutral(rewriter, node, 1.0, True)
+        or _merge_constants(rewriter, node, np.multiply)
+        or _scale_before_shift(rewriter, node)
+    )
+
+
+def _scale_before_shift(rewriter: Rewriter, node: Node) -> str | None:
+    """`(x + c) * d` -> `x * d + c * d` where something before takes the scale."""
+    for value, outer in (node.inputs, node.inputs[::-1]):
+        inner, factor = rewriter.producer(value, "add"), rewriter.array(outer)
+        if inner is None or factor is None or not rewriter.used_once(value):
+            continue
+        if rewriter.type(outer).dtype not in _COMPUTABLE:
+            continue
+        for x, name in (inner.inputs, inner.inputs[::-1]):
+            shift, made = rewriter.array(name), rewriter.producer(x)
+            if shift is None or made is None or not rewriter.used_once(x):
+                continue
+            constant = any(rewriter.array(v) is not None for v in made.inputs)
+            if made.op not in ("mul", "conv", "matmul") or not constant:
+                continue
+            product = shift.astype(np.float64) * factor.astype(np.float64)
+            if product.size > max(shift.size, factor.size):
+                continue
+            moved = rewriter.constant(product.astype(shift.dtype), f"{name}.scaled")
+            return rewriter.emit("add", [rewriter.emit("mul", [x, outer]), moved])
+    return None
 
 
 def _sub(rewriter: Rewriter, node: Node) -> str | None:

@@ -10,11 +10,10 @@ Equal constants become one too. Also called value numbering.
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 
 from compiler.graph.ir import AttrValue, Graph, Node
+from compiler.graph.types import TensorType
 from compiler.passes.rewrite import Rewriter, rewrite
 from compiler.workload import COMMUTATIVE
 
@@ -45,12 +44,31 @@ def common_subexpressions(graph: Graph) -> Graph:
 
 def _equal_constants(graph: Graph) -> dict[str, str]:
     """Constant -> the first one that holds the same bytes in the same type."""
-    first: dict[tuple[object, ...], str] = {}
-    names: dict[str, str] = {}
+    candidates: dict[tuple[TensorType, bytes], list[str]] = {}
     for name, array in graph.constants.items():
-        data = np.ascontiguousarray(array)
-        digest = hashlib.sha256(data.tobytes()).digest()
-        kept = first.setdefault((graph.types[name], digest), name)
-        if kept != name:
-            names[name] = kept
+        candidates.setdefault((graph.types[name], _sample(array)), []).append(name)
+    names: dict[str, str] = {}
+    for group in candidates.values():
+        kept: list[str] = []
+        for name in group:
+            array = graph.constants[name]
+            same = next((k for k in kept if _same_bytes(graph.constants[k], array)), None)
+            if same is None:
+                kept.append(name)
+            else:
+                names[name] = same
     return names
+
+
+def _sample(array: np.ndarray) -> bytes:
+    """A few elements: constants are many megabytes, and most differ within the first."""
+    flat = array.reshape(-1)
+    return flat[:: max(flat.size // 16, 1)].tobytes()
+
+
+def _same_bytes(first: np.ndarray, second: np.ndarray) -> bool:
+    """Bit for bit: NaN equals itself, and 0.0 is not -0.0."""
+    if first is second:
+        return True
+    raw = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (first, second)]
+    return bool(np.array_equal(*raw))

@@ -102,6 +102,11 @@ class _Assigner:
     def _layout(self, value: str) -> Layout:
         return self._layouts.get(value, ROW_MAJOR)
 
+    def _is_rows(self, value: str) -> bool:
+        """Whether a kernel of this graph, seen through views, makes a value row-major."""
+        node = self._graph.producer(value)
+        return node is not None and self._layout(value) == ROW_MAJOR
+
     def _operands(
         self, group: Group, output: Layout, *, taken: tuple[str, ...]
     ) -> dict[str, Demand]:
@@ -119,6 +124,9 @@ class _Assigner:
         groups = int(number(anchor, "group", 1))
         output = self._blocked(anchor.output, groups)
         source = self._blocked(x, groups)
+        depthwise = groups > 1 and self._graph.types[weight].shape[:2] == (groups, 1)
+        if depthwise and self._is_rows(x):
+            output = source = ROW_MAJOR  # either layout serves it; a relayout would cost more
         halo = conv_halo(self._graph, anchor)
         demands = {x: Demand(source, halo), weight: Demand(ROW_MAJOR)}
         demands |= {value: Demand(ROW_MAJOR) for value in anchor.inputs[2:]}

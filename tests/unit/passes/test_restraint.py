@@ -83,6 +83,20 @@ def test_identities_that_would_change_a_shape_or_a_value() -> None:
     assert operators(after) == operators(graph)
 
 
+def test_affine_chains_become_one_scale_and_one_shift() -> None:
+    g = Maker()
+    y = g.input("x", 1, 4, 3, 3)
+    for layer in range(3):
+        y = g("mul", y, g.positive(f"s{layer}", 4, 1, 1))
+        y = g("add", y, g.weight(f"t{layer}", 4, 1, 1))
+    assert operators(proven(optimise, g.graph(g("relu", y)))) == ["mul", "add", "relu"]
+    g = Maker()
+    y = g("conv", g.input("x", 1, 3, 4, 4), g.weight("w", 4, 3, 3, 3), **CONV)
+    y = g("add", y, g.weight("t", 4, 1, 1))
+    y = g("mul", y, g.positive("s", 4, 1, 1))
+    assert operators(proven(optimise, g.graph(y))) == ["conv"]
+
+
 def test_integers_are_divided_exactly() -> None:
     g = Maker()
     x = g.input("x", 4, dtype=DType.INT64)
