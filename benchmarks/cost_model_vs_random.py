@@ -43,7 +43,7 @@ from tuner.tasks import Task, make_task
 
 RESULTS_FOLDER = Path(__file__).parent / "results"
 STRATEGIES = {"model": ("evolutionary", "xgboost"), "random": ("random", "none")}
-BATCH = 8
+BATCH = 4
 
 
 class RememberingRunner:

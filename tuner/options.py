@@ -23,7 +23,7 @@ class TuneOptions:
 
     trials: int = 256
     seconds: float | None = None
-    batch_size: int = 12
+    batch_size: int = 8
     strategy: str = "evolutionary"
     model: str = "xgboost"
     seed: int = 0

@@ -55,7 +55,7 @@ class Pipeline:
 
     @property
     def has_room(self) -> bool:
-        """Whether another batch would have something to wait for: one builds, the rest measures."""
+        """Whether to propose another batch: one is built while the runner has its fill."""
         return len(self._batches) < self._runner.capacity + 1
 
     @property

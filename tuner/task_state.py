@@ -110,12 +110,12 @@ class TaskState:
     def remember(self, trials: Iterable[Trial]) -> None:
         """Take over trials from the store, of this job or of others."""
         for trial in trials:
-            if trial.codegen_version != self.options.codegen_version:
-                continue
             same = trial.job_id == self.options.job_id
             if same:
                 serial = self.serials.get((trial.schedule, trial.phase), 0)
                 self.serials[trial.schedule, trial.phase] = serial + 1
+            if trial.codegen_version != self.options.codegen_version:
+                continue
             if trial.schedule not in self.task.space:
                 continue
             # Runs without a job id are not told apart, so that none goes on where another ended.

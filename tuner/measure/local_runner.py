@@ -36,8 +36,9 @@ class LocalRunner:
 
     @property
     def capacity(self) -> int:
-        """Two: one that runs, and one that waits, so that the device is never idle."""
-        return 2
+        """One, while the next is built: more in flight would be proposed before the first results
+        are known, and a small budget would be spent blindly."""
+        return 1
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
         with self._lock:

@@ -29,8 +29,9 @@ from tuner.measure.wire import Candidate, InputSpec, MeasureRequest, RepeatSetti
 POISON = 0xFF
 """Byte that fills memory a kernel must write before it reads: NaN in every float type."""
 
-CACHE_LIMIT_BYTES = 1 << 30
-"""Packed buffers kept for other candidates; beyond it the oldest are forgotten."""
+MEMORY_LIMIT_BYTES = 1 << 30
+"""Packed buffers at a time. A batch that needs more is raced in parts: a fully connected layer of
+VGG has 400 MB of weights, and each candidate may pack them differently."""
 
 Emit = Callable[..., None]
 
@@ -55,9 +56,6 @@ class _Buffers:
             found = self._make(spec)
             self.packed[identity] = found
             self.held_bytes += found.nbytes
-            while self.held_bytes > CACHE_LIMIT_BYTES and len(self.packed) > 1:
-                oldest = next(iter(self.packed))
-                self.held_bytes -= self.packed.pop(oldest).nbytes
         return found
 
     def scratch(self, size: int) -> np.ndarray:
@@ -123,6 +121,10 @@ class Session:
                 checked = self._check(candidate, request, library)
                 if checked is not None:
                     ready.append(checked)
+                if self._buffers.held_bytes > MEMORY_LIMIT_BYTES:
+                    self._time(ready, request.repeat)
+                    ready.clear()
+                    self._buffers = _Buffers(self._buffers.arrays)
         self._time(ready, request.repeat)
         self._emit(event="done")
 

@@ -345,6 +345,13 @@ def test_records_of_another_code_version_are_measured_anew(world: World) -> None
     assert all(r is not None and r.codegen_version == "2" for r in finished.records)
 
 
+def test_a_job_over_two_code_versions_keeps_the_trials_of_both(world: World) -> None:
+    world.tune(trials=16, job_id="a")
+    world.tune(trials=16, job_id="a", codegen_version="2")
+    versions = [t.codegen_version for t in world.trials()]
+    assert versions.count("1") == versions.count("2") == 16
+
+
 def test_the_old_record_has_to_be_beaten_in_the_same_race(world: World, gemm: Any) -> None:
     best = min(gemm.space.points, key=gemm.seconds)
     key = world.tasks[0].key

@@ -245,3 +245,30 @@ def test_a_local_runner_keeps_the_order_and_takes_a_request_once(library: bytes)
         assert runner.poll(0.3) == []
     finally:
         runner.close()
+
+
+def test_a_batch_that_needs_too_much_memory_is_raced_in_parts(
+    library: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tuner.measure import sandbox_main
+
+    monkeypatch.setattr(sandbox_main, "MEMORY_LIMIT_BYTES", 3 * 4 * SIZE - 1)
+    for data in (library, EXPECTED):
+        (tmp_path / digest_bytes(data)).write_bytes(data)
+    events: list[tuple[str, str]] = []
+
+    def emit(**event: object) -> None:
+        events.append((str(event["event"]), str(event.get("trial", ""))))
+
+    session = sandbox_main.Session(emit)
+    request = _request(library, "good", "also_good")
+    session.run(
+        {
+            "request": request.to_json(),
+            "only": ["good", "also_good"],
+            "library": str(tmp_path / digest_bytes(library)),
+            "reference": str(tmp_path / digest_bytes(EXPECTED)),
+        }
+    )
+    assert events.index(("sample", "good")) < events.index(("begin", "also_good"))
+    assert ("sample", "also_good") in events and events[-1][0] == "done"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +14,24 @@ from tuner.cost_model import Sample, make_cost_model
 from tuner.search import SearchStrategy, make_strategy, strategies
 
 
-@pytest.mark.parametrize("name", sorted(strategies()))
+def _documented() -> Callable[[Any], SearchStrategy]:
+    """The strategy that docs/search-howto.md shows."""
+    page = Path(__file__).parents[3] / "docs" / "search-howto.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, page, "exec", dont_inherit=True), names)
+    made: Callable[[Any], SearchStrategy] = names["make_search"]
+    return made
+
+
+@pytest.mark.parametrize("name", [*sorted(strategies()), "documented"])
 @pytest.mark.parametrize("trained", [False, True])
 class TestStrategy:
     def _make(self, name: str, trained: bool, gemm: Any, seed: int = 1) -> SearchStrategy:
         model = make_cost_model("xgboost", 0)
         context = gemm.context(model, seed)
-        search = make_strategy(name, context)
+        documented = name == "documented"
+        search = _documented()(context) if documented else make_strategy(name, context)
         if trained:
             shown = list(gemm.space.points[::9])
             search.observe([(s, gemm.seconds(s)) for s in shown])
