@@ -24,7 +24,7 @@ from compiler.ops.check import verify
 from compiler.ops.onnx_node import OnnxAttr, OnnxNode
 
 OLDEST_OPSET = 7
-NEWEST_OPSET = 25
+NEWEST_OPSET = 28
 """Opsets whose operators the rules were written for."""
 
 FILE_LIMIT_BYTES = 1 << 31

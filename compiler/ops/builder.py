@@ -79,8 +79,6 @@ class GraphBuilder:
         folded = self._fold(operator, inputs, pairs, kind)
         if folded is not None:
             return self.constant(folded, f"{hint}.{op}", kind.dtype)
-        if prod(kind.shape) == 0:
-            raise InvalidModelError(f"{label or op}: the result {kind} has no elements")
         name = self._fresh(f"{hint}.{op}")
         self.types[name] = kind
         self._nodes.append(Node(name, op, tuple(inputs), (name,), pairs))
@@ -169,6 +167,8 @@ class GraphBuilder:
         attrs: tuple[tuple[str, AttrValue], ...],
         kind: TensorType,
     ) -> np.ndarray | None:
+        if prod(kind.shape) == 0:
+            return np.zeros(kind.shape, kind.dtype.numpy)  # nothing is left to compute
         arrays = [self.constants[value] for value in inputs if value in self.constants]
         if len(arrays) != len(inputs) or not arrays:
             return None

@@ -152,8 +152,8 @@ def _mod(values: Sequence[Expr], attrs: Attrs) -> Expr:
 
 def _onnx_mod(node: OnnxNode) -> str:
     fmod = node.integer("fmod", 0)
-    if not fmod and node.type(node.input(0)).dtype.is_float:
-        raise node.invalid("floats need fmod=1")
+    if not fmod and node.opset < 28 and node.type(node.input(0)).dtype.is_float:
+        raise node.invalid("floats need fmod=1 before opset 28")
     return node.emit("mod", [node.input(0), node.input(1)], fmod=fmod)
 
 

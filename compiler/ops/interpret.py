@@ -20,7 +20,8 @@ def run_graph(
     """The graph's outputs for these inputs, in order.
 
     With `float64`, every float value is computed in float64 and the float outputs are float64.
-    bfloat16 arrays hold raw bits, as they do in memory, and are computed in float32.
+    float16 and bfloat16 are computed in float32, each result rounded to its type; bfloat16 arrays
+    hold raw bits, as they do in memory.
 
     Raises:
         InvalidInputError: if an input is missing, unknown, or of another shape or type.
@@ -63,7 +64,9 @@ def check_inputs(graph: Graph, inputs: Mapping[str, np.ndarray]) -> None:
 
 def _to_compute(array: np.ndarray, dtype: DType, float64: bool) -> np.ndarray:
     values = from_memory(array, dtype)
-    return values.astype(np.float64) if float64 and dtype.is_float else values
+    if dtype.is_float and float64:
+        return values.astype(np.float64)
+    return values.astype(np.float32) if dtype is DType.FLOAT16 else values
 
 
 def _rounded(result: np.ndarray, kind: TensorType, float64: bool) -> np.ndarray:
@@ -71,4 +74,4 @@ def _rounded(result: np.ndarray, kind: TensorType, float64: bool) -> np.ndarray:
         return result.astype(kind.dtype.numpy, copy=False).reshape(kind.shape)
     if float64:
         return result.astype(np.float64, copy=False).reshape(kind.shape)
-    return from_memory(to_memory(result, kind.dtype), kind.dtype).reshape(kind.shape)
+    return _to_compute(to_memory(result, kind.dtype), kind.dtype, float64).reshape(kind.shape)

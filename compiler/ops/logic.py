@@ -14,6 +14,7 @@ from compiler.graph.types import TensorType
 from compiler.loops import maths
 from compiler.loops.expr import Expr, Operation, op
 from compiler.ops.elementwise import pointwise, same
+from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule, Operator
 from compiler.ops.shapes import broadcast, operand_count, same_dtype
 
@@ -75,6 +76,22 @@ def _logical(
         partial(_infer_logical, count),
     )
 
+
+def _onnx_trilu(node: OnnxNode) -> str:
+    """Zeros beyond a diagonal: a choice by a constant mask."""
+    x = node.input(0)
+    shape, dtype = node.shape(x), node.type(x).dtype
+    if len(shape) < 2:
+        raise node.invalid(f"the input has rank {len(shape)}, not 2 or more")
+    diagonal = node.static(1, "k")
+    offset = 0 if diagonal is None else int(diagonal.item())
+    upper = np.triu(np.ones(shape[-2:], bool), offset)
+    lower = np.tril(np.ones(shape[-2:], bool), offset)
+    mask = node.constant(upper if node.integer("upper", 1) else lower)
+    return node.emit("where", [mask, x, node.scalar(0, dtype)])
+
+
+RULES = (OnnxRule("Trilu", _onnx_trilu),)
 
 OPERATORS = (
     _comparison("equal", "Equal", np.equal, Operation.EQ),

@@ -220,7 +220,8 @@ def _onnx_space_to_depth(node: OnnxNode) -> str:
         raise node.invalid(f"blocksize {block} for an input of {show(shape)}")
     n, c, h, w = shape
     split = (n, c, h // block, block, w // block, block)
-    moved = node.emit("transpose", [node.reshape(x, split)], perm=(0, 3, 5, 1, 2, 4))
+    perm = (0, 1, 3, 5, 2, 4) if node.word("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
+    moved = node.emit("transpose", [node.reshape(x, split)], perm=perm)
     return node.reshape(moved, (n, c * block * block, h // block, w // block))
 
 

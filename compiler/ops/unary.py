@@ -15,7 +15,7 @@ from compiler.graph.ir import Attrs, attr
 from compiler.graph.types import TensorType
 from compiler.loops import maths, semantics
 from compiler.loops.expr import Const, Expr, Operation, constant, op
-from compiler.ops.attributes import number, optional, word
+from compiler.ops.attributes import integer, number, optional, word
 from compiler.ops.elementwise import Scalar, floats_only, native, pointwise, same
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule, Operator, Reference
@@ -248,6 +248,31 @@ def _reciprocal(x: Expr) -> Expr:
     return constant(1.0, x.dtype) / x
 
 
+def _is_inf(values: Sequence[Expr], attrs: Attrs) -> Expr:
+    (x,) = values
+    positive = op(Operation.EQ, x, Const(math.inf, x.dtype))
+    negative = op(Operation.EQ, x, Const(-math.inf, x.dtype))
+    if not integer(attrs, "positive", 1):
+        return negative
+    return op(Operation.OR, positive, negative) if integer(attrs, "negative", 1) else positive
+
+
+def _is_inf_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    found = np.zeros(x.shape, bool)
+    if integer(attrs, "positive", 1):
+        found = found | (x == np.inf)
+    return found | (x == -np.inf) if integer(attrs, "negative", 1) else found
+
+
+def _onnx_is_inf(node: OnnxNode) -> str:
+    positive, negative = (node.integer(f"detect_{key}", 1) for key in ("positive", "negative"))
+    x = node.input(0)
+    if not positive and not negative:
+        return node.constant(np.zeros(node.shape(x), bool))
+    return node.emit("is_inf", [x], positive=int(positive != 0), negative=int(negative != 0))
+
+
 def _is_nan(values: Sequence[Expr], _attrs: Attrs) -> Expr:
     return op(Operation.NE, values[0], values[0])
 
@@ -317,6 +342,14 @@ OPERATORS = (
         _infer_gelu,
     ),
     pointwise("clip", 1, _clip_reference, _clip, (OnnxRule("Clip", _onnx_clip),), _infer_clip),
+    pointwise(
+        "is_inf",
+        1,
+        _is_inf_reference,
+        _is_inf,
+        (OnnxRule("IsInf", _onnx_is_inf),),
+        _infer_bool,
+    ),
     pointwise(
         "is_nan",
         1,
