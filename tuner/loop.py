@@ -253,6 +253,7 @@ class _Run:
 
     def _send_finalists(self, number: int) -> None:
         state = self._states[number]
+        state.compared.clear()
         repeat = RepeatSettings(
             samples=self._options.final_samples,
             sample_seconds=self._options.sample_seconds,

@@ -44,6 +44,8 @@ class TaskState:
     requested: set[Schedule] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
     finals: list[Trial] = field(default_factory=list)
+    compared: dict[Schedule, Measurement] = field(default_factory=dict)
+    """What the comparison of finalists said: one race, so its times can be set side by side."""
 
     @classmethod
     def start(cls, task: Task, model: CostModel, options: TuneOptions) -> TaskState:
@@ -60,7 +62,8 @@ class TaskState:
 
     @property
     def default_seconds(self) -> float | None:
-        measured = self.measured.get(self.task.space.default())
+        default = self.task.space.default()
+        measured = self.compared.get(default) or self.measured.get(default)
         return measured.run_seconds if measured else None
 
     @property
@@ -73,7 +76,8 @@ class TaskState:
         return sum(s.vector_operations for s in statements(nest))
 
     def status(self) -> TaskStatus:
-        best = self.best_seconds
+        raced = [m.run_seconds for m in self.compared.values() if m.run_seconds is not None]
+        best = min(raced, default=self.best_seconds)
         if best is None and self.incumbent is not None and self.finished:
             best = self.incumbent.run_seconds
         return TaskStatus(
@@ -171,8 +175,10 @@ class TaskState:
             return
         self.known.add(trial.id)
         schedule, measurement = trial.schedule, trial.measurement
-        if trial.phase is Phase.FINAL and counted:
-            self.finals.append(trial)
+        if trial.phase is Phase.FINAL:
+            self.compared[schedule] = measurement
+            if counted:
+                self.finals.append(trial)
         if not measurement.status.says_something_of_the_candidate:
             if self.serials.get((schedule, trial.phase), 0) <= MAX_RETRIES:
                 self.retries.append(schedule)

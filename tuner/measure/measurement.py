@@ -72,6 +72,7 @@ class Measurement:
     `samples_seconds` are seconds for one run of the kernel: CPU time with one thread, wall time
     with several. `max_error` is the largest error relative to the largest expected output, found
     with inputs drawn from `seeds`; `reference_digest` and `object_digest` say what was compared.
+    `measure_seconds` is wall time from its check to its last sample, the turns of others included.
     Together they are the certificate of correctness. `measured_at` is in Unix seconds.
     """
 

@@ -240,6 +240,20 @@ def test_the_best_of_the_space_is_nearly_found_and_recorded(world: World, gemm: 
     assert not finished.cancelled
 
 
+def test_default_and_best_are_told_from_one_race(world: World, gemm: Any) -> None:
+    # The device got slower after the screening: its times do not compare with the final ones.
+    def fails(candidate: Candidate, attempt: int) -> None:
+        if len(world.trials()) >= 24:
+            world.queue.seconds = lambda s: 3 * gemm.seconds(s)
+
+    world.queue.fails = fails
+    finished = world.tune(trials=24)
+    for status, record in zip(finished.tasks, finished.records, strict=True):
+        assert record is not None
+        assert status.best_seconds == record.run_seconds
+        assert status.default_seconds == 3 * gemm.seconds(gemm.space.default())
+
+
 def test_the_budget_of_trials_is_kept(world: World) -> None:
     finished = world.tune(trials=30)
     assert finished.trials_done == len(world.trials()) == 30
@@ -334,7 +348,10 @@ def test_a_task_with_a_record_costs_nothing(world: World) -> None:
     second = world.tune(trials=32, job_id="b")
     assert len(world.queue.submitted) == sent
     assert second.records == first.records and second.trials_done == 0
-    assert all(s.from_store and s.best_seconds for s in second.tasks)
+    assert all(s.from_store and s.trials == 0 for s in second.tasks)
+    for before, after in zip(first.tasks, second.tasks, strict=True):
+        assert after.best_seconds == before.best_seconds
+        assert after.default_seconds == before.default_seconds is not None
 
 
 def test_records_of_another_code_version_are_measured_anew(world: World) -> None:
