@@ -3,6 +3,7 @@ from __future__ import annotations
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from compiler.codegen.object import (
     LIBRARY_SYMBOLS,
     emit_assembly,
     emit_object,
+    emit_with_statistics,
     load_objects,
 )
 from compiler.codegen.statistics import KernelStatistics, function_statistics, statistics
@@ -79,6 +81,12 @@ def many_accumulators(count: int, lanes: int) -> str:
         "}",
     ]
     return "\n".join(lines)
+
+
+def machine_code(code: bytes) -> bytes:
+    """The instructions of an object file."""
+    sections = llvm.ObjectFileRef.from_data(code).sections()
+    return b"".join(s.data() for s in sections if s.is_text() and s.size())
 
 
 def call_axpy(address: int, lanes: int) -> None:
@@ -259,3 +267,19 @@ def test_statistics_are_kept_by_function_and_add_up() -> None:
     assert total == parts["axpy"] + parts["other"]
     assert total.fmas == 2
     assert KernelStatistics.from_json(total.to_json()) == total
+
+
+@pytest.mark.parametrize("name", ["host", "x86-64-v3", "aarch64", "riscv64"])
+def test_statistics_come_with_the_same_code(name: str) -> None:
+    target = resolve_target(name)
+    text = many_accumulators(40, 4)
+    code, counts = emit_with_statistics(text, target)
+    assert counts == statistics(emit_assembly(text, target), target)
+    assert counts.fmas == 40
+    assert machine_code(code) == machine_code(emit_object(text, target))
+
+
+def test_code_that_came_with_statistics_runs() -> None:
+    code, _ = emit_with_statistics(axpy(4), HOST)
+    library = load_objects([code])
+    call_axpy(library.address("axpy"), 4)
