@@ -75,6 +75,11 @@ class Problem:
         return None
 
 
+def is_one_expression(workload: Workload) -> bool:
+    """Whether an element of the output is one expression; a concatenation is put together."""
+    return all(ops.get(node.op).kind is not OpKind.PIECES for node in workload.graph.nodes)
+
+
 def compose(workload: Workload, split: Mapping[int, int] | None = None) -> Problem:
     """The tensor expression of a workload over its output's axes.
 

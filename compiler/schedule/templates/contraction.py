@@ -22,7 +22,7 @@ from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
-from compiler.schedule.problem import Problem, axes_of, compose
+from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
@@ -70,6 +70,8 @@ class Contraction:
 
 def analyse(workload: Workload) -> Contraction | None:
     """The contraction that a workload is; None where it is something else."""
+    if not is_one_expression(workload):
+        return None
     groups = _groups(workload)
     problem = merge_axes(compose(workload, groups))
     if problem.product is None:

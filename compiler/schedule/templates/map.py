@@ -16,7 +16,7 @@ from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
-from compiler.schedule.problem import Problem, compose
+from compiler.schedule.problem import Problem, compose, is_one_expression
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
@@ -28,13 +28,11 @@ from compiler.schedule.structure import (
 )
 from compiler.target import Target
 from compiler.workload import Workload
-from compiler import ops
-from compiler.ops.registry import OpKind
 
 
 @lru_cache(maxsize=256)
 def _analyse(workload: Workload) -> Problem | None:
-    if any(ops.get(n.op).kind is OpKind.PIECES for n in workload.graph.nodes):
+    if not is_one_expression(workload):
         return None
     problem = merge_axes(compose(workload))
     return None if problem.reductions else problem

@@ -31,7 +31,7 @@ from compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
 from compiler.ops.registry import OpKind
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
-from compiler.schedule.problem import Problem, anchor, axes_of, compose
+from compiler.schedule.problem import Problem, anchor, axes_of, compose, is_one_expression
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
@@ -63,6 +63,8 @@ class Rows:
 
 def analyse(workload: Workload) -> Rows | None:
     """The row structure of a workload; None where nothing is reduced."""
+    if not is_one_expression(workload):
+        return None
     problem = merge_axes(compose(workload))
     if not problem.reductions:
         return None

@@ -20,7 +20,7 @@ from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Order, Store, Tile
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
-from compiler.schedule.problem import Problem, axes_of, compose
+from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
@@ -54,6 +54,8 @@ class Window:
 
 def analyse(workload: Workload) -> Window | None:
     """The window reduction that a workload is; None where it is something else."""
+    if not is_one_expression(workload):
+        return None
     problem = merge_axes(compose(workload))
     if len(problem.reductions) != 1:
         return None
