@@ -134,9 +134,10 @@ def workload_facts(workload: Workload) -> dict[str, Any]:
 
 def schedule_facts(task: Task, schedule: Schedule) -> dict[str, Any]:
     """What a schedule makes of a workload: algorithm, knobs, operations really executed."""
+    # a contraction's multiply and add are counted as one fused operation
+    fused = 2.0 if {"conv", "matmul"} & set(task.workload.operators) else 1.0
     executed = sum(
-        # a reduction's multiply and add are one fused operation
-        statement.operations * (2.0 if statement.is_reduction else 1.0)
+        statement.operations * (fused if statement.is_reduction else 1.0)
         for statement in statements(task.lower(schedule))
     )
     return {

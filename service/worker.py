@@ -327,6 +327,7 @@ class Worker:
                 self._report_directly(entry)
                 return
         self._measured += 1
+        self._log(f"measured {request_id}")
         self._report_now.set()
 
     def _report_directly(self, entry: Spooled) -> None:
@@ -520,7 +521,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log(f"the spool folder '{options.spool}' cannot be used: {error}")
         return 1
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: worker.stop())
+        # in a thread: a handler runs between any two instructions, also while the main thread
+        # holds the lock of the event that `stop` sets
+        signal.signal(number, lambda *_: threading.Thread(target=worker.stop).start())
     try:
         worker.run()
     except Refused as error:

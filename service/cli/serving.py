@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -137,16 +139,13 @@ def tuner(
         storage.close()
 
 
-def _on_signals(stop: object) -> None:
-    assert callable(stop)
+def _on_signals(stop: Callable[[], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop())
+        # in a thread: the handler may interrupt the main thread while it holds the event's lock
+        signal.signal(number, lambda *_: threading.Thread(target=stop).start())
 
 
-def _watch_parent(stop: object) -> None:
-    import os
-
-    assert callable(stop)
+def _watch_parent(stop: Callable[[], None]) -> None:
     parent, over = os.getppid(), threading.Event()
 
     def watch() -> None:

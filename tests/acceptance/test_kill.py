@@ -1,0 +1,283 @@
+"""`kill -9` of the web process, the tuner and the worker in every state of a lease.
+
+Afterwards the job ends, and no trial that was finished is measured twice or lost. A measurement is
+finished when the worker has it in its spool; the worker logs each, so its log is the witness.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from db.job_states import JobState
+from db.stores.leases import RequestState
+from service.client import Client, ClientError
+from service.embedded import read_token
+from service.schemas import JobRequest
+from service.settings import Settings
+from service.storage import Storage
+from tuner.measure.measurement import Phase
+
+TRIALS = 220
+PATIENCE_SECONDS = 60.0
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
+
+
+def small_model(path: Path) -> None:
+    """Two convolutions and a classifier: a few tasks with large schedule spaces."""
+    rng = np.random.default_rng(0)
+
+    def weights(*shape: int) -> np.ndarray:
+        scale = np.float32(np.prod(shape[1:]) ** -0.5)
+        return rng.standard_normal(shape, dtype=np.float32) * scale
+
+    parameters = {"w1": weights(16, 3, 3, 3), "w2": weights(32, 16, 3, 3), "w3": weights(10, 32)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["c1"], "conv1", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
+        helper.make_node("Conv", ["r1", "w2"], ["c2"], "conv2", pads=[1, 1, 1, 1]),
+        helper.make_node("GlobalAveragePool", ["c2"], ["g"], "pool"),
+        helper.make_node("Flatten", ["g"], ["f"], "flatten"),
+        helper.make_node("Gemm", ["f", "w3"], ["y"], "fc", transB=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 16, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 10])],
+        [numpy_helper.from_array(array, name) for name, array in parameters.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    path.write_bytes(model.SerializeToString())
+
+
+class Fleet:
+    """The three processes, each in a session of its own, with their logs in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.spool = folder / "spool"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._environment = {
+            **os.environ,
+            "TILEWRIGHT_DATA_FOLDER": str(folder / "data"),
+            "TILEWRIGHT_LEASE_SECONDS": "4",
+            "TILEWRIGHT_HEARTBEAT_SECONDS": "0.5",
+            "TILEWRIGHT_JOB_LEASE_SECONDS": "2",
+            "TILEWRIGHT_LONG_POLL_SECONDS": "2",
+            "TILEWRIGHT_BUILDERS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        self.settings = Settings(data_folder=folder / "data")
+        self._commands = {
+            "web": ["-m", "service.cli", "serve", "--no-tuner", "--port", str(self.port)],
+            "tuner": ["-m", "service.cli", "tuner"],
+            "worker": [
+                *("-m", "service.worker", "--server", self.url),
+                *("--token-file", str(folder / "data" / "token"), "--spool", str(self.spool)),
+            ],
+        }
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def start(self, name: str) -> None:
+        with self.log(name).open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                [sys.executable, *self._commands[name]],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+            )
+
+    def start_missing(self) -> None:
+        for name in ("web", "tuner", "worker"):
+            if name not in self._running:
+                self.start(name)
+
+    def kill(self, name: str) -> None:
+        """The process alone, as a kernel short of memory would: its children must cope."""
+        process = self._running.pop(name)
+        assert process.poll() is None, f"{name} ended by itself: {self.log(name).read_text()}"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        for process in self._running.values():
+            process.terminate()
+        for process in self._running.values():
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._running.clear()
+
+    def spooled(self) -> bool:
+        return any(self.spool.rglob("spool/*.json"))
+
+    def measured(self) -> Counter[str]:
+        """How often the worker finished each request."""
+        return Counter(re.findall(r"measured (\w+)", self.log("worker").read_text()))
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    started = Fleet(tmp_path)
+    yield started
+    started.stop()
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, f"{what}: it never happened"
+        time.sleep(0.002)
+
+
+def answers(url: str) -> bool:
+    try:
+        with Client(url, "") as client:
+            client._send("GET", "/v1/health")
+    except ClientError:
+        return False
+    return True
+
+
+class Drama:
+    """Kills processes when a lease of the job is in a given state."""
+
+    def __init__(self, fleet: Fleet, storage: Storage, job_id: str, seed: int) -> None:
+        self.fleet = fleet
+        self.storage = storage
+        self.job_id = job_id
+        self.random = random.Random(seed)
+        self.seen: set[tuple[str, str]] = set()
+
+    def states(self) -> set[RequestState]:
+        return {s.state for s in self.storage.leases.of_job(self.job_id, unacknowledged=True)}
+
+    def wait(self, state: RequestState) -> None:
+        until(lambda: state in self.states(), f"a request that is {state}")
+        time.sleep(self.random.uniform(0.0, 0.02))
+
+    def kill(self, victim: str, state: str) -> None:
+        self.fleet.kill(victim)
+        self.seen.add((victim, state))
+
+    def queued(self, victim: str) -> None:
+        """Requests lie in the queue because there is no worker."""
+        self.kill("worker", "any")
+        self.wait(RequestState.QUEUED)
+        if victim == "worker":
+            self.fleet.start("worker")
+            self.wait(RequestState.QUEUED)
+        self.kill(victim, "queued")
+
+    def leased(self, victim: str) -> None:
+        """The worker measures, or is about to."""
+        self.wait(RequestState.LEASED)
+        self.kill(victim, "leased")
+
+    def spooled(self, victim: str) -> None:
+        """The worker is done; the service does not know, because it is away."""
+        self.wait(RequestState.LEASED)
+        self.kill("web", "leased")
+        until(self.fleet.spooled, "a result in the spool")
+        if victim != "web":
+            self.kill(victim, "spooled")
+
+    def done(self, victim: str) -> None:
+        """The service has the result; the tuner has not stored the trials, because it is away."""
+        self.wait(RequestState.LEASED)
+        self.kill("tuner", "leased")
+        until(lambda: RequestState.DONE in self.states(), "a result that nobody has taken")
+        if victim != "tuner":
+            self.kill(victim, "done")
+
+    def stored(self, victim: str) -> None:
+        """Somewhere in between, at a random moment."""
+        time.sleep(self.random.uniform(0.05, 0.5))
+        self.kill(victim, "stored")
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_a_job_survives_kills_in_every_state_of_a_lease(fleet: Fleet, seed: int) -> None:
+    model = fleet.folder / "small.onnx"
+    small_model(model)
+    fleet.start("web")
+    until(lambda: answers(fleet.url), "the service answers")
+    fleet.start_missing()
+    storage = Storage.open(fleet.settings)
+    with Client(fleet.url, read_token(fleet.settings)) as client:
+        digest = client.upload(model).digest
+        job_id = client.submit(JobRequest(model=digest, trials=TRIALS)).id
+    drama = Drama(fleet, storage, job_id, seed)
+    acts = [
+        (act, victim)
+        for act in (drama.queued, drama.leased, drama.spooled, drama.done, drama.stored)
+        for victim in ("web", "tuner", "worker")
+    ]
+    drama.random.shuffle(acts)
+    for act, victim in acts:
+        assert not storage.jobs.get(job_id).state.final, "the job ended before the last kill"
+        act(victim)
+        fleet.start_missing()
+    # and once more while the artifact is made
+    until(
+        lambda: storage.jobs.get(job_id).state is not JobState.RUNNING, "the job is verified", 180
+    )
+    if storage.jobs.get(job_id).state is JobState.VERIFYING:
+        drama.kill("tuner", "verifying")
+        fleet.start_missing()
+    until(lambda: storage.jobs.get(job_id).state.final, "the job ends", 120)
+
+    job = storage.jobs.get(job_id)
+    assert (job.state, job.error) == (JobState.SUCCEEDED, None)
+    check_nothing_lost_or_twice(fleet, storage, job_id)
+    with Client(fleet.url, read_token(fleet.settings)) as client:
+        until(lambda: answers(fleet.url), "the service answers")
+        events = [event.sequence for event in client.events(job_id)]
+        assert events == list(range(1, len(events) + 1))
+        client.artifact(job_id, fleet.folder / "artifact.tar")
+    storage.close()
+
+
+def check_nothing_lost_or_twice(fleet: Fleet, storage: Storage, job_id: str) -> None:
+    twice = {name for name, count in fleet.measured().items() if count > 1}
+    assert not twice, "finished requests were measured again"
+    trials = {trial.id: trial for trial in storage.records.trials_of_job(job_id)}
+    finished = fleet.measured()
+    requests = storage.leases.of_job(job_id)
+    for request in requests:
+        if request.request_id in finished:
+            assert request.state is RequestState.DONE, "a finished request was lost"
+            assert request.result is not None
+            for entry in request.result["measurements"]:
+                stored = trials[entry["trial_id"]].measurement
+                assert list(stored.samples_seconds) == entry["measurement"]["samples_seconds"]
+    assert finished.keys() <= {request.request_id for request in requests}
+    screened = [trial for trial in trials.values() if trial.phase is Phase.SCREEN]
+    assert len(screened) >= TRIALS
+    measured = Counter((trial.key, trial.schedule) for trial in screened if trial.measurement.ok)
+    assert max(measured.values()) == 1, "a candidate was measured under two names"
