@@ -5,10 +5,10 @@ Before:                                     After (16 lanes):
     {conv, add}:  row -> row                    {conv, add}: 0 1/16 2 3 1%16, halo 1 -> 0 1/16 ...
     {softmax}:    row -> row                    {identity}: 0 1/16 ... -> row; {softmax}: row
 
-Values of convolutions and pools are NCHW{lanes}c where the channels divide by the lanes, so that a
-vector holds channels. Elementwise groups follow their operands. A halo of zeros, written by the
-producer, keeps padded convolutions free of bounds checks. Also called data layout transformation;
-Liu et al., "Optimizing CNN Model Inference on CPUs" (2019).
+Values of convolutions and pools are NCHW{lanes}c where the channels (nearly) divide by the lanes,
+so that a vector holds channels. Elementwise groups follow their operands. A halo of zeros, written
+by the producer, keeps padded convolutions free of bounds checks. Also called data layout
+transformation; Liu et al., "Optimizing CNN Model Inference on CPUs" (2019).
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from compiler.workload import Halo
 
 BLOCKED_RANKS = (3, 4, 5)
 """Batch, channels, then one to three spatial dimensions."""
+
+PADDING_LIMIT = 1 / 3
+"""Unused channels that a blocked layout may add: 24 channels of 16 lanes take the room of 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,14 @@ class Choice:
 def channel_block(channels: int, groups: int, lanes: int) -> int | None:
     """The block that a value's channels are stored in; None for row-major.
 
-    With groups, the channels of each group divide by the block, or each group is one channel.
+    The last block may be partly unused, if that adds at most `PADDING_LIMIT` of the channels. With
+    groups, the channels of each group divide by the block, or each group is one channel.
     """
-    if channels % lanes:
-        return None
     each = channels // groups
-    return lanes if each == 1 or each % lanes == 0 else None
+    if groups > 1 and each > 1:
+        return lanes if each % lanes == 0 else None
+    unused = -channels % lanes
+    return lanes if channels >= lanes and unused <= PADDING_LIMIT * channels else None
 
 
 def assign_layouts(graph: Graph, groups: tuple[Group, ...], lanes: int) -> tuple[Choice, ...]:
@@ -196,20 +201,22 @@ class _Assigner:
         return starts[1] % self._lanes == 0 and steps[1] == 1
 
     def _pieces(self, group: Group) -> Choice:
-        """Blocked if every piece is whole blocks and most of the bytes come blocked."""
+        """Blocked if every piece starts at a whole block and most of the bytes come blocked."""
         (node,) = group.nodes
         output = self._blocked(node.output)
         types = self._graph.types
-        moved = [v for v in group.inputs if self._blocked(v) != output or output == ROW_MAJOR]
+        rank = len(types[node.output].shape)
         if node.op == "pad":
             pads = ints(node, "pads")
-            rank = len(types[node.output].shape)
             whole = pads[1] == 0 and pads[1 + rank] == 0
+        elif int(number(node, "axis")) % rank == 1:
+            whole = all(types[v].shape[1] % self._lanes == 0 for v in node.inputs[:-1])
         else:
             whole = True
+        whole = whole and all(self._blocked(v) == output for v in group.inputs)
         given = sum(types[v].bytes for v in group.inputs if self._layout(v) == output)
         total = sum(types[v].bytes for v in group.inputs)
-        if output == ROW_MAJOR or moved or not whole or 2 * given < total:
+        if output == ROW_MAJOR or not whole or 2 * given < total:
             return self._all_row(group)
         return Choice(output, {value: Demand(output) for value in group.inputs})
 

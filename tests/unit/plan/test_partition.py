@@ -7,6 +7,7 @@ import pytest
 from compiler.errors import ArtifactError
 from compiler.graph.ir import Graph
 from compiler.loops.layout import ROW_MAJOR, blocked
+from compiler.passes.layouts import channel_block
 from compiler.passes.pipeline import optimise
 from compiler.plan import GraphPlan, Placement, ViewStep, same_bytes
 from tests.graphs import Maker
@@ -62,7 +63,7 @@ def test_equal_kernels_are_one_task() -> None:
 def test_channels_that_do_not_divide_stay_row_major() -> None:
     g = Maker()
     x = g.input("x", 1, 5, 6, 6)
-    plan = planned(g.graph(g("relu", g("conv", x, g.weight("w", 12, 5, 1, 1), **POINT))))
+    plan = planned(g.graph(g("relu", g("conv", x, g.weight("w", 10, 5, 1, 1), **POINT))))
     assert kernels(plan) == [("conv", "relu")]
     assert all(place == Placement() for place in plan.placements.values())
 
@@ -155,6 +156,18 @@ def test_layers_of_attention() -> None:
         ("layer_norm",),
     ]
     assert [count for _, count in plan.tasks()] == [3, 1, 1, 1, 1, 1]
+
+
+def test_a_block_may_be_partly_unused() -> None:
+    assert channel_block(24, 1, 16) == 16 and channel_block(24, 24, 16) == 16
+    assert channel_block(20, 1, 16) is None and channel_block(12, 1, 16) is None
+    assert channel_block(48, 2, 16) is None and channel_block(64, 2, 16) == 16
+    g = Maker()
+    x = g.input("x", 1, 16, 4, 4)
+    y = g("conv", x, g.weight("w", 12, 16, 1, 1), name="y", **POINT)
+    y = g("conv", y, g.weight("v", 16, 12, 3, 3), name="z", **CONV)
+    plan = planned(g.graph(g("reduce_mean", y, axes=(2, 3), keepdims=1)))
+    assert plan.placements["y"] == Placement(NCHW8, HALO)
 
 
 def test_same_bytes() -> None:
