@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from compiler import costs, driver
-from compiler.build import lower_workload
 from compiler.graph.ir import Graph
 from compiler.loops.nest import LoopNest
 from compiler.plan import GraphPlan
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.select import schedule_space
+from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import Target, resolve_target
 from compiler.workload import Workload
 from tuner.statements import statements
@@ -148,4 +147,4 @@ def schedule_facts(task: Task, schedule: Schedule) -> dict[str, Any]:
 
 
 def _nest(workload: Workload, target: Target, threads: int, schedule: Schedule) -> LoopNest:
-    return lower_workload(workload, schedule, target, threads).nest
+    return lower_schedule(workload, schedule, target, threads).nest
