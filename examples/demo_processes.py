@@ -53,17 +53,16 @@ class Processes:
                 )
 
     def stop(self) -> None:
-        """Ask each to end, the last first, and insist after five seconds."""
-        for _, process in reversed(self._running):
+        """Ask each to end, the last one started first, and insist after five seconds."""
+        while self._running:
+            _, process = self._running.pop()
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-        for _, process in reversed(self._running):
             try:
                 process.wait(timeout=5)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        self._running.clear()
 
     def __enter__(self) -> Processes:
         return self
