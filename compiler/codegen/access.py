@@ -41,8 +41,8 @@ class Padding(Enum):
 class Variable:
     """A loop variable over [0, count).
 
-    RUNTIME has an SSA value; a LANE variable stands for `lane // divisor`, and `lanes` is the number
-    of lanes of a whole vector where `count` is that of a ragged last one.
+    RUNTIME has an SSA value; a LANE variable stands for `lane // divisor`, and `lanes` is the
+    number of lanes of a whole vector where `count` is that of a ragged last one.
     """
 
     kind: Kind
@@ -192,7 +192,7 @@ def locate(emitter: Emitter, environment: Environment, load: Load, padding: Padd
 
 
 def _guards(tensor: Tensor, indices: list[Linear], padding: Padding) -> list[Guard]:
-    guards = []
+    guards: list[Guard] = []
     if tensor.space is Space.REGISTER:
         return guards
     for dim, index in enumerate(indices):

@@ -102,13 +102,11 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
                 return values[0]
             negative = emitter.emit(dtype, lanes, f"sub {text} zeroinitializer, %s", *values)
             return _extremum(emitter, Operation.MAX, values[0], negative)
-        case Operation.ABS | Operation.SQRT | Operation.FLOOR | Operation.CEIL | Operation.RINT if (
-            dtype.is_float
-        ):
+        case Operation.ABS | Operation.SQRT | Operation.FLOOR | Operation.CEIL | Operation.RINT:
+            if not dtype.is_float:
+                return values[0]
             name = "fabs" if operation is Operation.ABS else operation.value
             return emitter.call(dtype, lanes, f"llvm.{name}.{suffix(dtype, lanes)}", *values)
-        case Operation.SQRT | Operation.FLOOR | Operation.CEIL | Operation.RINT:
-            return values[0]
         case Operation.SCALE:
             return _scale(emitter, *values)
         case Operation.EXPONENT | Operation.MANTISSA:
@@ -271,9 +269,9 @@ def _scale(emitter: Emitter, x: Value, n: Value) -> Value:
     for part in (half, rest):
         biased = apply(emitter, Operation.ADD, part, emitter.const(bias, integer, lanes))
         shift = emitter.const(mantissa, integer, lanes)
-        bits = emitter.emit(integer, lanes, f"shl {biased.type} %s, %s", biased, shift)
+        shifted = emitter.emit(integer, lanes, f"shl {biased.type} %s, %s", biased, shift)
         power = emitter.emit(
-            dtype, lanes, f"bitcast {bits.type} %s to {type_text(dtype, lanes)}", bits
+            dtype, lanes, f"bitcast {shifted.type} %s to {type_text(dtype, lanes)}", shifted
         )
         x = apply(emitter, Operation.MUL, x, power)
     return x

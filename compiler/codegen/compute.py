@@ -377,11 +377,11 @@ class ComputeLowering:
                 case Cast(value=inner, type=dtype):
                     return cast(self.emitter, visit(inner), dtype)
                 case Tee(value=inner, target=target):
-                    value = visit(inner)
+                    kept = visit(inner)
                     access = memory.resolve_target(self.stage, target, points)
-                    splat = self.emitter.splat(value, points.lanes)
+                    splat = self.emitter.splat(kept, points.lanes)
                     memory.store(self.stage, access, splat, point, points.active(point))
-                    return value
+                    return kept
                 case Reduce():
                     raise ScheduleError("a reduction was left inside an expression")
                 case _:

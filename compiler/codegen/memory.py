@@ -25,7 +25,7 @@ from compiler.codegen.arithmetic import apply, cast, extract_lane
 from compiler.codegen.ssa import Value, element, suffix, type_text
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
-from compiler.loops.expr import Expr, Load, Operation, Space, Tensor, Tee, walk
+from compiler.loops.expr import Expr, Load, Operation, Space, Tensor, walk
 
 if TYPE_CHECKING:
     from compiler.codegen.compute import ComputeLowering

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -32,13 +32,13 @@ def element(dtype: DType) -> str:
     return _ELEMENTS.get(dtype) or f"i{dtype.bytes * 8}"
 
 
-@lru_cache(maxsize=None)
+@cache
 def type_text(dtype: DType, lanes: int) -> str:
     """LLVM's type of a scalar (`lanes` 1) or vector."""
     return element(dtype) if lanes == 1 else f"<{lanes} x {element(dtype)}>"
 
 
-@lru_cache(maxsize=None)
+@cache
 def suffix(dtype: DType, lanes: int) -> str:
     """The type as it stands in the name of an overloaded intrinsic: `v16f32`."""
     name = _SUFFIXES.get(element(dtype), element(dtype))
@@ -67,7 +67,7 @@ class _Scope:
     memo: dict[tuple[str, ...], Value] = field(default_factory=dict)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _literal(value: float, dtype: DType) -> str:
     match dtype:
         case DType.FLOAT32:

@@ -33,8 +33,7 @@ def _merge(problem: Problem, first: Axis, second: Axis) -> Problem | None:
     if first.extent == 1 or second.extent == 1:
         return None
     joint = Axis(f"{first.name}{second.name}", first.extent * second.extent)
-    nodes = [node for node in walk(problem.expr)]
-    accesses = [node for node in nodes if isinstance(node, Load)]
+    accesses = [node for node in walk(problem.expr) if isinstance(node, Load)]
     changed: dict[Load, Load] = {}
     tensors: dict[str, Tensor] = {}
     for load in (*accesses, problem.output):

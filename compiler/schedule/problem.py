@@ -34,7 +34,8 @@ from compiler.workload import Workload
 class Problem:
     """`output[index] = expr` for all values of `axes`.
 
-    Before: relu(add(conv(x, w), b)). After: `max(Reduce(sum, (ic, kh, kw), x[..] * w[..]) + b[d1], 0)`.
+    Before: relu(add(conv(x, w), b)).
+    After: `max(Reduce(sum, (ic, kh, kw), x[..] * w[..]) + b[d1], 0)`.
     """
 
     workload: Workload

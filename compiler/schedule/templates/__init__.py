@@ -17,7 +17,6 @@ from compiler.schedule.space import SubSpace
 from compiler.target import Target
 from compiler.workload import Workload
 
-
 FALLBACK = 0.0
 """Preference of a template that is right for anything and good at little."""
 
@@ -31,7 +30,7 @@ class Template(Protocol):
     def space(
         self, workload: Workload, target: Target, *, threads: int, strict: bool
     ) -> SubSpace | None:
-        """Its knobs for a workload; None where it does not apply, or changes rounding and may not."""
+        """Its knobs for a workload; None where it does not apply or may not change rounding."""
         ...
 
     def preference(self, workload: Workload) -> float:

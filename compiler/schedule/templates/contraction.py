@@ -241,7 +241,7 @@ def _needs_static_taps(found: Contraction) -> bool:
 
 
 def _can_stream_unpacked(found: Contraction) -> bool:
-    """Whether the streamed operand can be read where it is, along the lanes, in place of packing."""
+    """Whether the streamed operand can be read where it is, along the lanes."""
     panel = found.panel
     return panel is not None and panel.tensor.role is Role.INPUT and unit_stride(panel, found.lanes)
 
@@ -446,7 +446,7 @@ def _panel_factors(found: Contraction, load: Load, dim: int, width: int) -> tupl
 
 
 def _packing_stage(found: Contraction, load: Load, width: int, lanes: int) -> _Panels:
-    """A stage that writes an operand made at run time into panels: shared[batch][panel][k][width]."""
+    """A stage that writes a run-time operand into panels: shared[batch][panel][k][width]."""
     if found.window:
         raise ScheduleError("packing at run time is for matrix products")
     batch = tuple(

@@ -40,7 +40,7 @@ _UNROLLED_TAPS = 25
 
 @dataclass(frozen=True)
 class Window:
-    """`lanes` is the vector axis (None: scalars), `tile` and `rows` the axes of the register tile."""
+    """`lanes` is the vector axis (None: scalars); `tile` and `rows` make the register tile."""
 
     problem: Problem
     lanes: Axis | None
@@ -135,17 +135,16 @@ def _taps(found: Window) -> int:
 
 
 def _can_unroll_rows(found: Window) -> bool:
-    return _taps(found) <= _UNROLLED_TAPS and not (found.rows in found.padded)
+    return _taps(found) <= _UNROLLED_TAPS and found.rows not in found.padded
 
 
 def _knobs(found: Window) -> tuple[Knob, ...]:
     tile = found.tile.extent if found.tile else 1
     rows = found.rows.extent if found.rows else 1
     tiles = tuple(t for t in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16) if t <= tile) or (1,)
-    if found.tile in found.padded and found.tile is not None:
-        if _taps(found) > _UNROLLED_TAPS:
-            # Too large to unroll: both window axes are clipped loops over single outputs.
-            tiles = (1,)
+    if found.tile in found.padded and _taps(found) > _UNROLLED_TAPS:
+        # Too large to unroll: both window axes are clipped loops over single outputs.
+        tiles = (1,)
     unrolled = _can_unroll_rows(found)
     heights = tuple(r for r in (1, 2, 3, 4) if r <= rows) if unrolled else (1,)
     return (
