@@ -70,5 +70,5 @@ def _same_bytes(first: np.ndarray, second: np.ndarray) -> bool:
     """Bit for bit: NaN equals itself, and 0.0 is not -0.0."""
     if first is second:
         return True
-    raw = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (first, second)]
-    return bool(np.array_equal(*raw))
+    left, right = (np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (first, second))
+    return bool(np.array_equal(left, right))
