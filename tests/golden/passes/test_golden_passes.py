@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.dtypes import DType
 from compiler.graph.ir import Graph
 from compiler.graph.text import print_graph
 from compiler.passes.algebra import algebra
