@@ -185,6 +185,22 @@ class Drama:
         self.fleet.kill(victim)
         self.seen.add((victim, state))
 
+    def in_flight(self, victim: str, condition: Callable[[], bool]) -> None:
+        """Kill during a lease and wait for what the others make of it.
+
+        Again if it was too early for them: the worker had not fetched the candidates yet.
+        """
+        ends = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            self.wait(RequestState.LEASED)
+            self.kill(victim, "leased")
+            for _ in range(400):
+                if condition():
+                    return
+                time.sleep(0.005)
+            assert time.monotonic() < ends, f"{victim}: it never happened"
+            self.fleet.start_missing()
+
     def queued(self, victim: str) -> None:
         """Requests lie in the queue because there is no worker."""
         self.kill("worker", "any")
@@ -201,17 +217,13 @@ class Drama:
 
     def spooled(self, victim: str) -> None:
         """The worker is done; the service does not know, because it is away."""
-        self.wait(RequestState.LEASED)
-        self.kill("web", "leased")
-        until(self.fleet.spooled, "a result in the spool")
+        self.in_flight("web", self.fleet.spooled)
         if victim != "web":
             self.kill(victim, "spooled")
 
     def done(self, victim: str) -> None:
         """The service has the result; the tuner has not stored the trials, because it is away."""
-        self.wait(RequestState.LEASED)
-        self.kill("tuner", "leased")
-        until(lambda: RequestState.DONE in self.states(), "a result that nobody has taken")
+        self.in_flight("tuner", lambda: RequestState.DONE in self.states())
         if victim != "tuner":
             self.kill(victim, "done")
 
