@@ -102,21 +102,6 @@ def _extremum(operation: Operation) -> Scalar:
     return scalar
 
 
-def _pow(values: Sequence[Expr], _attrs: Attrs) -> Expr:
-    base, exponent = values
-    if isinstance(exponent, Const) and exponent.value in _POWERS:
-        return _POWERS[exponent.value](base)
-    return maths.pow(base, exponent)
-
-
-_POWERS: dict[float, Callable[[Expr], Expr]] = {
-    1.0: lambda x: x,
-    2.0: lambda x: x * x,
-    3.0: lambda x: x * x * x,
-    0.5: maths.sqrt,
-}
-
-
 def _onnx_pow(node: OnnxNode) -> str:
     base, exponent = node.input(0), node.input(1)
     # ONNX lets the exponent have another type; the result has the base's.
@@ -194,7 +179,13 @@ OPERATORS = (
         (OnnxRule("Div", same("div")),),
     ),
     pointwise("mod", 2, _mod_reference, _mod, (OnnxRule("Mod", _onnx_mod),)),
-    pointwise("pow", 2, _pow_reference, _pow, (OnnxRule("Pow", _onnx_pow),)),
+    pointwise(
+        "pow",
+        2,
+        _pow_reference,
+        lambda values, _attrs: maths.pow(*values),
+        (OnnxRule("Pow", _onnx_pow),),
+    ),
     pointwise(
         "max",
         2,
