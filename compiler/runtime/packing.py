@@ -113,7 +113,9 @@ def make_weight(spec: BufferSpec, source: Array) -> Array:
     if spec.einsum:
         matrices = [np.array(matrix, np.float64) for matrix in spec.matrices]
         operands = [*matrices[:1], source.astype(np.float64), *matrices[1:]]
-        value = np.einsum(spec.einsum, *operands, optimize=True)
+        # The matrices are joined first: what is left is one matrix product over the whole weight.
+        path = ["einsum_path", *([(0, 2), (0, 1)] if len(operands) == 3 else [(0, 1)])]
+        value = np.einsum(spec.einsum, *operands, optimize=path)
     if spec.dtype is DType.BFLOAT16 and value.dtype.kind == "f":
         value = to_bfloat16(value)
     return pack(value, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype)
