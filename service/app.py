@@ -11,6 +11,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from service import errors, routes
+from service.body_limit import BodyLimitMiddleware
 from service.metrics import Metrics, MetricsMiddleware
 from service.schemas import ProblemView
 from service.settings import Settings
@@ -41,7 +42,6 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         version=version(),
         summary="A search-based auto-tuning compiler service for ONNX models",
         lifespan=lifespan,
-        max_body_size=settings.max_body_bytes,
         responses={
             status: {
                 "model": ProblemView,
@@ -54,6 +54,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.storage = storage
     app.state.metrics = Metrics()
+    app.add_middleware(BodyLimitMiddleware, limit_bytes=settings.max_body_bytes)
     app.add_middleware(MetricsMiddleware, metrics=app.state.metrics)
     errors.install(app)
     for router in route_modules():

@@ -81,8 +81,18 @@ class MetricsMiddleware:
         try:
             await self._app(scope, receive, sending)
         finally:
-            route = getattr(scope.get("route"), "path", "unmatched")
+            route = _template(scope)
             method = scope["method"]
             self._metrics.requests.labels(method, route, str(status)).inc()
             if route not in _UNTIMED:
                 self._metrics.seconds.labels(method, route).observe(time.perf_counter() - started)
+
+
+def _template(scope: Scope) -> str:
+    """The path with its parameters' names for their values: a label must not grow without end."""
+    if "route" not in scope:
+        return "unmatched"
+    parts = scope["path"].split("/")
+    for name, value in scope.get("path_params", {}).items():
+        parts = [f"{{{name}}}" if part == str(value) else part for part in parts]
+    return "/".join(parts)

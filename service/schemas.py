@@ -53,7 +53,7 @@ class JobRequest(Body):
     numerics: Numerics = "fast"
     trials: int = Field(1000, ge=0, le=10_000_000, description="Most candidates to measure")
     seconds: float | None = Field(
-        None, ge=0, le=30 * 86400, allow_inf_nan=False, description="Most time to tune"
+        None, gt=0, le=30 * 86400, allow_inf_nan=False, description="Most time to tune"
     )
     dims: dict[str, Annotated[int, Field(ge=1, le=1 << 40)]] = Field(
         default_factory=dict, max_length=64, description="Sizes of the model's named dimensions"

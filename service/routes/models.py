@@ -30,8 +30,7 @@ _UPLOAD = {
 }
 
 
-# The limit of models is checked here, chunk by chunk: the application's is for JSON bodies.
-@router.post("/models", status_code=201, openapi_extra=_UPLOAD, max_body_size=1 << 62)
+@router.post("/models", status_code=201, openapi_extra=_UPLOAD)
 async def upload_model(
     request: Request,
     response: Response,

@@ -1,0 +1,211 @@
+"""The command line: what it prints, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from service import cli
+from service.storage import Storage
+
+
+@pytest.fixture(autouse=True)
+def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
+    monkeypatch.delenv("TILEWRIGHT_TOKEN", raising=False)
+    monkeypatch.delenv("TILEWRIGHT_SERVER", raising=False)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """y = relu(x @ w) for a named batch."""
+    weights = np.arange(16, dtype=np.float32).reshape(4, 4) - 8
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["h"], "fc"),
+            helper.make_node("Relu", ["h"], ["y"], "act"),
+        ],
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    path = tmp_path / "tiny.onnx"
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path.write_bytes(made.SerializeToString())
+    return path
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    path = tmp_path / "in.npz"
+    np.savez(path, x=np.ones((2, 4), np.float32))
+    return path
+
+
+def expected() -> Any:
+    weights = np.arange(16, dtype=np.float32).reshape(4, 4) - 8
+    return np.maximum(np.ones((2, 4), np.float32) @ weights, 0)
+
+
+def run(*arguments: object) -> int:
+    return cli.run([str(argument) for argument in arguments])
+
+
+def test_inspect_shows_operators_and_workloads(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("inspect", model, "--dim", "batch=2", "--target", "x86-64-v3") == 0
+    text = capsys.readouterr().out
+    assert "1 matmul" in text
+    assert "MACs" in text
+    assert run("inspect", model, "--dim", "batch=2", "--target", "x86-64-v3", "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["macs"] == 2 * 4 * 4
+
+
+def test_run_computes_the_outputs(model: Path, inputs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.npz"
+    assert run("run", model, "--dim", "batch=2", "--inputs", inputs, "--outputs", out) == 0
+    with np.load(out) as found:
+        np.testing.assert_allclose(found["y"], expected())
+
+
+def test_an_artifact_runs_like_its_model(
+    model: Path, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "artifact", tmp_path / "out.npz"
+    assert run("compile", model, "--dim", "batch=2", "-o", folder) == 0
+    assert "0 of" in capsys.readouterr().out
+    assert (folder / "manifest.json").is_file()
+    assert run("run", folder, "--inputs", inputs, "--outputs", out) == 0
+    with np.load(out) as found:
+        np.testing.assert_allclose(found["y"], expected())
+
+
+def test_tune_fills_the_database_and_a_second_run_spends_nothing(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("tune", model, "--dim", "batch=2", "--trials", "6", "-o", tmp_path / "a")
+    assert run(*arguments) == 0
+    first = capsys.readouterr().out
+    assert "largest error" in first
+    assert run(*arguments[:-2]) == 0
+    assert "; 0 trials" in capsys.readouterr().out
+    assert run("compile", model, "--dim", "batch=2", "-o", tmp_path / "b") == 0
+    assert "(1 of" in capsys.readouterr().out
+
+
+def test_bench_compares_with_onnxruntime(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--dim", "batch=2", "--rounds", "1", "--seconds", "0.01")
+    assert run("bench", model, "--against", "onnxruntime", *arguments) == 0
+    text = capsys.readouterr().out
+    assert "onnxruntime" in text
+    assert "largest error" in text
+
+
+def test_a_token_is_made_with_its_scopes(
+    data_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("token", "ci", "--scope", "read", "--scope", "submit") == 0
+    secret = capsys.readouterr().out.strip()
+    from service.settings import Settings
+
+    storage = Storage.open(Settings())
+    token = storage.tokens.verify(secret)
+    storage.close()
+    assert token is not None
+    assert sorted(token.scopes) == ["read", "submit"]
+
+
+MISTAKES = [
+    (["inspect", "{none}"], 1, "none.onnx"),
+    (["inspect", "{empty}"], 1, "empty"),
+    (["inspect", "{noise}"], 1, "noise.onnx"),
+    (["inspect", "{folder}"], 1, "a folder"),
+    (["inspect", "{model}"], 1, "batch"),
+    (["inspect", "{model}", "--dim", "batch"], 1, "NAME=SIZE"),
+    (["inspect", "{model}", "--dim", "batch=-1"], 1, "NAME=SIZE"),
+    (["inspect", "{model}", "--dim", "batch=2", "--target", "z80"], 1, "z80"),
+    (["tune", "{model}", "--dim", "batch=2", "--trials", "-1"], 2, "trials"),
+    (["tune", "{model}", "--dim", "batch=2", "--seconds", "-1"], 2, "seconds"),
+    (["run", "{model}", "--dim", "batch=2", "--inputs", "{noise}", "--outputs", "o"], 1, "npz"),
+    (["run", "{model}", "--dim", "batch=3", "--inputs", "{in}", "--outputs", "o"], 1, "x"),
+    (["run", "{folder}", "--inputs", "{in}", "--outputs", "o"], 1, "manifest"),
+    (["compile", "{model}", "--dim", "batch=2"], 2, "output"),
+    (["submit", "{model}", "--server", "http://127.0.0.1:9"], 1, "127.0.0.1:9"),
+    (["submit", "{model}", "--server", "nonsense"], 1, "nonsense"),
+    (["jobs", "--cancel"], 1, "JOB"),
+    (["token", "ci", "--scope", "everything"], 1, "everything"),
+    (["no-such-command"], 2, "no-such-command"),
+    (["inspect"], 2, "MODEL"),
+    (["inspect", "{model}", "--no-such-option"], 2, "no-such-option"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "status", "words"), MISTAKES)
+def test_a_mistake_is_one_sentence(
+    arguments: list[str],
+    status: int,
+    words: str,
+    model: Path,
+    inputs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    (tmp_path / "noise.onnx").write_bytes(bytes(range(256)) * 4)
+    names = {
+        "none": tmp_path / "none.onnx",
+        "empty": tmp_path / "empty.onnx",
+        "noise": tmp_path / "noise.onnx",
+        "folder": tmp_path,
+        "model": model,
+        "in": inputs,
+    }
+    assert run(*(argument.format(**names) for argument in arguments)) == status
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert len(error.splitlines()) == 1, error
+    assert words in error
+
+
+def test_a_setting_that_is_wrong_is_named(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_PORT", "many")
+    assert run("jobs") == 1
+    assert "port" in capsys.readouterr().err
+
+
+def test_a_data_folder_that_cannot_be_made_is_named(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "file" / "data"))
+    assert run("compile", model, "--dim", "batch=2", "-o", tmp_path / "a") == 1
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+def test_commands_import_what_they_need_when_they_run() -> None:
+    """Loading the command line loads neither the compiler nor the database."""
+    folder = Path(cli.__file__).parent
+    for path in folder.glob("*.py"):
+        if path.name.endswith("view.py"):
+            continue  # imported by a command that runs
+        tree = ast.parse(path.read_text())
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom):
+                assert node.module is not None
+                ours = node.module.split(".")[0] in ("compiler", "tuner", "db", "service")
+                assert not ours or node.module.startswith("service.cli"), (path.name, node.module)

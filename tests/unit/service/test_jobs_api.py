@@ -1,0 +1,379 @@
+"""Models, jobs, events, artifacts and schedules over HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler.schedule.schedule import Schedule
+from compiler.target import resolve_target
+from db.errors import StorageError, StorageKind
+from db.job_states import JobState
+from db.stores.jobs import JobProgress
+from service.app import create_app
+from service.settings import Settings
+from service.storage import Storage
+from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+
+PROBLEM = "urn:tilewright:problem:"
+
+
+def onnx_bytes(operator: str = "Relu", opset: int = 17) -> bytes:
+    """y = relu(x @ w), with a named batch."""
+    weights = np.ones((4, 4), np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["h"], "fc"),
+            helper.make_node(operator, ["h"], ["y"], "act"),
+        ],
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def upload(client: TestClient, data: bytes | None = None) -> str:
+    answer = client.post("/v1/models", params={"name": "tiny.onnx"}, content=data or onnx_bytes())
+    assert answer.status_code in (200, 201), answer.text
+    digest: str = answer.json()["digest"]
+    return digest
+
+
+def submit(client: TestClient, **changes: Any) -> dict[str, Any]:
+    body = {"model": upload(client), "dims": {"batch": 2}, **changes}
+    answer = client.post("/v1/jobs", json=body)
+    assert answer.status_code == 201, answer.text
+    job: dict[str, Any] = answer.json()
+    return job
+
+
+def problem(answer: Any) -> tuple[int, str, str]:
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    body = answer.json()
+    assert body["status"] == answer.status_code
+    return answer.status_code, body["type"].removeprefix(PROBLEM), body["detail"]
+
+
+# ---- models
+
+
+def test_a_model_is_named_by_its_bytes(client: TestClient) -> None:
+    data = onnx_bytes()
+    first = client.post("/v1/models", params={"name": "a.onnx"}, content=data)
+    second = client.post("/v1/models", params={"name": "b.onnx"}, content=data)
+    assert (first.status_code, second.status_code) == (201, 200)
+    assert first.json() == second.json()
+    digest = first.json()["digest"]
+    assert client.get(f"/v1/models/{digest}/content").content == data
+    assert [model["digest"] for model in client.get("/v1/models").json()] == [digest]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"not a model at all", b"\x00\xff" * 500, onnx_bytes()[:-40]]
+)
+def test_what_is_no_model_is_refused_and_not_kept(
+    client: TestClient, storage: Storage, data: bytes
+) -> None:
+    answer = client.post("/v1/models", params={"name": "bad.onnx"}, content=data)
+    status, slug, detail = problem(answer)
+    assert (status, slug) == (422, "invalid-model")
+    assert "bad.onnx" in detail
+    assert list(storage.blobs.digests()) == []
+
+
+def test_a_model_that_is_too_large_is_refused_with_and_without_a_length(
+    settings: Settings, storage: Storage, owner: str
+) -> None:
+    small = settings.model_copy(update={"max_model_bytes": 1000})
+    with TestClient(create_app(small, storage)) as client:
+        client.headers["Authorization"] = f"Bearer {owner}"
+        told = client.post("/v1/models", content=b"x" * 1001)
+        streamed = client.post("/v1/models", content=iter([b"x" * 600, b"x" * 600]))
+    for answer in (told, streamed):
+        assert problem(answer)[:2] == (413, "too-large")
+    assert list(storage.blobs.digests()) == []
+
+
+def test_a_body_that_is_too_large_is_refused(
+    settings: Settings, storage: Storage, owner: str
+) -> None:
+    small = settings.model_copy(update={"max_body_bytes": 1000})
+    with TestClient(create_app(small, storage)) as client:
+        client.headers["Authorization"] = f"Bearer {owner}"
+        told = client.post("/v1/jobs", json={"model": "x" * 2000})
+        streamed = client.post("/v1/jobs", content=iter([b"{" + b" " * 800, b" " * 800]))
+    for answer in (told, streamed):
+        assert problem(answer)[:2] == (413, "too-large")
+
+
+def test_a_full_disk_is_507(
+    client: TestClient, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("no space is left for blobs", StorageKind.FULL)
+
+    monkeypatch.setattr(type(storage.blobs), "put_stream", full)
+    assert problem(client.post("/v1/models", content=onnx_bytes()))[:2] == (
+        507,
+        "insufficient-storage",
+    )
+
+
+# ---- jobs
+
+
+def test_a_job_is_queued_listed_and_read(client: TestClient) -> None:
+    job = submit(client, trials=5)
+    assert (job["state"], job["final"], job["options"]["trials"]) == ("queued", False, 5)
+    assert client.get(f"/v1/jobs/{job['id']}").json() == job
+    assert [j["id"] for j in client.get("/v1/jobs").json()] == [job["id"]]
+    assert client.get("/v1/jobs", params={"state": "running"}).json() == []
+    assert client.get(f"/v1/jobs/{job['id']}/tasks").json() == []
+
+
+def test_the_same_idempotency_key_is_the_same_job(client: TestClient) -> None:
+    body = {"model": upload(client), "dims": {"batch": 1}}
+    headers = {"Idempotency-Key": "once"}
+    first = client.post("/v1/jobs", json=body, headers=headers).json()
+    second = client.post("/v1/jobs", json=body, headers=headers).json()
+    assert first["id"] == second["id"]
+    assert len(client.get("/v1/jobs").json()) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "slug", "words"),
+    [
+        ({"trials": -1}, "invalid-request", "trials"),
+        ({"seconds": -5}, "invalid-request", "seconds"),
+        ({"seconds": 0}, "invalid-request", "seconds"),
+        ({"threads": 0}, "invalid-request", "threads"),
+        ({"numerics": "loose"}, "invalid-request", "numerics"),
+        ({"dims": {"batch": 0}}, "invalid-request", "dims"),
+        ({"trails": 5}, "invalid-request", "trails"),
+        ({"target": "z80"}, "unknown-target", "z80"),
+        ({"dims": {}}, "invalid-model", "batch"),
+        ({"dims": {"batch": 10**12}}, "invalid-model", ""),
+    ],
+)
+def test_a_wrong_job_is_refused_at_once(
+    client: TestClient, changes: dict[str, Any], slug: str, words: str
+) -> None:
+    body = {"model": upload(client), "dims": {"batch": 1}, **changes}
+    status, found, detail = problem(client.post("/v1/jobs", json=body))
+    assert (status, found) == (422, slug)
+    assert words in detail
+    assert client.get("/v1/jobs").json() == []
+
+
+def test_an_operator_that_is_not_implemented_is_named(client: TestClient) -> None:
+    body = {"model": upload(client, onnx_bytes("NoSuchThing")), "dims": {"batch": 1}}
+    answer = client.post("/v1/jobs", json=body)
+    assert problem(answer)[:2] == (422, "unsupported-operator")
+    assert (answer.json()["operator"], answer.json()["node"]) == ("NoSuchThing", "act")
+
+
+def test_an_opset_from_the_future_is_refused(client: TestClient) -> None:
+    body = {"model": upload(client, onnx_bytes(opset=999)), "dims": {"batch": 1}}
+    status, slug, detail = problem(client.post("/v1/jobs", json=body))
+    assert (status, slug) == (422, "invalid-model")
+    assert "999" in detail
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/jobs/none", "/v1/jobs/none/tasks", "/v1/jobs/none/events", "/v1/jobs/none/artifact"],
+)
+def test_an_unknown_job_is_404(client: TestClient, path: str) -> None:
+    assert problem(client.get(path))[:2] == (404, "not-found")
+
+
+def test_a_queued_job_is_cancelled_at_once_and_twice_is_no_error(client: TestClient) -> None:
+    job = submit(client)
+    path = f"/v1/jobs/{job['id']}/cancel"
+    assert client.post(path).json()["state"] == "cancelled"
+    assert client.post(path).json()["state"] == "cancelled"
+
+
+def test_an_artifact_is_there_once_the_job_has_one(client: TestClient, storage: Storage) -> None:
+    job = submit(client)
+    path = f"/v1/jobs/{job['id']}/artifact"
+    assert problem(client.get(path))[:2] == (409, "no-artifact")
+    claimed = storage.jobs.claim("t", 60)
+    assert claimed is not None
+    claim, _ = claimed
+    storage.jobs.transition(claim, JobState.VERIFYING)
+    digest = storage.blobs.put(b"a tar file")
+    storage.jobs.transition(claim, JobState.SUCCEEDED, artifact_digest=digest, result={})
+    answer = client.get(path)
+    assert answer.content == b"a tar file"
+    assert client.get(path, headers={"Range": "bytes=2-4"}).content == b"tar"
+    assert client.get(f"/v1/jobs/{job['id']}").json()["artifact"] == path
+
+
+# ---- events
+
+
+def events_of(text: str) -> list[tuple[str, str, Any]]:
+    """(id, event, data) of each server-sent event."""
+    found = []
+    for block in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line[1:])
+        if "data" in fields:
+            found.append((fields["id"], fields["event"], json.loads(fields["data"])))
+    return found
+
+
+def finish(storage: Storage, steps: int = 3) -> None:
+    claimed = storage.jobs.claim("t", 60)
+    assert claimed is not None
+    claim, _ = claimed
+    for step in range(steps):
+        storage.jobs.progress(claim, JobProgress(phase="tuning", trials_done=step))
+    storage.jobs.transition(claim, JobState.FAILED, error="for the test")
+
+
+def test_a_stream_replays_everything_and_ends_with_the_job(
+    client: TestClient, storage: Storage
+) -> None:
+    job = submit(client)
+    finish(storage)
+    events = events_of(client.get(f"/v1/jobs/{job['id']}/events").text)
+    assert [int(number) for number, _, _ in events] == list(range(1, len(events) + 1))
+    progress = [data["data"]["trials_done"] for _, kind, data in events if kind == "progress"]
+    assert progress == [0, 1, 2]
+    assert (events[-1][1], events[-1][2]["data"]["state"]) == ("state", "failed")
+
+
+def test_a_stream_goes_on_after_the_last_event_that_came(
+    client: TestClient, storage: Storage
+) -> None:
+    path = f"/v1/jobs/{submit(client)['id']}/events"
+    finish(storage)
+    everything = events_of(client.get(path).text)
+    rest = client.get(path, headers={"Last-Event-ID": everything[2][0]})
+    assert events_of(rest.text) == everything[3:]
+    assert events_of(client.get(path, params={"after": 3}).text) == everything[3:]
+
+
+def test_a_stream_brings_events_as_they_happen(server: Any, storage: Storage) -> None:
+    """Over a socket: the test client would wait for the whole stream."""
+    import urllib.request
+
+    secret = server.settings.token_file.read_text().strip()
+    digest = storage.models.add(onnx_bytes(), "tiny").digest
+    job = storage.jobs.create(digest, "host")
+    later = threading.Timer(0.5, finish, [storage])
+    request = urllib.request.Request(
+        f"{server.url}/v1/jobs/{job.id}/events", headers={"Authorization": f"Bearer {secret}"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as stream:
+        first = stream.readline()
+        later.start()
+        assert b"state" in first
+        rest = stream.read()
+    assert b"for the test" in rest or b"failed" in rest
+    later.join()
+
+
+# ---- schedules
+
+
+def record(workload: str, seconds: float = 1e-5) -> TuningRecord:
+    key = RecordKey(workload, resolve_target("x86-64-v3").key)
+    measurement = Measurement(Status.OK, samples_seconds=(seconds,), max_error=1e-7)
+    return TuningRecord(key, Schedule.of("direct", tile=4), measurement, "trial", "1", "0")
+
+
+def test_a_schedule_is_looked_up_by_its_key(client: TestClient, storage: Storage) -> None:
+    storage.records.add_record(record("a" * 64))
+    query = {"workload": "a" * 64, "target": "x86-64-v3"}
+    found = client.get("/v1/schedules", params=query).json()
+    assert found["schedule"] == {"algorithm": "direct", "choices": {"tile": 4}}
+    assert found["run_seconds"] == 1e-5
+    by_key = client.get("/v1/schedules", params={**query, "target": found["target_key"]})
+    assert by_key.json() == found
+    for wrong in ({"workload": "b" * 64}, {"threads": 2}, {"numerics": "strict"}):
+        assert problem(client.get("/v1/schedules", params={**query, **wrong}))[0] == 404
+
+
+def test_schedules_of_a_list_come_in_its_order(client: TestClient, storage: Storage) -> None:
+    storage.records.add_record(record("a" * 64))
+    body = {"workloads": ["b" * 64, "a" * 64], "target": "x86-64-v3"}
+    found = client.post("/v1/schedules/lookup", json=body).json()
+    assert [entry["record"] is not None for entry in found["schedules"]] == [False, True]
+    assert found["known"] == 1
+
+
+def test_schedules_of_a_whole_model(client: TestClient, storage: Storage) -> None:
+    body = {"model": upload(client), "dims": {"batch": 2}, "target": "x86-64-v3"}
+    before = client.post("/v1/schedules/lookup", json=body).json()
+    assert before["known"] == 0
+    assert before["schedules"]
+    storage.records.add_record(record(before["schedules"][0]["workload_key"]))
+    assert client.post("/v1/schedules/lookup", json=body).json()["known"] == 1
+    for wrong in ({}, {"model": body["model"], "workloads": []}):
+        assert problem(client.post("/v1/schedules/lookup", json=wrong))[0] == 422
+    unknown = client.post("/v1/schedules/lookup", json={**body, "model": "0" * 64})
+    assert problem(unknown)[0] == 404
+
+
+# ---- what is not a route, and bugs
+
+
+def test_unknown_paths_and_methods_are_problems(client: TestClient) -> None:
+    assert problem(client.get("/v1/none"))[:2] == (404, "not-found")
+    assert problem(client.put("/v1/jobs"))[:2] == (405, "method-not-allowed")
+    assert problem(client.post("/v1/jobs", content=b"{"))[:2] == (422, "invalid-request")
+
+
+def test_a_bug_is_a_problem_without_its_traceback(
+    client: TestClient, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(type(storage.jobs), "list", broken)
+    answer = client.get("/v1/jobs")
+    assert problem(answer)[:2] == (500, "internal-error")
+    assert "secret" not in answer.text
+
+
+def test_a_locked_database_says_when_to_try_again(
+    client: TestClient, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(*_: object, **__: object) -> None:
+        raise StorageError("the database is locked", StorageKind.LOCKED)
+
+    monkeypatch.setattr(type(storage.jobs), "list", locked)
+    answer = client.get("/v1/jobs")
+    assert problem(answer)[:2] == (503, "storage-unavailable")
+    assert answer.headers["retry-after"] == "1"
+
+
+def test_metrics_count_requests_by_route(client: TestClient) -> None:
+    job = submit(client)
+    client.get(f"/v1/jobs/{job['id']}")
+    text = client.get("/v1/metrics").text
+    wanted = 'tilewright_http_requests_total{method="GET",route="/v1/jobs/{job_id}",status="200"} 1'
+    assert wanted in text
+    assert 'tilewright_jobs_open{state="queued"} 1.0' in text
+    assert job["id"] not in text
+
+
+def test_the_data_folder_holds_what_was_uploaded(settings: Settings, client: TestClient) -> None:
+    upload(client)
+    files = [p for p in Path(settings.blob_folder).rglob("*") if p.is_file()]
+    assert len(files) == 1
+    assert time.time() - files[0].stat().st_mtime < 60
