@@ -1,0 +1,88 @@
+"""Random workloads under random schedules of every template give the NumPy answer, or ScheduleError.
+
+Compiled, at every vector width of the machine, with each buffer against a guard page (reads and
+writes out of bounds die), outputs poisoned (what is not written shows), stages run in random pieces
+of their parallel loops.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+
+from compiler.errors import ScheduleError
+from compiler.ops.interpret import run_graph
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import schedule_space
+from compiler.schedule.space import SubSpace
+from compiler.schedule.templates import templates
+from compiler.target import Target
+from compiler.workload import Workload
+from tests.differential.workloads import FAMILIES, Case, Random
+from tests.kernels import WIDTHS, run_workload, width
+
+CASES = 6
+"""Workloads of a family at each width."""
+
+# What rounds to nothing in exact arithmetic is compared for equality. Otherwise, relative to the
+# largest element: a sum of K <= 1600 terms in any order is within K * 2**-24 of it (1e-4), in
+# practice within sqrt(K) * 2**-24 = 2.4e-6; functions of `maths` are within 2 units in the last
+# place and softmax divides two such results. 1e-5 leaves room and is far from any wrong index.
+ROUNDING = 1e-5
+# F(m, 3) transforms inputs and outputs by matrices whose norms grow with m; the error of the result
+# grows with their product, squared in two dimensions. Largest seen over 500 random cases, relative
+# to the largest element: 1e-6, 2e-5, 5e-5. A wrong tap or tile is 1e-2 or more.
+WINOGRAD = {2: 1e-5, 4: 1e-4, 6: 3e-4}
+
+
+def seeded(*parts: object) -> Random:
+    return np.random.default_rng(zlib.crc32(" ".join(map(str, parts)).encode()))
+
+
+def spaces(workload: Workload, target: Target) -> list[SubSpace]:
+    """The subspaces of every template that applies, the fallback too."""
+    found = [t.space(workload, target, threads=1, strict=False) for t in templates()]
+    return [space for space in found if space is not None]
+
+
+def any_choice(space: SubSpace, random: Random) -> Schedule:
+    """Any value for each knob: mostly outside of the space, as a hand-written schedule may be."""
+    choices = {k.name: k.values[int(random.integers(len(k.values)))] for k in space.knobs}
+    return Schedule.of(space.algorithm, **choices)
+
+
+def check(case: Case, schedule: Schedule, target: Target, random: Random) -> None:
+    graph = case.workload.graph
+    inputs = dict(zip(graph.inputs, case.arrays, strict=True))
+    (expected,) = run_graph(graph, inputs, float64=True)
+    got = run_workload(case.workload, schedule, target, case.arrays, random)
+    winograd = schedule.algorithm == "winograd"
+    if case.exact and not winograd:
+        np.testing.assert_array_equal(got, expected.astype(got.dtype), str(schedule))
+        return
+    tolerance = WINOGRAD[schedule.integer("outputs")] if winograd else ROUNDING
+    atol = tolerance * max(1.0, float(np.abs(expected).max(initial=0)))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=atol, err_msg=str(schedule))
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_schedules(family: str, bits: int) -> None:
+    target = width(bits)
+    for number in range(CASES):
+        random = seeded(family, bits, number)
+        case = FAMILIES[family](random, bits // 32)
+        found = spaces(case.workload, target)
+        assert found, "no template applies"
+        assert schedule_space(case.workload, target).default() in [s.default for s in found]
+        for space in found:
+            points = space.points
+            check(case, space.default, target, random)
+            if points:
+                check(case, points[int(random.integers(len(points)))], target, random)
+            try:
+                check(case, any_choice(space, random), target, random)
+            except ScheduleError:
+                continue

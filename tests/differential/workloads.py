@@ -1,0 +1,375 @@
+"""Random workloads of every kind that the templates take, with inputs.
+
+Inputs of linear workloads are small integers. Their sums of products are exact in float32 (below
+2**24 in any order), so that any other result is a bug and no tolerance is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.graph.ir import AttrValue
+from compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from compiler.workload import Halo, Workload
+from tests.graphs import Maker
+from tests.kernels import as_workload
+
+Array = np.ndarray[Any, Any]
+Random = np.random.Generator
+Places = dict[str, tuple[Layout, Halo]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload, the arrays of its inputs, and whether its result is exact in float32."""
+
+    workload: Workload
+    arrays: tuple[Array, ...]
+    exact: bool
+
+
+def pick(random: Random, *values: Any) -> Any:
+    return values[int(random.integers(len(values)))]
+
+
+def extent(random: Random, low: int, high: int) -> int:
+    """Odd sizes as likely as round ones."""
+    return int(random.integers(low, high + 1))
+
+
+def case(
+    make: Maker,
+    output: str,
+    random: Random,
+    weights: tuple[str, ...] = (),
+    places: Places | None = None,
+    *,
+    exact: bool = True,
+) -> Case:
+    graph = make.graph(output)
+    arrays = []
+    for name in graph.inputs:
+        kind = graph.types[name]
+        if kind.dtype is DType.BOOL:
+            array = random.integers(0, 2, kind.shape)
+        elif exact or not kind.dtype.is_float:
+            array = random.integers(-4, 5, kind.shape)
+        else:
+            array = random.standard_normal(kind.shape)
+        arrays.append(array.astype(kind.dtype.numpy))
+    return Case(as_workload(graph, weights, places), tuple(arrays), exact)
+
+
+def epilogue(make: Maker, value: str, random: Random, places: Places) -> tuple[str, list[str]]:
+    """Up to two elementwise operators behind an anchor; exact ones. Returns weights it added."""
+    shape, weights = make.types[value].shape, []
+    place = places.get("out", (ROW_MAJOR, ()))
+    if random.integers(3) == 0:
+        other = make.input("residual", *shape)
+        places["residual"] = (place[0], ())
+        value = make("add", value, other)
+    if random.integers(3) == 0:
+        per_channel = (shape[1], *(1,) * (len(shape) - 2)) if len(shape) > 2 else shape[-1:]
+        weights.append(make.input("scale", *per_channel))
+        value = make("mul", value, "scale")
+    if random.integers(2):
+        value = make(pick(random, "relu", "neg", "abs"), value)
+    return value, weights
+
+
+def placed(
+    random: Random, lanes: int, channels: int, rank: int, pads: tuple[int, ...]
+) -> tuple[Layout, Halo]:
+    """Blocked where channels allow, a halo of at least the padding or none."""
+    layout = blocked(rank, 1, lanes) if channels % lanes == 0 and random.integers(4) else ROW_MAJOR
+    halo: Halo = ()
+    if random.integers(3):
+        more = int(random.integers(2))
+        rest = rank - 2
+        halo = ((0, 0), (0, 0), *((pads[d] + more, pads[d + rest] + more) for d in range(rest)))
+    return layout, halo
+
+
+def convolution(random: Random, lanes: int) -> Case:
+    rank = pick(random, 2, 2, 2, 1, 3)
+    group = pick(random, 1, 1, 1, 2)
+    some = lanes * pick(random, 1, 2) if random.integers(3) else extent(random, 1, 21)
+    channels = group * (extent(random, 1, 5) if random.integers(4) == 0 else some)
+    filters = group * (
+        lanes * pick(random, 1, 2, 3) if random.integers(3) else extent(random, 1, 40)
+    )
+    kernel = tuple(
+        pick(random, 1, 2, 3, 3, 5) if rank < 3 else pick(random, 1, 3) for _ in range(rank)
+    )
+    if random.integers(3) == 0:
+        kernel = (1,) * rank
+    strides = tuple(pick(random, 1, 1, 2) for _ in range(rank))
+    dilations = tuple(pick(random, 1, 1, 1, 2) for _ in range(rank))
+    size = tuple(extent(random, 5 if rank < 3 else 4, 14 if rank < 3 else 6) for _ in range(rank))
+    size = tuple(max(s, d * (k - 1) + 1) for s, d, k in zip(size, dilations, kernel, strict=True))
+    pads = tuple(int(random.integers(0, k)) for k in (*kernel, *kernel))
+    return _convolve(
+        random, lanes, channels, filters, kernel, strides, dilations, size, pads, group
+    )
+
+
+def winograd(random: Random, lanes: int) -> Case:
+    """3x3 in blocked channels with a halo: every algorithm for convolutions applies."""
+    make = Maker()
+    channels, filters = lanes * pick(random, 1, 2), lanes * pick(random, 1, 2, 3)
+    batch, height, width = pick(random, 1, 2), extent(random, 2, 15), extent(random, 2, 15)
+    x = make.input("x", batch, channels, height, width)
+    w = make.input("w", filters, channels, 3, 3)
+    attrs: dict[str, AttrValue] = {
+        "strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1,
+    }  # fmt: skip
+    places: Places = {
+        "x": (blocked(4, 1, lanes), ((0, 0), (0, 0), (1, 1), (1, 1))),
+        "out": (blocked(4, 1, lanes), pick(random, (), ((0, 0), (0, 0), (1, 1), (1, 1)))),
+    }
+    value = make("conv", x, w, make.input("b", filters), **attrs)
+    value, more = epilogue(make, value, random, places)
+    return case(make, value, random, ("w", "b", *more), _named(places, value))
+
+
+def depthwise(random: Random, lanes: int) -> Case:
+    channels = lanes * pick(random, 1, 2) if random.integers(3) else extent(random, 2, 20)
+    kernel = pick(random, (3, 3), (5, 5), (3, 1), (2, 3))
+    strides = pick(random, (1, 1), (2, 2), (1, 2))
+    size = (extent(random, 5, 13), extent(random, 5, 13))
+    pads = tuple(int(random.integers(0, k)) for k in (*kernel, *kernel))
+    return _convolve(
+        random, lanes, channels, channels, kernel, strides, (1, 1), size, pads, channels
+    )
+
+
+def _convolve(
+    random: Random,
+    lanes: int,
+    channels: int,
+    filters: int,
+    kernel: tuple[int, ...],
+    strides: tuple[int, ...],
+    dilations: tuple[int, ...],
+    size: tuple[int, ...],
+    pads: tuple[int, ...],
+    group: int,
+) -> Case:
+    make, batch, rank = Maker(), pick(random, 1, 1, 2), len(size) + 2
+    x = make.input("x", batch, channels, *size)
+    w = make.input("w", filters, channels // group, *kernel)
+    operands = [x, w]
+    if random.integers(2):
+        operands.append(make.input("b", filters))
+    value = make("conv", *operands, strides=strides, pads=pads, dilations=dilations, group=group)
+    inner = channels // group if group < channels else channels
+    outer = filters // group if group < channels else filters
+    places = {"x": placed(random, lanes, inner, rank, pads)}
+    places["out"] = placed(random, lanes, outer, rank, (1,) * len(pads))
+    value, more = epilogue(make, value, random, places)
+    return case(make, value, random, ("w", "b", *more), _named(places, value))
+
+
+def _named(places: Places, output: str) -> Places:
+    return {output if name == "out" else name: place for name, place in places.items()}
+
+
+def matmul(random: Random, lanes: int) -> Case:
+    make = Maker()
+    m = pick(random, 1, extent(random, 2, 40))
+    n, k = extent(random, 1, 70), extent(random, 1, 40)
+    batch = pick(random, (), (), (3,), (2, 3))
+    constant = bool(random.integers(2))
+    shape: tuple[int, ...] = (k, n) if constant else (*batch, k, n)
+    turned = bool(random.integers(2))
+    a = make.input("a", *batch, m, k)
+    if turned:
+        b = make.input("b", *shape[:-2], n, k)
+        rank = len(shape)
+        b = make("transpose", b, perm=(*range(rank - 2), rank - 1, rank - 2))
+    else:
+        b = make.input("b", *shape)
+    operands = [a, b]
+    if random.integers(2):
+        operands.append(make.input("bias", n))
+    value = make("matmul", *operands)
+    value, more = epilogue(make, value, random, {})
+    if random.integers(4) == 0:
+        rank = len(make.types[value].shape)
+        value = make("transpose", value, perm=(*range(rank - 2), rank - 1, rank - 2))
+    weights = ("bias", *more, *(("b",) if constant else ()))
+    return case(make, value, random, weights)
+
+
+def pool(random: Random, lanes: int) -> Case:
+    make = Maker()
+    channels = lanes * pick(random, 1, 2) if random.integers(2) else extent(random, 1, 20)
+    kernel = pick(random, (2, 2), (3, 3), (3, 2), (6, 6), (1, 3))
+    size = tuple(extent(random, max(k, 5), 14) for k in kernel)
+    pads = tuple(int(random.integers(0, k)) for k in (*kernel, *kernel))
+    x = make.input("x", pick(random, 1, 2), channels, *size)
+    kind = pick(random, "max_pool", "max_pool", "average_pool")
+    attrs: dict[str, AttrValue] = {
+        "kernel": kernel, "strides": pick(random, (1, 1), (2, 2), (2, 1)), "pads": pads,
+        "dilations": (1, 1),
+    }  # fmt: skip
+    if kind == "average_pool":
+        attrs["count_include_pad"] = 1
+    value = make(kind, x, **attrs)
+    places = {"x": placed(random, lanes, channels, 4, pads)}
+    places["out"] = placed(random, lanes, channels, 4, (1,) * 4)
+    return case(make, value, random, (), _named(places, value), exact=kind == "max_pool")
+
+
+def normalisation(random: Random, lanes: int) -> Case:
+    make = Maker()
+    shape = tuple(extent(random, 1, 40) for _ in range(pick(random, 1, 2, 3)))
+    x = make.input("x", *shape)
+    axis = int(random.integers(len(shape)))
+    kind = pick(random, "softmax", "log_softmax", "layer_norm", "lrn")
+    if kind == "layer_norm":
+        value = make(
+            "layer_norm", x, make.input("s", *shape[axis:]), make.input("t", *shape[axis:]),
+            axis=axis, epsilon=1e-5,
+        )  # fmt: skip
+        return case(make, value, random, ("s", "t"), exact=False)
+    if kind == "lrn":
+        make = Maker()
+        channels = lanes if random.integers(2) else extent(random, 3, 20)
+        x = make.input("x", 1, channels, extent(random, 1, 6), extent(random, 1, 6))
+        value = make("lrn", x, size=pick(random, 3, 5), alpha=0.5, beta=0.75, bias=1.5)
+        blocks = channels % lanes == 0 and random.integers(2)
+        place = (blocked(4, 1, lanes) if blocks else ROW_MAJOR, ())
+        return case(make, value, random, (), {x: place, value: place}, exact=False)
+    return case(make, make(kind, x, axis=axis), random, exact=False)
+
+
+def reduction(random: Random, lanes: int) -> Case:
+    make = Maker()
+    rank = pick(random, 1, 2, 3, 4)
+    shape = tuple(extent(random, 1, 40 if d == rank - 1 else 9) for d in range(rank))
+    dtype = pick(random, DType.FLOAT32, DType.FLOAT32, DType.INT32, DType.INT64, DType.FLOAT64)
+    x = make.input("x", *shape, dtype=dtype)
+    count = extent(random, 1, rank)
+    axes = tuple(sorted(int(a) for a in random.permutation(rank)[:count]))
+    kind = pick(random, "reduce_sum", "reduce_max", "reduce_min")
+    if random.integers(2):
+        x = make("abs", x)
+    value = make(kind, x, axes=axes, keepdims=int(random.integers(2)))
+    if random.integers(2) and make.types[value].shape:
+        value = make("neg", value)
+    return case(make, value, random)
+
+
+def elementwise(random: Random, lanes: int) -> Case:
+    make = Maker()
+    rank = pick(random, 1, 2, 3, 4)
+    shape = tuple(extent(random, 1, 30 if d == rank - 1 else 9) for d in range(rank))
+    dtype = pick(
+        random, DType.FLOAT32, DType.FLOAT32, DType.FLOAT32, DType.INT32, DType.INT64,
+        DType.FLOAT64, DType.INT8, DType.UINT8, DType.INT16,
+    )  # fmt: skip
+    value = make.input("x0", *shape, dtype=dtype)
+    for number in range(1, extent(random, 2, 4)):
+        kept = tuple(e if random.integers(3) else 1 for e in shape)
+        other = make.input(f"x{number}", *kept[int(random.integers(rank)) :], dtype=dtype)
+        # small numbers: products of four stay within every type but int8, which wraps alike
+        value = make(pick(random, "add", "sub", "mul", "max", "min"), value, other)
+    if random.integers(4) == 0:
+        other = make.input("y", *make.types[value].shape, dtype=dtype)
+        value = make("where", make(pick(random, "less", "equal"), value, other), value, other)
+    if random.integers(4) == 0:
+        value = make("cast", value, to=pick(random, "float32", "int32", "bool"))
+    return case(make, value, random)
+
+
+def movement(random: Random, lanes: int) -> Case:
+    make = Maker()
+    rank = pick(random, 2, 3, 4)
+    shape = tuple(extent(random, 1, 23 if rank < 4 else 12) for _ in range(rank))
+    value = make.input("x", *shape, dtype=pick(random, DType.FLOAT32, DType.FLOAT32, DType.INT64))
+    if random.integers(2):
+        steps = tuple(pick(random, 1, 1, 2, -1) for _ in shape)
+        sizes = tuple(extent(random, 1, -(-e // abs(s))) for e, s in zip(shape, steps, strict=True))
+        starts = []
+        for e, s, n in zip(shape, steps, sizes, strict=True):
+            reach = abs(s) * (n - 1)
+            low = int(random.integers(0, e - reach))
+            starts.append(low + reach if s < 0 else low)
+        value = make("slice", value, starts=tuple(starts), sizes=sizes, steps=steps)
+    if random.integers(4):
+        value = make("transpose", value, perm=tuple(map(int, random.permutation(rank))))
+    if random.integers(3) == 0 or not make.nodes:
+        value = make("neg", value)
+    return case(make, value, random)
+
+
+def relayout(random: Random, lanes: int) -> Case:
+    make = Maker()
+    channels = lanes * pick(random, 1, 2, 3)
+    x = make.input("x", pick(random, 1, 2), channels, extent(random, 1, 14), extent(random, 1, 14))
+    value = make("identity", x)
+    if random.integers(3) == 0:
+        value = make("relu", value)
+    pads = tuple(int(p) for p in random.integers(0, 3, 4))
+    places = {x: placed(random, lanes, channels, 4, (1, 1, 1, 1))}
+    places[value] = placed(random, lanes, channels, 4, pads)
+    return case(make, value, random, (), places)
+
+
+def pieces(random: Random, lanes: int) -> Case:
+    make = Maker()
+    rank = pick(random, 2, 3, 4)
+    shape = [extent(random, 1, 12) for _ in range(rank)]
+    if random.integers(2):
+        axis = int(random.integers(rank))
+        parts = []
+        for number in range(extent(random, 2, 4)):
+            shape[axis] = extent(random, 1, 12)
+            parts.append(make.input(f"x{number}", *shape))
+        return case(make, make("concat", *parts, axis=axis), random)
+    pads = tuple(int(p) for p in random.integers(0, 4, 2 * rank))
+    value = make("pad", make.input("x", *shape), pads=pads, value=pick(random, 0.0, -1.5))
+    return case(make, value, random)
+
+
+def blocked_pieces(random: Random, lanes: int) -> Case:
+    make = Maker()
+    size = (extent(random, 1, 9), extent(random, 1, 9))
+    place = (blocked(4, 1, lanes), ())
+    names = [
+        make.input(f"x{n}", 1, lanes * pick(random, 1, 2), *size) for n in range(pick(random, 2, 3))
+    ]
+    value = make("concat", *names, axis=1)
+    halo = pick(random, (), ((0, 0), (0, 0), (1, 1), (2, 1)))
+    places: Places = {**dict.fromkeys(names, place), value: (place[0], halo)}
+    return case(make, value, random, (), places)
+
+
+def gather(random: Random, lanes: int) -> Case:
+    make = Maker()
+    rank = pick(random, 1, 2, 3)
+    shape = tuple(extent(random, 1, 20) for _ in range(rank))
+    data = make.input("data", *shape)
+    index = make.input(
+        "index", *(extent(random, 1, 9) for _ in range(pick(random, 1, 2))),
+        dtype=pick(random, DType.INT64, DType.INT32),
+    )  # fmt: skip
+    value = make("gather", data, index, axis=int(random.integers(rank)))
+    if random.integers(3) == 0:
+        value = make("relu", value)
+    return case(make, value, random)
+
+
+FAMILIES: dict[str, Callable[[Random, int], Case]] = {
+    f.__name__: f
+    for f in (
+        convolution, winograd, depthwise, matmul, pool, normalisation, reduction, elementwise,
+        movement, relayout, pieces, blocked_pieces, gather,
+    )
+}  # fmt: skip

@@ -1,0 +1,234 @@
+"""Running generated kernels in tests: every buffer between guard pages, stages in random pieces.
+
+A kernel runs in a child process over shared memory, so that an access outside of a buffer kills
+that child and fails one test. Vectors may read up to the end of an aligned line of 64 bytes that
+holds an element (such a read cannot cross a page); everything else around a buffer is out of
+bounds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from compiler.build import build_kernel
+from compiler.codegen.lower import lower_nest, scratch_layout, stage_extent, stage_symbol
+from compiler.codegen.object import JitLibrary, emit_object, load_objects
+from compiler.graph.ir import Graph
+from compiler.loops.layout import ROW_MAJOR, Layout
+from compiler.loops.nest import LoopNest
+from compiler.runtime.kernel import Role
+from compiler.runtime.packing import make_weight, pack, unpack
+from compiler.schedule.schedule import Schedule
+from compiler.target import Target, resolve_target
+from compiler.workload import Boundary, Halo, Workload
+
+Array = np.ndarray[Any, Any]
+Numbers = np.random.Generator
+
+HOST = resolve_target("host")
+WIDTHS = tuple(bits for bits in (128, 256, 512) if bits <= HOST.vector_bits)
+"""Vector widths that this machine runs."""
+
+LINE = 64
+_PROT_NONE = 0
+_POISON = 0xFF
+"""Bytes of a NaN in every float type, and of -1 in integers."""
+_STAGE = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
+)
+
+
+def width(bits: int) -> Target:
+    """The host with vectors of this many bits."""
+    return resolve_target(f"host:{bits}")
+
+
+class Guarded:
+    """`size` poisoned bytes, aligned to 64, against an inaccessible page.
+
+    `late` puts the end (rounded up to a line) against the page behind, else the start against the
+    page before. What lies between is poison, which `check` expects to find untouched.
+    """
+
+    def __init__(self, size: int, *, late: bool) -> None:
+        page = mmap.PAGESIZE
+        lines = -(-max(size, 1) // LINE) * LINE
+        inside = -(-lines // page) * page
+        self._map = mmap.mmap(-1, inside + 2 * page)
+        whole = np.frombuffer(self._map, np.uint8)
+        address = whole.ctypes.data
+        for guard in (address, address + page + inside):
+            if ctypes.CDLL(None).mprotect(ctypes.c_void_p(guard), page, _PROT_NONE):
+                raise OSError("mprotect failed")
+        self._inside = whole[page : page + inside]
+        self._inside[:] = _POISON
+        self._start = inside - lines if late else 0
+        self._size = size
+
+    @property
+    def bytes(self) -> Array:
+        return self._inside[self._start : self._start + self._size]
+
+    def check(self, name: str) -> None:
+        before = self._inside[: self._start]
+        after = self._inside[self._start + self._size :]
+        assert (before == _POISON).all(), f"'{name}': written before its start"
+        assert (after == _POISON).all(), f"'{name}': written behind its end"
+
+
+def in_child(work: Callable[[], None]) -> None:
+    """Run in a forked process, which may die of what it touches.
+
+    Raises:
+        AssertionError: if it did.
+    """
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, f"the kernel died of signal {os.WTERMSIG(status)}: an access out of bounds"
+
+
+def ranges(extent: int, random: Numbers | None) -> list[tuple[int, int]]:
+    """[0, extent) as one range; with random numbers, in pieces and in any order."""
+    if random is None or extent < 2:
+        return [(0, extent)]
+    cuts = random.integers(0, extent + 1, int(random.integers(1, 4)))
+    edges = sorted({0, extent, *map(int, cuts)})
+    pieces = list(pairwise(edges))
+    random.shuffle(pieces)
+    return pieces
+
+
+@dataclass(slots=True)
+class Arena:
+    """The buffers of one run, and a fresh scratch block for every piece of a stage."""
+
+    contents: Sequence[Array | int]
+    """Bytes to begin with, or (outputs) a number of bytes."""
+    names: Sequence[str]
+    random: Numbers
+    guarded: list[Guarded] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for content in self.contents:
+            size = content if isinstance(content, int) else content.nbytes
+            block = Guarded(size, late=bool(self.random.integers(0, 4)))
+            if not isinstance(content, int):
+                block.bytes[:] = content.reshape(-1).view(np.uint8)
+            self.guarded.append(block)
+
+    def run(
+        self,
+        library: JitLibrary,
+        stages: Sequence[tuple[str, int]],
+        scratch_bytes: int,
+        *,
+        split: bool,
+    ) -> None:
+        functions = [_STAGE(library.address(symbol)) for symbol, _ in stages]
+        pieces = [ranges(extent, self.random if split else None) for _, extent in stages]
+        scratch = [Guarded(scratch_bytes, late=True) for part in pieces for _ in part]
+        pointers = (ctypes.c_void_p * len(self.guarded))(
+            *[block.bytes.ctypes.data for block in self.guarded]
+        )
+
+        def work() -> None:
+            blocks = iter(scratch)
+            for function, part in zip(functions, pieces, strict=True):
+                for low, high in part:
+                    function(pointers, next(blocks).bytes.ctypes.data, None, low, high)
+
+        in_child(work)
+        for name, block in zip(self.names, self.guarded, strict=True):
+            block.check(name)
+        for block in scratch:
+            block.check("scratch")
+        for content, name, block in zip(self.contents, self.names, self.guarded, strict=True):
+            if not isinstance(content, int):
+                same = np.array_equal(block.bytes, content.reshape(-1).view(np.uint8))
+                assert same, f"'{name}' is an input and was written"
+
+
+def run_nest_code(
+    nest: LoopNest, target: Target, *inputs: Array, random: Numbers | None = None
+) -> Array:
+    """The last buffer of a nest in its physical form; `inputs` are the others, physical too.
+
+    With random numbers, parallel loops run in pieces.
+    """
+    library = load_objects([emit_object(lower_nest(nest, target), target)])
+    output = nest.buffers[-1]
+    contents = [*map(np.ascontiguousarray, inputs), output.bytes]
+    names = [tensor.name for tensor in nest.buffers]
+    arena = Arena(contents, names, random or np.random.default_rng(0))
+    stages = [(stage_symbol(nest, n), stage_extent(s)) for n, s in enumerate(nest.stages)]
+    arena.run(library, stages, scratch_layout(nest)[1], split=random is not None)
+    result = arena.guarded[-1].bytes.copy().view(output.dtype.numpy)
+    library.close()
+    return result
+
+
+def run_workload(
+    workload: Workload,
+    schedule: Schedule,
+    target: Target,
+    arrays: Sequence[Array],
+    random: Numbers,
+    threads: int = 1,
+) -> Array:
+    """The logical output of a compiled schedule; its halo must come out as zeros.
+
+    Raises:
+        ScheduleError: if the schedule does not fit.
+    """
+    built = build_kernel(workload, schedule, target, threads)
+    contents: list[Array | int] = []
+    for spec in built.spec.buffers:
+        match spec.role:
+            case Role.INPUT:
+                layout, array = spec.parsed_layout(), arrays[spec.source]
+                contents.append(pack(array, spec.shape, layout, spec.halo, spec.dtype))
+            case Role.WEIGHT:
+                contents.append(make_weight(spec, arrays[spec.source]))
+            case Role.SHARED | Role.OUTPUT:
+                contents.append(spec.bytes)
+    library = load_objects([built.object])
+    arena = Arena(contents, [spec.name for spec in built.spec.buffers], random)
+    stages = [(stage.symbol, stage.extent) for stage in built.spec.stages]
+    arena.run(library, stages, built.spec.scratch_bytes, split=True)
+    library.close()
+    spec = built.spec.buffers[-1]
+    raw = arena.guarded[-1].bytes.copy()
+    result = unpack(raw, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype)
+    if spec.halo:
+        again = pack(result, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype)
+        np.testing.assert_array_equal(raw.view(spec.dtype.numpy), again, "the halo is not zero")
+    return result
+
+
+def as_workload(
+    graph: Graph,
+    constants: Sequence[str] = (),
+    places: Mapping[str, tuple[Layout, Halo]] | None = None,
+) -> Workload:
+    """A whole graph as a workload; `constants` are the inputs that are weights."""
+    given = places or {}
+
+    def boundary(value: str) -> Boundary:
+        layout, halo = given.get(value, (ROW_MAJOR, ()))
+        return Boundary(graph.types[value], layout, halo, constant=value in constants)
+
+    inputs = tuple(boundary(value) for value in graph.inputs)
+    return Workload(graph, inputs, boundary(graph.outputs[0]))
