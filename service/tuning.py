@@ -98,6 +98,7 @@ def random_arrays(
     rng = np.random.default_rng(seed)
     inputs: dict[str, np.ndarray] = {}
     for name, (shape, dtype) in ports.items():
+        values: np.ndarray
         if dtype.is_float:
             values = rng.standard_normal(shape, dtype=np.float32)
         else:

@@ -48,10 +48,10 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout = None
         return 0
     except Exception as error:
-        sentence = _known(error)
-        if sentence is None:
+        known = _known(error)
+        if known is None:
             raise
-        _complain(sentence)
+        _complain(known)
         return 1
 
 

@@ -109,8 +109,9 @@ def run(
     executable = _executable(model, threads, numerics, parse_dims(dim))
     results = executable.run(arrays)
     names = [port.name for port in executable.program.outputs]
+    arrays = dict(zip(names, results, strict=True))
     with outputs.open("wb") as file:
-        np.savez(file, **dict(zip(names, results, strict=True)))
+        np.savez(file, allow_pickle=False, **arrays)
     out = console()
     for name, array in zip(names, results, strict=True):
         out.print(f"{name}: {array.dtype} {array.shape}", soft_wrap=True, markup=False)

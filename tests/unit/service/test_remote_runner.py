@@ -1,0 +1,151 @@
+"""The tuner's runner over the queue: submit, poll, take over from a killed process."""
+
+from __future__ import annotations
+
+import pytest
+
+from db.stores.leases import LeaseStore, RequestState
+from service.remote_runner import Interrupted, RemoteRunner
+from service.storage import Storage
+from tuner.cancel import CancelToken
+from tuner.measure.measurement import Measurement, RecordKey, Status
+from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult, digest_bytes
+
+TARGET = "t" * 64
+REFERENCE = b"expected"
+
+
+@pytest.fixture
+def job(storage: Storage) -> str:
+    model = storage.models.add(b"model", "m")
+    return storage.jobs.create(model.digest, "host").id
+
+
+def make(name: str) -> tuple[MeasureRequest, dict[str, bytes]]:
+    library = f"library {name}".encode()
+    request = MeasureRequest(
+        request_id=name,
+        key=RecordKey("w" * 64, TARGET),
+        candidates=(Candidate(f"{name}-trial", {"algorithm": "a", "choices": {}}, "d" * 64, {}),),
+        library_digest=digest_bytes(library),
+        inputs=(),
+        reference_digest=digest_bytes(REFERENCE),
+        tolerance=1e-4,
+    )
+    return request, {request.library_digest: library, request.reference_digest: REFERENCE}
+
+
+def runner(storage: Storage, job: str, interrupt: CancelToken | None = None) -> RemoteRunner:
+    return RemoteRunner(storage, job, TARGET, interrupt or CancelToken())
+
+
+def work(storage: Storage, lose: bool = False) -> list[str]:
+    """A worker takes everything and reports it, or is lost."""
+    worker = storage.workers.register("w", [TARGET], {})
+    leases = storage.leases.claim(worker.id, [TARGET], limit=10, lease_seconds=60)
+    for lease in leases:
+        if lose:
+            storage.leases.fail(lease.request_id, lease.fencing_token, "it broke")
+            continue
+        request = MeasureRequest.from_json(lease.payload)
+        ok = Measurement(Status.OK, samples_seconds=(1e-6,), worker=worker.id)
+        result = MeasureResult(
+            request.request_id, tuple((c.trial_id, ok) for c in request.candidates), worker.id
+        )
+        storage.leases.complete(
+            lease.request_id, lease.fencing_token, lease.request_id, result.to_json()
+        )
+    return [lease.request_id for lease in leases]
+
+
+def test_a_request_is_measured_once_and_its_library_removed(storage: Storage, job: str) -> None:
+    remote = runner(storage, job)
+    request, blobs = make("a")
+    remote.submit(request, blobs)
+    remote.submit(request, blobs)
+    assert remote.poll(0.0) == []
+    assert storage.blobs.get(request.library_digest) == blobs[request.library_digest]
+    assert work(storage) == ["a"]
+    (result,) = remote.poll(0.0)
+    assert result.measurements[0][1].run_seconds == 1e-6
+    assert request.library_digest not in storage.blobs
+    assert request.reference_digest in storage.blobs
+    assert remote.poll(0.0) == []
+
+
+def test_a_restarted_tuner_takes_over_what_was_not_acknowledged(storage: Storage, job: str) -> None:
+    first = runner(storage, job)
+    requests = {}
+    for name in ("stored", "done", "open"):
+        requests[name], blobs = make(name)
+        first.submit(requests[name], blobs)
+        if name != "open":
+            work(storage)
+    assert {r.request_id for r in first.poll(0.0)} == {"stored", "done"}
+    first.acknowledge("stored")
+    second = runner(storage, job)
+    assert [r.request_id for r in second.resume()] == ["done", "open"]
+    assert [r.request_id for r in second.poll(0.0)] == ["done"]
+    work(storage)
+    assert [r.request_id for r in second.poll(0.0)] == ["open"]
+    for name in ("done", "open"):
+        second.acknowledge(name)
+    assert runner(storage, job).resume() == []
+
+
+def test_cancelled_requests_still_give_results(storage: Storage, job: str) -> None:
+    remote = runner(storage, job)
+    remote.submit(*make("a"))
+    remote.cancel()
+    (result,) = remote.poll(0.0)
+    assert result.measurements[0][1].status is Status.CANCELLED
+    assert work(storage) == []
+
+
+def test_lost_workers_are_a_status_and_not_an_exception(storage: Storage, job: str) -> None:
+    remote = runner(storage, job)
+    remote.submit(*make("a"))
+    work(storage, lose=True)
+    (result,) = remote.poll(0.0)
+    measurement = result.measurements[0][1]
+    assert (measurement.status, measurement.error) == (Status.WORKER_LOST, "it broke")
+
+
+def test_leases_that_ran_out_are_found_by_the_tuner(storage: Storage, job: str) -> None:
+    remote = runner(storage, job)
+    remote.submit(*make("a"))
+    past = LeaseStore(storage.engine, lambda: storage.clock() - 1000)
+    worker = storage.workers.register("w", [TARGET], {})
+    past.claim(worker.id, [TARGET], limit=1, lease_seconds=1)
+    assert remote.poll(0.0) == []
+    assert storage.leases.status(["a"])["a"].state is RequestState.QUEUED
+
+
+def test_an_interrupted_runner_leaves_the_queue_alone(storage: Storage, job: str) -> None:
+    interrupt = CancelToken()
+    remote = runner(storage, job, interrupt)
+    remote.submit(*make("a"))
+    interrupt.cancel("shutdown")
+    with pytest.raises(Interrupted, match="shutdown"):
+        remote.poll(0.0)
+    assert storage.leases.status(["a"])["a"].state is RequestState.QUEUED
+
+
+def test_capacity_follows_the_workers_of_the_target(storage: Storage, job: str) -> None:
+    assert runner(storage, job).capacity == 2
+    for name in ("one", "two"):
+        storage.workers.register(name, [TARGET], {})
+    storage.workers.register("other", ["u" * 64], {})
+    assert runner(storage, job).capacity == 4
+
+
+def test_a_request_of_an_older_release_is_dropped(storage: Storage, job: str) -> None:
+    remote = runner(storage, job)
+    remote.submit(*make("a"))
+    import sqlalchemy as sa
+
+    with storage.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE measure_requests SET payload = '{\"protocol\": 0}'"))
+    again = runner(storage, job)
+    assert again.resume() == []
+    assert storage.leases.status(["a"])["a"].state is RequestState.CANCELLED
