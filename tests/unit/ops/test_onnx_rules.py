@@ -1,0 +1,318 @@
+"""Every ONNX rule, on odd shapes and at several opsets, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from compiler import ops
+from compiler.errors import InvalidModelError, UnsupportedOperatorError
+from compiler.frontend.onnx_import import import_model
+from compiler.ops.interpret import run_graph
+
+FLOAT = np.float32
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node. Shapes become random float inputs; arrays become initializers."""
+
+    op_type: str
+    inputs: tuple[Any, ...]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    opset: int = 17
+    outputs: int = 1
+    low: float = -2.0
+    domain: str = ""
+
+    @property
+    def name(self) -> str:
+        shapes = "x".join(str(getattr(i, "shape", i)) for i in self.inputs)
+        attrs = "-".join(f"{k}={v}" for k, v in self.attrs.items() if not hasattr(v, "dims"))
+        return f"{self.op_type}{self.opset}-{shapes}-{attrs}".replace(" ", "")
+
+    def model(self) -> tuple[ModelProto, dict[str, np.ndarray]]:
+        random = np.random.default_rng(3)
+        feeds: dict[str, np.ndarray] = {}
+        names, inputs, initializers = [], [], []
+        for number, entry in enumerate(self.inputs):
+            name = f"x{number}"
+            if entry is None:
+                names.append("")
+                continue
+            names.append(name)
+            if isinstance(entry, np.ndarray) and entry.dtype.kind in "iu" and not _is_data(entry):
+                initializers.append(numpy_helper.from_array(entry, name))
+                continue
+            array = entry
+            if isinstance(entry, tuple):
+                array = random.uniform(self.low, 2.0, entry).astype(FLOAT)
+            feeds[name] = array
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            inputs.append(helper.make_tensor_value_info(name, kind, array.shape))
+        outputs = [f"y{i}" for i in range(self.outputs)]
+        node = helper.make_node(
+            self.op_type, names, outputs, name="node", domain=self.domain, **self.attrs
+        )
+        infos = [onnx_info(name) for name in outputs]
+        graph = helper.make_graph([node], "case", inputs, infos, initializers)
+        imports = [helper.make_opsetid("", self.opset)]
+        if self.domain:
+            imports.append(helper.make_opsetid(self.domain, 1))
+        return helper.make_model(graph, opset_imports=imports, ir_version=8), feeds
+
+
+class Data(np.ndarray):
+    """An integer array that is a run-time input."""
+
+
+def _is_data(array: np.ndarray) -> bool:
+    return isinstance(array, Data)
+
+
+def data(values: Any, dtype: Any = np.int64) -> np.ndarray:
+    return np.asarray(values, dtype).view(Data)
+
+
+def i64(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def onnx_info(name: str) -> Any:
+    info = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+    info.ClearField("type")
+    return info
+
+
+BOOLS = data([[True, False, True], [False, False, True]], np.bool_)
+UNARY = (
+    *("Abs", "Cos", "Erf", "Exp", "Floor", "Ceil", "HardSwish", "Identity", "IsInf", "IsNaN"),
+    *("Mish", "Neg", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Tanh"),
+)
+BINARY = ("Add", "Sub", "Mul", "Div", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+REDUCTIONS = (
+    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"),
+    *("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
+)
+
+CASES = [
+    *(Case(op, ((3, 7),), opset=20 if op == "Mish" else 17) for op in UNARY),
+    *(Case(op, ((5,),), low=0.1) for op in ("Log", "Sqrt", "Reciprocal")),
+    *(Case(op, ((2, 1, 5), (3, 1))) for op in BINARY),
+    *(Case(op, ((3, 1), (4,))) for op in ("Max", "Min", "Mean", "Sum")),
+    *(Case(op, ((3, 2), (2,), (1,))) for op in ("Max", "Min", "Mean", "Sum")),
+    *(Case(op, ((3,),)) for op in ("Max", "Sum")),
+    Case("Div", (data([-7, 7, 5]), data([2, -2, 3]))),
+    Case("Pow", ((3, 2), data([2, 3], np.int32))),
+    Case("Pow", ((3, 2), (2,)), low=0.5),
+    Case("Mod", ((3, 5), (5,)), {"fmod": 1}),
+    Case("Mod", (data([-7, 7, 5, -5]), data([3, -3, 3, 5]))),
+    *(Case(op, (BOOLS, data([True, False, False], np.bool_))) for op in ("And", "Or", "Xor")),
+    Case("Not", (BOOLS,)),
+    Case("Where", (BOOLS, (3,), (2, 1))),
+    Case("Trilu", ((3, 4, 5),)),
+    Case("Trilu", ((4, 5), np.array(-1)), {"upper": 0}),
+    Case("LeakyRelu", ((9,),), {"alpha": 0.2}),
+    Case("Elu", ((9,),), {"alpha": 0.5}),
+    Case("Selu", ((9,),)),
+    Case("HardSigmoid", ((9,),)),
+    Case("HardSigmoid", ((9,),), {"alpha": 0.3, "beta": 0.4}),
+    Case("ThresholdedRelu", ((9,),), {"alpha": 0.7}),
+    Case("PRelu", ((2, 3, 4), (3, 1))),
+    Case("Gelu", ((3, 7),), opset=20),
+    Case("Gelu", ((9,),), {"approximate": "tanh"}, opset=20),
+    Case("Gelu", ((9,),), domain="com.microsoft"),
+    Case("Swish", ((9,),), {"alpha": 0.5}, opset=24),
+    Case("IsInf", ((9,),), {"detect_positive": 0, "detect_negative": 0}),
+    Case("Clip", ((9,),), {"min": -0.5, "max": 0.7}, opset=10),
+    Case("Clip", ((9,), None, data(0.7, FLOAT)), opset=13),
+    Case("Clip", ((9,), data(-1.0, FLOAT), data(0.7, FLOAT))),
+    Case("Cast", ((9,),), {"to": TensorProto.INT32}),
+    Case("Cast", ((9,),), {"to": TensorProto.FLOAT16}),
+    Case("CastLike", ((9,), data([1])), opset=19),
+    Case("Dropout", ((9,),), {"ratio": 0.5}, opset=7),
+    Case("Dropout", ((9,), data(0.5, FLOAT))),
+    Case("Conv", ((1, 3, 7, 5), (4, 3, 3, 3), (4,)), {"pads": [1, 1, 1, 1]}),
+    Case("Conv", ((2, 4, 9, 8), (6, 2, 3, 2)), {"group": 2, "strides": [2, 3]}, opset=7),
+    Case("Conv", ((1, 20, 9, 9), (20, 1, 3, 3)), {"group": 20, "auto_pad": "SAME_UPPER"}),
+    Case("Conv", ((1, 18, 6, 7), (5, 18, 2, 2)), {"auto_pad": "SAME_LOWER", "strides": [2, 2]}),
+    Case("Conv", ((1, 3, 9, 9), (4, 3, 3, 3)), {"dilations": [2, 2], "auto_pad": "VALID"}),
+    Case("Conv", ((2, 3, 11), (4, 3, 5), (4,)), {"kernel_shape": [5], "pads": [0, 3]}),
+    Case("Conv", ((1, 2, 4, 5, 6), (3, 2, 2, 3, 2)), {"strides": [1, 2, 2]}),
+    Case("MatMul", ((3, 5), (5, 4))),
+    Case("MatMul", ((2, 1, 3, 5), (4, 5, 2))),
+    Case("MatMul", ((5,), (2, 5, 3))),
+    Case("MatMul", ((2, 3, 5), (5,))),
+    Case("MatMul", ((5,), (5,))),
+    Case("Gemm", ((3, 5), (4, 5), (4,)), {"transB": 1, "alpha": 0.5, "beta": 0.25}),
+    Case("Gemm", ((5, 3), (5, 4)), {"transA": 1}),
+    Case("Gemm", ((3, 5), (5, 4), (3, 1)), opset=7),
+    Case("MaxPool", ((1, 2, 7, 6),), {"kernel_shape": [3, 2], "pads": [1, 1, 1, 0]}),
+    Case("MaxPool", ((1, 2, 7, 8),), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
+    Case("MaxPool", ((1, 2, 9),), {"kernel_shape": [3], "dilations": [2]}),
+    Case("MaxPool", ((1, 1, 6, 6),), {"kernel_shape": [3, 3], "auto_pad": "SAME_UPPER"}, opset=8),
+    Case("AveragePool", ((1, 2, 7, 6),), {"kernel_shape": [3, 2]}, opset=7),
+    *(
+        Case(
+            "AveragePool",
+            ((1, 2, 7, 6),),
+            {
+                "kernel_shape": [3, 3],
+                "strides": [2, 2],
+                "pads": [1, 1, 1, 0],
+                "ceil_mode": ceil,
+                "count_include_pad": include,
+            },
+            opset=19,
+        )
+        for ceil in (0, 1)
+        for include in (0, 1)
+    ),
+    Case("GlobalAveragePool", ((2, 3, 4, 5),)),
+    Case("GlobalMaxPool", ((2, 3, 4),)),
+    *(Case(op, ((2, 3, 4), i64(1)), opset=18, low=0.1) for op in REDUCTIONS),
+    *(Case(op, ((2, 3, 4),), {"keepdims": 0}, opset=18, low=0.1) for op in REDUCTIONS),
+    *(Case(op, ((2, 3, 4),), {"axes": [0, 2]}, opset=11, low=0.1) for op in REDUCTIONS),
+    Case("ReduceSum", ((2, 3), np.array([], np.int64)), {"noop_with_empty_axes": 1}, opset=18),
+    *(Case(op, ((2, 3, 4),), {"axis": 1}) for op in ("Softmax", "LogSoftmax")),
+    *(Case(op, ((2, 3, 4),), opset=9) for op in ("Softmax", "LogSoftmax")),
+    *(Case(op, ((2, 3, 4),), {"axis": 2}, opset=11) for op in ("Softmax", "LogSoftmax")),
+    Case("Softmax", ((2, 3, 4),), {"axis": -3}, opset=11),
+    Case("BatchNormalization", ((2, 3, 4), (3,), (3,), (3,), (3,)), low=0.1, opset=9),
+    Case("BatchNormalization", ((2, 3), (3,), (3,), (3,), (3,)), {"epsilon": 0.1}, low=0.1),
+    Case("LayerNormalization", ((2, 3, 5), (5,), (5,))),
+    Case("LayerNormalization", ((2, 3, 5), (3, 5)), {"axis": 1, "epsilon": 0.1}),
+    Case("InstanceNormalization", ((2, 3, 4, 5), (3,), (3,))),
+    Case("GroupNormalization", ((2, 6, 5), (6,), (6,)), {"num_groups": 3}, opset=21),
+    Case("GroupNormalization", ((2, 6, 5), (3,), (3,)), {"num_groups": 3}, opset=18),
+    Case("RMSNormalization", ((2, 3, 5), (5,)), {"axis": -1}, opset=23),
+    Case("LRN", ((1, 7, 3, 2),), {"size": 5, "alpha": 0.1}),
+    Case("LRN", ((1, 7, 3, 2),), {"size": 3, "beta": 0.5, "bias": 2.0}),
+    Case("Transpose", ((2, 3, 4),), {"perm": [2, 0, 1]}),
+    Case("Transpose", ((2, 3, 4),)),
+    Case("Slice", ((5, 6),), {"starts": [1], "ends": [-1], "axes": [1]}, opset=9),
+    Case("Slice", ((5, 6), i64(4, 0), i64(-99, 99), i64(0, -1), i64(-2, 3))),
+    Case("Slice", ((5, 6), i64(-3), i64(2**62))),
+    Case("Split", ((5, 7),), {"axis": 1, "split": [2, 4, 1]}, opset=11, outputs=3),
+    Case("Split", ((6, 3), i64(1, 5)), outputs=2),
+    Case("Split", ((7, 3),), {"num_outputs": 3}, opset=18, outputs=3),
+    Case("Expand", ((3, 1), i64(2, 1, 4))),
+    Case("Tile", ((2, 3), i64(3, 2))),
+    Case("DepthToSpace", ((1, 12, 2, 3),), {"blocksize": 2}),
+    Case("DepthToSpace", ((1, 12, 2, 3),), {"blocksize": 2, "mode": "CRD"}),
+    Case("SpaceToDepth", ((1, 3, 4, 6),), {"blocksize": 2}),
+    Case("Reshape", ((2, 3, 4), i64(0, -1, 2))),
+    Case("Flatten", ((2, 3, 4),), {"axis": 2}),
+    Case("Flatten", ((2, 3, 4),), {"axis": -1}),
+    Case("Squeeze", ((2, 1, 3, 1),)),
+    Case("Squeeze", ((2, 1, 3, 1), i64(-1))),
+    Case("Squeeze", ((2, 1, 3, 1),), {"axes": [1]}, opset=11),
+    Case("Unsqueeze", ((2, 3), i64(0, -1))),
+    Case("Unsqueeze", ((2, 3),), {"axes": [1, 3]}, opset=11),
+    Case("Concat", ((2, 3), (2, 1), (2, 2)), {"axis": -1}),
+    Case("Pad", ((2, 3),), {"pads": [1, 0, 0, 2], "value": 1.5}, opset=10),
+    Case("Pad", ((2, 5), i64(1, -1, 0, 2))),
+    *(Case("Pad", ((4, 5), i64(2, 1, 0, 3)), {"mode": mode}) for mode in ("reflect", "edge")),
+    Case("Pad", ((2, 3, 4), i64(1, 2), None, i64(1)), {"mode": "wrap"}, opset=19),
+    Case("Gather", ((5, 3), data([[0, -1], [4, 2]])), {"axis": 0}),
+    Case("Gather", ((2, 4), data(1, np.int32)), {"axis": -1}),
+    Case("Shape", ((2, 3, 4),), {"start": 1}),
+    Case("Size", ((2, 3, 4),)),
+    Case("Range", (np.array(5), np.array(-4), np.array(-2))),
+    Case("ConstantOfShape", (i64(2, 3),)),
+    Case(
+        "ConstantOfShape",
+        (i64(2),),
+        {"value": numpy_helper.from_array(np.array([7], np.int32))},
+    ),
+    Case("Constant", (), {"value_floats": [1.0, 2.5]}),
+    Case("Constant", (), {"value_ints": [1, 2]}),
+    Case("Constant", (), {"value_float": 1.5}),
+    Case("Constant", (), {"value_int": 3}),
+    Case("Constant", (), {"value": numpy_helper.from_array(np.eye(3, dtype=FLOAT))}),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_import_agrees_with_onnx_runtime(case: Case) -> None:
+    model, feeds = case.model()
+    expected = _expected(model, feeds)
+    graph = import_model(model)
+    found = run_graph(graph, {name: np.asarray(array) for name, array in feeds.items()})
+    assert len(found) == len(expected)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.dtype == theirs.dtype
+        assert mine.shape == theirs.shape
+        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
+
+
+def _expected(model: ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """ONNX Runtime's outputs; those of onnx's reference where ONNX Runtime has no kernel."""
+    plain = {name: np.asarray(array) for name, array in feeds.items()}
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    try:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        session = onnxruntime.InferenceSession(copy.SerializeToString(), options)
+    except Exception:  # noqa: BLE001  # any of its errors means that it cannot run the node
+        return list(ReferenceEvaluator(copy).run(None, plain))
+    return list(session.run(None, plain))
+
+
+def test_every_rule_has_a_case() -> None:
+    assert set(ops.onnx_rules()) == {(case.domain, case.op_type) for case in CASES}
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (Case("MatMul", ((2, 512), (256, 3))), "MatMul 'node': K differs, 512 against 256"),
+        (Case("Add", ((2,), data([1, 2]))), "float32 and int64"),
+        (Case("Conv", ((1, 3, 4, 4), (2, 3, 3, 3)), {"kernel_shape": [2, 2]}), "contradicts"),
+        (Case("Conv", ((1, 3, 4, 4), (2, 3, 3, 3)), {"auto_pad": "ODD"}), "'ODD'"),
+        (Case("Conv", ((1, 3, 4, 4), (2, 3, 3, 3)), {"strides": [0, 1]}), "must be positive"),
+        (Case("Conv", ((1, 3, 4, 4),)), "input 1 is missing"),
+        (Case("MaxPool", ((1, 3, 4, 4),)), "'kernel_shape' is missing"),
+        (Case("Reshape", ((2, 3), i64(4, -1))), r"\(2, 3\) does not fit in \(4, -1\)"),
+        (Case("Reshape", ((2, 3), i64(-1, -1))), "ambiguous"),
+        (Case("Squeeze", ((2, 3), i64(0))), "cannot be dropped"),
+        (Case("Split", ((5, 3), i64(1, 5)), outputs=2), r"parts \(1, 5\) of 5 elements"),
+        (Case("Expand", ((3,), i64(4))), "do not broadcast"),
+        (Case("Gather", ((3, 2), i64(3))), "out of range for 3 elements"),
+        (Case("Softmax", ((3, 2),), {"axis": 5}), "axis 5 is out of range"),
+        (Case("Transpose", ((3, 2),), {"perm": [0, 2]}), "no permutation"),
+        (Case("LeakyRelu", ((3,),), {"alpha": "x"}), "'alpha' is not a number"),
+        (Case("ConstantOfShape", (i64(10**6, 10**6),)), "bytes"),
+        (Case("Tile", ((3,), i64(10**12))), "more than the limit"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Case) else "",
+)
+def test_contradictions_name_the_node(case: Case, message: str) -> None:
+    with pytest.raises(InvalidModelError, match=message) as caught:
+        import_model(case.model()[0])
+    assert "node" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (Case("MaxPool", ((1, 3, 4, 4),), {"kernel_shape": [2, 2]}, outputs=2), "Indices"),
+        (Case("Dropout", ((3,),), opset=12, outputs=2), "mask"),
+        (Case("Reshape", ((2, 3), data([3, 2]))), "shape .input 1. depends on a run-time value"),
+        (Case("Cast", ((3,),), {"to": TensorProto.STRING}), "element type 8"),
+        (Case("Resize", ((1, 1, 2, 2), None, None, i64(1, 1, 4, 4))), "not implemented"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Case) else "",
+)
+def test_forms_without_an_implementation_are_named(case: Case, reason: str) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=reason) as caught:
+        import_model(case.model()[0])
+    assert (caught.value.node, caught.value.operator) == ("node", case.op_type)
+    assert caught.value.opset == case.opset
