@@ -25,7 +25,7 @@ from compiler.codegen.arithmetic import apply, cast, extract_lane
 from compiler.codegen.ssa import Value, element, suffix, type_text
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
-from compiler.loops.expr import Expr, Load, Operation, Space, Tensor, walk
+from compiler.loops.expr import Expr, Load, Operation, Role, Space, Tensor, walk
 
 if TYPE_CHECKING:
     from compiler.codegen.compute import ComputeLowering
@@ -154,7 +154,7 @@ def _resolve(stage: StageLowering, load: Load, points: Points, padding: Padding)
         unrolled,
         lane_offsets,
         tuple(_static_guard(tensor, guard, points) for guard in address.guards),
-        alignment(offset, _LINE),
+        gcd(alignment(offset, _LINE), *indirect),
         tuple(indirect),
     )
 
@@ -236,7 +236,7 @@ def load(
         align = gcd(_LINE, offset, access.alignment)
         value = _vector_load(stage, where, stored, lanes, active, align, depth, tag)
     else:
-        permuted = _permuted_load(stage, access, offset, lanes, stored, depth, tag)
+        permuted = _permuted_load(stage, access, base, offset, lanes, stored, depth, tag)
         if permuted is None:
             pointers = [
                 emitter.offset(base, offset + access.lane_offsets[lane], depth)
@@ -300,6 +300,7 @@ def _vector_load(
 def _permuted_load(
     stage: StageLowering,
     access: Access,
+    base: Value,
     offset: int,
     lanes: int,
     dtype: DType,
@@ -315,8 +316,7 @@ def _permuted_load(
         return None
     if access.tensor.bytes < start + span:
         return None
-    assert access.base is not None
-    where = stage.emitter.offset(access.base, start, depth)
+    where = stage.emitter.offset(base, start, depth)
     whole = _vector_load(stage, where, dtype, lanes, lanes, span, depth, tag)
     return stage.emitter.shuffle(whole, None, picks)
 
@@ -372,6 +372,23 @@ def store(stage: StageLowering, access: Access, value: Value, point: Point, acti
         align = max(dtype.bytes, gcd(value.lanes * dtype.bytes, offset, access.alignment))
         align = min(align, _LINE)
         emitter.effect(f"store {value.type} {value.name}, ptr {where.name}, align {align}")
+
+
+def prefetch(
+    stage: StageLowering, accesses: Accesses, points: Sequence[Point], distance: int
+) -> None:
+    """Ask for the cache lines of weights `distance` bytes ahead of what the points load."""
+    emitter = stage.emitter
+    for access in accesses.values():
+        if not isinstance(access, Access) or access.tensor.role is not Role.WEIGHT:
+            continue
+        if not access.contiguous or access.base is None or access.base.depth < emitter.depth:
+            continue
+        emitter.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        lines = sorted({access.offset(point) // _LINE for point in points})
+        for line in lines:
+            where = emitter.offset(access.base, line * _LINE + distance, emitter.depth)
+            emitter.effect(f"call void @llvm.prefetch.p0(ptr {where.name}, i32 0, i32 3, i32 1)")
 
 
 def _stored_dtype(dtype: DType) -> DType:
