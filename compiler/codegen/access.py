@@ -148,16 +148,23 @@ def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear
             quotient.add(Linear({part: 1}))
             rest.add(Linear({part: 1}), -divisor)
             return quotient, rest
-    if low < 0 or any(v.kind is not Kind.RUNTIME for v in rest.terms):
+    # What is known to the generator must stay inside one step of what is not.
+    runtime = rest.of(Kind.RUNTIME)
+    step = gcd(divisor, *runtime.values())
+    inside = Linear({v: c for v, c in rest.terms.items() if v not in runtime}, rest.constant % step)
+    least, most = inside.bounds(whole_vectors=True)
+    if low < 0 or least < 0 or most >= step:
         raise ScheduleError(
             f"a tile does not align with the layout: remainder {low}..{high} of {divisor}"
         )
-    value = evaluate(emitter, rest)
-    size = emitter.const(divisor, DType.INT64)
+    steps = Linear({v: c // step for v, c in runtime.items()}, rest.constant // step)
+    value = evaluate(emitter, steps)
+    size = emitter.const(divisor // step, DType.INT64)
     over = emitter.emit(DType.INT64, 1, "udiv i64 %s, %s", value, size)
     left = emitter.emit(DType.INT64, 1, "urem i64 %s, %s", value, size)
     quotient.add(Linear({Variable(Kind.RUNTIME, high // divisor + 1, over): 1}))
-    return quotient, Linear({Variable(Kind.RUNTIME, divisor, left): 1})
+    inside.add(Linear({Variable(Kind.RUNTIME, divisor // step, left): step}))
+    return quotient, inside
 
 
 def evaluate(emitter: Emitter, form: Linear) -> Value:

@@ -153,6 +153,8 @@ class ComputeLowering:
             accesses = memory.resolve(self.stage, compute.body, points, self.padding)
             order = [p for p in points if memory.in_bounds(accesses, p)]
             order = self._ordered(order, accesses, spatial)
+            if compute.prefetch:
+                memory.prefetch(self.stage, accesses, order, compute.prefetch)
             for point in order:
                 key = tuple(point[i] for i in spatial), tuple(point[i] for i in partial)
                 current[key] = self._accumulate(combiner, current[key], accesses, points, point)

@@ -97,7 +97,8 @@ class Compute:
     accumulators of their own, joined at the end. `vector` is the axis along the lanes; if it is a
     reduction axis, the lanes are joined at the end too. `store_vector` asks for a transpose in
     registers, so that lanes along another unrolled axis are stored. `skip_padding` drops points
-    that statically read padding.
+    that statically read padding. `prefetch` is a distance in bytes: the innermost loop asks for the
+    weights that far ahead of those it loads (hardware prefetchers stop at each 4 KiB page).
     """
 
     stores: tuple[Store, ...]
@@ -112,6 +113,7 @@ class Compute:
     order: Order = Order.GREEDY
     skip_padding: bool = False
     store_vector: Axis | None = None
+    prefetch: int = 0
 
 
 Node = For | Compute

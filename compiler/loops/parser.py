@@ -205,6 +205,7 @@ class _Parser:
             order=compute.order,
             skip_padding=compute.skip_padding,
             store_vector=compute.store_vector,
+            prefetch=compute.prefetch,
         )
 
     def _clause(self, tokens: Tokens, fields: _ComputeFields) -> None:
@@ -225,6 +226,8 @@ class _Parser:
                 fields.skip_padding = True
             case "store-vector":
                 fields.store_vector = self._axis(tokens)
+            case "prefetch":
+                fields.prefetch = tokens.integer()
             case "store":
                 target = self._expression(tokens)
                 tokens.expect("=")
@@ -360,6 +363,7 @@ class _ComputeFields:
         self.order = Order.GREEDY
         self.skip_padding = False
         self.store_vector: Axis | None = None
+        self.prefetch = 0
 
 
 def _plain(handle: str) -> str:

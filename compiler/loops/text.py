@@ -194,6 +194,8 @@ class _Printer:
             yield f"{inner}skip-padding"
         if compute.store_vector is not None:
             yield f"{inner}store-vector {self._axis(compute.store_vector)}"
+        if compute.prefetch:
+            yield f"{inner}prefetch {compute.prefetch}"
         for store in compute.stores:
             target = self._expression(store.target, names)
             yield f"{inner}store {target} = {self._expression(store.value, names)}"

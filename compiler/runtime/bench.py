@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.runtime.kernel import ALIGNMENT, KernelSpec
+from compiler.runtime.kernel import ALIGNMENT, KernelSpec, Role
 from compiler.runtime.native import BoundKernelStruct, check_threads, native
 from compiler.runtime.packing import Array, Bytes, aligned_empty
 
@@ -74,6 +74,12 @@ class BoundKernel:
     def run(self) -> None:
         """Run the kernel once."""
         native().tw_call(ctypes.byref(self._struct), self.threads)
+
+    def evict(self, role: Role) -> None:
+        """Drop the buffers of a role from the caches, as far as the processor lets programs."""
+        for spec, buffer in zip(self.spec.buffers, self._buffers, strict=True):
+            if spec.role is role:
+                native().tw_evict(buffer.ctypes.data, spec.bytes)
 
     def time(self, samples: int, inner: int = 1) -> NDArray[np.float64]:
         """Take samples of `inner` runs each: (samples,), seconds a run."""

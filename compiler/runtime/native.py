@@ -64,6 +64,7 @@ def native() -> ctypes.CDLL:
             (pointer, integer, pointer, pointer, pointer, integer, pointer, ctypes.c_int),
         ),
         "tw_call": (None, (pointer, ctypes.c_int)),
+        "tw_evict": (None, (pointer, integer)),
         "tw_bench": (None, (pointer, ctypes.c_int, integer, pointer)),
         "tw_bench_interleaved": (None, (pointer, pointer, integer, ctypes.c_int, pointer)),
     }

@@ -15,6 +15,26 @@ static double sample(const tw_bound_kernel *kernel, int threads) {
     return (double)(tw_nanoseconds(clock) - start) * 1e-9 / (double)kernel->inner;
 }
 
+/* Write back and drop the cache lines of a block. Where there is no such instruction for
+   programs, the block is left where it is. */
+void tw_evict(const void *block, int64_t bytes) {
+#if defined(__x86_64__) || defined(__i386__)
+    const char *first = block;
+    for (int64_t i = 0; i < bytes; i += 64)
+        /* clflushopt; processors without it ignore the prefix and run clflush */
+        __asm__ volatile(".byte 0x66; clflush %0" : : "m"(first[i]) : "memory");
+    __asm__ volatile("mfence" ::: "memory");
+#elif defined(__aarch64__)
+    const char *first = block;
+    for (int64_t i = 0; i < bytes; i += 64)
+        __asm__ volatile("dc civac, %0" : : "r"(first + i) : "memory");
+    __asm__ volatile("dsb ish" ::: "memory");
+#else
+    (void)block;
+    (void)bytes;
+#endif
+}
+
 void tw_call(const tw_bound_kernel *kernel, int threads) {
     tw_enter(threads);
     call(kernel, threads);

@@ -81,6 +81,9 @@ TW_EXPORT void tw_call(const tw_bound_kernel *kernel, int threads);
 
 /* `samples` samples of one kernel, in seconds a run: CPU time of this thread where threads is 1,
  * wall time otherwise. */
+/* Drop a block from the caches, so that the next read comes from memory. */
+TW_EXPORT void tw_evict(const void *block, int64_t bytes);
+
 TW_EXPORT void tw_bench(const tw_bound_kernel *kernel, int threads, int64_t samples,
                         double *seconds);
 

@@ -37,6 +37,9 @@ from compiler.schedule.structure import (
 from compiler.target import Target
 from compiler.workload import Workload
 
+_PREFETCHES = (0, 2048)
+"""Bytes; further ahead than a few thousand showed nothing more."""
+
 _UNROLLS = (1, 2, 4, 8)
 _TILES = (*range(1, 17), 18, 20, 24, 28)
 
@@ -227,9 +230,15 @@ def _knobs(found: Contraction, target: Target) -> tuple[Knob, ...]:
     if found.window:
         # Without a halo only static taps can be left out.
         knobs.append(Knob("taps", ("unroll",) if _needs_static_taps(found) else ("loop", "unroll")))
+    if _is_weight(found.panel):
+        knobs.append(Knob("prefetch", _PREFETCHES))
     if _can_stream_unpacked(found) and not found.window:
         knobs.append(Knob("pack", (False, True)))
     return tuple(knobs)
+
+
+def _is_weight(panel: Load | None) -> bool:
+    return panel is not None and panel.tensor.role is Role.WEIGHT
 
 
 def _needs_static_taps(found: Contraction) -> bool:
@@ -297,6 +306,8 @@ def _default(
             choice["taps"] = values["taps"][0]
         if "pack" in values:
             choice["pack"] = values["pack"][0]
+        if "prefetch" in values:
+            choice["prefetch"] = _PREFETCHES[-1]
         score = _tile_score(int(tile), int(vectors), extent, whole, target.vector_registers)
         loops = _loops(found, str(order), int(tile), int(vectors) * lanes, False)
         score *= parallel_balance(loops, threads)
@@ -346,6 +357,7 @@ def _lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
         unroll=(*points, Tile(found.lanes, lanes)),
         vector=found.lanes,
         skip_padding=static_taps,
+        prefetch=schedule.integer("prefetch") if _is_weight(found.panel) else 0,
     )
     peel = static_taps and _needs_static_taps(found)
     stage = parallel_stage(

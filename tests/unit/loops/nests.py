@@ -166,6 +166,7 @@ COMPUTES = st.builds(
     order=st.sampled_from(list(Order)),
     skip_padding=st.booleans(),
     store_vector=MAYBE_AXIS,
+    prefetch=st.sampled_from([0, 64, 2048]),
 )
 NODES = st.recursive(
     COMPUTES,
