@@ -1,0 +1,127 @@
+"""The text form reads back to an equal graph, and says what is wrong with what it cannot read."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import AttrValue, Graph, Node
+from compiler.graph.text import INLINE_ELEMENTS, digest, parse_graph, print_graph
+from compiler.graph.types import TensorType
+
+NAMES = st.text(min_size=0, max_size=8) | st.sampled_from(["x", "%0", "input", "a.b/c", "a b", '"'])
+FLOATS = st.floats(allow_nan=False)
+INTS = st.integers(-(2**63), 2**63 - 1)
+SCALARS: st.SearchStrategy[AttrValue] = FLOATS | INTS | st.booleans()
+ATTRS = st.dictionaries(
+    st.from_regex(r"[a-z_]{1,8}", fullmatch=True),
+    SCALARS | st.text(max_size=8) | st.lists(FLOATS).map(tuple) | st.lists(INTS).map(tuple),
+    max_size=3,
+).map(lambda attrs: tuple(sorted(attrs.items())))
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> tuple[TensorType, np.ndarray]:
+    dtype = draw(st.sampled_from(list(DType)))
+    shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
+    kind = TensorType(dtype, shape)
+    raw = draw(st.binary(min_size=kind.bytes, max_size=kind.bytes))
+    if dtype is DType.BOOL:
+        raw = bytes(byte & 1 for byte in raw)
+    return kind, np.frombuffer(raw, dtype.numpy).reshape(shape)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    names = draw(st.lists(NAMES, min_size=4, max_size=8, unique=True))
+    inputs, constants = names[:2], names[2:4]
+    types = {name: TensorType(DType.FLOAT32, (2, 3)) for name in names}
+    values = {}
+    for name in constants:
+        types[name], values[name] = draw(arrays())
+    nodes = []
+    for before, output in pairwise(names[3:]):
+        operands = tuple(draw(st.lists(st.sampled_from(names[: names.index(before) + 1]))))
+        label = draw(st.sampled_from([output, f"node {output}"]))
+        nodes.append(Node(label, "add", operands, (output,), draw(ATTRS)))
+    outputs = draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    return Graph(
+        draw(st.text(max_size=5)), tuple(inputs), tuple(outputs), tuple(nodes), types, values
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(graphs())
+def test_parsing_what_was_printed_gives_an_equal_graph(graph: Graph) -> None:
+    text = print_graph(graph)
+    assert parse_graph(text, graph.constants) == graph
+    by_digest = {digest(array): array for array in graph.constants.values()}
+    assert print_graph(parse_graph(text, by_digest)) == text
+
+
+def example(elements: int = 2) -> Graph:
+    weight = np.arange(elements, dtype=np.float32)
+    kind = TensorType(DType.FLOAT32, (elements,))
+    node = Node("sum", "add", ("x", "w"), ("y",), (("axis", -1), ("scale", 0.5)))
+    return Graph("g", ("x",), ("y",), (node,), dict.fromkeys("xwy", kind), {"w": weight})
+
+
+def test_the_form() -> None:
+    assert print_graph(example()) == (
+        'graph "g"\n'
+        "input x: float32[2]\n"
+        "constant w: float32[2] = [0.0, 1.0]\n"
+        'y: float32[2] = add(x, w) {axis=-1, scale=0.5} as "sum"\n'
+        "output y\n"
+    )
+
+
+def test_large_constants_are_named_by_digest() -> None:
+    graph = example(INLINE_ELEMENTS + 1)
+    text = print_graph(graph)
+    assert f"sha256:{digest(graph.constants['w'])}" in text
+    with pytest.raises(InvalidModelError, match=r"line 3: constant .w. .* is not given"):
+        parse_graph(text)
+    with pytest.raises(InvalidModelError, match="'w' is not the one"):
+        parse_graph(text, {"w": graph.constants["w"] + 1})
+
+
+def test_the_order_of_mappings_is_no_part_of_the_text() -> None:
+    graph = example()
+    second = np.ones(2, np.float32)
+    node = Node("z", "mul", ("y", "v"), ("z",))
+    types = {**graph.types, "v": graph.types["w"], "z": graph.types["w"]}
+    for constants in (
+        {"v": second, "w": graph.constants["w"]},
+        {"w": graph.constants["w"], "v": second},
+    ):
+        grown = graph.replace(nodes=(*graph.nodes, node), types=types, constants=constants)
+        assert print_graph(grown).index("constant w") < print_graph(grown).index("constant v")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'graph NAME' is missing"),
+        ("graph g\nnonsense", "line 2: expected ':'"),
+        ("graph g\ninput x: float32[2]\ninput x: float32[2]", "line 3: value 'x' is defined twice"),
+        ("graph g\ninput x: float99[2]", "line 2: 'float99'"),
+        ("graph g\ninput x: float32[-2]", "line 2: value 'x' has a negative extent"),
+        ("graph g\ny: float32[2] = relu(x)", "line 2: value 'x' is not defined"),
+        ("graph g\noutput y", "output 'y' is not defined"),
+        ("graph g\nconstant c: float32[2] = [1.0]", "line 2: constant 'c' has 1 elements"),
+        ("graph g\nconstant c: float32[1] = md5:00", "line 2: constant 'c': unknown form"),
+        ("graph g extra", "line 1: unexpected 'extra'"),
+        ("graph g\ninput x: float32[2] ?", "line 2: unexpected"),
+        ("graph g\ninput x: float32[2]\ny: float32[2] = relu(x) of n", "line 3: expected 'as'"),
+    ],
+)
+def test_malformed_text_is_located(text: str, message: str) -> None:
+    with pytest.raises(InvalidModelError, match=message):
+        parse_graph(text)
