@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no types
 from onnx import AttributeProto, ModelProto, NodeProto, ValueInfoProto
 
 from compiler import ops
 from compiler.errors import CompilerError, InvalidModelError, UnsupportedOperatorError
+from compiler.frontend.functions import inline_functions
 from compiler.frontend.order import sort_nodes
 from compiler.frontend.tensors import element_type, read_tensor
 from compiler.graph.ir import Graph
@@ -48,9 +48,7 @@ def import_model(
     """
     proto, folder = _load(model)
     opsets = _check_header(proto)
-    if proto.functions:
-        proto = _inline(proto)
-    return _Importer(proto, folder, opsets, dims or {}).graph()
+    return _Importer(inline_functions(proto), folder, opsets, dims or {}).graph()
 
 
 def _load(model: str | Path | bytes | ModelProto) -> tuple[ModelProto, Path | None]:
@@ -97,14 +95,6 @@ def _check_header(proto: ModelProto) -> dict[str, int]:
 
 def _domain(name: str) -> str:
     return "" if name == "ai.onnx" else name
-
-
-def _inline(proto: ModelProto) -> ModelProto:
-    try:
-        inlined: ModelProto = onnx.inliner.inline_local_functions(proto)
-    except (RuntimeError, ValueError) as error:
-        raise InvalidModelError(f"the model's functions cannot be inlined: {error}") from error
-    return inlined
 
 
 class _Importer:

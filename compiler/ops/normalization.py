@@ -175,7 +175,10 @@ def _onnx_rms_norm(node: OnnxNode) -> str:
     """x / sqrt(mean(x**2) + epsilon) * scale."""
     x, scale = node.input(0), node.input(1)
     rank, dtype = len(node.shape(x)), node.type(x).dtype
-    axes = tuple(range(node.integer("axis", -1) % rank, rank))
+    axis = node.integer("axis", -1)
+    if not -rank <= axis < rank:
+        raise node.invalid(f"axis {axis} is out of range for rank {rank}")
+    axes = tuple(range(axis % rank, rank))
     square = node.emit("mul", [x, x])
     mean = node.emit("reduce_mean", [square], axes=axes, keepdims=1)
     shifted = node.emit("add", [mean, node.scalar(node.number("epsilon", 1e-5), dtype)])

@@ -1,0 +1,57 @@
+"""Model-local functions: calls are replaced by the functions' nodes."""
+
+from __future__ import annotations
+
+import onnx.checker
+import onnx.inliner
+from onnx import ModelProto, NodeProto
+
+from compiler.errors import InvalidModelError
+
+NODE_LIMIT = 1_000_000
+"""A few nested functions can stand for any number of nodes; no model may expand to more."""
+
+_Key = tuple[str, str]
+
+
+def inline_functions(model: ModelProto) -> ModelProto:
+    """The model without functions; itself where it has none.
+
+    Raises:
+        InvalidModelError: if functions call each other in a cycle, or expand to too many nodes.
+    """
+    if not model.functions:
+        return model
+    _check_expansion(model)
+    try:
+        inlined: ModelProto = onnx.inliner.inline_local_functions(model)
+    except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "no reason given"
+        raise InvalidModelError(f"the model's functions cannot be inlined: {reason}") from error
+    return inlined
+
+
+def _check_expansion(model: ModelProto) -> None:
+    bodies = {(f.domain, f.name): f.node for f in model.functions}
+    sizes: dict[_Key, int] = {}
+    active: set[_Key] = set()
+
+    def size(node: NodeProto) -> int:
+        key = node.domain, node.op_type
+        if key not in bodies:
+            return 1
+        if key in active:
+            raise InvalidModelError(f"function '{node.op_type}' calls itself")
+        if len(active) > 100:
+            raise InvalidModelError(f"function '{node.op_type}': calls are nested too deeply")
+        if key not in sizes:
+            active.add(key)
+            sizes[key] = sum(size(inner) for inner in bodies[key])
+            active.remove(key)
+        return sizes[key]
+
+    total = sum(size(node) for node in model.graph.node)
+    if total > NODE_LIMIT:
+        raise InvalidModelError(
+            f"the model's functions expand to {total} nodes, the limit is {NODE_LIMIT}"
+        )

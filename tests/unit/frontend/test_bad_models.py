@@ -1,0 +1,217 @@
+"""What malformed models get: one sentence that names the offender, never another exception."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from compiler.errors import CompilerError, InvalidModelError, UnsupportedOperatorError
+from compiler.frontend.onnx_import import NEWEST_OPSET, import_model
+
+FLOAT = TensorProto.FLOAT
+
+
+def value(name: str, shape: Any = (2,), kind: int = FLOAT) -> Any:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def tensor(name: str, *shape: int) -> Any:
+    return helper.make_tensor(name, FLOAT, shape, [0.0] * int(np.prod(shape)))
+
+
+def model(
+    nodes: list[tuple[str, str, str]],
+    inputs: list[Any] | None = None,
+    outputs: list[Any] | None = None,
+    constants: list[Any] | None = None,
+    opset: int = 17,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [helper.make_node(op, i.split(), o.split(), name=f"n{p}")
+         for p, (op, i, o) in enumerate(nodes)],
+        "m",
+        [value("x")] if inputs is None else inputs,
+        [value("y", None)] if outputs is None else outputs,
+        constants or [],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+
+
+RELU = [("Relu", "x", "y")]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (model([("Abs", "b", "a"), ("Exp", "a", "b"), ("Add", "x b", "y")]), "cycle .*'n0'"),
+        (model([("Relu", "y", "y")]), "cycle through Relu 'n0'"),
+        (model([("Add", "x q", "y")]), "Add 'n0': input 'q' is not defined"),
+        (model([("Relu", "x", "x")]), "value 'x' is defined twice, the second time by Relu 'n0'"),
+        (model([*RELU, ("Exp", "x", "y")]), "value 'y' is defined twice, .* by Exp 'n1'"),
+        (model(RELU, [value("x"), value("x")]), "value 'x' is defined twice, .* by input 'x'"),
+        (model(RELU, constants=[tensor("w", 1)] * 2), "'w' is defined twice, .* initializer 'w'"),
+        (model(RELU, outputs=[value("z")]), "output 'z' is not defined"),
+        (model(RELU, outputs=[value("y")] * 2), "output 'y' is listed twice"),
+        (model(RELU, outputs=[]), "has no outputs"),
+        (model(RELU, outputs=[value("y", (3,))]), r"'y': inferred float32\[2\], stated \[3\]"),
+        (model(RELU, outputs=[value("y", (2, 1))]), "output 'y': inferred"),
+        (model(RELU, outputs=[value("y", (2,), TensorProto.INT32)]), "stated another type"),
+        (model(RELU, opset=999), f"opset 999 of ai.onnx is not supported, 7 to {NEWEST_OPSET} are"),
+        (model(RELU, opset=6), "opset 6 of ai.onnx"),
+        (model(RELU, [value("x", (10**12,))]), "input 'x': a value of type .* more than the limit"),
+        (model(RELU, [value("x", (10**12,) * 6)]), "input 'x': a value of type"),
+        (model(RELU, [value("x", (0,))]), "input 'x': dimension 0 is 0"),
+        (model(RELU, [value("x", (-3,))]), "input 'x': dimension 0 is -3"),
+        (model(RELU, [value("x", None)]), "input 'x' has no shape"),
+        (model(RELU, [value("x", (2,), TensorProto.STRING)]), "input 'x': .* STRING"),
+        (model(RELU, [helper.make_tensor_sequence_value_info("x", FLOAT, (2,))]), "not a tensor"),
+        (model([("MatMul", "x w", "y")], constants=[tensor("w", 3, 1)]), "MatMul 'n0': K differs"),
+        (model([("Add", "x w", "y")], constants=[tensor("w", 3)]), "Add 'n0': shapes"),
+    ],
+)  # fmt: skip
+def test_contradictions_are_named(broken: onnx.ModelProto, message: str) -> None:
+    with pytest.raises(InvalidModelError, match=message) as caught:
+        import_model(broken)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_operator_is_named_with_domain_and_opset() -> None:
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        import_model(model([("Frobnicate", "x", "y")]))
+    error = caught.value
+    assert (error.node, error.operator, error.domain, error.opset) == (
+        "n0", "Frobnicate", "ai.onnx", 17,
+    )  # fmt: skip
+    custom = model(RELU)
+    custom.graph.node[0].domain = "com.example"
+    custom.opset_import.append(helper.make_opsetid("com.example", 3))
+    with pytest.raises(UnsupportedOperatorError, match=r"Relu \(com.example, opset 3\)"):
+        import_model(custom)
+
+
+def test_subgraphs_are_refused_by_name() -> None:
+    branch = helper.make_graph([], "b", [], [value("z")])
+    m = model([("If", "c", "y")], [value("c", (), TensorProto.BOOL)])
+    m.graph.node[0].attribute.append(helper.make_attribute("then_branch", branch))
+    with pytest.raises(UnsupportedOperatorError, match=r"'n0': operator If .* 'then_branch'"):
+        import_model(m)
+
+
+def _calling(name: str, body: list[str]) -> onnx.FunctionProto:
+    """A function that calls others one after the other."""
+    nodes = [
+        helper.make_node(
+            op, [f"v{i}"], [f"v{i + 1}"], domain="" if op == "Relu" else "custom", name=op
+        )
+        for i, op in enumerate(body)
+    ]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("custom", 1)]
+    return helper.make_function("custom", name, ["v0"], [f"v{len(body)}"], nodes, opsets)
+
+
+@pytest.mark.parametrize(
+    ("bodies", "message"),
+    [
+        ({"F0": ["F0"]}, "function 'F0' calls itself"),
+        ({"F0": ["F1"], "F1": ["F0"]}, "function 'F0' calls itself"),
+        (
+            {f"F{i}": [f"F{i + 1}"] * 2 for i in range(40)} | {"F40": ["Relu"]},
+            "expand to 1099511627776 nodes",
+        ),
+    ],
+)
+def test_functions_that_never_end_are_refused(bodies: dict[str, list[str]], message: str) -> None:
+    m = model([("F0", "x", "y")])
+    m.graph.node[0].domain = "custom"
+    m.opset_import.append(helper.make_opsetid("custom", 1))
+    m.functions.extend(_calling(name, body) for name, body in bodies.items())
+    with pytest.raises(InvalidModelError, match=message):
+        import_model(m)
+
+
+def test_initializers_with_wrong_data_are_named() -> None:
+    short = helper.make_tensor("w", FLOAT, (2,), bytes(8), raw=True)
+    short.raw_data = bytes(7)
+    with pytest.raises(InvalidModelError, match="initializer 'w': 7 bytes of data, 8 stated"):
+        import_model(model(RELU, constants=[short]))
+    typed = tensor("w", 3)
+    typed.float_data.pop()
+    with pytest.raises(InvalidModelError, match="initializer 'w': 2 elements of data, 3 stated"):
+        import_model(model(RELU, constants=[typed]))
+    negative = tensor("w", 1)
+    negative.dims[0] = -1
+    with pytest.raises(InvalidModelError, match="initializer 'w': negative dimension"):
+        import_model(model(RELU, constants=[negative]))
+    nameless = tensor("", 1)
+    with pytest.raises(InvalidModelError, match="has no name"):
+        import_model(model(RELU, constants=[nameless]))
+
+
+def test_sparse_initializers_are_refused() -> None:
+    m = model(RELU)
+    m.graph.sparse_initializer.add().values.name = "s"
+    with pytest.raises(InvalidModelError, match="initializer 's': sparse"):
+        import_model(m)
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    with pytest.raises(InvalidModelError, match=r"'.*m.onnx' cannot be read: No such file"):
+        import_model(path)
+    path.touch()
+    with pytest.raises(InvalidModelError, match=r"m.onnx' is empty"):
+        import_model(path)
+    with pytest.raises(InvalidModelError, match="cannot be read: Is a directory"):
+        import_model(tmp_path)
+    with pytest.raises(InvalidModelError, match="the model is empty"):
+        import_model(b"")
+    for text in (b"not a model at all", b"\x00" * 50, b"{}", b"\xff" * 9):
+        with pytest.raises(InvalidModelError):
+            import_model(text)
+    with pytest.raises(InvalidModelError, match="no graph"):
+        import_model(onnx.ModelProto())
+
+
+def test_every_truncation_is_refused_or_imports() -> None:
+    """A cut message may still be a message; it must then be a whole graph."""
+    data = model([("Add", "x w", "h"), ("Relu", "h", "y")], constants=[tensor("w", 2)])
+    whole = data.SerializeToString()
+    outcomes = [_outcome(whole[:size]) for size in range(len(whole))]
+    assert set(outcomes) <= {"graph", "refused"}
+    assert outcomes.count("refused") > len(whole) // 2
+
+
+def test_random_bytes_and_damage_never_crash() -> None:
+    random = np.random.default_rng(11)
+    data = model(
+        [("Conv", "x w", "h"), ("Softmax", "h", "s"), ("Reshape", "s r", "y")],
+        [value("x", (1, 2, 5, 5))],
+        constants=[tensor("w", 3, 2, 3, 3), helper.make_tensor("r", TensorProto.INT64, (1,), [-1])],
+    ).SerializeToString()
+    for _ in range(300):
+        damaged = bytearray(data)
+        for position in random.integers(0, len(data), random.integers(1, 4)):
+            damaged[position] = random.integers(0, 256)
+        assert _outcome(bytes(damaged)) in ("graph", "refused")
+        noise = random.integers(0, 256, random.integers(1, 200), dtype=np.uint8).tobytes()
+        assert _outcome(noise) == "refused"
+
+
+def _outcome(data: bytes) -> str:
+    try:
+        import_model(data)
+    except CompilerError as error:
+        assert str(error)
+        return "refused"
+    return "graph"
+
+
+def test_deep_models_do_not_exhaust_the_stack() -> None:
+    nodes = [("Abs", f"v{i}" if i else "x", f"v{i + 1}") for i in range(3000)]
+    graph = import_model(model(nodes[::-1], outputs=[value("v3000", None)]))
+    assert len(graph.nodes) == 3000
