@@ -31,7 +31,7 @@ from service.settings import Settings
 from service.storage import Storage
 from tuner.measure.measurement import Phase
 
-TRIALS = 220
+TRIALS = 170
 PATIENCE_SECONDS = 60.0
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
@@ -80,7 +80,7 @@ class Fleet:
             "TILEWRIGHT_DATA_FOLDER": str(folder / "data"),
             "TILEWRIGHT_LEASE_SECONDS": "4",
             "TILEWRIGHT_HEARTBEAT_SECONDS": "0.5",
-            "TILEWRIGHT_JOB_LEASE_SECONDS": "2",
+            "TILEWRIGHT_JOB_LEASE_SECONDS": "1",
             "TILEWRIGHT_LONG_POLL_SECONDS": "2",
             "TILEWRIGHT_BUILDERS": "1",
             "PYTHONUNBUFFERED": "1",

@@ -25,7 +25,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Settings of a fresh data folder, whatever the environment says."""
     monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
     monkeypatch.delenv("TILEWRIGHT_TOKEN", raising=False)
-    return Settings(lease_seconds=30.0, heartbeat_seconds=0.2, long_poll_seconds=1.0)
+    return Settings(lease_seconds=30.0, heartbeat_seconds=0.2, long_poll_seconds=0.3)
 
 
 @pytest.fixture

@@ -1,0 +1,64 @@
+"""The documentation names every route, problem, setting and command, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import typer
+from fastapi.testclient import TestClient
+
+from service.cli import app
+from service.settings import Settings
+
+DOCS = Path(__file__).parents[3] / "docs"
+SOURCE = Path(__file__).parents[3] / "service"
+
+
+def test_every_route_is_documented(anonymous: TestClient) -> None:
+    described = anonymous.get("/openapi.json").json()["paths"]
+    routes = {f"{method.upper()} {path}" for path, ops in described.items() for method in ops}
+    text = (DOCS / "rest.md").read_text()
+    rows = set(re.findall(r"^\| `((?:GET|POST|DELETE) /v1/[^`?]*)", text, re.MULTILINE))
+    assert rows == routes
+
+
+def test_every_problem_is_documented() -> None:
+    """Slugs stand in the sources as the second argument of Problem, or the last of invalid."""
+    source = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    slugs = set(re.findall(r'Problem\(\s*\d{3},\s*"([a-z-]+)"', source))
+    slugs |= set(re.findall(r'invalid\([^()]*, "([a-z-]+)"\)', source))
+    text = (DOCS / "rest.md").read_text()
+    missing = {slug for slug in slugs if f"| `{slug}` |" not in text}
+    assert slugs
+    assert not missing
+
+
+def test_every_setting_is_documented() -> None:
+    text = (DOCS / "cli.md").read_text()
+    documented = set(re.findall(r"^\| `TILEWRIGHT_([A-Z_]+)`", text, re.MULTILINE))
+    assert documented == {name.upper() for name in Settings.model_fields}
+
+
+def test_every_command_is_documented() -> None:
+    text = (DOCS / "cli.md").read_text()
+    documented = set(re.findall(r"^\| `([a-z]+)(?: [^`]*)?` \|", text, re.MULTILINE))
+    commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert documented == commands
+
+
+def test_every_option_of_the_worker_is_documented() -> None:
+    text = (DOCS / "worker.md").read_text()
+    options = set(re.findall(r'"(--[a-z-]+)"', (SOURCE / "worker.py").read_text()))
+    assert options
+    assert all(f"`{option}`" in text for option in options)
+
+
+def test_the_environment_is_read_in_one_file() -> None:
+    """And in the worker's main function, which has no pydantic."""
+    readers = {
+        path.name
+        for path in SOURCE.rglob("*.py")
+        if re.search(r"os\.(environ|getenv)", path.read_text())
+    }
+    assert readers == {"settings.py", "worker.py"}
