@@ -27,6 +27,8 @@ from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
     Loop,
+    edges,
+    edges_are_static,
     halo_stage,
     needs_padding,
     parallel_balance,
@@ -96,6 +98,8 @@ def analyse(workload: Workload) -> Contraction | None:
     own = [a for a in spatial if a in free]
     tile = own[-1] if own else (spatial[-1] if spatial else None)
     window = _window(problem)
+    if not _can_stream(right, lanes, window):
+        return None
     rest = [a for a in problem.reduction.axes if a not in window]
     channel = max(rest, key=lambda a: a.extent, default=Axis("unit", 1))
     return Contraction(
@@ -111,6 +115,13 @@ def analyse(workload: Workload) -> Contraction | None:
         _channel_block(loads(left), channel),
         any(needs_padding(load) for load in loads(problem.reduction.body)),
     )
+
+
+def _can_stream(streamed: Expr, lanes: Axis, window: Sequence[Axis]) -> bool:
+    """Whether the operand along the lanes can be read as vectors: where it lies, or packed."""
+    if not isinstance(streamed, Load):
+        return False
+    return streamed.tensor.role is Role.WEIGHT or unit_stride(streamed, lanes) or not window
 
 
 def _is_padded(load: Load, axis: Axis) -> bool:
@@ -181,6 +192,8 @@ class _Template:
         if found is None:
             return None
         knobs = _knobs(found, target)
+        if not all(knob.values for knob in knobs):
+            return None
 
         def valid(choice: Mapping[str, Choice]) -> bool:
             return _fits(found, target, choice)
@@ -215,7 +228,8 @@ def _knobs(found: Contraction, target: Target) -> tuple[Knob, ...]:
     most = min(widest, -(-found.lanes.extent // lanes))
     vectors = tuple(range(1, most + 1))
     extent = found.tile.extent if found.tile else 1
-    tiles = tuple(t for t in _TILES if t <= extent)
+    edge = _tile_edges(found)
+    tiles = tuple(t for t in _TILES if t <= extent and edges_are_static(edge, extent, t))
     orders = ["lanes-outer"] if found.tile else []
     orders += ["lanes-inner"]
     orders += ["lanes-middle"] if found.outer and found.tile else []
@@ -228,8 +242,7 @@ def _knobs(found: Contraction, target: Target) -> tuple[Knob, ...]:
         Knob("unroll", unrolls or (1,)),
     ]
     if found.window:
-        # Without a halo only static taps can be left out.
-        knobs.append(Knob("taps", ("unroll",) if _needs_static_taps(found) else ("loop", "unroll")))
+        knobs.append(Knob("taps", _taps(found)))
     if _is_weight(found.panel):
         knobs.append(Knob("prefetch", _PREFETCHES))
     if _can_stream_unpacked(found) and not found.window:
@@ -239,6 +252,33 @@ def _knobs(found: Contraction, target: Target) -> tuple[Knob, ...]:
 
 def _is_weight(panel: Load | None) -> bool:
     return panel is not None and panel.tensor.role is Role.WEIGHT
+
+
+def _taps(found: Contraction) -> tuple[str, ...]:
+    """How the last window axis may run, where taps may read padding that no halo holds.
+
+    A tap along the tile axis is left out at its points, so that it must be static; along another
+    axis, of which there is one value at a time, the loop's range is clipped.
+    """
+    last, outputs = found.window[-1], set(found.problem.axes)
+    padded = [
+        outputs & set(load.index[dim].axes())
+        for load in loads(found.problem.reduction.body)
+        for dim in needs_padding(load)
+        if last in load.index[dim].axes()
+    ]
+    allowed = [] if _needs_static_taps(found) else ["loop"]
+    if all(axes <= {found.tile} for axes in padded):
+        allowed.append("unroll")
+    return tuple(allowed)
+
+
+def _tile_edges(found: Contraction) -> tuple[int, int]:
+    """First and last values of the tile axis whose taps must be left out one by one."""
+    if found.tile is None:
+        return 0, 0
+    reached = [edges(load, found.tile) for load in loads(found.problem.reduction.body)]
+    return max(first for first, _ in reached), max(last for _, last in reached)
 
 
 def _needs_static_taps(found: Contraction) -> bool:
@@ -381,9 +421,12 @@ def _replace_tensors(tensors: Sequence[Tensor], changed: Sequence[Tensor]) -> tu
 
 
 def _is_packed(found: Contraction, schedule: Schedule) -> bool:
-    if _can_stream_unpacked(found):
-        return not found.window and bool(schedule["pack"])
-    return True
+    """Whether the streamed operand is read from panels; a window over an input is read in place."""
+    if _is_weight(found.panel):
+        return True
+    if found.window:
+        return False
+    return bool(schedule["pack"]) if _can_stream_unpacked(found) else True
 
 
 def _reduction_tiles(
