@@ -81,6 +81,28 @@ def needs_padding(load: Load, *, with_halo: bool = True) -> tuple[int, ...]:
     return tuple(result)
 
 
+def edges(load: Load, axis: Axis, *, with_halo: bool = True) -> tuple[int, int]:
+    """How many first and last values of an output axis may lead a load out of its tensor."""
+    first = last = 0
+    for dim in needs_padding(load, with_halo=with_halo):
+        step = load.index[dim].coefficient(axis)
+        if not step:
+            continue
+        before, after = load.tensor.halo_of(dim) if with_halo else (0, 0)
+        low, high = (load.index[dim] - affine(axis) * step).bounds()
+        over = high + step * (axis.extent - 1) - (load.tensor.shape[dim] + after - 1)
+        first = max(first, -((low + before) // step))
+        last = max(last, -(-over // step))
+    return first, last
+
+
+def edges_are_static(edge: tuple[int, int], extent: int, tile: int) -> bool:
+    """Whether peeling the first and last full tile leaves no edge to a run-time loop."""
+    first, last = edge
+    full = extent // tile
+    return full < 3 or (first <= tile and last <= extent - (full - 1) * tile)
+
+
 def depends_on(expr: Expr, axis: Axis) -> bool:
     """Whether any load of an expression moves with an axis."""
     return any(

@@ -174,7 +174,7 @@ def _padded_axes(problem: Problem) -> frozenset[Axis]:
         axis
         for reduction in problem.reductions
         for load in loads(reduction.body)
-        for dim in needs_padding(load)
+        for dim in needs_padding(load, with_halo=reduction.combiner is Combiner.SUM)
         for axis in load.index[dim].axes()
         if axis in problem.axes
     )
@@ -184,9 +184,9 @@ def _reduction(
     reduction: Reduce, body: Expr, store: Store, along: Axis | None, unroll: int, lanes: int
 ) -> Compute:
     axes = [a for a in reduction.axes if a.extent > 1]
-    padded = any(needs_padding(load) for load in loads(body))
     # The zeros of a halo are wrong in anything but a sum.
     never = reduction.combiner is not Combiner.SUM
+    padded = any(needs_padding(load, with_halo=not never) for load in loads(body))
     if along is not None:
         return Compute(
             (store,),

@@ -25,6 +25,8 @@ from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
     Loop,
+    edges,
+    edges_are_static,
     halo_stage,
     needs_padding,
     parallel_stage,
@@ -112,6 +114,8 @@ class _Template:
         if found is None:
             return None
         knobs = _knobs(found)
+        if not all(knob.values for knob in knobs):
+            return None
 
         def valid(choice: Mapping[str, Choice]) -> bool:
             return _fits(found, target, choice)
@@ -134,18 +138,67 @@ def _taps(found: Window) -> int:
     return prod(a.extent for a in found.problem.reduction.axes)
 
 
+def _tile_edges(found: Window) -> tuple[int, int]:
+    """First and last outputs along the tile axis whose taps must be left out one by one."""
+    if found.tile is None:
+        return 0, 0
+    reached = [
+        edges(load, found.tile, with_halo=found.reads_halo)
+        for load in loads(found.problem.reduction.body)
+    ]
+    return max((f for f, _ in reached), default=0), max((n for _, n in reached), default=0)
+
+
+def _padded_by(found: Window, taps: Axis) -> set[Axis]:
+    """Output axes along which this window axis may lead a load out of its tensor."""
+    return {
+        axis
+        for load in loads(found.problem.reduction.body)
+        for dim in needs_padding(load, with_halo=found.reads_halo)
+        if taps in load.index[dim].axes()
+        for axis in load.index[dim].axes()
+        if axis in found.problem.axes
+    }
+
+
+def _has_static_row(found: Window) -> bool:
+    """Whether the last window axis may be unrolled where the others are loops.
+
+    Along the tile axis taps out of bounds are left out at their points; along another axis only a
+    loop over the taps can be clipped.
+    """
+    axes = _window_axes(found)
+    if not axes or (found.tile in found.padded and _taps(found) > _UNROLLED_TAPS):
+        return False
+    return axes[-1].extent <= _UNROLLED_TAPS and _padded_by(found, axes[-1]) <= {found.tile}
+
+
+def _window_axes(found: Window) -> list[Axis]:
+    return [a for a in found.problem.reduction.axes if a.extent > 1]
+
+
+def _clips_tile(found: Window) -> bool:
+    """Whether a loop over taps is clipped along the tile axis, which is then one output wide."""
+    axes = _window_axes(found)
+    loops = axes[:-1] if _has_static_row(found) else axes
+    return any(found.tile in _padded_by(found, axis) for axis in loops)
+
+
 def _can_unroll_rows(found: Window) -> bool:
-    return _taps(found) <= _UNROLLED_TAPS and found.rows not in found.padded
+    return _taps(found) <= _UNROLLED_TAPS and set(found.padded) <= {found.tile}
 
 
 def _knobs(found: Window) -> tuple[Knob, ...]:
     tile = found.tile.extent if found.tile else 1
     rows = found.rows.extent if found.rows else 1
-    tiles = tuple(t for t in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16) if t <= tile) or (1,)
-    if found.tile in found.padded and _taps(found) > _UNROLLED_TAPS:
-        # Too large to unroll: both window axes are clipped loops over single outputs.
-        tiles = (1,)
+    tiles = tuple(
+        t
+        for t in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+        if t <= tile and edges_are_static(_tile_edges(found), tile, t)
+    )
     unrolled = _can_unroll_rows(found)
+    if _clips_tile(found) and not unrolled:
+        tiles = (1,)
     heights = tuple(r for r in (1, 2, 3, 4) if r <= rows) if unrolled else (1,)
     return (
         Knob("tile", tiles),
@@ -158,7 +211,7 @@ def _knobs(found: Window) -> tuple[Knob, ...]:
 def _fits(found: Window, target: Target, choice: Mapping[str, Choice]) -> bool:
     tile, rows = int(choice["tile"]), int(choice["rows"])
     points = tile * rows
-    if choice["taps"] == "row" and rows > 1:
+    if choice["taps"] == "row" and (rows > 1 or (tile > 1 and _clips_tile(found))):
         return False
     if points > target.vector_registers - 4:
         return False
@@ -196,13 +249,12 @@ def _lower(found: Window, schedule: Schedule, target: Target) -> Kernel:
     lanes = target.lanes(DType.FLOAT32)
     reduction = problem.reduction
     body, packed = _packed_weights(found, lanes)
-    axes = [a for a in reduction.axes if a.extent > 1]
+    axes = _window_axes(found)
     if schedule.text("taps") == "all":
         reduce: list[Tile] = []
         points = [Tile(a) for a in axes]
     else:
-        static = bool(axes) and axes[-1].extent <= _UNROLLED_TAPS and schedule.integer("tile") >= 1
-        static = static and not (found.tile in found.padded and _taps(found) > _UNROLLED_TAPS)
+        static = _has_static_row(found)
         reduce = [Tile(a) for a in (axes[:-1] if static else axes)]
         points = [Tile(axes[-1])] if static else []
     spatial = [Tile(a) for a in (found.rows, found.tile) if a is not None]
