@@ -9,29 +9,25 @@ and NumPy alone.
 
 from __future__ import annotations
 
-import argparse
 import os
 import queue
-import random
 import signal
-import socket
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from service.worker_facts import device_facts, registration_facts
 from service.worker_files import BlobCache, Spooled, StateFolder
-from service.worker_http import Api, Refused, Unreachable
+from service.worker_http import Api, Backoff, Refused, Unreachable
+from service.worker_options import WorkerOptions, parse_arguments
 from tuner.measure.measurement import Status
 from tuner.measure.sandbox import Sandbox
 from tuner.measure.wire import PROTOCOL, MeasureRequest, MeasureResult, ProtocolError
 
-FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.1, 15.0
 PREFETCHED = 2
 """Leases in hand: one is measured, the next one lies ready."""
 
@@ -39,34 +35,6 @@ END_SECONDS = 10.0
 """How long the worker's end waits for its threads."""
 
 Log = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """What a worker is told on its command line."""
-
-    server: str
-    token: str
-    name: str
-    spool: Path
-    targets: tuple[str, ...] = ()
-    cache_bytes: int = 1 << 30
-
-
-class Backoff:
-    """Pauses that double up to a limit, with jitter so that a fleet does not come back at once."""
-
-    def __init__(self, stopping: threading.Event) -> None:
-        self._stopping = stopping
-        self._pause = FIRST_PAUSE_SECONDS
-
-    def reset(self) -> None:
-        self._pause = FIRST_PAUSE_SECONDS
-
-    def wait(self) -> None:
-        """Sleep, but not beyond the worker's end."""
-        self._stopping.wait(self._pause * random.uniform(0.5, 1.0))
-        self._pause = min(self._pause * 2, LAST_PAUSE_SECONDS)
 
 
 @dataclass(slots=True)
@@ -443,69 +411,6 @@ class Worker:
 def _complete(result: MeasureResult) -> bool:
     """Whether every candidate was measured: a cancelled batch is no result."""
     return all(m.status is not Status.CANCELLED for _, m in result.measurements)
-
-
-def default_spool(environment: Mapping[str, str]) -> Path:
-    """`$TILEWRIGHT_SPOOL`, `$XDG_STATE_HOME/tilewright`, or ~/.local/state/tilewright."""
-    given = environment.get("TILEWRIGHT_SPOOL", "")
-    base = environment.get("XDG_STATE_HOME", "")
-    if given:
-        return Path(given)
-    return (Path(base) if base else Path.home() / ".local" / "state") / "tilewright"
-
-
-def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> WorkerOptions:
-    """The options; exits with status 2 and a sentence for wrong usage."""
-    parser = argparse.ArgumentParser("tilewright-worker", description="Measure candidates.")
-    parser.add_argument(
-        "--server",
-        default=environment.get("TILEWRIGHT_SERVER", ""),
-        help="URL of the service (or TILEWRIGHT_SERVER)",
-    )
-    parser.add_argument(
-        "--token",
-        default=environment.get("TILEWRIGHT_TOKEN", ""),
-        help="bearer token with the scope 'measure' (or TILEWRIGHT_TOKEN)",
-    )
-    parser.add_argument("--token-file", type=Path, help="file that holds the token")
-    parser.add_argument("--name", default=socket.gethostname(), help="name for people")
-    parser.add_argument(
-        "--target",
-        action="append",
-        default=[],
-        help="name or key of a target that this device runs; may be repeated "
-        "(default: found from the device)",
-    )
-    parser.add_argument(
-        "--spool",
-        type=Path,
-        default=default_spool(environment),
-        help="folder of unreported results and of the cache (or TILEWRIGHT_SPOOL)",
-    )
-    parser.add_argument(
-        "--cache-mib", type=int, default=1024, help="size of the cache of expected outputs"
-    )
-    given = parser.parse_args(arguments)
-    token = given.token
-    if given.token_file is not None:
-        try:
-            token = given.token_file.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            parser.error(f"the token file cannot be read: {error}")
-    if not given.server.startswith(("http://", "https://")):
-        parser.error(f"--server: '{given.server}' is not an http or https URL")
-    if not token:
-        parser.error("--token or --token-file is needed")
-    if given.cache_mib < 1:
-        parser.error("--cache-mib: must be at least 1")
-    return WorkerOptions(
-        given.server,
-        token,
-        given.name,
-        given.spool,
-        tuple(given.target),
-        given.cache_mib << 20,
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 CHUNK_BYTES = 1 << 20
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.1, 15.0
 
 
 class Unreachable(Exception):
@@ -92,6 +95,22 @@ class Api:
         if data is not None:
             headers["Content-Type"] = "application/json"
         return urllib.request.Request(self.server + path, data, headers, method=method)
+
+
+class Backoff:
+    """Pauses that double up to a limit, with jitter so that a fleet does not come back at once."""
+
+    def __init__(self, stopping: threading.Event) -> None:
+        self._stopping = stopping
+        self._pause = FIRST_PAUSE_SECONDS
+
+    def reset(self) -> None:
+        self._pause = FIRST_PAUSE_SECONDS
+
+    def wait(self) -> None:
+        """Sleep, but not beyond the worker's end."""
+        self._stopping.wait(self._pause * random.uniform(0.5, 1.0))
+        self._pause = min(self._pause * 2, LAST_PAUSE_SECONDS)
 
 
 def _problem(error: urllib.error.HTTPError) -> Exception:

@@ -344,10 +344,18 @@ def test_a_bug_is_a_problem_without_its_traceback(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("secret detail")
 
+    class Log:
+        lines: list[dict[str, Any]] = []  # noqa: RUF012
+
+        def error(self, event: str, **fields: Any) -> None:
+            self.lines.append(fields)
+
+    monkeypatch.setattr("service.errors.log", Log())
     monkeypatch.setattr(type(storage.jobs), "list", broken)
     answer = client.get("/v1/jobs")
     assert problem(answer)[:2] == (500, "internal-error")
     assert "secret" not in answer.text
+    assert [line["path"] for line in Log.lines] == ["/v1/jobs"]
 
 
 def test_a_locked_database_says_when_to_try_again(

@@ -17,9 +17,10 @@ from db.stores.leases import NewRequest, RequestState
 from db.stores.workers import Health
 from service import worker as worker_module
 from service.storage import Storage
-from service.worker import Worker, WorkerOptions, main, parse_arguments
+from service.worker import Worker, main
 from service.worker_files import BlobCache, Spooled, StateFolder
 from service.worker_http import Api, Refused, Unreachable
+from service.worker_options import WorkerOptions, parse_arguments
 from tuner.measure.measurement import Measurement, RecordKey, Status
 from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
 

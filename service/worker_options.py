@@ -1,0 +1,84 @@
+"""What a worker is told on its command line or by its environment."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What a worker is told on its command line."""
+
+    server: str
+    token: str
+    name: str
+    spool: Path
+    targets: tuple[str, ...] = ()
+    cache_bytes: int = 1 << 30
+
+
+def default_spool(environment: Mapping[str, str]) -> Path:
+    """`$TILEWRIGHT_SPOOL`, `$XDG_STATE_HOME/tilewright`, or ~/.local/state/tilewright."""
+    given = environment.get("TILEWRIGHT_SPOOL", "")
+    base = environment.get("XDG_STATE_HOME", "")
+    if given:
+        return Path(given)
+    return (Path(base) if base else Path.home() / ".local" / "state") / "tilewright"
+
+
+def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> WorkerOptions:
+    """The options; exits with status 2 and a sentence for wrong usage."""
+    parser = argparse.ArgumentParser("tilewright-worker", description="Measure candidates.")
+    parser.add_argument(
+        "--server",
+        default=environment.get("TILEWRIGHT_SERVER", ""),
+        help="URL of the service (or TILEWRIGHT_SERVER)",
+    )
+    parser.add_argument(
+        "--token",
+        default=environment.get("TILEWRIGHT_TOKEN", ""),
+        help="bearer token with the scope 'measure' (or TILEWRIGHT_TOKEN)",
+    )
+    parser.add_argument("--token-file", type=Path, help="file that holds the token")
+    parser.add_argument("--name", default=socket.gethostname(), help="name for people")
+    parser.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        help="name or key of a target that this device runs; may be repeated "
+        "(default: found from the device)",
+    )
+    parser.add_argument(
+        "--spool",
+        type=Path,
+        default=default_spool(environment),
+        help="folder of unreported results and of the cache (or TILEWRIGHT_SPOOL)",
+    )
+    parser.add_argument(
+        "--cache-mib", type=int, default=1024, help="size of the cache of expected outputs"
+    )
+    given = parser.parse_args(arguments)
+    token = given.token
+    if given.token_file is not None:
+        try:
+            token = given.token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            parser.error(f"the token file cannot be read: {error}")
+    if not given.server.startswith(("http://", "https://")):
+        parser.error(f"--server: '{given.server}' is not an http or https URL")
+    if not token:
+        parser.error("--token or --token-file is needed")
+    if given.cache_mib < 1:
+        parser.error("--cache-mib: must be at least 1")
+    return WorkerOptions(
+        given.server,
+        token,
+        given.name,
+        given.spool,
+        tuple(given.target),
+        given.cache_mib << 20,
+    )
