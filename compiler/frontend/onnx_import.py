@@ -47,8 +47,9 @@ def import_model(
         UnsupportedOperatorError: if it uses an operator, or a form of one, without a rule.
     """
     proto, folder = _load(model)
-    opsets = _check_header(proto)
-    return _Importer(inline_functions(proto), folder, opsets, dims or {}).graph()
+    _check_header(proto)
+    proto = inline_functions(proto)
+    return _Importer(proto, folder, _check_header(proto), dims or {}).graph()
 
 
 def _load(model: str | Path | bytes | ModelProto) -> tuple[ModelProto, Path | None]:
