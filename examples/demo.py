@@ -118,7 +118,7 @@ def _write_model(name: str, folder: Path, console: Console) -> Path:
 def _start(url: str, folder: Path, processes: Processes) -> None:
     """Start service, tuner and worker, and wait until the service answers."""
     host, port = url.removeprefix("http://").split(":")
-    processes.start("serve", tilewright("serve", "--host", host, "--port", port))
+    processes.start("serve", tilewright("serve", "--no-tuner", "--host", host, "--port", port))
     wait_until_answering(f"{url}/v1/health", processes)
     processes.start("tuner", tilewright("tuner"))
     token_file, spool = str(folder / "data" / "token"), str(folder / "spool")

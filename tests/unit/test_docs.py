@@ -80,7 +80,7 @@ def commands() -> list[str]:
     from service.cli import app
 
     group = typer.main.get_command(app)
-    return sorted(f"tilewright {name}" for name in group.commands)  # type: ignore[attr-defined]
+    return sorted(group.commands)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", [passes, knobs, settings, routes, commands])
