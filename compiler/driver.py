@@ -29,7 +29,9 @@ from compiler.target import Target, host_target, resolve_target
 if TYPE_CHECKING:
     import onnx
 
-    Model = str | Path | bytes | onnx.ModelProto
+    from typing import TypeAlias
+
+    Model: TypeAlias = str | Path | bytes | onnx.ModelProto
 
 NUMERICS = ("fast", "strict")
 
@@ -66,6 +68,7 @@ def compile_plan(
     target: Target,
     threads: int = 1,
     numerics: str = "fast",
+    weight_limit_bytes: int | None = None,
 ) -> Executable:
     """Compile a plan for this process, with the best schedules that are known.
 
@@ -74,7 +77,8 @@ def compile_plan(
     """
     if not target.runs_on(host_target()):
         raise CompilerError(f"target '{target.name}' does not run on this machine")
-    return load_program(build_program(plan, schedules, target, threads, numerics), threads)
+    compiled = build_program(plan, schedules, target, threads, numerics, weight_limit_bytes)
+    return load_program(compiled, threads)
 
 
 def load_program(compiled: CompiledProgram, threads: int = 1) -> Executable:
@@ -91,13 +95,14 @@ def save_artifact(
     numerics: str,
     folder: str | Path,
     sizes: Mapping[str, int] | None = None,
+    weight_limit_bytes: int | None = None,
 ) -> CompiledProgram:
     """Compile a plan into an artifact folder that loads with NumPy alone.
 
     Raises:
         CompilerError: if a workload does not compile, or the folder cannot be written.
     """
-    compiled = build_program(plan, schedules, target, threads, numerics)
+    compiled = build_program(plan, schedules, target, threads, numerics, weight_limit_bytes)
     metadata = {
         "codegen_version": CODEGEN_VERSION,
         "target_key": target.key,
@@ -124,6 +129,7 @@ def compile_model(
     dims: Mapping[str, int] | None = None,
     schedules: ScheduleSource | None = None,
     numerics: str = "fast",
+    weight_limit_bytes: int | None = None,
 ) -> Executable:
     """Compile an ONNX model for this machine.
 
@@ -134,6 +140,8 @@ def compile_model(
         dims: sizes of named dimensions.
         schedules: where tuned schedules are looked up; None compiles with the defaults.
         numerics: "strict" turns off algorithms that change rounding (Winograd).
+        weight_limit_bytes: most memory that packed weights may take; algorithms that expand them
+            (Winograd) give way first.
 
     Raises:
         CompilerError: naming what is wrong with the model or the arguments.
@@ -143,7 +151,8 @@ def compile_model(
         raise CompilerError(f"threads must be at least 1, got {threads}")
     chosen = resolve_target(target)
     graph = optimise(load_graph(model, dims), numerics)
-    return compile_plan(make_plan(graph, chosen, numerics), schedules, chosen, threads, numerics)
+    plan = make_plan(graph, chosen, numerics)
+    return compile_plan(plan, schedules, chosen, threads, numerics, weight_limit_bytes)
 
 
 def check_numerics(numerics: str) -> None:

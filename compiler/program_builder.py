@@ -53,19 +53,23 @@ def build_program(
     target: Target,
     threads: int = 1,
     numerics: str = "fast",
+    weight_limit_bytes: int | None = None,
 ) -> CompiledProgram:
     """Compile every workload of a plan and lay out its memory.
 
-    A schedule that the source knows but that no longer fits gives way to the default.
+    A schedule that the source knows but that no longer fits gives way to the default. Where packed
+    weights would take more than the limit, those that an algorithm expands most (Winograd) are
+    stored plainly instead.
 
     Raises:
-        CompilerError: if a workload compiles with no schedule.
+        CompilerError: if a workload compiles with no schedule, or the weights do not fit the limit.
     """
     start = time.perf_counter()
-    built: dict[Workload, tuple[BuiltKernel, Schedule, bool]] = {}
-    for step in plan.kernels:
-        if step.workload not in built:
-            built[step.workload] = _build(step.workload, source, target, threads, numerics)
+    built: dict[Workload, Chosen] = {}
+    for workload, _ in plan.tasks():
+        built[workload] = _build(workload, source, target, threads, numerics)
+    if weight_limit_bytes is not None:
+        _limit_weights(plan, built, target, threads, weight_limit_bytes)
     compiled = time.perf_counter()
     shared = {
         position: [b.bytes for b in built[step.workload][0].spec.buffers if b.role is Role.SHARED]
@@ -108,14 +112,45 @@ def build_program(
     )
 
 
+Chosen = tuple[BuiltKernel, Schedule, bool]
+"""A kernel, its schedule, and whether a source knew it."""
+
+
+def _limit_weights(
+    plan: GraphPlan, built: dict[Workload, Chosen], target: Target, threads: int, limit: int
+) -> None:
+    """Give up expansions, largest first, until all packed weights fit."""
+    counts = dict(plan.tasks())
+    expanded = sorted(
+        (w for w in built if any(b.einsum for b in built[w][0].spec.buffers)),
+        key=lambda w: -_weight_bytes(built[w]) * counts[w],
+    )
+    for workload in expanded:
+        if _total_weights(built, counts) <= limit:
+            return
+        # Algorithms that change rounding are those that transform weights.
+        built[workload] = _build(workload, None, target, threads, "strict")
+    total = _total_weights(built, counts)
+    if total > limit:
+        raise CompilerError(f"the packed weights take {total} bytes, the limit is {limit}")
+
+
+def _total_weights(built: Mapping[Workload, Chosen], counts: Mapping[Workload, int]) -> int:
+    return sum(_weight_bytes(chosen) * counts[w] for w, chosen in built.items())
+
+
+def _weight_bytes(chosen: Chosen) -> int:
+    return sum(b.bytes for b in chosen[0].spec.buffers if b.role is Role.WEIGHT)
+
+
 def _build(
     workload: Workload,
     source: ScheduleSource | None,
     target: Target,
     threads: int,
     numerics: str,
-) -> tuple[BuiltKernel, Schedule, bool]:
-    """The kernel of a workload, its schedule, and whether the source knew it."""
+) -> Chosen:
+    """The kernel of a workload with the best schedule known, or the first default that lowers."""
     best = source.best(workload.key, target.key, threads, numerics) if source else None
     refused: list[str] = []
     for schedule in [

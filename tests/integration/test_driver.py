@@ -1,0 +1,186 @@
+"""The whole compiler on small models, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import compiler
+from compiler import driver
+from compiler.plan import GraphPlan
+from compiler.program_builder import build_program
+from compiler.runtime.kernel import Role
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import schedule_space
+from compiler.target import Target, host_target
+
+# Sums of up to 576 float32 products in another order than ONNX Runtime's, and Winograd's F(4),
+# which loses about one digit: errors of 1e-6 to 1e-5 of the largest output.
+TOLERANCE = 1e-4
+
+
+def two_convolutions(channels: int = 64, size: int = 12) -> onnx.ModelProto:
+    """conv 3x3 -> relu -> conv 3x3 + the input of the first: Winograd applies to both."""
+    rng = np.random.default_rng(3)
+    scale = (2.0 / (channels * 9)) ** 0.5
+    weights = {
+        name: (rng.standard_normal((channels, channels, 3, 3)) * scale).astype(np.float32)
+        for name in ("w0", "w1")
+    }
+    shape = [1, channels, size, size]
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "w1"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["c", "x"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "two_convolutions",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(v, k) for k, v in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 9
+    return model
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    return two_convolutions()
+
+
+@pytest.fixture(scope="module")
+def image() -> np.ndarray:
+    return np.random.default_rng(5).standard_normal((1, 64, 12, 12), dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def expected(model: onnx.ModelProto, image: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    (result,) = session.run(None, {"x": image})
+    return np.asarray(result)
+
+
+def planned(model: onnx.ModelProto) -> tuple[GraphPlan, Target]:
+    target = host_target()
+    return driver.make_plan(driver.optimise(driver.load_graph(model)), target), target
+
+
+def distance(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(actual - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("numerics", ["fast", "strict"])
+def test_agrees_with_onnxruntime(
+    model: onnx.ModelProto, image: np.ndarray, expected: np.ndarray, threads: int, numerics: str
+) -> None:
+    executable = compiler.compile_model(model, threads=threads, numerics=numerics)
+    (by_name,) = executable.run({"x": image})
+    (by_position,) = executable.run([image])
+    assert distance(by_name, expected) < TOLERANCE
+    assert np.array_equal(by_name, by_position)
+
+
+def algorithms(model: onnx.ModelProto, **options: object) -> set[str]:
+    plan, target = planned(model)
+    compiled = build_program(plan, None, target, 1, **options)  # type: ignore[arg-type]
+    return {schedule.algorithm for schedule in compiled.schedules.values()}
+
+
+def test_strict_numerics_has_no_winograd(model: onnx.ModelProto) -> None:
+    assert "winograd" in algorithms(model)
+    assert "winograd" not in algorithms(model, numerics="strict")
+
+
+def test_a_weight_limit_gives_up_expansions_first(model: onnx.ModelProto) -> None:
+    plain = 2 * 64 * 64 * 9 * 4
+    plan, target = planned(model)
+    free = build_program(plan, None, target)
+    assert free.program.weight_bytes > plain
+    limited = build_program(plan, None, target, weight_limit_bytes=plain)
+    assert limited.program.weight_bytes <= plain
+    assert not any(b.einsum for k in limited.program.kernels for b in k.buffers)
+    with pytest.raises(compiler.CompilerError, match=str(plain - 1)):
+        build_program(plan, None, target, weight_limit_bytes=plain - 1)
+
+
+class Fixed:
+    """A schedule source that answers with one schedule for everything."""
+
+    def __init__(self, schedules: dict[str, Schedule]) -> None:
+        self.schedules = schedules
+
+    def best(
+        self, workload_key: str, target_key: str, threads: int, numerics: str
+    ) -> Schedule | None:
+        return self.schedules.get(workload_key)
+
+
+def test_known_schedules_are_used(
+    model: onnx.ModelProto, image: np.ndarray, expected: np.ndarray
+) -> None:
+    plan, target = planned(model)
+    chosen = {
+        w.key: next(s for s in schedule_space(w, target).points if s.algorithm == "direct")
+        for w, _ in plan.tasks()
+        if "conv" in w.operators
+    }
+    compiled = build_program(plan, Fixed(chosen), target)
+    assert compiled.tuned == frozenset(chosen)
+    assert {k: compiled.schedules[k] for k in chosen} == chosen
+    (output,) = driver.load_program(compiled).run({"x": image})
+    assert distance(output, expected) < TOLERANCE
+
+
+def test_a_schedule_that_no_longer_fits_gives_way(model: onnx.ModelProto) -> None:
+    plan, target = planned(model)
+    stale = {w.key: Schedule.of("direct", tile=4) for w, _ in plan.tasks()}
+    compiled = build_program(plan, Fixed(stale), target)
+    assert compiled.tuned == frozenset()
+    assert Schedule.of("direct", tile=4) not in compiled.schedules.values()
+
+
+def test_an_artifact_gives_the_same_bits(
+    model: onnx.ModelProto, image: np.ndarray, tmp_path: Path
+) -> None:
+    plan, target = planned(model)
+    driver.save_artifact(plan, None, target, 1, "fast", tmp_path / "artifact")
+    (loaded,) = compiler.load_artifact(tmp_path / "artifact").run({"x": image})
+    (compiled,) = driver.compile_plan(plan, None, target).run({"x": image})
+    assert np.array_equal(loaded, compiled)
+
+
+def test_equal_layers_share_a_kernel_and_no_weights(model: onnx.ModelProto) -> None:
+    plan, target = planned(model)
+    program = build_program(plan, None, target).program
+    weights = [
+        ref.offset
+        for call in program.instructions
+        if hasattr(call, "kernel")
+        for buffer, ref in zip(program.kernels[call.kernel].buffers, call.buffers, strict=True)
+        if buffer.role is Role.WEIGHT
+    ]
+    assert len(set(weights)) == len(weights)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"target": "z80"}, "z80"),
+        ({"threads": 0}, "threads"),
+        ({"numerics": "sloppy"}, "sloppy"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    model: onnx.ModelProto, arguments: dict[str, object], named: str
+) -> None:
+    with pytest.raises(compiler.CompilerError, match=named):
+        compiler.compile_model(model, **arguments)  # type: ignore[arg-type]
