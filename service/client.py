@@ -13,6 +13,7 @@ import httpx2
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from service.schemas import (
+    HealthView,
     JobEventView,
     JobRequest,
     JobView,
@@ -82,6 +83,10 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self._http.close()
+
+    def health(self) -> HealthView:
+        """Whether the service and its database work."""
+        return self._view(HealthView, "GET", "/v1/health")
 
     # models
 

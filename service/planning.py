@@ -20,6 +20,10 @@ from tuner.statements import statements
 from tuner.tasks import Task
 
 
+TRANSFORMING = frozenset({"winograd", "strassen"})
+"""Algorithms that execute other operations than the workload's definition names."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """A model, and what it is wanted for."""
@@ -132,13 +136,18 @@ def workload_facts(workload: Workload) -> dict[str, Any]:
 
 
 def schedule_facts(task: Task, schedule: Schedule) -> dict[str, Any]:
-    """What a schedule makes of a workload: algorithm, knobs, operations really executed."""
-    # a contraction's multiply and add are counted as one fused operation
-    fused = 2.0 if {"conv", "matmul"} & set(task.workload.operators) else 1.0
-    executed = sum(
-        statement.operations * (fused if statement.is_reduction else 1.0)
-        for statement in statements(task.lower(schedule))
-    )
+    """What a schedule makes of a workload: algorithm, knobs, operations really executed.
+
+    Executed operations are those of the algorithm; what a ragged tile computes in vain is waste and
+    not counted.
+    """
+    executed = float(costs.flops(task.workload))
+    if schedule.algorithm in TRANSFORMING:
+        # a reduction's multiply and add are counted as one fused operation
+        executed = sum(
+            statement.operations * (2.0 if statement.is_reduction else 1.0)
+            for statement in statements(task.lower(schedule))
+        )
     return {
         "algorithm": schedule.algorithm,
         "schedule": schedule.to_json(),

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -57,16 +58,31 @@ def serve(
     tuner_process = None if no_tuner else _start_tuner()
     url = f"http://{settings.host}:{settings.port}"
     print(f"serving {url}/v1, the owner's token is in {settings.token_file}", file=sys.stderr)
+    app = create_app(settings, storage)
     config = uvicorn.Config(
-        create_app(settings, storage),
+        app,
         host=settings.host,
         port=settings.port,
-        # open event streams and long polls would hold the end otherwise
+        # for what does not look at `stopping`
         timeout_graceful_shutdown=2,
         log_level="warning",
         access_log=False,
     )
-    server = uvicorn.Server(config)
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            # open event streams and long polls end by themselves
+            app.state.stopping = True
+            super().handle_exit(sig, frame)
+
+    server = Server(config)
+
+    def stop() -> None:
+        server.should_exit = True
+
+    # uvicorn raises the signal that ended it once more when it is down: without a handler the
+    # process would be gone before the tuner is stopped
+    _on_signals(stop)
     try:
         server.run()
     finally:

@@ -158,7 +158,7 @@ def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SE
 def answers(url: str) -> bool:
     try:
         with Client(url, "") as client:
-            client._send("GET", "/v1/health")
+            client.health()
     except ClientError:
         return False
     return True
