@@ -6,10 +6,14 @@ IEEE arithmetic.
 
 from __future__ import annotations
 
+from math import copysign
 from typing import assert_never
+
+import numpy as np
 
 from compiler.codegen.ssa import Emitter, Value, element, suffix, type_text
 from compiler.dtypes import DType
+from compiler.loops import semantics
 from compiler.loops.expr import Combiner, Operation
 
 _FLOAT_PREDICATES = {
@@ -87,6 +91,8 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
             simple = _identity(emitter, operation, *values)
             if simple is not None:
                 return simple
+            if not dtype.is_float and operation in (Operation.DIV, Operation.REM):
+                return _integer_division(emitter, operation, *values)
             name = _arithmetic_name(operation, dtype)
             return emitter.emit(dtype, lanes, f"{name} {text} %s, %s", *values)
         case Operation.FMA:
@@ -133,8 +139,8 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
         return value
     lanes, text = value.lanes, type_text(to, value.lanes)
     if value.const is not None:
-        number = value.const if to.is_float or to is DType.BOOL else int(value.const)
-        return emitter.const(number, to, lanes)
+        exact = np.asarray(value.const, semantics.compute_type(source))
+        return emitter.const(semantics.cast(exact, to).item(), to, lanes)
     if to is DType.BOOL:
         zero = emitter.const(0, source, lanes)
         return _compare(emitter, Operation.NE, value, zero)
@@ -199,7 +205,8 @@ def _fma(emitter: Emitter, x: Value, y: Value, z: Value) -> Value:
         return apply(emitter, Operation.ADD, apply(emitter, Operation.MUL, x, y), z)
     if x.const is not None:
         x, y = y, x
-    if z.const == 0:
+    if z.const == 0 and copysign(1, z.const) < 0:
+        # Only -0.0 leaves every product as it is.
         return apply(emitter, Operation.MUL, x, y)
     if y.const == 1:
         return apply(emitter, Operation.ADD, z, x)
@@ -209,6 +216,30 @@ def _fma(emitter: Emitter, x: Value, y: Value, z: Value) -> Value:
         # Without the instruction, llvm.fma is a call into a C library.
         return apply(emitter, Operation.ADD, apply(emitter, Operation.MUL, x, y), z)
     return emitter.call(dtype, z.lanes, f"llvm.fma.{suffix(dtype, z.lanes)}", x, y, z)
+
+
+def _integer_division(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Value:
+    """Quotient or remainder that never traps: x / 0 is x, and the smallest number / -1 wraps.
+
+    C leaves both undefined and x86 faults, also on the unused lanes of a ragged vector.
+    """
+    dtype, lanes = b.dtype, b.lanes
+    assert dtype is not None
+    name, text = _arithmetic_name(operation, dtype), type_text(dtype, lanes)
+    if b.const is not None and b.const not in (0, -1):
+        return emitter.emit(dtype, lanes, f"{name} {text} %s, %s", a, b)
+    one = emitter.const(1, dtype, lanes)
+    unsafe = _compare(emitter, Operation.EQ, b, emitter.const(0, dtype, lanes))
+    negating = None
+    if dtype.is_signed:
+        negating = _compare(emitter, Operation.EQ, b, emitter.const(-1, dtype, lanes))
+        unsafe = apply(emitter, Operation.OR, unsafe, negating)
+    divisor = apply(emitter, Operation.SELECT, unsafe, one, b)
+    result = emitter.emit(dtype, lanes, f"{name} {text} %s, %s", a, divisor)
+    if negating is None or operation is Operation.REM:
+        return result
+    negated = apply(emitter, Operation.NEG, a)
+    return apply(emitter, Operation.SELECT, negating, negated, result)
 
 
 def _float_remainder(emitter: Emitter, a: Value, b: Value) -> Value:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -67,7 +67,6 @@ class _Scope:
     memo: dict[tuple[str, ...], Value] = field(default_factory=dict)
 
 
-@cache
 def _literal(value: float, dtype: DType) -> str:
     match dtype:
         case DType.FLOAT32:
@@ -124,7 +123,8 @@ class Emitter:
             value = Value(f"%t{self._names}", dtype, lanes, depth)
             scope.lines.append(f"  {value.name} = {template % key[1:]}")
             scope.memo[key] = value
-        return value
+        # int8 and uint8 are one type to LLVM: the same text may have had the other sign.
+        return value if value.dtype is dtype else replace(value, dtype=dtype)
 
     def effect(self, line: str) -> None:
         """Emit an instruction without a result into the innermost scope."""

@@ -260,7 +260,7 @@ def _scale(x: Array, n: Array) -> Array:
 
 
 def _truncating_divide(a: Array, b: Array) -> Array:
-    """Integer division toward zero; division by 0, undefined in C, gives 0 here."""
+    """Integer division toward zero; x / 0, undefined in C, is x here."""
     if a.dtype.kind == "u":
         return np.asarray(a // np.where(b == 0, 1, b), a.dtype)
     safe = np.where(b == 0, 1, b).astype(a.dtype)
