@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -97,7 +98,7 @@ def in_child(work: Callable[[], None]) -> None:
         finally:
             os._exit(0)
     _, status = os.waitpid(child, 0)
-    assert status == 0, f"the kernel died of signal {os.WTERMSIG(status)}: an access out of bounds"
+    assert status == 0, f"the kernel died of {signal.Signals(os.WTERMSIG(status)).name}"
 
 
 def ranges(extent: int, random: Numbers | None) -> list[tuple[int, int]]:
@@ -163,21 +164,21 @@ class Arena:
 
 def run_nest_code(
     nest: LoopNest, target: Target, *inputs: Array, random: Numbers | None = None
-) -> Array:
-    """The last buffer of a nest in its physical form; `inputs` are the others, physical too.
+) -> list[Array]:
+    """What a nest writes; its first buffers are `inputs`, all in their physical form.
 
     With random numbers, parallel loops run in pieces.
     """
     library = load_objects([emit_object(lower_nest(nest, target), target)])
-    output = nest.buffers[-1]
-    contents = [*map(np.ascontiguousarray, inputs), output.bytes]
+    outputs = nest.buffers[len(inputs) :]
+    contents = [*map(np.ascontiguousarray, inputs), *(tensor.bytes for tensor in outputs)]
     names = [tensor.name for tensor in nest.buffers]
     arena = Arena(contents, names, random or np.random.default_rng(0))
     stages = [(stage_symbol(nest, n), stage_extent(s)) for n, s in enumerate(nest.stages)]
     arena.run(library, stages, scratch_layout(nest)[1], split=random is not None)
-    result = arena.guarded[-1].bytes.copy().view(output.dtype.numpy)
     library.close()
-    return result
+    blocks = arena.guarded[len(inputs) :]
+    return [b.bytes.copy().view(t.dtype.numpy) for b, t in zip(blocks, outputs, strict=True)]
 
 
 def run_workload(
