@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from compiler.ops.attributes import axis_of
 from compiler.ops.cast import cast_to
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
-from compiler.ops.shapes import operand_count
+from compiler.ops.shapes import operand_count, show
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
@@ -70,6 +71,80 @@ def _onnx(node: OnnxNode) -> str:
         indices = cast_to(node, indices, DType.INT64)
     return node.emit("gather", [data, indices], axis=axis % rank)
 
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    """Elements between neighbours along each dimension of a row-major array."""
+    return [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+
+
+def _wrapped(node: OnnxNode, indices: str, extents: np.ndarray) -> str:
+    """int64 indices from 0 on; negative ones count from the end of their dimension.
+
+    `extents` broadcasts to the indices.
+    """
+    indices = cast_to(node, indices, DType.INT64)
+    known = node.builder.constants.get(indices)
+    if known is not None and ((known < -extents) | (known >= extents)).any():
+        raise node.invalid(
+            f"an index is out of range for {show(tuple(np.ravel(extents)))} elements"
+        )
+    negative = node.emit("less", [indices, node.scalar(0, DType.INT64)])
+    moved = node.emit("add", [indices, node.constant(extents)])
+    return node.emit("where", [negative, moved, indices])
+
+
+def _onnx_gather_elements(node: OnnxNode) -> str:
+    """Each index picks along one axis at its own place: a gather from the flat data."""
+    data, indices = node.input(0), node.input(1)
+    shape, picked = node.shape(data), node.shape(indices)
+    axis, rank = node.integer("axis", 0), len(shape)
+    if len(picked) != rank or not -rank <= axis < rank:
+        raise node.invalid(f"axis {axis}, indices {show(picked)} for data {show(shape)}")
+    axis %= rank
+    if any(p > e for dim, (p, e) in enumerate(zip(picked, shape, strict=True)) if dim != axis):
+        raise node.invalid(f"indices {show(picked)} leave data {show(shape)}")
+    strides = _strides(shape)
+    grid = np.zeros(picked, np.int64)
+    for dim in range(rank):
+        if dim != axis:
+            column = (-1,) + (1,) * (rank - 1 - dim)
+            grid += (np.arange(picked[dim]) * strides[dim]).reshape(column)
+    place = _wrapped(node, indices, np.array(shape[axis]))
+    scaled = node.emit("mul", [place, node.scalar(strides[axis], DType.INT64)])
+    flat = node.emit("add", [scaled, node.constant(grid)])
+    return node.emit("gather", [node.reshape(data, (prod(shape),)), flat], axis=0)
+
+
+def _onnx_gather_nd(node: OnnxNode) -> str:
+    """The last axis of the indices holds coordinates: a gather of rows from the flat data."""
+    data, indices = node.input(0), node.input(1)
+    shape, picked = node.shape(data), node.shape(indices)
+    batch = node.integer("batch_dims", 0)
+    if not picked or not 0 <= batch < len(picked) or shape[:batch] != picked[:batch]:
+        raise node.invalid(f"indices {show(picked)}, {batch} batch dimensions for {show(shape)}")
+    depth = picked[-1]
+    if not 1 <= depth <= len(shape) - batch:
+        raise node.invalid(f"{depth} coordinates for data {show(shape)}")
+    row = shape[: batch + depth]
+    strides = _strides(row)
+    place = _wrapped(node, indices, np.array(row[batch:], np.int64))
+    factors = node.constant(np.array(strides[batch:], np.int64))
+    parts = node.emit("mul", [place, factors])
+    flat = node.emit("reduce_sum", [parts], axes=(len(picked) - 1,), keepdims=0)
+    if batch:
+        grid = np.zeros(shape[:batch], np.int64)
+        for dim in range(batch):
+            grid += (np.arange(shape[dim]) * strides[dim]).reshape((-1,) + (1,) * (batch - 1 - dim))
+        column = grid.reshape(grid.shape + (1,) * (len(picked) - 1 - batch))
+        flat = node.emit("add", [flat, node.constant(column)])
+    rows = node.reshape(data, (prod(row), *shape[batch + depth :]))
+    return node.emit("gather", [rows, flat], axis=0)
+
+
+RULES = (
+    OnnxRule("GatherElements", _onnx_gather_elements),
+    OnnxRule("GatherND", _onnx_gather_nd),
+)
 
 OPERATORS = (
     Operator(
