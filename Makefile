@@ -22,7 +22,7 @@ NATIVE := $(wildcard compiler/runtime/native/*.c compiler/runtime/native/*.h)
 
 # uv takes seconds where pip takes half a minute; where it cannot be had, pip does the same work.
 define install
-	@if [ -x $(BIN)/uv ] && $(BIN)/uv pip install --quiet --python $(PY) $(1); then :; \
+	@if [ -x $(BIN)/uv ] && $(BIN)/uv pip install --quiet --python $(PY) $(1) 2>/dev/null; then :; \
 	else $(PY) -m pip install --quiet --disable-pip-version-check $(1); fi
 endef
 

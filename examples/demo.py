@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-import tarfile
 import time
 import urllib.parse
 from pathlib import Path
@@ -30,6 +29,7 @@ from examples.demo_processes import (
     wait_until_answering,
 )
 from examples.demo_view import cost, progress_view, race_table, summary, task_table
+from service.archive import unpack
 from service.cli.view import progress_line
 from service.client import Client, ClientError
 from service.schemas import JobRequest, JobView, ProgressView, TaskView
@@ -170,8 +170,7 @@ def _fetch_artifact(client: Client, job: JobView, folder: Path) -> Path:
     archive, target = folder / "artifact.tar", folder / "artifact"
     client.artifact(job.id, archive)
     shutil.rmtree(target, ignore_errors=True)
-    with tarfile.open(archive) as opened:
-        opened.extractall(target, filter="data")
+    unpack(archive, target)
     archive.unlink()
     return target
 

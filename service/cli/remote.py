@@ -142,11 +142,14 @@ def _summary(job: JobView) -> str:
 
 
 def _unpack(client: Client, job_id: str, output: Path) -> None:
+    from service.archive import ArchiveError, unpack
+
     archive = output.with_name(f"{output.name}.tar")
     client.artifact(job_id, archive)
     try:
-        with tarfile.open(archive) as tar:
-            tar.extractall(output, filter="data")
+        unpack(archive, output)
+    except (ArchiveError, tarfile.TarError) as error:
+        raise UserError(str(error)) from error
     finally:
         archive.unlink()
 
