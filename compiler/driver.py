@@ -27,9 +27,9 @@ from compiler.runtime.executable import Executable
 from compiler.target import Target, host_target, resolve_target
 
 if TYPE_CHECKING:
-    import onnx
-
     from typing import TypeAlias
+
+    import onnx
 
     Model: TypeAlias = str | Path | bytes | onnx.ModelProto
 

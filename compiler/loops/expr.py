@@ -23,7 +23,7 @@ class Space(StrEnum):
 
 
 class Role(StrEnum):
-    """What a tensor is to the kernel; decides which argument it is and whether it may be written."""
+    """What a tensor is to the kernel: which argument it is, and whether it may be written."""
 
     INPUT = "input"
     WEIGHT = "weight"

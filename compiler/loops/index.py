@@ -60,7 +60,7 @@ Term = Axis | FloorDiv
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """`sum(coefficient * term) + constant`; terms are sorted by name and have no zero coefficient."""
+    """`sum(coefficient * term) + constant`; terms are sorted by name, no coefficient is 0."""
 
     terms: tuple[tuple[Term, int], ...] = ()
     constant: int = 0

@@ -33,7 +33,7 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Let:
-    """`axis = min(source, maximum)`: a derived axis that clamps, so that a ragged tile recomputes."""
+    """`axis = min(source, maximum)`: a derived axis that clamps; a ragged tile recomputes."""
 
     axis: Axis
     source: Affine
@@ -46,7 +46,7 @@ class For:
 
     Inside the body the axis stands for its tile: inner loops and register tiles over the same axis
     split the tile further. `peel` makes the first and last full tile static, `unroll` all of them.
-    A PARALLEL loop is the only node at the top of its stage, and its tiles are what [lo, hi) counts.
+    A PARALLEL loop is the only node at the top of its stage; [lo, hi) counts its tiles.
     """
 
     axis: Axis

@@ -104,7 +104,8 @@ def unpack(
 def make_weight(spec: BufferSpec, source: Array) -> Array:
     """The packed form of a weight: `pack(einsum(source))`, computed in float64.
 
-    `source` is the logical array of the workload input `spec.source`.
+    `source` is the logical array of the workload input `spec.source`. A kernel that walks adjacent
+    dimensions as one has them merged in its buffer's shape.
 
     Raises:
         ValueError: if the (transformed) source does not have the buffer's shape.
@@ -118,6 +119,8 @@ def make_weight(spec: BufferSpec, source: Array) -> Array:
         value = np.einsum(spec.einsum, *operands, optimize=path)
     if spec.dtype is DType.BFLOAT16 and value.dtype.kind == "f":
         value = to_bfloat16(value)
+    if value.shape != spec.shape and value.size == math.prod(spec.shape):
+        value = value.reshape(spec.shape)
     return pack(value, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype)
 
 

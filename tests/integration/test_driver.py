@@ -184,3 +184,19 @@ def test_wrong_arguments_are_named(
 ) -> None:
     with pytest.raises(compiler.CompilerError, match=named):
         compiler.compile_model(model, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_constant_operand_that_is_walked_as_one_dimension() -> None:
+    """x + p over (1, 17, 32) runs over 544 elements; the constant has three dimensions."""
+    table = np.random.default_rng(1).standard_normal((1, 17, 32), dtype=np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "p"], ["y"])],
+        "positions",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 17, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 17, 32])],
+        [numpy_helper.from_array(table, "p")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    x = np.random.default_rng(2).standard_normal((1, 17, 32), dtype=np.float32)
+    (y,) = compiler.compile_model(model).run([x])
+    assert np.array_equal(y, x + table)
