@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler import load_artifact
+from service.archive import unpack
 from service.client import Client, ClientError
 from service.schemas import JobRequest, LookupRequest
 
@@ -122,8 +122,7 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(service: Client, tmp_pat
     assert all(task.status == "tuned" for task in service.tasks(job.id))
 
     service.artifact(job.id, tmp_path / "artifact.tar")
-    with tarfile.open(tmp_path / "artifact.tar") as tar:
-        tar.extractall(tmp_path / "artifact", filter="data")
+    unpack(tmp_path / "artifact.tar", tmp_path / "artifact")
     x = np.random.default_rng(0).standard_normal((4, 32), dtype=np.float32)
     (y,) = load_artifact(tmp_path / "artifact").run({"x": x})
     expected = np.maximum(x @ parameters["w1"], 0) @ parameters["w2"]
