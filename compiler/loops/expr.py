@@ -273,9 +273,7 @@ class Tee(Expr):
         return self.value.dtype
 
 
-_COMPARISONS = frozenset(
-    {Operation.LT, Operation.LE, Operation.EQ, Operation.NE}
-)
+_COMPARISONS = frozenset({Operation.LT, Operation.LE, Operation.EQ, Operation.NE})
 
 
 def constant(value: Expr | float, dtype: DType) -> Expr:

@@ -99,9 +99,7 @@ class Affine:
             ((t, c // divisor) for t, c in self.terms if c % divisor == 0),
             self.constant // divisor,
         )
-        rest = _collect(
-            ((t, c) for t, c in self.terms if c % divisor), self.constant % divisor
-        )
+        rest = _collect(((t, c) for t, c in self.terms if c % divisor), self.constant % divisor)
         low, high = rest.bounds()
         if low >= 0 and high < divisor:
             return quotient, rest

@@ -1,4 +1,4 @@
-"""Random workloads under random schedules of every template give the NumPy answer, or ScheduleError.
+"""Random workloads under random schedules of every template: the NumPy answer, or ScheduleError.
 
 Compiled, at every vector width of the machine, with each buffer against a guard page (reads and
 writes out of bounds die), outputs poisoned (what is not written shows), stages run in random pieces
