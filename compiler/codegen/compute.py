@@ -55,7 +55,9 @@ class ComputeLowering:
             for index in store.target.index
             for axis in index.axes()
         }
-        self.spatial = tuple(t for t in compute.unroll if t.axis in self.output_axes)
+        # An axis of one value is in no index; without a reduction all points are stored.
+        every = compute.combiner is None
+        self.spatial = tuple(t for t in compute.unroll if every or t.axis in self.output_axes)
         self.reduces_lanes = compute.vector is not None and compute.vector not in self.output_axes
         self.dtype = compute.body.dtype
         self.padding = Padding.READ
@@ -308,7 +310,7 @@ class ComputeLowering:
             groups.setdefault(rest, {})[point[position]] = value
         for rest, group in groups.items():
             first = (*rest[:position], 0, *rest[position:])
-            if len(group) != width or points.active(first) != width:
+            if width == 1 or len(group) != width or points.active(first) != width:
                 # A ragged tile is scattered lane by lane.
                 for i, value in group.items():
                     self._write(target, value, points, (*rest[:position], i, *rest[position:]))

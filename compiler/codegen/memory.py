@@ -165,7 +165,7 @@ def _static_guard(
     form = guard.index
     if form.of(Kind.RUNTIME) or form.of(Kind.LANE):
         raise ScheduleError(
-            f"'{tensor.name}' is read outside of its bounds at run time: halo, clip or peel"
+            f"'{tensor.name}' is accessed outside of its bounds at run time: halo, clip or peel"
         )
     terms = tuple((points.position[v], c) for v, c in form.terms.items())
     return terms, form.constant, guard.extent

@@ -52,7 +52,8 @@ class Points:
             self.position[variable] = len(self.variables)
             self.variables.append(variable)
             start = Linear(dict(bound.start.terms), bound.start.constant)
-            start.add(Linear({variable: step}))
+            if count > 1:
+                start.add(Linear({variable: step}))
             stage.environment[tile.axis] = Bound(start, step)
         if self._vector is not None:
             self._open_lanes(self._vector)
