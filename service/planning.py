@@ -19,7 +19,6 @@ from compiler.workload import Workload
 from tuner.statements import statements
 from tuner.tasks import Task
 
-
 TRANSFORMING = frozenset({"winograd", "strassen"})
 """Algorithms that execute other operations than the workload's definition names."""
 

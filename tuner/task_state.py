@@ -99,7 +99,10 @@ class TaskState:
             self.search.observe([(default, None)])
             chosen.append(default)
         while self.retries and len(chosen) < count:
-            chosen.append(self.retries.pop(0))
+            lost = self.retries.pop(0)
+            # the trials of a killed process may hold the loss and the repetition that succeeded
+            if lost not in self.measured and lost not in chosen:
+                chosen.append(lost)
         if len(chosen) < count:
             chosen += self.search.propose(count - len(chosen))
         self.requested.update(chosen)
@@ -132,6 +135,7 @@ class TaskState:
             serial = self.serials.get((schedule, request.phase), 0)
             self.serials[schedule, request.phase] = serial + 1
             self.requested.add(schedule)
+            self.retries = [lost for lost in self.retries if lost != schedule]
             self.search.observe([(schedule, None)])
 
     def best_trial(self, trials: Iterable[Trial]) -> Trial | None:
