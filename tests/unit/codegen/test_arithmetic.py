@@ -192,7 +192,8 @@ def test_identities_are_exact(dtype: DType, bits: int) -> None:
         return [
             x * 1.0, x * -1.0, x / 1.0, x + 0.0, x - 0.0, x + -0.0,
             op(Operation.FMA, x, 1.0, y), op(Operation.FMA, -1.0, x, y),
-            op(Operation.FMA, x, y, 0.0), op(Operation.FMA, x, y, -0.0), op(Operation.MAX, x, 0.0), op(Operation.MIN, 2.0, x),
+            op(Operation.FMA, x, y, 0.0), op(Operation.FMA, x, y, -0.0),
+            op(Operation.MAX, x, 0.0), op(Operation.MIN, 2.0, x),
         ]  # fmt: skip
 
     inputs = [(dtype, values(dtype, 5)), (dtype, values(dtype, 6))]
@@ -219,7 +220,8 @@ def test_casts_of_constants(to: DType) -> None:
     numbers = [
         (0.5, DType.FLOAT32), (-1.75, DType.FLOAT32), (1e10, DType.FLOAT32), (-1e30, DType.FLOAT64),
         (float("inf"), DType.FLOAT32), (float("-inf"), DType.FLOAT64),
-        (float("nan"), DType.FLOAT32), (300, DType.INT32), (-1, DType.INT64), (-129, DType.INT16), (2**40 + 5, DType.INT64),
+        (float("nan"), DType.FLOAT32), (300, DType.INT32), (-1, DType.INT64),
+        (-129, DType.INT16), (2**40 + 5, DType.INT64),
         (2**63, DType.UINT64), (True, DType.BOOL), (0, DType.UINT8),
     ]  # fmt: skip
 
