@@ -11,6 +11,7 @@ from typing import Any
 from compiler import costs, driver
 from compiler.graph.ir import Graph
 from compiler.loops.nest import LoopNest
+from compiler.passes.pipeline import Observer
 from compiler.plan import GraphPlan
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
@@ -57,15 +58,15 @@ class Planned:
         return self.plan.tasks()
 
 
-def plan_model(request: ModelRequest) -> Planned:
-    """Import a model and cut it into workloads.
+def plan_model(request: ModelRequest, observer: Observer | None = None) -> Planned:
+    """Import a model and cut it into workloads; `observer` sees the graph after each pass.
 
     Raises:
         CompilerError: if the model or the target is wrong or not supported.
     """
     target = resolve_target(request.target)
     graph = driver.load_graph(request.model, dict(request.dims or {}))
-    optimised = driver.optimise(graph, request.numerics)
+    optimised = driver.optimise(graph, request.numerics, observer)
     plan = driver.make_plan(optimised, target, request.numerics)
     return Planned(request, graph, plan, target)
 

@@ -11,6 +11,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from compiler.graph.ir import Graph
+    from compiler.passes.pipeline import Observer
     from service.settings import Settings
 
 
@@ -46,6 +48,31 @@ ServerOption = Annotated[
 TokenOption = Annotated[
     str | None, typer.Option("--token", help="Bearer token (or TILEWRIGHT_TOKEN)")
 ]
+
+
+DumpOption = Annotated[
+    list[str] | None,
+    typer.Option("--dump-after", metavar="PASS", help="Print the graph after a pass; repeatable"),
+]
+
+
+def dump_observer(names: list[str] | None) -> Observer | None:
+    """What prints the graph after the named passes, in each of their rounds. Raises UserError."""
+    if not names:
+        return None
+    from compiler.graph.text import print_graph
+    from compiler.passes.pipeline import PASSES
+
+    known = [step.__name__ for step in PASSES]
+    for name in names:
+        if name not in known:
+            raise UserError(f"--dump-after '{name}': the passes are {', '.join(known)}")
+
+    def observe(name: str, graph: Graph) -> None:
+        if name in names:
+            print(f"# after {name}\n{print_graph(graph)}")
+
+    return observe
 
 
 def parse_dims(given: list[str] | None) -> dict[str, int]:

@@ -10,6 +10,7 @@ import typer
 
 from service.cli.common import (
     DimsOption,
+    DumpOption,
     ModelPath,
     Numerics,
     NumericsOption,
@@ -17,6 +18,7 @@ from service.cli.common import (
     ThreadsOption,
     UserError,
     console,
+    dump_observer,
     existing_file,
     load_settings,
     milliseconds,
@@ -45,6 +47,7 @@ def inspect(
     numerics: NumericsOption = Numerics.FAST,
     dim: DimsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    dump_after: DumpOption = None,
 ) -> None:
     """Operators, parameters, MACs, memory traffic, and the workloads a model is cut into."""
     import json
@@ -54,7 +57,8 @@ def inspect(
     from service.planning import ModelRequest, plan_model, workload_name
 
     planned = plan_model(
-        ModelRequest(existing_file(model), target, 1, numerics.value, parse_dims(dim))
+        ModelRequest(existing_file(model), target, 1, numerics.value, parse_dims(dim)),
+        dump_observer(dump_after),
     )
     summary = plan_summary(planned.plan)
     if as_json:
@@ -71,6 +75,7 @@ def compile_(
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
     dim: DimsOption = None,
+    dump_after: DumpOption = None,
 ) -> None:
     """Compile to an artifact folder, with whatever the database knows."""
     from service.planning import ModelRequest, plan_model
@@ -79,7 +84,7 @@ def compile_(
     from tuner.measure.measurement import RecordKey
 
     request = ModelRequest(existing_file(model), target, threads, numerics.value, parse_dims(dim))
-    planned = plan_model(request)
+    planned = plan_model(request, dump_observer(dump_after))
     storage = Storage.open(load_settings())
     keys = [
         RecordKey(workload.key, planned.target.key, threads, numerics.value)

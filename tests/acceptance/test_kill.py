@@ -31,6 +31,8 @@ from service.settings import Settings
 from service.storage import Storage
 from tuner.measure.measurement import Phase
 
+SEEDS = [int(text) for text in os.environ.get("TILEWRIGHT_KILL_SEEDS", "1").split(",")]
+"""Orders and moments of the kills; more of them for a longer test."""
 TRIALS = 170
 PATIENCE_SECONDS = 60.0
 
@@ -233,7 +235,7 @@ class Drama:
         self.kill(victim, "stored")
 
 
-@pytest.mark.parametrize("seed", [1])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_job_survives_kills_in_every_state_of_a_lease(fleet: Fleet, seed: int) -> None:
     model = fleet.folder / "small.onnx"
     small_model(model)

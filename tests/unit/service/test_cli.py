@@ -71,6 +71,14 @@ def test_inspect_shows_operators_and_workloads(
     assert summary["macs"] == 2 * 4 * 4
 
 
+def test_the_graph_is_printed_after_a_pass(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("inspect", model, "--dim", "batch=2", "--target", "x86-64-v3", "--dump-after")
+    assert run(*arguments, "algebra") == 0
+    assert "# after algebra\n" in capsys.readouterr().out
+    assert run(*arguments, "magic") == 1
+    assert "constant_folding" in capsys.readouterr().err
+
+
 def test_run_computes_the_outputs(model: Path, inputs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.npz"
     assert run("run", model, "--dim", "batch=2", "--inputs", inputs, "--outputs", out) == 0
