@@ -1,0 +1,100 @@
+"""Workloads of every template, at the sizes of real networks: spaces are only looked at here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.graph.ir import AttrValue
+from compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from compiler.workload import Halo, Workload
+from tests.graphs import Maker
+from tests.kernels import as_workload
+
+Place = tuple[Layout, Halo]
+HALO: Halo = ((0, 0), (0, 0), (1, 1), (1, 1))
+
+
+def conv(
+    lanes: int,
+    *,
+    channels: int = 64,
+    filters: int = 64,
+    size: int = 28,
+    kernel: int = 3,
+    stride: int = 1,
+    group: int = 1,
+    planar: bool = False,
+    halo: bool = True,
+) -> Workload:
+    make, pad = Maker(), kernel // 2
+    attrs: dict[str, AttrValue] = {
+        "strides": (stride, stride), "pads": (pad,) * 4, "dilations": (1, 1), "group": group,
+    }  # fmt: skip
+    x = make.input("x", 1, channels, size, size)
+    w = make.input("w", filters, channels // group, kernel, kernel)
+    y = make("relu", make("conv", x, w, make.input("b", filters), **attrs))
+    around: Halo = ((0, 0), (0, 0), (pad, pad), (pad, pad)) if halo and pad else ()
+    inside = ROW_MAJOR if planar or channels % lanes else blocked(4, 1, lanes)
+    outside = ROW_MAJOR if filters % lanes else blocked(4, 1, lanes)
+    places: dict[str, Place] = {x: (inside, around), y: (outside, HALO)}
+    return as_workload(make.graph(y), ("w", "b"), places)
+
+
+def matmul(m: int, n: int, k: int, *batch: int, constant: bool = True) -> Workload:
+    make = Maker()
+    a = make.input("a", *batch, m, k)
+    b = make.input("b", *(() if constant else batch), k, n)
+    y = make("gelu", make("matmul", a, b, make.input("bias", n)))
+    return as_workload(make.graph(y), ("b", "bias") if constant else ("bias",))
+
+
+def unary(op: str, *shape: int, place: Place = (ROW_MAJOR, ()), **attrs: AttrValue) -> Workload:
+    make = Maker()
+    y = make(op, make.input("x", *shape), **attrs)
+    return as_workload(make.graph(y), (), {"x": place, y: (place[0], ())})
+
+
+def concat(lanes: int) -> Workload:
+    make = Maker()
+    y = make("concat", make.input("x", 1, 64, 14, 14), make.input("z", 1, 32, 14, 14), axis=1)
+    place = (blocked(4, 1, lanes), ())
+    return as_workload(make.graph(y), (), {"x": place, "z": place, y: place})
+
+
+def max_pool(lanes: int) -> Workload:
+    return unary(
+        "max_pool", 1, 64, 56, 56, place=(blocked(4, 1, lanes), HALO),
+        kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), dilations=(1, 1),
+    )  # fmt: skip
+
+
+PROBLEMS: dict[str, Callable[[int], Workload]] = {
+    "3x3": conv,
+    "3x3 deep and small": lambda lanes: conv(lanes, channels=512, filters=512, size=7),
+    "3x3 without halo": lambda lanes: conv(lanes, halo=False),
+    "3x3 stride 2": lambda lanes: conv(lanes, stride=2, filters=128),
+    "1x1": lambda lanes: conv(lanes, kernel=1, size=14, channels=256, filters=1024),
+    "stem": lambda lanes: conv(lanes, channels=3, kernel=7, stride=2, size=112, planar=True),
+    "groups": lambda lanes: conv(lanes, group=2),
+    "depthwise": lambda lanes: conv(lanes, channels=96, filters=96, group=96),
+    "depthwise 5x5 planar": lambda lanes: conv(
+        lanes, channels=20, filters=20, group=20, kernel=5, halo=False
+    ),
+    "24 filters": lambda lanes: conv(lanes, channels=40, filters=24, size=14, kernel=1),
+    "matmul": lambda lanes: matmul(128, 768, 768),
+    "matmul of odd sizes": lambda lanes: matmul(19, 37, 50),
+    "matmul of activations": lambda lanes: matmul(128, 64, 128, 12, constant=False),
+    "gemv": lambda lanes: matmul(1, 1000, 2048),
+    "max_pool": max_pool,
+    "max_pool planar": lambda lanes: unary(
+        "max_pool", 1, 20, 13, 13, kernel=(3, 3), strides=(2, 2), pads=(1,) * 4, dilations=(1, 1)
+    ),
+    "global mean": lambda lanes: unary("reduce_mean", 1, 64, 7, 7, axes=(2, 3), keepdims=1),
+    "lrn": lambda lanes: unary("lrn", 1, 96, 27, 27, size=5, alpha=1e-4, beta=0.75, bias=1.0),
+    "softmax": lambda lanes: unary("softmax", 12, 128, 128, axis=2),
+    "log_softmax over columns": lambda lanes: unary("log_softmax", 7, 40, 3, axis=1),
+    "transpose": lambda lanes: unary("transpose", 1, 128, 12, 64, perm=(0, 2, 1, 3)),
+    "matrix transpose": lambda lanes: unary("transpose", 100, 200, perm=(1, 0)),
+    "relu": lambda lanes: unary("relu", 1, 64, 56, 56),
+    "concat": concat,
+}

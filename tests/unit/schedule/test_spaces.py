@@ -1,0 +1,206 @@
+"""Schedule spaces of real shapes on several targets."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from compiler.codegen.lower import lower_nest
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Role
+from compiler.loops.verify import verify_nest
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
+from compiler.schedule.space import Knob, ScheduleSpace, SubSpace
+from compiler.schedule.templates import templates
+from compiler.target import Target, resolve_target
+from compiler.workload import Workload
+from tests.unit.schedule.problems import PROBLEMS, conv, matmul
+
+TARGETS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64")
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def given(problem: str, target: Target) -> Workload:
+    return PROBLEMS[problem](target.vector_bits // 32)
+
+
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest) -> Target:
+    return resolve_target(request.param)
+
+
+@pytest.fixture(params=PROBLEMS)
+def workload(request: pytest.FixtureRequest, target: Target) -> Workload:
+    return given(request.param, target)
+
+
+def test_spaces(workload: Workload, target: Target) -> None:
+    """Every point is an assignment of the knobs, valid, unique; the default is one of them."""
+    space = schedule_space(workload, target)
+    assert len(space) == len(set(space.points)) > 0
+    assert space.default() in space
+    for sub in space.subspaces:
+        values = {knob.name: knob.values for knob in sub.knobs}
+        assert sub.default in sub.points
+        for point in sub.points:
+            assert point.algorithm == sub.algorithm
+            assert point in space
+            choices = dict(point.choices)
+            assert list(choices) == sorted(values)
+            assert all(choices[name] in values[name] for name in values)
+            assert sub.constraint(choices)
+
+
+def test_register_rule(workload: Workload, target: Target) -> None:
+    """Accumulators, one row of panels and one broadcast fit in the vector registers."""
+    for point in schedule_space(workload, target):
+        choices = dict(point.choices)
+        if "vectors" in choices:
+            tile, vectors = point.integer("tile"), point.integer("vectors")
+            assert tile * vectors + vectors + 1 <= target.vector_registers, str(point)
+
+
+def test_points_lower(workload: Workload, target: Target) -> None:
+    """A sample of every subspace lowers to a well-formed nest, and to code."""
+    rng = random.Random(3)
+    for sub in schedule_space(workload, target).subspaces:
+        points = [sub.default, *rng.sample(sub.points, min(4, len(sub.points)))]
+        for number, point in enumerate(points):
+            kernel = lower_schedule(workload, point, target)
+            verify_nest(kernel.nest)
+            outputs = [t for t in kernel.nest.buffers if t.role is Role.OUTPUT]
+            assert len(outputs) == 1
+            assert {name for name, _ in kernel.sources} == {
+                t.name for t in kernel.nest.buffers if t.role in (Role.INPUT, Role.WEIGHT)
+            }
+            if number == 1 and sub.algorithm != "winograd":
+                assert "define void" in lower_nest(kernel.nest, target)
+
+
+def test_json_round_trip(workload: Workload, target: Target) -> None:
+    points = schedule_space(workload, target).points
+    for point in points[:: max(1, len(points) // 50)]:
+        again = Schedule.from_json(point.to_json())
+        assert again == point
+        assert again.digest == point.digest
+        assert {name: type(value) for name, value in again.choices} == {
+            name: type(value) for name, value in point.choices
+        }
+
+
+def test_digests_tell_schedules_apart() -> None:
+    points = schedule_space(given("3x3", resolve_target("x86-64-v4")), resolve_target("x86-64-v4"))
+    assert len({point.digest for point in points}) == len(points)
+
+
+def algorithms(workload: Workload, numerics: str = "fast") -> list[str]:
+    space = schedule_space(workload, resolve_target("x86-64-v4"), numerics=numerics)
+    return [sub.algorithm for sub in space.subspaces]
+
+
+@pytest.mark.parametrize(
+    ("problem", "expected"),
+    [
+        ("3x3", ["winograd", "direct"]),
+        ("3x3 deep and small", ["direct", "winograd"]),
+        ("3x3 stride 2", ["direct"]),
+        ("stem", ["direct"]),
+        ("1x1", ["gemm"]),
+        ("matmul", ["gemm"]),
+        ("gemv", ["gemv"]),
+        ("depthwise", ["window"]),
+        ("max_pool", ["window"]),
+        ("softmax", ["row"]),
+        ("relu", ["map"]),
+        ("concat", ["pieces"]),
+    ],
+)
+def test_algorithms(problem: str, expected: list[str]) -> None:
+    """Which templates apply, the best guess first."""
+    found = algorithms(PROBLEMS[problem](16))
+    assert found[: len(expected)] == expected
+
+
+def test_strict_numerics_keep_the_order_of_rounding() -> None:
+    assert "winograd" in algorithms(conv(16))
+    assert "winograd" not in algorithms(conv(16), "strict")
+    target = resolve_target("x86-64-v4")
+    assert all(s.algorithm != "winograd" for s in untuned_schedules(conv(16), target, 1, "strict"))
+
+
+def test_winograd_needs_its_padding_in_a_halo_and_stride_1() -> None:
+    for workload in (
+        conv(16, halo=False),
+        conv(16, stride=2),
+        conv(16, kernel=5),
+        conv(16, group=2),
+    ):
+        assert "winograd" not in algorithms(workload)
+
+
+def test_points_are_fewer_where_registers_are() -> None:
+    """The same product has larger tiles on a target with 32 registers."""
+    workload = matmul(128, 768, 768)
+
+    def largest(name: str) -> int:
+        space = schedule_space(workload, resolve_target(name))
+        return max(p.integer("tile") * p.integer("vectors") for p in space)
+
+    assert largest("x86-64-v3") <= 14 < largest("x86-64-v4") <= 30
+
+
+def test_untuned_schedules_begin_with_the_default_and_end_with_one_that_always_lowers() -> None:
+    target = resolve_target("x86-64-v4")
+    for make in PROBLEMS.values():
+        workload = make(16)
+        tried = list(untuned_schedules(workload, target))
+        assert tried[0] == schedule_space(workload, target).default()
+        lower_nest(lower_schedule(workload, tried[-1], target).nest, target)
+
+
+def test_knobs_are_documented() -> None:
+    """Every algorithm and every knob stands in code marks in the page on schedules."""
+    page = (DOCS / "schedules.md").read_text()
+    words = set(re.findall(r"`([^`]+)`", page))
+    for make in PROBLEMS.values():
+        for sub in schedule_space(make(16), resolve_target("x86-64-v4")).subspaces:
+            assert sub.algorithm in words
+            assert {knob.name for knob in sub.knobs} <= words, sub.algorithm
+
+
+def test_algorithms_belong_to_one_template() -> None:
+    names = [name for template in templates() for name in template.algorithms]
+    assert len(names) == len(set(names))
+
+
+def test_unknown_algorithms_and_knobs_are_refused() -> None:
+    target = resolve_target("x86-64-v4")
+    with pytest.raises(ScheduleError, match="no template has an algorithm 'fft'"):
+        lower_schedule(conv(16), Schedule.of("fft"), target)
+    with pytest.raises(ScheduleError, match="has no knob"):
+        lower_schedule(conv(16), Schedule.of("direct", tile=1), target)
+    for algorithm in ("winograd", "window", "map", "pieces", "row"):
+        default = {"row": {"unroll": 1}}.get(algorithm, {})
+        with pytest.raises(ScheduleError):
+            other = conv(16) if algorithm != "row" else given("relu", target)
+            workload = given("softmax", target) if algorithm == "winograd" else other
+            lower_schedule(workload, Schedule.of(algorithm, **default), target)
+
+
+def test_membership() -> None:
+    knobs = (Knob("a", (1, 2, 3)), Knob("b", (False, True)))
+    sub = SubSpace(
+        "s", knobs, lambda c: c["a"] != 2 or bool(c["b"]), Schedule.of("s", a=1, b=False)
+    )
+    space = ScheduleSpace((sub,))
+    assert [str(p) for p in space] == [
+        "s a=1 b=False", "s a=1 b=True", "s a=2 b=True", "s a=3 b=False", "s a=3 b=True",
+    ]  # fmt: skip
+    assert Schedule.of("s", b=True, a=2) in space
+    assert Schedule.of("s", a=2, b=False) not in space
+    assert Schedule.of("s", a=1) not in space
+    assert Schedule.of("t", a=1, b=False) not in space
