@@ -125,3 +125,18 @@ def test_the_order_of_mappings_is_no_part_of_the_text() -> None:
 def test_malformed_text_is_located(text: str, message: str) -> None:
     with pytest.raises(InvalidModelError, match=message):
         parse_graph(text)
+
+
+def test_constants_of_other_types_with_equal_bytes() -> None:
+    """float16 and bfloat16 zeros have one digest; each comes back as its own type."""
+    graph = Graph(
+        "zeros",
+        (),
+        ("a", "b"),
+        (),
+        {"a": TensorType(DType.FLOAT16, (3, 9)), "b": TensorType(DType.BFLOAT16, (27,))},
+        {"a": np.zeros((3, 9), np.float16), "b": np.zeros(27, np.uint16)},
+    )
+    arrays = {digest(array): array for array in graph.constants.values()}
+    assert len(arrays) == 1
+    assert parse_graph(print_graph(graph), arrays) == graph
