@@ -81,7 +81,7 @@ def queue(storage: Storage, *ids: str) -> None:
     storage.leases.submit(requests)
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends, "it never happened"
