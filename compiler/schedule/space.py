@@ -26,7 +26,8 @@ class Knob:
 class SubSpace:
     """The schedules of one algorithm.
 
-    `default` is the assignment for a workload nobody has tuned; it satisfies the constraint.
+    `default` is the assignment for a workload nobody has tuned. It is always a point: constraints
+    against waste may refuse every assignment of a tiny workload.
     """
 
     algorithm: str
@@ -37,11 +38,12 @@ class SubSpace:
     @cached_property
     def points(self) -> tuple[Schedule, ...]:
         """All valid schedules, in the order of the knobs."""
-        names = [knob.name for knob in self.knobs]
+        names, default = [knob.name for knob in self.knobs], dict(self.default.choices)
         return tuple(
             Schedule.of(self.algorithm, **assignment)
             for values in product(*[knob.values for knob in self.knobs])
             if self.constraint(assignment := dict(zip(names, values, strict=True)))
+            or assignment == default
         )
 
 

@@ -191,6 +191,11 @@ def test_unknown_algorithms_and_knobs_are_refused() -> None:
             lower_schedule(workload, Schedule.of(algorithm, **default), target)
 
 
+def test_the_default_is_a_point_even_where_constraints_refuse_all() -> None:
+    sub = SubSpace("s", (Knob("a", (1, 2, 3)),), lambda c: False, Schedule.of("s", a=2))
+    assert sub.points == (Schedule.of("s", a=2),)
+
+
 def test_membership() -> None:
     knobs = (Knob("a", (1, 2, 3)), Knob("b", (False, True)))
     sub = SubSpace(
