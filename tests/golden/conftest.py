@@ -1,4 +1,4 @@
-"""`pytest tests/golden/passes --update-golden` writes the golden files anew."""
+"""`pytest tests/golden --update-golden` writes the golden files anew."""
 
 from __future__ import annotations
 

@@ -1,0 +1,151 @@
+"""What the templates make of known workloads, and what LLVM makes of that for a named CPU.
+
+`<case>.txt` holds the loop nest of one schedule and facts about its machine code: fused
+multiply-adds in its innermost loops, and vector registers on the stack. They are cross-compiled, so
+that they do not depend on the machine that runs the tests.
+
+`pytest tests/golden/kernels --update-golden` writes the files anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compiler.build import build_kernel
+from compiler.codegen.lower import lower_nest
+from compiler.codegen.object import emit_assembly
+from compiler.codegen.statistics import KernelStatistics, function_statistics
+from compiler.loops.text import parse_nest, print_nest
+from compiler.schedule.kernel import Kernel
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import lower_schedule, schedule_space
+from compiler.target import Target, resolve_target
+from compiler.workload import Workload
+from tests.unit.schedule.problems import PROBLEMS
+
+HERE = Path(__file__).parent
+CPU = "znver4"
+
+CASES: dict[str, tuple[str, Schedule]] = {
+    "gemm": (
+        "matmul",
+        Schedule.of("gemm", tile=14, vectors=2, order="lanes-outer", unroll=4, prefetch=0),
+    ),
+    "gemm_packed": (
+        "matmul of activations",
+        Schedule.of("gemm", tile=14, vectors=2, order="lanes-outer", unroll=2, pack=True),
+    ),
+    "gemv": (
+        "gemv",
+        Schedule.of("gemv", tile=1, vectors=8, order="lanes-inner", unroll=2, prefetch=0),
+    ),
+    "direct": (
+        "3x3",
+        Schedule.of(
+            "direct", tile=14, vectors=2, order="lanes-outer", unroll=2, taps="loop", prefetch=0
+        ),
+    ),
+    "direct_static_taps": (
+        "3x3 without halo",
+        Schedule.of(
+            "direct", tile=14, vectors=2, order="lanes-middle", unroll=1, taps="unroll", prefetch=0
+        ),
+    ),
+    "winograd": ("3x3", Schedule.of("winograd", outputs=4, rows=2, tile=14, vectors=2, unroll=2)),
+    "depthwise": ("depthwise", Schedule.of("window", tile=7, rows=2, taps="all", order="greedy")),
+    "max_pool": ("max_pool", Schedule.of("window", tile=7, rows=1, taps="row", order="program")),
+    "softmax": ("softmax", Schedule.of("row", unroll=4)),
+    "transpose": ("matrix transpose", Schedule.of("map", unroll=1, transpose=True)),
+    "map": ("relu", Schedule.of("map", unroll=4, transpose=False)),
+    "pieces": ("concat", Schedule.of("pieces", unroll=4)),
+}  # fmt: skip
+
+
+def lowered(case: str, target: Target) -> tuple[Workload, Kernel]:
+    problem, schedule = CASES[case]
+    workload = PROBLEMS[problem](target.vector_bits // 32)
+    return workload, lower_schedule(workload, schedule, target)
+
+
+def facts(kernel: Kernel, target: Target) -> str:
+    """One line a stage."""
+    scheduler = kernel.nest.machine_scheduler
+    assembly = emit_assembly(lower_nest(kernel.nest, target), target, scheduler)
+    found: dict[str, KernelStatistics] = function_statistics(assembly, target)
+    return "\n".join(
+        f"; {name}: {s.inner_fmas} FMAs in innermost loops, {s.fmas} in all, "
+        f"{s.inner_spills} spills there, {s.spills} in all"
+        for name, s in found.items()
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden(case: str, request: pytest.FixtureRequest) -> None:
+    target = resolve_target(CPU)
+    _, kernel = lowered(case, target)
+    text = f"{print_nest(kernel.nest).rstrip()}\n{facts(kernel, target)}\n"
+    path = HERE / f"{case}.txt"
+    if request.config.getoption("--update-golden", default=False):
+        path.write_text(text)
+    assert text == path.read_text(), f"{path.name} differs: read it, then use --update-golden"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden_nests_read_back(case: str) -> None:
+    text = (HERE / f"{case}.txt").read_text()
+    nest = "\n".join(line for line in text.split("\n") if not line.startswith(";"))
+    assert parse_nest(nest) == lowered(case, resolve_target(CPU))[1].nest
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_schedules_are_in_their_space(case: str) -> None:
+    problem, schedule = CASES[case]
+    target = resolve_target(CPU)
+    assert schedule in schedule_space(PROBLEMS[problem](16), target)
+
+
+def statistics_of(problem: str, schedule: Schedule | None, name: str) -> KernelStatistics:
+    target = resolve_target(name)
+    workload = PROBLEMS[problem](target.vector_bits // 32)
+    chosen = schedule or schedule_space(workload, target).default()
+    built = build_kernel(workload, chosen, target, with_statistics=True)
+    assert built.statistics is not None
+    return built.statistics
+
+
+Expected = Callable[[Schedule], int]
+
+
+@pytest.mark.parametrize("name", ["x86-64-v4", "znver4", "aarch64"])
+@pytest.mark.parametrize("problem", ["matmul", "stem", "depthwise", "gemv", "3x3 without halo"])
+def test_defaults_do_not_spill(problem: str, name: str) -> None:
+    """The untuned kernel keeps its tile in registers in the loops that take the time."""
+    assert statistics_of(problem, None, name).inner_spills == 0
+
+
+@pytest.mark.parametrize("unroll", [1, 2, 4])
+@pytest.mark.parametrize(("tile", "vectors"), [(12, 2), (9, 3), (6, 4), (28, 1)])
+def test_the_inner_loop_of_a_product_is_its_tile(tile: int, vectors: int, unroll: int) -> None:
+    """tile x vectors x unroll multiply-adds.
+
+    The last 128 % tile rows have a loop of their own, with as many multiply-adds as they need; 768
+    columns are 48 vectors, whole panels all of them.
+    """
+    schedule = Schedule.of(
+        "gemm", tile=tile, vectors=vectors, order="lanes-outer", unroll=unroll, prefetch=0
+    )
+    found = statistics_of("matmul", schedule, "x86-64-v4")
+    assert found.inner_fmas == (tile + 128 % tile) * vectors * unroll
+    assert found.inner_spills == 0
+    # each row's element is broadcast and each vector of the panel loaded once; a few count
+    needed = found.inner_fmas + unroll * (tile + 128 % tile + 2 * vectors)
+    assert found.inner_instructions <= needed * 1.15 + 10
+
+
+def test_a_tile_that_does_not_fit_spills() -> None:
+    """The register rule is about something: beyond it, accumulators go to the stack."""
+    schedule = Schedule.of("gemm", tile=16, vectors=3, order="lanes-outer", unroll=1, prefetch=0)
+    assert statistics_of("matmul", schedule, "x86-64-v4").inner_spills > 0
