@@ -1,4 +1,4 @@
-"""Random workloads under random schedules of every template: the NumPy answer, or ScheduleError.
+"""Random workloads under random schedules of every template give the NumPy answer.
 
 Compiled, at every vector width of the machine, with each buffer against a guard page (reads and
 writes out of bounds die), outputs poisoned (what is not written shows), stages run in random pieces
@@ -26,15 +26,15 @@ from tests.kernels import WIDTHS, run_workload, width
 CASES = 6
 """Workloads of a family at each width."""
 
-# What rounds to nothing in exact arithmetic is compared for equality. Otherwise, relative to the
-# largest element: a sum of K <= 1600 terms in any order is within K * 2**-24 of it (1e-4), in
-# practice within sqrt(K) * 2**-24 = 2.4e-6; functions of `maths` are within 2 units in the last
-# place and softmax divides two such results. 1e-5 leaves room and is far from any wrong index.
+# Exact workloads are compared for equality. For the others, relative to the largest element: a sum
+# of K <= 1600 terms in any order is within K * 2**-24 of it (1e-4), in practice within
+# sqrt(K) * 2**-24 = 2.4e-6; functions of `maths` are within 2 units in the last place, and softmax
+# divides two such results. 1e-5 leaves room and is far from what any wrong index gives.
 ROUNDING = 1e-5
-# F(m, 3) transforms inputs and outputs by matrices whose norms grow with m; the error of the result
-# grows with their product, squared in two dimensions. Largest seen over 500 random cases, relative
-# to the largest element: 1e-6, 2e-5, 5e-5. A wrong tap or tile is 1e-2 or more.
-WINOGRAD = {2: 1e-5, 4: 1e-4, 6: 3e-4}
+# F(m, 3) transforms inputs and outputs by matrices whose norms grow with m, and the error with
+# them. F(2, 3) has halves alone and is exact on these inputs; the largest errors seen in 439 random
+# runs, relative to the largest element, are 1.6e-6 and 5e-6. A wrong tap or tile is 1e-2 or more.
+WINOGRAD = {2: 0.0, 4: 1e-5, 6: 3e-5}
 
 
 def seeded(*parts: object) -> Random:
@@ -79,9 +79,9 @@ def test_random_schedules(family: str, bits: int) -> None:
         assert schedule_space(case.workload, target).default() in [s.default for s in found]
         for space in found:
             points = space.points
+            assert space.default in points
             check(case, space.default, target, random)
-            if points:
-                check(case, points[int(random.integers(len(points)))], target, random)
+            check(case, points[int(random.integers(len(points)))], target, random)
             try:
                 check(case, any_choice(space, random), target, random)
             except ScheduleError:

@@ -218,7 +218,8 @@ def test_casts(source: DType) -> None:
 def test_casts_of_constants(to: DType) -> None:
     """A constant is converted by the generator, as the machine would."""
     numbers = [
-        (0.5, DType.FLOAT32), (-1.75, DType.FLOAT32), (1e10, DType.FLOAT32), (-1e30, DType.FLOAT64),
+        (0.5, DType.FLOAT32), (-1.75, DType.FLOAT32), (1e10, DType.FLOAT32),
+        (-1e30, DType.FLOAT64),
         (float("inf"), DType.FLOAT32), (float("-inf"), DType.FLOAT64),
         (float("nan"), DType.FLOAT32), (300, DType.INT32), (-1, DType.INT64),
         (-129, DType.INT16), (2**40 + 5, DType.INT64),
