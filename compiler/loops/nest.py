@@ -79,14 +79,6 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Intrinsic:
-    """A tensor instruction that consumes the innermost elements of `axis` at once (`vpdpbusd`)."""
-
-    name: str
-    axis: Axis
-
-
-@dataclass(frozen=True, slots=True)
 class Compute:
     """One tensor expression at its register tile.
 
@@ -109,7 +101,6 @@ class Compute:
     unroll: tuple[Tile, ...] = ()
     vector: Axis | None = None
     partial: tuple[Axis, ...] = ()
-    intrinsic: Intrinsic | None = None
     order: Order = Order.GREEDY
     skip_padding: bool = False
     store_vector: Axis | None = None

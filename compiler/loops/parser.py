@@ -25,7 +25,6 @@ from compiler.loops.nest import (
     Binding,
     Compute,
     For,
-    Intrinsic,
     Let,
     LoopNest,
     Node,
@@ -201,7 +200,6 @@ class _Parser:
             unroll=compute.unroll,
             vector=compute.vector,
             partial=compute.partial,
-            intrinsic=compute.intrinsic,
             order=compute.order,
             skip_padding=compute.skip_padding,
             store_vector=compute.store_vector,
@@ -218,8 +216,6 @@ class _Parser:
                 fields.vector = self._axis(tokens)
             case "partial":
                 fields.partial = tokens.listed(lambda: self._axis(tokens), "")
-            case "intrinsic":
-                fields.intrinsic = Intrinsic(tokens.name(), self._axis(tokens))
             case "order":
                 fields.order = tokens.word(Order)
             case "skip-padding":
@@ -359,7 +355,6 @@ class _ComputeFields:
         self.unroll: tuple[Tile, ...] = ()
         self.vector: Axis | None = None
         self.partial: tuple[Axis, ...] = ()
-        self.intrinsic: Intrinsic | None = None
         self.order = Order.GREEDY
         self.skip_padding = False
         self.store_vector: Axis | None = None

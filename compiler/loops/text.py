@@ -88,7 +88,7 @@ class _Printer:
                 optional = (node.vector, node.store_vector)
                 for axis in (*(t.axis for t in (*node.reduce, *node.unroll)), *node.partial):
                     self._name_axis(axis)
-                for maybe in (*optional, node.intrinsic.axis if node.intrinsic else None):
+                for maybe in optional:
                     if maybe is not None:
                         self._name_axis(maybe)
                 for expr in _expressions(node):
@@ -185,9 +185,6 @@ class _Printer:
             yield f"{inner}vector {self._axis(compute.vector)}"
         if compute.partial:
             yield f"{inner}partial {', '.join(map(self._axis, compute.partial))}"
-        if compute.intrinsic is not None:
-            name, axis = quoted(compute.intrinsic.name), self._axis(compute.intrinsic.axis)
-            yield f"{inner}intrinsic {name} {axis}"
         if compute.order is not Order.GREEDY:
             yield f"{inner}order {compute.order}"
         if compute.skip_padding:
