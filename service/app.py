@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import pkgutil
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from service import errors, routes
 from service.body_limit import BodyLimitMiddleware
+from service.housekeeping import keep_house
 from service.metrics import Metrics, MetricsMiddleware
 from service.schemas import ProblemView
 from service.settings import Settings
@@ -27,15 +29,18 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.stopping = False
-        if storage is not None:
-            yield
-            app.state.stopping = True
-            return
-        opened = await run_in_threadpool(Storage.open, settings)
+        opened = storage
+        if opened is None:
+            opened = await run_in_threadpool(Storage.open, settings)
         app.state.storage = opened
-        yield
-        app.state.stopping = True
-        opened.close()
+        house = asyncio.create_task(keep_house(opened, settings))
+        try:
+            yield
+        finally:
+            app.state.stopping = True
+            house.cancel()
+            if storage is None:
+                opened.close()
 
     app = FastAPI(
         title="Tilewright",
@@ -52,7 +57,6 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         },
     )
     app.state.settings = settings
-    app.state.storage = storage
     app.state.metrics = Metrics()
     app.add_middleware(BodyLimitMiddleware, limit_bytes=settings.max_body_bytes)
     app.add_middleware(MetricsMiddleware, metrics=app.state.metrics)

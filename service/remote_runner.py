@@ -1,6 +1,7 @@
 """The tuner's runner over the queue of measurements: workers elsewhere do the work.
 
-Requests and their results live in the database, so a tuner that was killed finds them again.
+Requests and their results live in the database, so a tuner that was killed finds them again. Leases
+run out by the web process's hand alone: while it is away no worker can renew one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from tuner.measure.measurement import Measurement, Status
 from tuner.measure.wire import MeasureRequest, MeasureResult, ProtocolError
 
 POLL_SECONDS = 0.02
-EXPIRE_SECONDS = 1.0
 REQUESTS_PER_WORKER = 2
 """In the queue for each worker: one that is measured, one that lies ready."""
 
@@ -41,7 +41,6 @@ class RemoteRunner:
         self._open: dict[str, MeasureRequest] = {}
         self._looked_for_workers = float("-inf")
         self._workers = 0
-        self._expired = float("-inf")
 
     @property
     def capacity(self) -> int:
@@ -85,7 +84,6 @@ class RemoteRunner:
         while True:
             if self._interrupt.cancelled:
                 raise Interrupted(self._interrupt.reason)
-            self._expire()
             results = self._collect()
             left = ends - time.monotonic()
             if results or left <= 0:
@@ -117,11 +115,6 @@ class RemoteRunner:
 
     def close(self) -> None:
         """Nothing to release: the queue is the database's."""
-
-    def _expire(self) -> None:
-        if time.monotonic() - self._expired >= EXPIRE_SECONDS:
-            self._expired = time.monotonic()
-            self._storage.leases.expire()
 
     def _collect(self) -> list[MeasureResult]:
         if not self._open:

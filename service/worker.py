@@ -17,12 +17,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from service.worker_facts import device_facts, registration_facts
 from service.worker_files import BlobCache, Spooled, StateFolder
-from service.worker_http import Api, Backoff, Refused, Unreachable
+from service.worker_http import LAST_PAUSE_SECONDS, Api, Backoff, Refused, Unreachable
 from service.worker_options import WorkerOptions, parse_arguments
 from tuner.measure.measurement import Status
 from tuner.measure.sandbox import Sandbox
@@ -60,11 +60,13 @@ class Worker:
         self._report_now = threading.Event()
         self._room = threading.Condition()
         self._in_hand: dict[str, InHand] = {}
+        self._unreported: set[str] = set()
         self._ready: queue.Queue[InHand] = queue.Queue()
         self._id = ""
         self._heartbeat_seconds = 5.0
         self._long_poll_seconds = 20.0
-        self._failure: Refused | None = None
+        self._longest_pause = LAST_PAUSE_SECONDS
+        self._failure: Refused | OSError | None = None
         self._measured = 0
 
     def stop(self) -> None:
@@ -76,6 +78,7 @@ class Worker:
 
         Raises:
             Refused: if the service does not want this worker (a wrong token or protocol).
+            OSError: if the spool folder cannot be written any more.
         """
         self._register()
         if self._stopping.is_set():
@@ -136,13 +139,15 @@ class Worker:
             self._files.worker_id = self._id
             self._heartbeat_seconds = float(answer["heartbeat_seconds"])
             self._long_poll_seconds = float(answer["long_poll_seconds"])
+            # a service that comes back gives every lease a new term: report well within it
+            self._longest_pause = min(LAST_PAUSE_SECONDS, float(answer["lease_seconds"]) / 4)
             keys = answer["worker"]["target_keys"]
             self._log(f"registered as {self._id} for {len(keys)} targets")
             return
 
     def _recover(self) -> None:
         """Report what an earlier life finished, give back what it did not."""
-        backoff = Backoff(self._stopping)
+        backoff = Backoff(self._stopping, self._longest_pause)
         while not self._stopping.is_set():
             try:
                 self._report_spool()
@@ -173,10 +178,10 @@ class Worker:
         self._log(f"stopped after {self._measured} requests")
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """A thread's body: a refusal ends the worker, with the reason kept for `run`."""
+        """A thread's body: a refusal or a full disk ends the worker, the reason kept for `run`."""
         try:
             work()
-        except Refused as error:
+        except (Refused, OSError) as error:
             self._failure = error
         finally:
             self._stopping.set()
@@ -184,10 +189,10 @@ class Worker:
     # ---- claiming
 
     def _fetch_leases(self) -> None:
-        backoff = Backoff(self._stopping)
+        backoff = Backoff(self._stopping, self._longest_pause)
         while not self._stopping.is_set():
             with self._room:
-                if not self._room.wait_for(lambda: len(self._in_hand) < PREFETCHED, timeout=0.5):
+                if not self._room.wait_for(self._may_claim, timeout=0.5):
                     continue
                 limit = PREFETCHED - len(self._in_hand)
             try:
@@ -209,23 +214,28 @@ class Worker:
             for lease in answer["leases"]:
                 self._accept(lease)
 
+    def _may_claim(self) -> bool:
+        """Whether there is room for a lease.
+
+        Results are reported first: the service would offer a request again whose lease ran out.
+        """
+        return len(self._in_hand) < PREFETCHED and not self._unreported
+
     def _accept(self, lease: Mapping[str, Any]) -> None:
         """Take a lease over: fetch what it needs, or use the result that lies ready for it."""
         request_id, fencing_token = str(lease["request_id"]), int(lease["fencing_token"])
         with self._room:
+            # ours already: its lease ran out while the service was away
             known = self._in_hand.get(request_id)
             if known is not None:
-                # our lease ran out while the service was away, and is ours again
                 known.fencing_token = fencing_token
                 self._files.hold(request_id, fencing_token)
+            spooled = self._files.find_spooled(request_id)
+            if spooled is not None:
+                self._files.spool(replace(spooled, fencing_token=fencing_token))
+                self._report_now.set()
+            if known is not None or spooled is not None:
                 return
-        spooled = self._files.find_spooled(request_id)
-        if spooled is not None:
-            self._files.spool(
-                Spooled(request_id, fencing_token, spooled.result_key, spooled.result)
-            )
-            self._report_now.set()
-            return
         try:
             request = MeasureRequest.from_json(lease["payload"])
         except ProtocolError as error:
@@ -242,7 +252,7 @@ class Worker:
 
     def _fetch_blobs(self, request_id: str, work: InHand) -> bool:
         """Whether everything that a request names lies on disk."""
-        backoff = Backoff(self._stopping)
+        backoff = Backoff(self._stopping, self._longest_pause)
         for digest in work.request.digests:
             while digest not in self._cache:
                 if work.lost.is_set() or self._stopping.is_set():
@@ -289,6 +299,7 @@ class Worker:
             entry = Spooled(request_id, token, uuid.uuid4().hex, result.to_json())
             try:
                 self._files.spool(entry)
+                self._unreported.add(request_id)
             except OSError as error:
                 # the disk is full: the result is reported from memory, or lost with the process
                 self._log(f"the spool cannot be written: {error}")
@@ -299,7 +310,7 @@ class Worker:
         self._report_now.set()
 
     def _report_directly(self, entry: Spooled) -> None:
-        backoff = Backoff(self._stopping)
+        backoff = Backoff(self._stopping, self._longest_pause)
         while not self._stopping.is_set():
             try:
                 self._report(entry)
@@ -322,7 +333,7 @@ class Worker:
     # ---- reporting
 
     def _report_and_renew(self) -> None:
-        backoff = Backoff(self._stopping)
+        backoff = Backoff(self._stopping, self._longest_pause)
         next_heartbeat = 0.0
         while True:
             last = self._stopping.is_set()
@@ -351,6 +362,8 @@ class Worker:
                 # a new lease of the same request may have readdressed it meanwhile
                 if current is not None and current.fencing_token == entry.fencing_token:
                     self._files.forget(entry.request_id)
+                    self._unreported.discard(entry.request_id)
+                    self._room.notify_all()
 
     def _report(self, entry: Spooled) -> None:
         """Send a result. A refusal that concerns this result alone ends the matter."""
@@ -433,6 +446,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         worker.run()
     except Refused as error:
         log(f"the service refuses this worker: {error}")
+        return 1
+    except OSError as error:
+        log(f"the spool folder '{options.spool}' cannot be used: {error}")
         return 1
     return 0
 

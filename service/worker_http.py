@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 CHUNK_BYTES = 1 << 20
-FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.1, 15.0
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.1, 5.0
 
 
 class Unreachable(Exception):
@@ -100,8 +100,11 @@ class Api:
 class Backoff:
     """Pauses that double up to a limit, with jitter so that a fleet does not come back at once."""
 
-    def __init__(self, stopping: threading.Event) -> None:
+    def __init__(
+        self, stopping: threading.Event, longest_seconds: float = LAST_PAUSE_SECONDS
+    ) -> None:
         self._stopping = stopping
+        self._longest_seconds = longest_seconds
         self._pause = FIRST_PAUSE_SECONDS
 
     def reset(self) -> None:
@@ -110,7 +113,7 @@ class Backoff:
     def wait(self) -> None:
         """Sleep, but not beyond the worker's end."""
         self._stopping.wait(self._pause * random.uniform(0.5, 1.0))
-        self._pause = min(self._pause * 2, LAST_PAUSE_SECONDS)
+        self._pause = min(self._pause * 2, self._longest_seconds)
 
 
 def _problem(error: urllib.error.HTTPError) -> Exception:

@@ -186,6 +186,8 @@ class TaskState:
         if not measurement.status.says_something_of_the_candidate:
             if self.serials.get((schedule, trial.phase), 0) <= MAX_RETRIES:
                 self.retries.append(schedule)
+            # else the search of a restarted process would propose it, too
+            self.search.observe([(schedule, None)])
             return
         if trial.phase is Phase.SCREEN and counted:
             self.trials += 1

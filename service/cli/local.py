@@ -75,6 +75,10 @@ def compile_(
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
     dim: DimsOption = None,
+    weight_limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most bytes of packed weights; Winograd gives way first"),
+    ] = None,
     dump_after: DumpOption = None,
 ) -> None:
     """Compile to an artifact folder, with whatever the database knows."""
@@ -91,10 +95,13 @@ def compile_(
         for workload, _ in planned.workloads
     ]
     known = storage.records.best_records(keys)
-    build_artifact(planned, storage, output)
+    compiled = build_artifact(planned, storage, output, weight_limit)
     storage.close()
+    plain = sum(array.nbytes for array in planned.plan.graph.constants.values())
     console().print(
-        f"artifact: {output} ({len(known)} of {len(keys)} workloads with tuned schedules)",
+        f"artifact: {output} ({len(known)} of {len(keys)} workloads with tuned schedules; "
+        f"packed weights take {compiled.program.weight_bytes / 2**20:.1f} MiB, "
+        f"the model's {plain / 2**20:.1f} MiB)",
         soft_wrap=True,
     )
 

@@ -53,8 +53,6 @@ def serve(
     logs.set_up(settings)
     storage = Storage.open(settings)
     owner_token(settings, storage)
-    # workers could neither renew nor report while the service was down
-    storage.leases.grace(settings.lease_seconds)
     tuner_process = None if no_tuner else _start_tuner()
     url = f"http://{settings.host}:{settings.port}"
     print(f"serving {url}/v1, the owner's token is in {settings.token_file}", file=sys.stderr)

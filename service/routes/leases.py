@@ -59,10 +59,7 @@ def _claim(storage: Storage, worker: Worker, limit: int, lease_seconds: float) -
     if storage.workers.get(worker.id).health in (Health.DRAINING, Health.GONE):
         return ()
     # a read first: on SQLite a claim takes the write lock even when there is nothing to claim
-    depth = storage.leases.depth(worker.target_keys)
-    if depth.get(RequestState.LEASED, 0):
-        storage.leases.expire()
-    elif not depth.get(RequestState.QUEUED, 0):
+    if not storage.leases.depth(worker.target_keys).get(RequestState.QUEUED, 0):
         return ()
     return storage.leases.claim(
         worker.id, worker.target_keys, limit=limit, lease_seconds=lease_seconds

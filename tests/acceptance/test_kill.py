@@ -80,7 +80,7 @@ class Fleet:
         self._environment = {
             **os.environ,
             "TILEWRIGHT_DATA_FOLDER": str(folder / "data"),
-            "TILEWRIGHT_LEASE_SECONDS": "4",
+            "TILEWRIGHT_LEASE_SECONDS": "8",
             "TILEWRIGHT_HEARTBEAT_SECONDS": "0.5",
             "TILEWRIGHT_JOB_LEASE_SECONDS": "1",
             "TILEWRIGHT_LONG_POLL_SECONDS": "2",

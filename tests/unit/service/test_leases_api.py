@@ -10,8 +10,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from compiler.target import known_targets
-from db.stores.leases import NewRequest, RequestState
+from db.stores.leases import LeaseStore, NewRequest, RequestState
 from db.stores.tokens import Scope
+from service.app import create_app
+from service.settings import Settings
 from service.storage import Storage
 
 TARGET = known_targets()["x86-64-v3"].key
@@ -175,3 +177,19 @@ def test_blobs_are_served_by_digest(client: TestClient, storage: Storage) -> Non
     assert client.get(f"/v1/blobs/{digest}").content == b"kernel"
     for missing in ("0" * 64, "..%2f..%2ftoken", "x"):
         assert client.get(f"/v1/blobs/{missing}").status_code == 404
+
+
+def test_leases_get_a_new_term_at_the_start_and_run_out_later(
+    settings: Settings, storage: Storage
+) -> None:
+    worker = storage.workers.register("w", [TARGET], {})
+    queue(storage, "a")
+    past = LeaseStore(storage.engine, lambda: storage.clock() - 1000)
+    past.claim(worker.id, [TARGET], limit=1, lease_seconds=1)
+    short = settings.model_copy(update={"lease_seconds": 0.6})
+    started = time.monotonic()
+    with TestClient(create_app(short, storage)):
+        while storage.leases.status(["a"])["a"].state is not RequestState.QUEUED:
+            assert time.monotonic() - started < 10
+            time.sleep(0.02)
+    assert time.monotonic() - started >= 0.6

@@ -319,16 +319,18 @@ def test_what_a_lost_worker_had_is_measured_again(world: World) -> None:
     assert all((t.key, t.schedule) in working for t in lost[:8])
 
 
-@pytest.mark.parametrize("kill_at", range(4, 12))
-def test_after_a_restart_what_was_lost_is_repeated_once(world: World, kill_at: int) -> None:
+@pytest.mark.parametrize(("trials", "kill_at"), [(24, 4), (24, 7), (300, 5), (300, 9)])
+def test_after_a_restart_what_was_lost_is_repeated_once(
+    world: World, trials: int, kill_at: int
+) -> None:
     """The stored trials hold the loss and, for some, the repetition already."""
     world.queue.fails = lambda candidate, serial: Status.WORKER_LOST if serial == 0 else None
     world.queue.kill_at = kill_at
     with pytest.raises(Killed):
-        world.tune(trials=24, job_id="job")
-    world.tune(trials=24, job_id="job")
+        world.tune(trials=trials, job_id="job")
+    world.tune(trials=trials, job_id="job")
     working = [(t.key, t.schedule) for t in world.trials() if t.measurement.ok]
-    assert len(working) == len(set(working)) == 24
+    assert len(working) == len(set(working)) == trials
 
 
 def test_equal_code_is_measured_once(world: World) -> None:
