@@ -16,6 +16,7 @@ from compiler.build import CODEGEN_VERSION
 from compiler.dtypes import DType
 from compiler.errors import CompilerError
 from compiler.ops.interpret import run_graph
+from compiler.program_builder import CompiledProgram
 from compiler.target import host_target
 from service.planning import Planned
 from service.storage import Storage
@@ -111,15 +112,23 @@ def random_arrays(
     return inputs
 
 
-def build_artifact(planned: Planned, storage: Storage, folder: Path) -> None:
+def build_artifact(
+    planned: Planned, storage: Storage, folder: Path, weight_limit_bytes: int | None = None
+) -> CompiledProgram:
     """Compile with the best schedules known and write the artifact folder.
 
     Raises:
-        CompilerError: if it cannot be linked.
+        CompilerError: if it cannot be linked, or the packed weights do not fit the limit.
         OSError: if the folder cannot be written.
     """
-    driver.save_artifact(
-        planned.plan, storage.records, planned.target, planned.threads, planned.numerics, folder
+    return driver.save_artifact(
+        planned.plan,
+        storage.records,
+        planned.target,
+        planned.threads,
+        planned.numerics,
+        folder,
+        weight_limit_bytes=weight_limit_bytes,
     )
 
 

@@ -217,3 +217,13 @@ def test_commands_import_what_they_need_when_they_run() -> None:
                 assert node.module is not None
                 ours = node.module.split(".")[0] in ("compiler", "tuner", "db", "service")
                 assert not ours or node.module.startswith("service.cli"), (path.name, node.module)
+
+
+def test_compile_keeps_to_the_weight_limit(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("compile", model, "--dim", "batch=2", "-o", tmp_path / "a", "--weight-limit")
+    assert run(*arguments, "63") == 1
+    assert "the limit is 63" in capsys.readouterr().err
+    assert run(*arguments, "4096") == 0
+    assert "packed weights take" in capsys.readouterr().out
