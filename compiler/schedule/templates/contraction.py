@@ -100,6 +100,7 @@ def analyse(workload: Workload) -> Contraction | None:
     window = _window(problem)
     if not _can_stream(right, lanes, window):
         return None
+    window = _beside_tile_last(problem, window, tile)
     rest = [a for a in problem.reduction.axes if a not in window]
     channel = max(rest, key=lambda a: a.extent, default=Axis("unit", 1))
     return Contraction(
@@ -157,6 +158,18 @@ def _window(problem: Problem) -> tuple[Axis, ...]:
     ]
     others = sorted((a for a in reduced if a not in window), key=lambda a: a.extent)
     return tuple(a for a in reduced if a in window or a in others[:-1])
+
+
+def _beside_tile_last(
+    problem: Problem, window: tuple[Axis, ...], tile: Axis | None
+) -> tuple[Axis, ...]:
+    """The window axes, the one that moves along the tile axis last: it is the one that may unroll.
+
+    That is the last one anyway, but where the output is one pixel wide.
+    """
+    indices = [index.axes() for load in loads(problem.reduction.body) for index in load.index]
+    beside = tuple(a for a in window if any(a in axes and tile in axes for axes in indices))
+    return (*(a for a in window if a not in beside), *beside)
 
 
 def _channel_block(operands: Sequence[Load], channel: Axis) -> int | None:

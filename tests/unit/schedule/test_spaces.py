@@ -11,6 +11,7 @@ import pytest
 from compiler.codegen.lower import lower_nest
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Role
+from compiler.loops.layout import blocked
 from compiler.loops.verify import verify_nest
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
@@ -18,6 +19,8 @@ from compiler.schedule.space import Knob, ScheduleSpace, SubSpace
 from compiler.schedule.templates import templates
 from compiler.target import Target, resolve_target
 from compiler.workload import Workload
+from tests.graphs import Maker
+from tests.kernels import as_workload
 from tests.unit.schedule.problems import PROBLEMS, conv, matmul
 
 TARGETS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64")
@@ -140,6 +143,19 @@ def test_winograd_needs_its_padding_in_a_halo_and_stride_1() -> None:
         conv(16, group=2),
     ):
         assert "winograd" not in algorithms(workload)
+
+
+def test_a_window_over_one_column_unrolls_along_rows() -> None:
+    """Where the output is one pixel wide, rows are the tile, and their taps are left out."""
+    target = resolve_target("x86-64-v4")
+    make, around = Maker(), (blocked(4, 1, 16), ())
+    y = make(
+        "conv", make.input("x", 1, 16, 9, 3), make.input("w", 16, 16, 3, 3), strides=(1, 1),
+        pads=(1, 0, 1, 0), dilations=(1, 1), group=1,
+    )  # fmt: skip
+    workload = as_workload(make.graph(y), ("w",), {"x": around, y: around})
+    for point in schedule_space(workload, target):
+        lower_nest(lower_schedule(workload, point, target).nest, target)
 
 
 def test_points_are_fewer_where_registers_are() -> None:
