@@ -349,11 +349,13 @@ def _default(
     whole = -(-found.lanes.extent // lanes)
     best: tuple[float, Schedule] | None = None
     for tile, vectors, order in product(values["tile"], values["vectors"], values["order"]):
+        used = int(tile) * int(vectors) + int(vectors) + 1
+        spare = target.vector_registers - used
         choice: dict[str, Choice] = {
             "tile": tile,
             "vectors": vectors,
             "order": order,
-            "unroll": _default_unroll(found, values["unroll"]),
+            "unroll": _default_unroll(found, values["unroll"], spare),
         }
         if "taps" in values:
             choice["taps"] = values["taps"][0]
@@ -372,10 +374,16 @@ def _default(
     return best[1]
 
 
-def _default_unroll(found: Contraction, unrolls: Sequence[Choice]) -> Choice:
+def _default_unroll(found: Contraction, unrolls: Sequence[Choice], spare: int) -> Choice:
+    """How far the reduction is unrolled; not at all where the tile takes every register, for then
+    LLVM, which loads ahead, spills in the innermost loop."""
     if found.tile is None:
-        return max(u for u in unrolls if int(u) <= 2)
-    return max(u for u in unrolls if int(u) <= (2 if found.window else 4))
+        most = 2
+    elif spare < 2:
+        most = 1
+    else:
+        most = 2 if found.window else 4
+    return max(u for u in unrolls if int(u) <= most)
 
 
 def _tile_score(tile: int, vectors: int, extent: int, whole: int, registers: int) -> float:
@@ -383,8 +391,9 @@ def _tile_score(tile: int, vectors: int, extent: int, whole: int, registers: int
     tiles, panels = -(-extent // tile), -(-whole // vectors)
     useful = extent * whole / (tiles * tile * panels * vectors)
     latency = min(1.0, tile * vectors / (0.62 * registers))
-    reuse = 1 - 0.1 * (1 / tile + 0.5 / vectors)
-    return useful * latency * reuse * (1.03 if tile == extent else 1.0)
+    # A core loads about as often as it multiplies: a tile of one vector keeps its ports busy.
+    loads_per_fma = (tile + vectors) / (tile * vectors)
+    return useful * latency / (1 + 0.15 * loads_per_fma)
 
 
 # ---- lowering
