@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from compiler.errors import (
     ArtifactError,
     CompilerError,
+    InvalidArgumentError,
     InvalidInputError,
     InvalidModelError,
+    OutOfMemoryError,
     ScheduleError,
     UnknownTargetError,
     UnsupportedOperatorError,
@@ -38,8 +40,10 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "ArtifactError",
     "CompilerError",
+    "InvalidArgumentError",
     "InvalidInputError",
     "InvalidModelError",
+    "OutOfMemoryError",
     "ScheduleError",
     "UnknownTargetError",
     "UnsupportedOperatorError",

@@ -14,7 +14,7 @@ from compiler.build import CODEGEN_VERSION, build_kernel, lower_workload
 from compiler.codegen.link import link_shared
 from compiler.codegen.object import load_objects
 from compiler.dtypes import DType
-from compiler.errors import CompilerError
+from compiler.errors import CompilerError, InvalidArgumentError, enough_memory_for
 from compiler.frontend.onnx_import import import_model
 from compiler.graph.ir import Graph
 from compiler.partition import plan_graph
@@ -24,6 +24,7 @@ from compiler.plan import GraphPlan
 from compiler.program_builder import CompiledProgram, ScheduleSource, build_program
 from compiler.runtime import artifact
 from compiler.runtime.executable import Executable
+from compiler.runtime.native import check_threads
 from compiler.target import Target, host_target, resolve_target
 
 if TYPE_CHECKING:
@@ -147,18 +148,18 @@ def compile_model(
         CompilerError: naming what is wrong with the model or the arguments.
     """
     check_numerics(numerics)
-    if threads < 1:
-        raise CompilerError(f"threads must be at least 1, got {threads}")
+    check_threads(threads)
     chosen = resolve_target(target)
-    graph = optimise(load_graph(model, dims), numerics)
-    plan = make_plan(graph, chosen, numerics)
-    return compile_plan(plan, schedules, chosen, threads, numerics, weight_limit_bytes)
+    with enough_memory_for("to compile the model"):
+        graph = optimise(load_graph(model, dims), numerics)
+        plan = make_plan(graph, chosen, numerics)
+        return compile_plan(plan, schedules, chosen, threads, numerics, weight_limit_bytes)
 
 
 def check_numerics(numerics: str) -> None:
-    """Raises CompilerError unless it is one of NUMERICS."""
+    """Raises InvalidArgumentError unless it is one of NUMERICS."""
     if numerics not in NUMERICS:
-        raise CompilerError(f"numerics is '{numerics}', known are {', '.join(NUMERICS)}")
+        raise InvalidArgumentError(f"numerics is '{numerics}', known are {', '.join(NUMERICS)}")
 
 
 __all__ = [

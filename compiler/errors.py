@@ -6,6 +6,9 @@ Every message is one sentence that names the offender, so that it can be shown a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class CompilerError(Exception):
     """Root of all errors that input to the compiler can cause."""
@@ -31,6 +34,14 @@ class UnsupportedOperatorError(CompilerError):
         )
 
 
+class InvalidArgumentError(CompilerError, ValueError):
+    """An argument of a call is none that it allows: a thread count, a dimension's size."""
+
+
+class OutOfMemoryError(CompilerError):
+    """What was asked for needs more memory than this machine gives."""
+
+
 class InvalidInputError(CompilerError):
     """An input array at run time has a wrong name, shape or dtype, or is missing."""
 
@@ -45,3 +56,13 @@ class ScheduleError(CompilerError):
 
 class ArtifactError(CompilerError):
     """An artifact folder is damaged, of another version, or for another machine."""
+
+
+@contextmanager
+def enough_memory_for(what: str) -> Iterator[None]:
+    """Turn MemoryError into OutOfMemoryError that says what the memory was for."""
+    try:
+        yield
+    except MemoryError as error:
+        reason = f": {error}" if str(error) else ""
+        raise OutOfMemoryError(f"there is not enough memory {what}{reason}") from error

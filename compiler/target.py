@@ -132,7 +132,7 @@ def resolve_target(name: str) -> Target:
         )
     if not colon:
         return target
-    if not bits.isdecimal():
+    if not (bits.isascii() and bits.isdecimal() and len(bits) <= 9):
         raise UnknownTargetError(f"target '{name}': '{bits}' is not a number of bits")
     return target.narrowed(int(bits))
 

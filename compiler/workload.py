@@ -149,10 +149,12 @@ def cut_workload(
         InvalidModelError: if the nodes have no output or more than one that is used outside.
     """
     given = boundaries or {}
-    wanted = set(nodes)
-    inside = {node.name: node for node in graph.nodes if node.name in wanted}
-    if missing := wanted - set(inside):
-        raise InvalidModelError(f"graph '{graph.name}': no node '{min(missing)}'")
+    inside: dict[str, Node] = {}
+    for name in nodes:
+        node = graph.node(name)
+        if node is None:
+            raise InvalidModelError(f"graph '{graph.name}': no node '{name}'")
+        inside[name] = node
     made = {value: node for node in inside.values() for value in node.outputs}
     results = [
         value

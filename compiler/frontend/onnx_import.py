@@ -6,14 +6,21 @@ taken from the file. What is known at import folds: constants, shape arithmetic,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence, Set
+from operator import index
 from pathlib import Path
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no types
-from onnx import AttributeProto, ModelProto, NodeProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 from compiler import ops
-from compiler.errors import CompilerError, InvalidModelError, UnsupportedOperatorError
+from compiler.errors import (
+    CompilerError,
+    InvalidArgumentError,
+    InvalidModelError,
+    UnsupportedOperatorError,
+)
 from compiler.frontend.functions import inline_functions
 from compiler.frontend.order import sort_nodes
 from compiler.frontend.tensors import element_type, read_tensor
@@ -45,6 +52,7 @@ def import_model(
     Raises:
         InvalidModelError: if the model is malformed or contradicts itself.
         UnsupportedOperatorError: if it uses an operator, or a form of one, without a rule.
+        InvalidArgumentError: if `dims` names what is no open dimension, or gives no number.
     """
     proto, folder = _load(model)
     _check_header(proto)
@@ -57,6 +65,10 @@ def _load(model: str | Path | bytes | ModelProto) -> tuple[ModelProto, Path | No
         return model, None
     if isinstance(model, bytes | bytearray | memoryview):
         return _parse(bytes(model), "the model"), None
+    if not isinstance(model, str | os.PathLike):
+        raise InvalidModelError(
+            f"a model is a path, bytes or a ModelProto, not of type {type(model).__name__}"
+        )
     path = Path(model)
     try:
         size = path.stat().st_size
@@ -67,6 +79,8 @@ def _load(model: str | Path | bytes | ModelProto) -> tuple[ModelProto, Path | No
         data = path.read_bytes()
     except OSError as error:
         raise InvalidModelError(f"'{path}' cannot be read: {error.strerror}") from error
+    except ValueError as error:  # a null character
+        raise InvalidModelError(f"'{path}' cannot be read: {error}") from error
     return _parse(data, f"'{path}'"), path.resolve().parent
 
 
@@ -123,6 +137,7 @@ class _Importer:
 
     def graph(self) -> Graph:
         self._constants()
+        self._dims = _checked_dims(self._graph, set(self._values), self._dims)
         self._inputs()
         nodes = sort_nodes(self._graph, self._values)
         self._used = {info.name for info in self._graph.output}
@@ -264,6 +279,37 @@ class _Importer:
         if not outputs:
             raise InvalidModelError("the model has no outputs")
         return outputs
+
+
+def _checked_dims(
+    graph: GraphProto, constants: Set[str], dims: Mapping[str, int]
+) -> Mapping[str, int]:
+    """The sizes. Raises InvalidArgumentError where one is no integer, or of no open dimension.
+
+    A size that changes nothing is a mistake of whoever gave it: the model would not be what they
+    think.
+    """
+    known: dict[str, None] = {}
+    for info in graph.input:
+        if info.name in constants:
+            continue
+        for position, dim in enumerate(info.type.tensor_type.shape.dim):
+            if not dim.HasField("dim_value"):
+                if dim.dim_param:
+                    known[dim.dim_param] = None
+                known[f"{info.name}[{position}]"] = None
+    sizes: dict[str, int] = {}
+    for name, size in dims.items():
+        if name not in known:
+            names = ", ".join(f"'{n}'" for n in known) or "none"
+            raise InvalidArgumentError(
+                f"the inputs have no open dimension '{name}', open are: {names}"
+            )
+        try:
+            sizes[name] = index(size)
+        except TypeError as error:
+            raise InvalidArgumentError(f"dimension '{name}': {size!r} is no integer") from error
+    return sizes
 
 
 def _check_stated(info: ValueInfoProto, kind: TensorType) -> None:

@@ -52,15 +52,21 @@ class Graph:
     nodes: tuple[Node, ...]
     types: Mapping[str, TensorType]
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    _named: dict[str, Node] = field(init=False, repr=False, default_factory=dict)
     _producers: dict[str, Node] = field(init=False, repr=False, default_factory=dict)
     _consumers: dict[str, list[Node]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for node in self.nodes:
+            self._named[node.name] = node
             for value in node.outputs:
                 self._producers[value] = node
             for value in dict.fromkeys(node.inputs):
                 self._consumers.setdefault(value, []).append(node)
+
+    def node(self, name: str) -> Node | None:
+        """The node of this name."""
+        return self._named.get(name)
 
     def producer(self, value: str) -> Node | None:
         """The node that makes a value; None for inputs and constants."""

@@ -20,6 +20,13 @@ VALUE_LIMIT_BYTES = 1 << 36
 """No value may be larger: such a shape is a mistake, and nothing must be allocated for it."""
 
 
+GENERATED_LIMIT_BYTES = 1 << 30
+"""Constants that a model states in a few bytes may not take more together."""
+
+SMALL_BYTES = 1 << 12
+"""What is no larger (shapes, scalars) folds always."""
+
+
 class GraphBuilder:
     """A graph under construction.
 
@@ -33,6 +40,9 @@ class GraphBuilder:
         self._nodes: list[Node] = []
         self._reserved = set(reserved)
         self._numbers: dict[str, int] = {}
+        self._generated_bytes = 0
+        self._folded_bytes = 0
+        self._constant_bytes = 0
 
     def input(self, name: str, kind: TensorType) -> str:
         """Add a graph input under exactly this name."""
@@ -54,7 +64,21 @@ class GraphBuilder:
         name = hint if exact else self._fresh(hint)
         self.types[name] = TensorType(kind, tuple(array.shape))
         self.constants[name] = array
+        self._constant_bytes += array.nbytes
         return name
+
+    def reserve(self, label: str, size: int) -> None:
+        """Count a constant of `size` bytes that the model does not hold, before it is made.
+
+        Raises:
+            InvalidModelError: if there is too much of them.
+        """
+        self._generated_bytes += size
+        if self._generated_bytes > GENERATED_LIMIT_BYTES:
+            raise InvalidModelError(
+                f"{label}: a constant of {size} bytes, the limit of all that the model's nodes "
+                f"make is {GENERATED_LIMIT_BYTES}"
+            )
 
     def emit(
         self,
@@ -174,11 +198,16 @@ class GraphBuilder:
             return None
         if kind.bytes > max(FOLD_LIMIT_BYTES, sum(array.nbytes for array in arrays)):
             return None
+        given = self._constant_bytes - self._folded_bytes
+        limit = max(GENERATED_LIMIT_BYTES, 2 * given)
+        if kind.bytes > SMALL_BYTES and self._folded_bytes + kind.bytes > limit:
+            return None  # all would be in memory at once
         kinds = [self.types[value].dtype for value in inputs]
         if DType.BFLOAT16 in (*kinds, kind.dtype):
             return None  # NumPy would compute with the raw bits
         with np.errstate(all="ignore"):
             result = np.asarray(operator.reference(arrays, attrs))
+        self._folded_bytes += kind.bytes
         return result.astype(kind.dtype.numpy, copy=False).reshape(kind.shape)
 
     def _fresh(self, hint: str) -> str:

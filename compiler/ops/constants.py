@@ -11,9 +11,6 @@ from compiler.ops.onnx_node import OnnxNode, OnnxTensor
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
 
-CONSTANT_LIMIT_BYTES = 1 << 33
-"""No constant that a model states in a few bytes may be larger."""
-
 
 def _onnx_constant(node: OnnxNode) -> str:
     tensor = node.tensor("value")
@@ -37,9 +34,7 @@ def _onnx_constant_of_shape(node: OnnxNode) -> str:
     value = node.tensor("value") or OnnxTensor(np.zeros(1, np.float32), DType.FLOAT32)
     if value.array.size != 1:
         raise node.invalid("attribute 'value' is not a tensor of one element")
-    size = prod(shape) * value.dtype.bytes
-    if size > CONSTANT_LIMIT_BYTES:
-        raise node.invalid(f"a constant of shape {show(shape)} takes {size} bytes")
+    node.reserve(f"shape {show(shape)}", prod(shape) * value.dtype.bytes)
     return node.constant(np.full(shape, value.array.reshape(())), value.dtype)
 
 
@@ -59,8 +54,7 @@ def _onnx_range(node: OnnxNode) -> str:
     if start is None or limit is None or delta is None or delta == 0 or parts[0] is None:
         raise node.invalid("start, limit and delta are not three scalars, the last not 0")
     count = max(0, ceil((limit - start) / delta))
-    if count * 8 > CONSTANT_LIMIT_BYTES:
-        raise node.invalid(f"a range of {count} elements")
+    node.reserve(f"{count} elements", count * 8)
     return node.constant((start + np.arange(count) * delta).astype(parts[0].dtype))
 
 

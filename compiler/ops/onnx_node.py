@@ -126,6 +126,14 @@ class OnnxNode:
         """Add a constant."""
         return self.builder.constant(array, f"{self._hint()}.constant", dtype)
 
+    def reserve(self, what: str, size: int) -> None:
+        """Count a constant of `size` bytes that the node makes, before it is made.
+
+        Raises:
+            InvalidModelError: if the model makes too much of them.
+        """
+        self.builder.reserve(f"{self.label}: {what}", size)
+
     def scalar(self, value: float, dtype: DType) -> str:
         """Add a constant of shape ().
 

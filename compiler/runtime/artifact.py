@@ -28,6 +28,7 @@ from compiler.errors import ArtifactError
 from compiler.runtime.cpu import architecture, missing_features
 from compiler.runtime.executable import Executable
 from compiler.runtime.kernel import ABI_VERSION
+from compiler.runtime.native import check_threads
 from compiler.runtime.packing import Bytes, aligned_empty
 from compiler.runtime.program import Program
 
@@ -65,7 +66,9 @@ class Artifact:
 
         Raises:
             ArtifactError: if no program has the sizes, or the library does not load.
+            InvalidArgumentError: if `threads` is no possible number of threads.
         """
+        check_threads(threads)
         chosen = self.programs[0] if sizes is None else self._for_sizes(sizes)
         path = self.path / LIBRARY
         try:
@@ -102,6 +105,7 @@ def load_artifact(
     Raises:
         ArtifactError: if a file is missing or damaged, the version is another, this processor
             lacks a feature that the code uses, or no program has the sizes.
+        InvalidArgumentError: if `threads` is no possible number of threads.
     """
     return read_artifact(path).executable(threads, sizes)
 

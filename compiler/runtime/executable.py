@@ -8,7 +8,7 @@ from ctypes import addressof, c_void_p
 import numpy as np
 
 from compiler.dtypes import DType
-from compiler.errors import InvalidInputError
+from compiler.errors import InvalidInputError, OutOfMemoryError, enough_memory_for
 from compiler.runtime.bench import scratch_stride
 from compiler.runtime.kernel import ALIGNMENT
 from compiler.runtime.native import check_threads, native
@@ -107,12 +107,14 @@ class Executable:
 
         Raises:
             InvalidInputError: if an input is missing, unknown, or of another shape or dtype.
+            OutOfMemoryError: if there is no room for what lies between inputs and outputs.
         """
         arrays = self._arrays(inputs)
         try:
             context = self._idle.pop()
         except IndexError:
-            context = _Context(self)
+            with enough_memory_for(f"to run '{self.program.name}'"):
+                context = _Context(self)
         try:
             pointers = context.pointers
             for index, (dtype, shape, positions) in enumerate(self._input_checks):
@@ -133,6 +135,10 @@ class Executable:
                 for position in positions:
                     pointers[position] = address + start
             status = self._run(*context.arguments)
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f"there is not enough memory for the outputs of '{self.program.name}': {error}"
+            ) from error
         finally:
             self._idle.append(context)
         if status:

@@ -11,6 +11,7 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+from compiler.errors import InvalidArgumentError
 from compiler.runtime.kernel import ABI_VERSION
 
 MAX_THREADS = 256
@@ -84,8 +85,8 @@ def check_threads(threads: int) -> int:
     """The thread count, if it is one.
 
     Raises:
-        ValueError: if it is not from 1 to `MAX_THREADS`.
+        InvalidArgumentError: if it is not from 1 to `MAX_THREADS`.
     """
-    if not 1 <= threads <= MAX_THREADS:
-        raise ValueError(f"expected 1 to {MAX_THREADS} threads, got {threads}")
+    if not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
+        raise InvalidArgumentError(f"expected 1 to {MAX_THREADS} threads, got {threads}")
     return threads

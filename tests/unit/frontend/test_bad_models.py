@@ -10,8 +10,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compiler.errors import CompilerError, InvalidModelError, UnsupportedOperatorError
+from compiler.errors import (
+    CompilerError,
+    InvalidArgumentError,
+    InvalidModelError,
+    UnsupportedOperatorError,
+)
 from compiler.frontend.onnx_import import NEWEST_OPSET, import_model
+from compiler.ops import builder
 
 FLOAT = TensorProto.FLOAT
 
@@ -215,3 +221,49 @@ def test_deep_models_do_not_exhaust_the_stack() -> None:
     nodes = [("Abs", f"v{i}" if i else "x", f"v{i + 1}") for i in range(3000)]
     graph = import_model(model(nodes[::-1], outputs=[value("v3000", None)]))
     assert len(graph.nodes) == 3000
+
+
+def test_sizes_of_dimensions_that_are_not_open_are_refused() -> None:
+    named = model(RELU, [value("x", ("batch", None, 3))])
+    assert import_model(named, {"batch": np.int64(2), "x[1]": 4}).types["x"].shape == (2, 4, 3)
+    for dims, message in (
+        ({"bach": 2}, "no open dimension 'bach', open are: 'batch', 'x\\[0\\]', 'x\\[1\\]'"),
+        ({"batch": 2, "x[1]": 1, "x[2]": 5}, "no open dimension 'x\\[2\\]'"),
+        ({"batch": "2"}, "dimension 'batch': '2' is no integer"),
+        ({"batch": 2.0}, "dimension 'batch': 2.0 is no integer"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            import_model(named, dims)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="'batch', open are: none"):
+        import_model(model(RELU), {"batch": 1})
+
+
+def test_constants_out_of_a_few_bytes_have_a_limit_in_all() -> None:
+    """Forty times 400 MB: each alone would pass, and nothing of the last may be allocated."""
+    made = [("ConstantOfShape", "s", f"c{i}") for i in range(40)]
+    shape = helper.make_tensor("s", TensorProto.INT64, (1,), [10**8])
+    names = " ".join(f"c{i}" for i in range(40))
+    with pytest.raises(InvalidModelError, match=r"ConstantOfShape 'n2': shape .*the limit of all"):
+        import_model(model([*made, ("Sum", names, "y")], constants=[shape]))
+
+
+def test_folding_stops_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A constant may be given, and a chain of ten thousand nodes on it be folded one by one."""
+    monkeypatch.setattr(builder, "GENERATED_LIMIT_BYTES", 5 * 8000)
+    chain = [("Neg", f"v{i}" if i else "c", f"v{i + 1}") for i in range(20)]
+    shape = helper.make_tensor("s", TensorProto.INT64, (1,), [2000])
+    graph = import_model(
+        model(
+            [("ConstantOfShape", "s", "c"), *chain, ("Add", "v20 x", "y")],
+            [value("x", (2000,))],
+            constants=[shape],
+        )
+    )
+    assert [node.op for node in graph.nodes] == ["neg"] * 15 + ["add"]
+
+
+def test_what_is_no_model_at_all_is_refused() -> None:
+    with pytest.raises(InvalidModelError, match="not of type int"):
+        import_model(7)  # type: ignore[arg-type]
+    with pytest.raises(InvalidModelError, match="null"):
+        import_model("a\0b")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from compiler.dtypes import DType
-from compiler.errors import InvalidInputError
+from compiler.errors import InvalidArgumentError, InvalidInputError, OutOfMemoryError
 from compiler.runtime.executable import Executable
 from compiler.runtime.kernel import BufferSpec, KernelSpec, Role
 from compiler.runtime.packing import aligned_empty
@@ -267,3 +267,19 @@ def test_bfloat16_inputs_travel_as_bits(program: Program, address_of: AddressOf)
     for form in (given, given.view(np.uint16)):
         (output,) = executable.run({"x": form})
         np.testing.assert_array_equal(output, given.view(np.uint16))
+
+
+def test_an_arena_that_does_not_fit_into_memory_is_refused(
+    program: Program, weights: np.ndarray, address_of: AddressOf
+) -> None:
+    huge = Executable(replace(program, arena_bytes=1 << 46), weights, address_of)
+    with pytest.raises(OutOfMemoryError, match="not enough memory to run 'model': "):
+        huge.run(inputs())
+
+
+@pytest.mark.parametrize("threads", [0, -1, 10**9, 1.5, "2", None])
+def test_a_number_of_threads_that_cannot_be_is_refused(
+    program: Program, weights: np.ndarray, address_of: AddressOf, threads: int
+) -> None:
+    with pytest.raises(InvalidArgumentError, match="expected 1 to 256 threads, got"):
+        Executable(program, weights, address_of, threads)
