@@ -49,7 +49,7 @@ class JobRequest(Body):
 
     model: Digest
     target: str = Field("host", min_length=1, max_length=200)
-    threads: int = Field(1, ge=1, le=1024)
+    threads: int = Field(1, ge=1, le=256)
     numerics: Numerics = "fast"
     trials: int = Field(1000, ge=0, le=10_000_000, description="Most candidates to measure")
     seconds: float | None = Field(
@@ -143,7 +143,7 @@ class LookupRequest(Body):
         default_factory=dict, max_length=64
     )
     target: str = Field("host", min_length=1, max_length=200, description="A name or a key")
-    threads: int = Field(1, ge=1, le=1024)
+    threads: int = Field(1, ge=1, le=256)
     numerics: Numerics = "fast"
 
 

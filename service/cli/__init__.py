@@ -69,6 +69,8 @@ def _known(error: Exception) -> str | None:
     if isinstance(error, OSError):
         where = f" '{error.filename}'" if error.filename else ""
         return f"{error.strerror or error}{where}"
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory: {error}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         return (
             f"this command needs the package '{error.name}': pip install 'tilewright[all]' has it"
@@ -87,4 +89,6 @@ def _validation(error: Exception) -> str:
 
 
 def _complain(sentence: str) -> None:
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    from service.sentences import one_sentence
+
+    print(f"error: {one_sentence(sentence)}", file=sys.stderr)

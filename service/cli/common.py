@@ -20,6 +20,13 @@ class UserError(Exception):
     """What the user gave is wrong; the message is one sentence."""
 
 
+MAX_THREADS = 256
+"""As in `compiler.runtime.native`, which is not imported before a command runs."""
+
+MAX_DIMENSION = 1 << 40
+"""As in `service.schemas`."""
+
+
 class Numerics(StrEnum):
     FAST = "fast"
     STRICT = "strict"
@@ -29,7 +36,9 @@ ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file")]
 TargetOption = Annotated[
     str, typer.Option("--target", help="'host', a target's name, or NAME:BITS for its vectors")
 ]
-ThreadsOption = Annotated[int, typer.Option("--threads", min=1, max=1024, help="Threads of a run")]
+ThreadsOption = Annotated[
+    int, typer.Option("--threads", min=1, max=MAX_THREADS, help="Threads of a run")
+]
 NumericsOption = Annotated[
     Numerics, typer.Option("--numerics", help="strict: no Winograd, no Strassen")
 ]
@@ -77,20 +86,27 @@ def dump_observer(names: list[str] | None) -> Observer | None:
 
 def parse_dims(given: list[str] | None) -> dict[str, int]:
     """{"batch": 1} from ["batch=1"]. Raises UserError."""
-    dims = {}
+    dims: dict[str, int] = {}
     for text in given or ():
         name, equals, size = text.partition("=")
-        if not equals or not name or not size.isdecimal() or int(size) < 1:
-            raise UserError(f"--dim '{text}': expected NAME=SIZE with a size of at least 1")
-        dims[name] = int(size)
+        number = int(size) if size.isascii() and size.isdecimal() and len(size) < 20 else 0
+        if not equals or not name or not 1 <= number <= MAX_DIMENSION:
+            raise UserError(
+                f"--dim '{text}': expected NAME=SIZE with a size from 1 to {MAX_DIMENSION}"
+            )
+        if dims.get(name, number) != number:
+            raise UserError(f"--dim '{text}': '{name}' is {dims[name]} already")
+        dims[name] = number
     return dims
 
 
 def existing_file(path: Path) -> Path:
     """The path, if a file is there. Raises UserError."""
-    if not path.is_file():
-        raise UserError(f"'{path}' is {'a folder' if path.is_dir() else 'not there'}, not a file")
-    return path
+    if path.is_file():
+        return path
+    if not path.exists():
+        raise UserError(f"'{path}' is not there")
+    raise UserError(f"'{path}' is {'a folder' if path.is_dir() else 'a device or a pipe'}, no file")
 
 
 def load_settings(server: str | None = None, token: str | None = None) -> Settings:

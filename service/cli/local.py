@@ -115,31 +115,25 @@ def run(
     dim: DimsOption = None,
 ) -> None:
     """Run a model, or an artifact, on arrays from a file."""
-    import numpy as np
+    from service.arrays import save_arrays
 
     arrays = _load_arrays(inputs)
     executable = _executable(model, threads, numerics, parse_dims(dim))
     results = executable.run(arrays)
     names = [port.name for port in executable.program.outputs]
-    arrays = dict(zip(names, results, strict=True))
-    with outputs.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+    save_arrays(outputs, zip(names, results, strict=True))
     out = console()
     for name, array in zip(names, results, strict=True):
         out.print(f"{name}: {array.dtype} {array.shape}", soft_wrap=True, markup=False)
 
 
 def _load_arrays(path: Path) -> dict[str, Any]:
-    import zipfile
+    from service.arrays import ArraysError, load_arrays
 
-    import numpy as np
-
-    existing_file(path)
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive)
-    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-        raise UserError(f"'{path}' is not an .npz file of arrays: {error}") from error
+        return dict(load_arrays(existing_file(path)))
+    except ArraysError as error:
+        raise UserError(str(error)) from error
 
 
 def _executable(model: Path, threads: int, numerics: Numerics, dims: dict[str, int]) -> Executable:

@@ -23,7 +23,7 @@ def get_schedule(
     _: Reader,
     workload: Annotated[Digest, Query(description="Workload key")],
     target: Annotated[str, Query(max_length=200, description="Target key or name")],
-    threads: Annotated[int, Query(ge=1, le=1024)] = 1,
+    threads: Annotated[int, Query(ge=1, le=256)] = 1,
     numerics: Numerics = "fast",
 ) -> RecordView:
     """The best schedule of a workload on a target, with the measurement behind it."""

@@ -141,11 +141,19 @@ MISTAKES = [
     (["inspect", "{model}"], 1, "batch"),
     (["inspect", "{model}", "--dim", "batch"], 1, "NAME=SIZE"),
     (["inspect", "{model}", "--dim", "batch=-1"], 1, "NAME=SIZE"),
+    (["inspect", "{model}", "--dim", "batch=" + "9" * 5000], 1, "NAME=SIZE"),
+    (["inspect", "{model}", "--dim", "batch=٣"], 1, "NAME=SIZE"),
+    (["inspect", "{model}", "--dim", "batch=2", "--dim", "batch=3"], 1, "'batch' is 2 already"),
+    (["inspect", "{model}", "--dim", "batch=2", "--dim", "bach=3"], 1, "no open dimension 'bach'"),
+    (["inspect", "/dev/null"], 1, "a device"),
     (["inspect", "{model}", "--dim", "batch=2", "--target", "z80"], 1, "z80"),
+    (["inspect", "{model}", "--dim", "batch=2", "--target", "host:" + "9" * 5000], 1, "of bits"),
+    (["compile", "{model}", "--dim", "batch=2", "--threads", "257", "-o", "o"], 2, "256"),
     (["tune", "{model}", "--dim", "batch=2", "--trials", "-1"], 2, "trials"),
     (["tune", "{model}", "--dim", "batch=2", "--seconds", "-1"], 2, "seconds"),
     (["run", "{model}", "--dim", "batch=2", "--inputs", "{noise}", "--outputs", "o"], 1, "npz"),
     (["run", "{model}", "--dim", "batch=3", "--inputs", "{in}", "--outputs", "o"], 1, "x"),
+    (["run", "{model}", "--dim", "batch=2", "--inputs", "{in}", "--outputs", "/no/o"], 1, "/no/o"),
     (["run", "{folder}", "--inputs", "{in}", "--outputs", "o"], 1, "manifest"),
     (["compile", "{model}", "--dim", "batch=2"], 2, "output"),
     (["submit", "{model}", "--server", "http://127.0.0.1:9"], 1, "127.0.0.1:9"),
@@ -183,6 +191,20 @@ def test_a_mistake_is_one_sentence(
     assert error.startswith("error: ")
     assert len(error.splitlines()) == 1, error
     assert words in error
+
+
+def test_limits_are_those_of_the_runtime_and_the_service() -> None:
+    from compiler.runtime.native import MAX_THREADS
+    from service.cli import common
+    from service.schemas import JobRequest
+
+    assert common.MAX_THREADS == MAX_THREADS
+    limits = {"threads": MAX_THREADS, "dims": {"n": common.MAX_DIMENSION}}
+    request = JobRequest.model_validate({"model": "0" * 64, **limits})
+    assert request.threads == MAX_THREADS
+    for wrong in ({"threads": MAX_THREADS + 1}, {"dims": {"n": common.MAX_DIMENSION + 1}}):
+        with pytest.raises(ValueError, match="less than or equal"):
+            JobRequest.model_validate({"model": "0" * 64, **wrong})
 
 
 def test_a_setting_that_is_wrong_is_named(

@@ -1,0 +1,79 @@
+"""Arrays by name in .npz files."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import zipfile
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+
+class ArraysError(Exception):
+    """A file does not hold arrays by name; the message is one sentence."""
+
+
+def load_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file by name.
+
+    Raises:
+        ArraysError: if it is no such file, or does not fit into memory.
+        OSError: if it cannot be read.
+    """
+    if not zipfile.is_zipfile(path):
+        raise ArraysError(f"'{path}' is not an .npz file: it is no zip archive")
+    arrays = {}
+    member = ""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            for member in archive.files:
+                array = archive[member]
+                if not isinstance(array, np.ndarray):
+                    raise ArraysError(f"'{path}': '{member}' is not an array")
+                arrays[member] = array
+    except MemoryError as error:
+        raise ArraysError(f"'{path}': '{member}' does not fit into memory") from error
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        what = f": '{member}' is damaged or holds Python objects" if member else ""
+        raise ArraysError(f"'{path}' is not an .npz file of arrays{what}: {error}") from error
+    return arrays
+
+
+def save_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Write an .npz file. A file that was there is replaced once the new one is complete.
+
+    `numpy.savez` takes the arrays as keywords: it would refuse an array called 'file'.
+
+    Raises:
+        OSError: if it cannot be written; its filename is `path`.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:  # a device or a pipe; a folder is refused
+                _write(file, arrays)
+            return
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            with temporary.open("xb") as file:
+                _write(file, arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _write(file: IO[bytes], arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+        for name, array in arrays:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)

@@ -1,0 +1,18 @@
+"""What is shown of an error, whatever stands in a model's names."""
+
+from __future__ import annotations
+
+from service.sentences import LIMIT, one_sentence
+
+
+def test_a_sentence_is_one_printable_line() -> None:
+    assert one_sentence("node 'a\n b': \x1b[31mred\x07") == r"node 'a b': \x1b[31mred\x07"
+    assert one_sentence("узел '節點' 😀") == "узел '節點' 😀"
+    assert one_sentence("a\u202eb") == r"a\u202eb"
+
+
+def test_a_long_sentence_keeps_its_ends() -> None:
+    text = one_sentence("node '" + "deep/" * 10**5 + "': not implemented")
+    assert len(text) <= LIMIT
+    assert text.startswith("node 'deep/deep/")
+    assert text.endswith("/': not implemented")
