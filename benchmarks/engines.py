@@ -170,10 +170,11 @@ def _load(engine: Engine, request: Mapping[str, Any]) -> tuple[Run, dict[str, An
 def turn(run: Run, seconds: float, least: int) -> dict[str, list[float]]:
     """One warm-up, then timed runs for about `seconds`, `least` at least.
 
-    Short runs are timed in groups, whose mean is the sample, so that a turn has 100 samples at most
-    and none is below 0.2 ms. Both clocks are kept, in seconds a run: the process's CPU time (right for one thread, deaf to other processes) and
-    the wall's.
+    Short runs are timed in groups, whose mean is the sample, so that a turn has about 100 samples
+    and none is below 0.2 ms. Both clocks are kept, in seconds a run: the process's CPU time (right
+    for one thread, deaf to other processes) and the wall's.
     """
+    run()
     started = time.perf_counter()
     run()
     once = time.perf_counter() - started

@@ -89,7 +89,7 @@ class RaceReport:
 def write_report(report: RaceReport, folder: Path, name: str) -> None:
     """Write NAME.json and NAME.md; called after each model, so that a break loses one at most."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(asdict(report), indent=1) + "\n")
+    (folder / f"{name}.json").write_text(_json(report))
     versions = sorted({f"{row.engine} {row.version}" for row in report.rows if row.version})
     clock = "CPU time of the process" if report.threads == 1 else "wall time"
     lines = [
@@ -108,6 +108,16 @@ def write_report(report: RaceReport, folder: Path, name: str) -> None:
         "",
     ]
     (folder / f"{name}.md").write_text("\n".join(lines))
+
+
+def _json(report: RaceReport) -> str:
+    """One line a row; samples in nanoseconds' precision."""
+    data = asdict(report)
+    rows = data.pop("rows")
+    for row in rows:
+        row["rounds"] = [[round(seconds, 9) for seconds in times] for times in row["rounds"]]
+    head = json.dumps(data, indent=1).removesuffix("\n}")
+    return head + ',\n "rows": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]\n}\n"
 
 
 def cpu_name() -> str:
