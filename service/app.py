@@ -15,6 +15,7 @@ from service import errors, routes
 from service.body_limit import BodyLimitMiddleware
 from service.housekeeping import keep_house
 from service.metrics import Metrics, MetricsMiddleware
+from service.plain_text import PlainTextMiddleware
 from service.schemas import ProblemView
 from service.settings import Settings
 from service.storage import Storage
@@ -58,6 +59,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
     )
     app.state.settings = settings
     app.state.metrics = Metrics()
+    app.add_middleware(PlainTextMiddleware)
     app.add_middleware(BodyLimitMiddleware, limit_bytes=settings.max_body_bytes)
     app.add_middleware(MetricsMiddleware, metrics=app.state.metrics)
     errors.install(app)

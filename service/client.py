@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx2
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -129,7 +130,7 @@ class Client:
         )
 
     def job(self, job_id: str) -> JobView:
-        return self._view(JobView, "GET", f"/v1/jobs/{job_id}")
+        return self._view(JobView, "GET", f"/v1/jobs/{_quoted(job_id)}")
 
     def jobs(self, state: str | None = None, limit: int = 100) -> list[JobView]:
         params: dict[str, Any] = {"limit": limit}
@@ -138,10 +139,10 @@ class Client:
         return self._views(JobView, "/v1/jobs", params)
 
     def tasks(self, job_id: str) -> list[TaskView]:
-        return self._views(TaskView, f"/v1/jobs/{job_id}/tasks")
+        return self._views(TaskView, f"/v1/jobs/{_quoted(job_id)}/tasks")
 
     def cancel(self, job_id: str) -> JobView:
-        return self._view(JobView, "POST", f"/v1/jobs/{job_id}/cancel")
+        return self._view(JobView, "POST", f"/v1/jobs/{_quoted(job_id)}/cancel")
 
     def events(
         self, job_id: str, after: int = 0, patience_seconds: float = 60.0
@@ -175,7 +176,9 @@ class Client:
         headers = {"Last-Event-ID": str(after), "Accept": "text/event-stream"}
         data: list[str] = []
         try:
-            with self._http.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers) as answer:
+            with self._http.stream(
+                "GET", f"/v1/jobs/{_quoted(job_id)}/events", headers=headers
+            ) as answer:
                 if answer.status_code >= 400:
                     answer.read()
                     raise _refusal(answer)
@@ -192,7 +195,7 @@ class Client:
         """Save the artifact's tar file; it appears complete or not at all."""
         temporary = target.with_name(f".{target.name}.part")
         try:
-            with self._http.stream("GET", f"/v1/jobs/{job_id}/artifact") as answer:
+            with self._http.stream("GET", f"/v1/jobs/{_quoted(job_id)}/artifact") as answer:
                 if answer.status_code >= 400:
                     answer.read()
                     raise _refusal(answer)
@@ -253,6 +256,11 @@ class Client:
 
     def _unreachable(self, error: httpx2.HTTPError) -> ClientError:
         return ClientError(f"the service at {self.server} does not answer: {error}")
+
+
+def _quoted(part: str) -> str:
+    """A part of a path, whatever is in it."""
+    return quote(part, safe="")
 
 
 def _parse(view: type[ViewT], text: str) -> ViewT:

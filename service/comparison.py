@@ -77,4 +77,13 @@ def onnxruntime_run(model: Path, inputs: Mapping[str, np.ndarray], threads: int)
     except Exception as error:
         raise CompilerError(f"onnxruntime refuses '{model}': {error}") from error
     feeds = dict(inputs)
+    wanted = sorted(value.name for value in session.get_inputs())
+    if wanted != sorted(feeds):
+        raise CompilerError(
+            f"'{model}' has the inputs {', '.join(wanted)} instead of {', '.join(sorted(feeds))}"
+        )
+    try:
+        session.run(None, feeds)
+    except Exception as error:
+        raise CompilerError(f"onnxruntime cannot run '{model}': {error}") from error
     return lambda: session.run(None, feeds), onnxruntime.__version__

@@ -17,7 +17,7 @@ def owner_token(settings: Settings, storage: Storage) -> str:
     """The owner's token: read from the data folder, or made and kept there for its owner alone.
 
     Raises:
-        StorageError: if the folder cannot be written.
+        StorageError: if the folder cannot be written, or its token file not be used.
     """
     secret = read_token(settings) or _make(settings.token_file)
     storage.tokens.create("owner", [Scope.ADMIN], secret=secret)
@@ -37,15 +37,37 @@ def schedule_source(data_folder: str | Path) -> RecordStore:
 
 
 def read_token(settings: Settings) -> str:
-    """The token in the data folder, or ""."""
+    """The token in the data folder, or "" where there is none.
+
+    Raises:
+        StorageError: if the file cannot be read, or holds no token.
+    """
+    path = settings.token_file
     try:
-        return settings.token_file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
+        secret = path.read_text(encoding="ascii").strip()
+    except (FileNotFoundError, NotADirectoryError):
         return ""
+    except OSError as error:
+        raise StorageError(
+            f"the token file '{path}' cannot be read: {error.strerror}", StorageKind.DENIED
+        ) from error
+    except UnicodeDecodeError:
+        secret = ""
+    if not secret or not secret.isprintable() or " " in secret:
+        # never taken for a token: an empty one would let everybody in
+        raise StorageError(
+            f"the token file '{path}' holds no token: remove it, and a new one is made",
+            StorageKind.CORRUPT,
+        )
+    return secret
 
 
 def client_token(settings: Settings) -> str:
-    """What a client command sends: the setting, else the data folder's token."""
+    """What a client command sends: the setting, else the data folder's token.
+
+    Raises:
+        StorageError: if there is a token file that cannot be used.
+    """
     return settings.token or read_token(settings)
 
 

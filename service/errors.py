@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -15,6 +16,7 @@ from starlette.exceptions import HTTPException
 from compiler.errors import (
     CompilerError,
     InvalidModelError,
+    OutOfMemoryError,
     UnknownTargetError,
     UnsupportedOperatorError,
 )
@@ -27,9 +29,13 @@ from db.errors import (
     StorageError,
     StorageKind,
 )
+from service.sentences import one_sentence
 
 MEDIA_TYPE = "application/problem+json"
 PREFIX = "urn:tilewright:problem:"
+
+MOST_FIELD_ERRORS = 20
+"""A body may be wrong in a million places; no more of them are listed."""
 
 log = structlog.get_logger("tilewright.web")
 
@@ -53,16 +59,23 @@ class Problem(Exception):
         super().__init__(detail)
 
     def response(self) -> JSONResponse:
+        """The document, with a sentence of limited length, whatever a model's names are."""
         body = {
             "type": PREFIX + self.slug,
             "title": self.slug.replace("-", " ").capitalize(),
             "status": self.status,
-            "detail": self.detail,
+            "detail": one_sentence(self.detail),
             **self.extra,
         }
-        return JSONResponse(
+        return _ProblemResponse(
             body, status_code=self.status, headers=self.headers, media_type=MEDIA_TYPE
         )
+
+
+class _ProblemResponse(JSONResponse):
+    def render(self, content: Any) -> bytes:
+        # escaped: what was sent may hold what UTF-8 cannot
+        return json.dumps(content, separators=(",", ":")).encode("ascii")
 
 
 def unauthorized(detail: str) -> Problem:
@@ -98,6 +111,8 @@ def compiler_problem(error: CompilerError) -> Problem:
             return Problem(422, "unknown-target", str(error))
         case InvalidModelError():
             return Problem(422, "invalid-model", str(error))
+        case OutOfMemoryError():
+            return Problem(507, "insufficient-memory", str(error))
         case _:
             return Problem(422, "compiler-error", str(error))
 
@@ -122,14 +137,19 @@ def database_problem(error: DatabaseError) -> Problem:
 
 def validation_problem(error: RequestValidationError) -> Problem:
     """Field errors as a list, and the first of them as the sentence."""
-    errors = [
-        {"field": ".".join(str(part) for part in item["loc"]), "message": str(item["msg"])}
-        for item in error.errors()
-    ]
+    errors = [_field_error(item) for item in error.errors()[:MOST_FIELD_ERRORS]]
     first = errors[0] if errors else {"field": "body", "message": "malformed"}
     return Problem(
         422, "invalid-request", f"{first['field']}: {first['message']}", {"errors": errors}
     )
+
+
+def _field_error(item: Mapping[str, Any]) -> dict[str, str]:
+    if item["type"] == "json_invalid":
+        place = item["loc"][-1]
+        return {"field": "body", "message": f"no JSON: {item['ctx']['error']} at character {place}"}
+    field = ".".join(str(part) for part in item["loc"])
+    return {"field": one_sentence(field), "message": one_sentence(str(item["msg"]))}
 
 
 _SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "too-large", 400: "bad-request"}
@@ -154,11 +174,19 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return validation_problem(error).response()
 
-    def on_http(_: Request, error: Exception) -> JSONResponse:
+    def on_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        status = error.status_code
+        status, detail = error.status_code, str(error.detail)
+        if detail == HTTPStatus(status).phrase:  # of the router, which names nothing
+            detail = f"{detail.lower()}: {request.method} {request.url.path}"
         slug = _SLUGS.get(status, HTTPStatus(status).phrase.lower().replace(" ", "-"))
-        return Problem(status, slug, str(error.detail), headers=error.headers or {}).response()
+        return Problem(status, slug, detail, headers=error.headers or {}).response()
+
+    def on_memory(request: Request, error: Exception) -> JSONResponse:
+        log.error("out of memory", path=request.url.path, error=repr(error))
+        return Problem(
+            507, "insufficient-memory", f"there is not enough memory for this request: {error}"
+        ).response()
 
     def on_bug(request: Request, error: Exception) -> JSONResponse:
         log.error("unhandled", path=request.url.path, error=repr(error), exc_info=error)
@@ -169,4 +197,5 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(DatabaseError, on_database)
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(MemoryError, on_memory)
     app.add_exception_handler(Exception, on_bug)

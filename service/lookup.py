@@ -29,8 +29,9 @@ def lookup_model(storage: Storage, body: LookupRequest) -> LookupView:
     """
     assert body.model is not None
     model = storage.models.get(body.model)
-    path = storage.blobs.path(model.digest)
-    request = ModelRequest(path, body.target, body.threads, body.numerics, body.dims)
+    request = ModelRequest(
+        storage.blobs.get(model.digest), body.target, body.threads, body.numerics, body.dims
+    )
     planned = plan_model(request)
     wanted = [(w.key, workload_name(w), count) for w, count in planned.workloads]
     return _lookup(storage, body, planned.target.key, wanted)

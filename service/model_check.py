@@ -28,10 +28,12 @@ def check_model_bytes(path: Path, name: str) -> None:
         raise InvalidModelError(f"model '{name}' is not an ONNX model: it has no graph or no opset")
 
 
-def check_job(path: Path, body: JobRequest) -> None:
+def check_job(model: bytes, body: JobRequest) -> None:
     """Import and plan the model as the tuner will.
+
+    Of bytes, not of a file: an uploaded model has no folder that external data could be read from.
 
     Raises:
         CompilerError: what is wrong, in one sentence.
     """
-    plan_model(ModelRequest(path, body.target, body.threads, body.numerics, body.dims))
+    plan_model(ModelRequest(model, body.target, body.threads, body.numerics, body.dims))

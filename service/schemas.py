@@ -4,16 +4,51 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$", description="SHA-256 in hexadecimal")]
 Numerics = Literal["fast", "strict"]
+
+
+def storable(value: Any) -> Any:
+    """The value, if every database can hold the text in it, keys included.
+
+    Raises:
+        ValueError: for a null character, or half of a surrogate pair.
+    """
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case str(text):
+                if "\0" in text or (not text.isascii() and _is_torn(text)):
+                    raise ValueError(
+                        f"{text[:80]!r} holds a null character or half of a surrogate pair"
+                    )
+            case dict(entries):
+                waiting.extend(entries.keys())
+                waiting.extend(entries.values())
+            case list(items):
+                waiting.extend(items)
+    return value
+
+
+def _is_torn(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 class Body(BaseModel):
     """A request body: unknown fields are refused, so that a typo is no silent default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_storable(cls, data: Any) -> Any:
+        return storable(data)
 
 
 class View(BaseModel):

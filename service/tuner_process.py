@@ -224,7 +224,7 @@ class _Run:
         self._phase("importing")
         planned = plan_model(
             ModelRequest(
-                storage.blobs.path(job.model_digest),
+                storage.blobs.get(job.model_digest),
                 job.target,
                 job.threads,
                 job.numerics,

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,12 @@ class WorkerOptions:
     cache_bytes: int = 1 << 30
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One sentence, without the usage."""
+        self.exit(2, f"error: {message}\n")
+
+
 def default_spool(environment: Mapping[str, str]) -> Path:
     """`$TILEWRIGHT_SPOOL`, `$XDG_STATE_HOME/tilewright`, or ~/.local/state/tilewright."""
     given = environment.get("TILEWRIGHT_SPOOL", "")
@@ -32,7 +39,7 @@ def default_spool(environment: Mapping[str, str]) -> Path:
 
 def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> WorkerOptions:
     """The options; exits with status 2 and a sentence for wrong usage."""
-    parser = argparse.ArgumentParser("tilewright-worker", description="Measure candidates.")
+    parser = _Parser("tilewright-worker", description="Measure candidates.")
     parser.add_argument(
         "--server",
         default=environment.get("TILEWRIGHT_SERVER", ""),
@@ -67,7 +74,8 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
         try:
             token = given.token_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            parser.error(f"the token file cannot be read: {error}")
+            reason = error.strerror if isinstance(error, OSError) else "it holds no text"
+            parser.error(f"the token file '{given.token_file}' cannot be read: {reason}")
     if not given.server.startswith(("http://", "https://")):
         parser.error(f"--server: '{given.server}' is not an http or https URL")
     if not token:

@@ -50,7 +50,9 @@ TrialsOption = Annotated[int, typer.Option("--trials", min=0, help="Most candida
 SecondsOption = Annotated[
     float | None, typer.Option("--seconds", min=0.001, help="Most time to tune")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the search")]
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Seed of the search")
+]
 ServerOption = Annotated[
     str | None, typer.Option("--server", help="URL of the service (or TILEWRIGHT_SERVER)")
 ]

@@ -172,7 +172,9 @@ def bench(
     numerics: NumericsOption = Numerics.FAST,
     dim: DimsOption = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000)] = 5,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="Of each turn")] = 0.5,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.01, max=3600, help="Of each turn")
+    ] = 0.5,
 ) -> None:
     """Time a model with the schedules that the database knows, in turns with another engine."""
     from rich.table import Table
@@ -185,6 +187,10 @@ def bench(
     runs: dict[str, Run] = {"tilewright": lambda: executable.run(arrays)}
     error = None
     if against is not None:
+        if onnx is None and model.is_dir():
+            raise UserError(
+                f"'{model}' is an artifact: --onnx says which model {against} is to run"
+            )
         source = existing_file(onnx or model)
         other, version = onnxruntime_run(source, arrays, threads)
         error = largest_model_error(list(executable.run(arrays)), list(other()))

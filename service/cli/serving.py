@@ -45,16 +45,22 @@ def serve(
     from service import logs
     from service.app import create_app
     from service.embedded import owner_token
+    from service.listening import ListenError, listen
     from service.storage import Storage
 
     settings = load_settings()
     changes = {"host": host, "port": port}
     settings = settings.model_copy(update={k: v for k, v in changes.items() if v is not None})
     logs.set_up(settings)
+    try:
+        sockets = listen(settings.host, settings.port)
+    except ListenError as error:
+        raise UserError(str(error)) from error
+    port = sockets[0].getsockname()[1]
     storage = Storage.open(settings)
     owner_token(settings, storage)
     tuner_process = None if no_tuner else _start_tuner()
-    url = f"http://{settings.host}:{settings.port}"
+    url = f"http://{settings.host}:{port}"
     print(f"serving {url}/v1, the owner's token is in {settings.token_file}", file=sys.stderr)
     app = create_app(settings, storage)
     config = uvicorn.Config(
@@ -82,13 +88,13 @@ def serve(
     # process would be gone before the tuner is stopped
     _on_signals(stop)
     try:
-        server.run()
+        server.run(sockets)
     finally:
         if tuner_process is not None:
             tuner_process.stop()
         storage.close()
     if not server.started:
-        raise UserError(f"cannot listen on {settings.host}:{settings.port}")
+        raise UserError(f"the service at {url} did not start; its log says why")
 
 
 class _TunerProcess:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -51,6 +52,7 @@ def tune(
     """Tune a model on this machine. Ctrl-C stops; what was measured is kept."""
     from rich.live import Live
 
+    from compiler.runtime.artifact import check_destination
     from service.cli.view import progress_line, task_table
     from service.planning import ModelRequest, plan_model, tasks_of
     from service.schemas import ProgressView
@@ -72,6 +74,8 @@ def tune(
     from tuner.measure.oracle import ReferenceCache
 
     request = ModelRequest(existing_file(model), target, threads, numerics.value, parse_dims(dim))
+    if output is not None:
+        check_destination(output)  # now, and not after an hour of tuning
     planned = plan_model(request)
     settings = load_settings()
     storage = Storage.open(settings)
@@ -106,7 +110,8 @@ def tune(
             builder,
             runner,
             Budget(trials, seconds, seed),
-            job_id="",
+            # its own: two runs at once, each with its trials
+            job_id=f"tune-{secrets.token_hex(8)}",
             on_event=on_event,
             token=token,
             references=ReferenceCache(),

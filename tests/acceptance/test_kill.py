@@ -34,7 +34,7 @@ from tuner.measure.measurement import Phase
 SEEDS = [int(text) for text in os.environ.get("TILEWRIGHT_KILL_SEEDS", "1").split(",")]
 """Orders and moments of the kills; more of them for a longer test."""
 TRIALS = 170
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 90.0
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
 
@@ -187,21 +187,36 @@ class Drama:
         self.fleet.kill(victim)
         self.seen.add((victim, state))
 
-    def in_flight(self, victim: str, condition: Callable[[], bool]) -> None:
-        """Kill during a lease and wait for what the others make of it.
+    def fetched(self) -> bool:
+        """Whether the worker holds a lease and has the files for it."""
+        leased = [
+            status.request_id
+            for status in self.storage.leases.of_job(self.job_id, unacknowledged=True)
+            if status.state is RequestState.LEASED
+        ]
+        blobs = {path.name for path in self.fleet.spool.rglob("blobs/*")}
+        return any(
+            blobs.issuperset((payload["library_digest"], payload["reference_digest"]))
+            for payload in self.storage.leases.payloads(leased).values()
+        )
 
-        Again if it was too early for them: the worker had not fetched the candidates yet.
+    def in_flight(self, victim: str, condition: Callable[[], bool]) -> None:
+        """Kill while the worker measures, and wait for what the others make of it.
+
+        Again if it was too late: the worker had reported, and the service was asked for more.
         """
-        ends = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            self.wait(RequestState.LEASED)
+        for attempt in range(20):
+            # longer each time: a worker that was killed has to come back and to settle first
+            until(lambda: answers(self.fleet.url), "the service answers")
+            time.sleep(0.2 * attempt)
+            until(self.fetched, "a lease with all that it needs")
             self.kill(victim, "leased")
             for _ in range(400):
                 if condition():
                     return
                 time.sleep(0.005)
-            assert time.monotonic() < ends, f"{victim}: it never happened"
             self.fleet.start_missing()
+        pytest.fail(f"{victim}: it was always too late")
 
     def queued(self, victim: str) -> None:
         """Requests lie in the queue because there is no worker."""

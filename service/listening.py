@@ -1,0 +1,63 @@
+"""Sockets that listen, bound before anything else starts, so that a taken port is one sentence."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+BACKLOG = 2048
+
+
+class ListenError(Exception):
+    """The address cannot be listened on; the message is one sentence."""
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """A socket for every address of the host, all on one port; with port 0, on a free one.
+
+    Raises:
+        ListenError: if the host is unknown or not this machine, or the port is taken.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ListenError(f"cannot listen on {host}:{port}: {reason}") from error
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            bound = port or (sockets[0].getsockname()[1] if sockets else 0)
+            try:
+                sockets.append(_bound(family, kind, protocol, (address[0], bound, *address[2:])))
+            except OSError as error:
+                # a machine may know of IPv6 and yet have no address of it
+                absent = error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+                if not (absent and len(found) > 1 and (sockets or address != found[-1][4])):
+                    raise
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise ListenError(f"cannot listen on {host}:{port}: {reason}") from error
+    return sockets
+
+
+def _bound(
+    family: socket.AddressFamily,
+    kind: socket.SocketKind,
+    protocol: int,
+    address: tuple[object, ...],
+) -> socket.socket:
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+        made.listen(BACKLOG)
+        made.setblocking(False)
+    except BaseException:
+        made.close()
+        raise
+    return made
