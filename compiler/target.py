@@ -46,9 +46,7 @@ class Target:
     @property
     def key(self) -> str:
         """SHA-256 (hex) of everything that shapes the code; the name is only a label."""
-        parts = {k: v for k, v in self.to_json().items() if k != "name"}
-        text = json.dumps([KEY_VERSION, parts], sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return _key(self)
 
     @property
     def arch(self) -> str:
@@ -110,6 +108,13 @@ class Target:
         if not (all(isinstance(t, str) for t in texts) and all(type(n) is int for n in numbers)):
             raise UnknownTargetError(f"not a target description: '{target.name}' has a wrong type")
         return target
+
+
+@cache
+def _key(target: Target) -> str:
+    parts = {k: v for k, v in target.to_json().items() if k != "name"}
+    text = json.dumps([KEY_VERSION, parts], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def resolve_target(name: str) -> Target:
