@@ -160,6 +160,8 @@ def verify_artifact(planned: Planned, folder: Path) -> float | None:
 def largest_model_error(actual: list[np.ndarray], expected: list[np.ndarray]) -> float:
     """Over all outputs, the largest difference relative to the output's largest value."""
     worst = 0.0
+    if len(actual) != len(expected):
+        return float("inf")
     for ours, theirs in zip(actual, expected, strict=True):
         if ours.shape != theirs.shape:
             return float("inf")

@@ -160,9 +160,7 @@ def save_artifact(
     Raises:
         ArtifactError: if something else is at `path`, or it cannot be written.
     """
-    path = Path(path).absolute()
-    if path.exists() and not _replaceable(path):
-        raise ArtifactError(f"'{path}' exists and is no artifact, it is not replaced")
+    path = check_destination(path)
     manifest = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -180,7 +178,6 @@ def save_artifact(
     manifest["checksum"] = _manifest_checksum(manifest)
     text = json.dumps(manifest, indent=1)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         staging = path.parent / f".{path.name}.{secrets.token_hex(4)}"
         staging.mkdir()
         try:
@@ -193,6 +190,25 @@ def save_artifact(
     except OSError as error:
         reason = error.strerror or str(error)
         raise ArtifactError(f"cannot write artifact '{path}': {reason}") from error
+
+
+def check_destination(path: str | Path) -> Path:
+    """The absolute path, if an artifact may be saved there: nothing, an artifact, an empty folder.
+
+    Raises:
+        ArtifactError: if something else is there, or no folder can be made on the way.
+    """
+    path = Path(path).absolute()
+    try:
+        if path.exists() and not _replaceable(path):
+            raise ArtifactError(f"'{path}' exists and is no artifact, it is not replaced")
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArtifactError(f"cannot write artifact '{path}': {reason}") from error
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ArtifactError(f"cannot write artifact '{path}': '{path.parent}' may not be written")
+    return path
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
