@@ -33,7 +33,14 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         import importlib
 
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        try:
+            return getattr(importlib.import_module(_LAZY[name]), name)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"compiler.{name} needs the package '{error.name}': "
+                "pip install 'tilewright[compiler]' has it",
+                name=error.name,
+            ) from error
     raise AttributeError(f"module 'compiler' has no attribute '{name}'")
 
 

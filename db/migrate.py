@@ -27,8 +27,12 @@ _LOCK = 0x74696C65  # "tile": the key of the advisory lock
 def upgrade(engine: sa.Engine, revision: str = "head") -> None:
     """Apply every migration that is missing; safe when several processes start at once.
 
+    A database that is up to date is only read: whoever writes it at that time is not in the way.
+
     Raises SchemaVersionError if the database is of a newer release, StorageError.
     """
+    if revision == "head" and current_revision(engine) == head_revision():
+        return
     _migrate(engine, lambda config: command.upgrade(config, revision))
 
 
@@ -76,8 +80,8 @@ def _migrate(engine: sa.Engine, run: Callable[[Config], None]) -> None:
         current = MigrationContext.configure(connection).get_current_revision()
         if current is not None and current not in known:
             raise SchemaVersionError(
-                f"the database is at revision '{current}', which this release does not know:"
-                " it was made by a newer one"
+                f"the database {engine.url.render_as_string(hide_password=True)} is at revision"
+                f" '{current}', which this release does not know: it was made by a newer one"
             )
         config.attributes["connection"] = connection
         run(config)

@@ -19,6 +19,9 @@ from pathlib import Path
 from compiler.errors import CompilerError
 
 _FLAGS = ("-shared", "--gc-sections", "-s", "--build-id=none", "-z", "noexecstack")
+_MACHINES = {62: "x86-64", 183: "aarch64", 243: "riscv"}
+"""Values of e_machine in an ELF header."""
+
 _TIMEOUT_SECONDS = 120.0
 
 
@@ -59,6 +62,13 @@ def link_shared(objects: Sequence[bytes], output: str | Path) -> None:
                 os.replace(Path(folder, "library"), output)
                 return
             refusals.append(refusal)
+    machine = _machine(objects[0])
+    if machine and machine != _machine(_head(Path(sys.executable))):
+        raise LinkerError(
+            f"cannot link '{output.name}': the linkers of this machine do not know "
+            f"{_MACHINES.get(machine, f'ELF machine {machine}')}: install lld, or the package "
+            "'ziglang' (pip install 'tilewright[linker]')"
+        )
     raise LinkerError(f"cannot link '{output.name}': {'; '.join(refusals)}")
 
 
@@ -81,6 +91,16 @@ def linkers() -> tuple[tuple[str, ...], ...]:
     if compiler:
         found.append((compiler, "-shared", "-nostdlib"))
     return tuple(found)
+
+
+def _machine(code: bytes) -> int:
+    """The number of the machine that an ELF file is for; 0 where it is none."""
+    return int.from_bytes(code[18:20], "little") if code[:4] == b"\x7fELF" else 0
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(64)
 
 
 def _link(command: tuple[str, ...], folder: Path) -> str | None:

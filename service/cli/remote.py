@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,8 +74,7 @@ def submit(
     from service.schemas import JobRequest
 
     existing_file(model)
-    if output is not None and output.exists():
-        raise UserError(f"--output '{output}' is there already")
+    _check_free(output)
     out = console()
     with _client(server, token) as client:
         uploaded = client.upload(model)
@@ -142,16 +142,26 @@ def _summary(job: JobView) -> str:
 
 
 def _unpack(client: Client, job_id: str, output: Path) -> None:
+    """Fetch a job's artifact. The folder appears complete or not at all."""
     from service.archive import ArchiveError, unpack
 
-    archive = output.with_name(f"{output.name}.tar")
-    client.artifact(job_id, archive)
     try:
-        unpack(archive, output)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as work:
+            archive, folder = Path(work, "artifact.tar"), Path(work, "artifact")
+            client.artifact(job_id, archive)
+            unpack(archive, folder)
+            folder.rename(output)
     except (ArchiveError, tarfile.TarError) as error:
-        raise UserError(str(error)) from error
-    finally:
-        archive.unlink()
+        raise UserError(f"the artifact of job {job_id} cannot be unpacked: {error}") from error
+    except OSError as error:
+        raise UserError(f"--output '{output}': {error.strerror or error}") from error
+
+
+def _check_free(output: Path | None) -> None:
+    """Raises UserError where there is something."""
+    if output is not None and (output.exists() or output.is_symlink()):
+        raise UserError(f"--output '{output}' is there already")
 
 
 def jobs(
@@ -170,6 +180,7 @@ def jobs(
 
     if job_id is None and (cancel or follow or output):
         raise UserError("--cancel, --follow and --output need a JOB")
+    _check_free(output)
     out = console()
     with _client(server, token) as client:
         if job_id is None:

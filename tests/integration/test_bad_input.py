@@ -293,6 +293,46 @@ def test_a_token_file_without_a_token_is_named(tilewright: CommandLine) -> None:
     assert f"token file '{file}' cannot be read: Is a directory" in served
 
 
+@pytest.mark.parametrize(
+    ("missing", "program", "words"),
+    [
+        ("typer", "from service.command import main; main()", "error: the command line needs"),
+        ("llvmlite", "import compiler; compiler.compile_model", "tilewright[compiler]"),
+        ("onnx", "import compiler; compiler.compile_model", "tilewright[compiler]"),
+    ],
+)
+def test_what_is_not_installed_is_named(missing: str, program: str, words: str) -> None:
+    """The base install has neither the command line nor the compiler."""
+    hidden = f"import sys; sys.modules['{missing}'] = None; {program}"
+    finished = subprocess.run(
+        [sys.executable, "-c", hidden], capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 1
+    last = finished.stderr.splitlines()[-1]
+    assert words in last
+    assert f"'{missing}" in last
+    assert "pip install" in last
+
+
+def test_no_file_of_the_user_is_in_the_way_of_an_artifact(tilewright: CommandLine) -> None:
+    taken = tilewright.folder / "mine"
+    taken.mkdir()
+    sentence = tilewright("jobs", "0" * 32, "-o", taken, TILEWRIGHT_TOKEN="t").sentence()
+    assert f"--output '{taken}' is there already" in sentence
+
+
+def test_a_reader_does_not_wait_for_a_writer(tilewright: CommandLine) -> None:
+    """Opening a database that is up to date takes no lock."""
+    settings = Settings(data_folder=tilewright.data, database_url="", token="")
+    Storage.open(settings).close()
+    with sqlite3.connect(tilewright.data / "tilewright.db", isolation_level=None) as writer:
+        writer.execute("begin immediate")
+        started = time.monotonic()
+        Storage.open(settings).close()
+        assert time.monotonic() - started < 10
+        writer.execute("rollback")
+
+
 def test_a_port_in_use_is_named(tilewright: CommandLine) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -71,6 +71,13 @@ def test_refusals_are_told(tmp_path: Path, objects: list[bytes]) -> None:
         link_shared([], tmp_path / "k.so")
 
 
+def test_a_target_that_no_linker_here_knows(tmp_path: Path, objects: list[bytes]) -> None:
+    foreign = bytearray(objects[0])
+    foreign[18:20] = (4242).to_bytes(2, "little")
+    with pytest.raises(LinkerError, match=r"do not know ELF machine 4242: install lld"):
+        link_shared([bytes(foreign)], tmp_path / "k.so")
+
+
 def test_no_linker(objects: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "linkers", lambda: ())
     with pytest.raises(CompilerError, match="there is no linker"):

@@ -1,0 +1,24 @@
+"""The program `tilewright`, also where the package was installed without its extras."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line, or say what it needs."""
+    try:
+        from service.cli import main as run
+    except ModuleNotFoundError as error:
+        missing = error.name or str(error)
+        print(
+            f"error: the command line needs the package '{missing}': "
+            "pip install 'tilewright[all]' has it (artifacts and workers run without it)",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+    run()
+
+
+if __name__ == "__main__":
+    main()
