@@ -14,6 +14,9 @@ from typer.exceptions import TyperException
 
 from service.cli import local, remote, serving, tuning
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 and the number of the signal."""
+
 app = typer.Typer(
     name="tilewright",
     help="A search-based auto-tuning compiler service for ONNX models.",
@@ -35,6 +38,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command; its exit status."""
     try:
         status = app(list(arguments), standalone_mode=False, prog_name="tilewright")
+        if status == INTERRUPTED:
+            _complain("interrupted")
         return status if isinstance(status, int) else 0
     except TyperException as error:
         if sentence := error.format_message():
@@ -42,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
         return int(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         _complain("interrupted")
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # the reader of a pipe has seen enough; what is still buffered has nowhere to go
         sys.stdout = None

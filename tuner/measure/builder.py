@@ -6,14 +6,15 @@ own candidate and no other (`concurrent.futures` fails innocent tasks then).
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import signal
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as BuildTimeoutError
 from dataclasses import dataclass, field
 from functools import lru_cache
+from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, Protocol
 
 from pebble import ProcessExpired, ProcessPool
@@ -88,7 +89,7 @@ class ProcessBuilder:
         # Not fork: this process has threads. The first build of a process pays its imports.
         self._pool = ProcessPool(
             max_workers=workers or max(1, (os.cpu_count() or 2) - 1),
-            context=multiprocessing.get_context("spawn"),
+            context=_Context(),
             initializer=_prepare,
         )
         self._cache: OrderedDict[tuple[str, str, int, str], Built] = OrderedDict()
@@ -120,6 +121,25 @@ class ProcessBuilder:
         self._cache[identity] = built
         while len(self._cache) > CACHE_ENTRIES:
             self._cache.popitem(last=False)
+
+
+class _Process(SpawnProcess):
+    """A process that Ctrl-C in the terminal does not reach: its parent ends it.
+
+    A candidate whose builder was interrupted would be recorded as one that cannot be built. The
+    signal is blocked from before the process exists: its imports alone take a second.
+    """
+
+    def start(self) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Context(SpawnContext):
+    Process = _Process
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -110,3 +113,25 @@ def test_a_batch_can_be_given_up(builder: ProcessBuilder) -> None:
     assert [r.status for r in ticket.results()] == [Status.CANCELLED] * 2
     (after,) = builder.submit(FakeTask(), _schedules("next")).results()  # type: ignore[arg-type]
     assert after.status is Status.OK
+
+
+def test_ctrl_c_in_the_terminal_harms_no_candidate() -> None:
+    """It goes to the whole process group, to a builder that still imports as well."""
+    builder = ProcessBuilder(workers=2, compile_candidate=pretend)
+    stop = threading.Event()
+
+    def interrupt() -> None:
+        while not stop.wait(0.01):
+            for child in multiprocessing.active_children():
+                if child.pid is not None:
+                    os.kill(child.pid, signal.SIGINT)
+
+    pressing = threading.Thread(target=interrupt)
+    pressing.start()
+    try:
+        ticket = builder.submit(FakeTask(), _schedules("a", "b", "c"))  # type: ignore[arg-type]
+        assert [built.status for built in ticket.results()] == [Status.OK] * 3
+    finally:
+        stop.set()
+        pressing.join()
+        builder.close()
