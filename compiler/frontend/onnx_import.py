@@ -286,8 +286,8 @@ def _checked_dims(
 ) -> Mapping[str, int]:
     """The sizes. Raises InvalidArgumentError where one is no integer, or of no open dimension.
 
-    A size that changes nothing is a mistake of whoever gave it: the model would not be what they
-    think.
+    A size that changes nothing, beside dimensions that are open, is a mistake of whoever gave it. A
+    model that leaves nothing open takes any: callers may state `batch` for whatever they compile.
     """
     known: dict[str, None] = {}
     for info in graph.input:
@@ -300,8 +300,8 @@ def _checked_dims(
                 known[f"{info.name}[{position}]"] = None
     sizes: dict[str, int] = {}
     for name, size in dims.items():
-        if name not in known:
-            names = ", ".join(f"'{n}'" for n in known) or "none"
+        if known and name not in known:
+            names = ", ".join(f"'{n}'" for n in known)
             raise InvalidArgumentError(
                 f"the inputs have no open dimension '{name}', open are: {names}"
             )
