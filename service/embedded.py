@@ -6,8 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from db.errors import NotFoundError, StorageError, StorageKind
-from db.stores.records import RecordStore
+from db.errors import StorageError, StorageKind
 from db.stores.tokens import Scope
 from service.settings import Settings
 from service.storage import Storage
@@ -22,18 +21,6 @@ def owner_token(settings: Settings, storage: Storage) -> str:
     secret = read_token(settings) or _make(settings.token_file)
     storage.tokens.create("owner", [Scope.ADMIN], secret=secret)
     return secret
-
-
-def schedule_source(data_folder: str | Path) -> RecordStore:
-    """The best schedules in a data folder's database, as the compiler asks for them.
-
-    Raises:
-        DatabaseError: if there is no database, or it is of a newer release.
-    """
-    settings = Settings(data_folder=Path(data_folder))
-    if not settings.database_url and not (settings.data_folder / "tilewright.db").exists():
-        raise NotFoundError("database", str(settings.data_folder / "tilewright.db"))
-    return Storage.open(settings).records
 
 
 def read_token(settings: Settings) -> str:
