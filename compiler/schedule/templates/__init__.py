@@ -1,7 +1,8 @@
 """Templates: one file an anchor kind. Each says for which problems it applies, derives its knobs
 from the loop structure and the target, and lowers a schedule to a loop nest.
 
-A template is a module-level object named TEMPLATE; modules are found by walking this package.
+A template is a module-level object named TEMPLATE; modules are found by walking this package, and
+those without one hold what templates share.
 """
 
 from __future__ import annotations

@@ -1,0 +1,174 @@
+"""The roles of axes and operands in a sum of products, found in its expression.
+
+One operand is read along the lanes (weights packed in panels, or rows that lie so in memory), the
+other is broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from compiler.loops.expr import Expr, Load, Role, loads
+from compiler.loops.index import Axis
+from compiler.schedule.merge import merge_axes
+from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from compiler.schedule.structure import needs_padding, unit_stride, vector_axis
+from compiler.workload import Workload
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """The roles of a problem's axes and operands.
+
+    `lanes` is the output axis along the vectors, `tile` the broadcast axis of the register tile,
+    `outer` the other output axes; `channel` is the reduction axis that is split and unrolled,
+    `window` the other reduction axes.
+    """
+
+    problem: Problem
+    broadcast: Expr
+    streamed: Expr
+    lanes: Axis
+    tile: Axis | None
+    outer: tuple[Axis, ...]
+    batch: tuple[Axis, ...]
+    channel: Axis
+    window: tuple[Axis, ...]
+    channel_block: int | None
+    padded: bool
+
+    @property
+    def panel(self) -> Load | None:
+        """The streamed operand, where it is a plain load that can be packed."""
+        return self.streamed if isinstance(self.streamed, Load) else None
+
+
+@lru_cache(maxsize=256)
+def analyse(workload: Workload) -> Contraction | None:
+    """The contraction that a workload is; None where it is something else."""
+    if not is_one_expression(workload):
+        return None
+    groups = _groups(workload)
+    problem = merge_axes(compose(workload, groups))
+    if problem.product is None:
+        return None
+    lanes = vector_axis(problem.output, problem.axes)
+    if lanes is None:
+        return None
+    left, right = problem.product
+    if lanes in axes_of(left):
+        left, right = right, left
+    free, used = axes_of(left), axes_of(right)
+    if lanes in free or lanes not in used:
+        return None
+    if any(is_padded(load, lanes) for load in loads(problem.reduction.body)):
+        return None
+    outputs = [a for a in problem.axes if a != lanes and a.extent > 1]
+    batch = tuple(a for a in outputs if a in free and a in used)
+    spatial = [a for a in outputs if a not in batch]
+    own = [a for a in spatial if a in free]
+    tile = own[-1] if own else (spatial[-1] if spatial else None)
+    window = _window(problem)
+    if not _can_stream(right, lanes, window):
+        return None
+    window = _beside_tile_last(problem, window, tile)
+    rest = [a for a in problem.reduction.axes if a not in window]
+    channel = max(rest, key=lambda a: a.extent, default=Axis("unit", 1))
+    return Contraction(
+        problem,
+        left,
+        right,
+        lanes,
+        tile,
+        tuple(a for a in spatial if a != tile),
+        batch,
+        channel,
+        window,
+        _channel_block(loads(left), channel),
+        any(needs_padding(load) for load in loads(problem.reduction.body)),
+    )
+
+
+def _can_stream(streamed: Expr, lanes: Axis, window: Sequence[Axis]) -> bool:
+    """Whether the operand along the lanes can be read as vectors: where it lies, or packed."""
+    if not isinstance(streamed, Load):
+        return False
+    return streamed.tensor.role is Role.WEIGHT or unit_stride(streamed, lanes) or not window
+
+
+def is_padded(load: Load, axis: Axis) -> bool:
+    """Whether a load may leave its tensor along an axis."""
+    return any(axis in load.index[dim].axes() for dim in needs_padding(load))
+
+
+def _groups(workload: Workload) -> dict[int, int] | None:
+    """Split the output channels of a grouped convolution, so that each group is one tile's."""
+    for node in workload.graph.nodes:
+        group = node.attr("group", 1)
+        if node.op == "conv" and isinstance(group, int) and group > 1:
+            return {1: workload.output.type.shape[1] // group}
+    return None
+
+
+def _window(problem: Problem) -> tuple[Axis, ...]:
+    """The reduction axes that are not the channels, in the order of the expression.
+
+    A window axis is added to an output axis in some index; where the output is one pixel there is
+    none to add, and the largest reduction axis is the channels.
+    """
+    reduced = [a for a in problem.reduction.axes if a.extent > 1]
+    spatial = set(problem.axes) - set(problem.groups)
+    window = [
+        axis
+        for axis in reduced
+        if any(
+            axis in index.axes() and spatial & set(index.axes())
+            for load in loads(problem.reduction.body)
+            for index in load.index
+        )
+    ]
+    others = sorted((a for a in reduced if a not in window), key=lambda a: a.extent)
+    return tuple(a for a in reduced if a in window or a in others[:-1])
+
+
+def _beside_tile_last(
+    problem: Problem, window: tuple[Axis, ...], tile: Axis | None
+) -> tuple[Axis, ...]:
+    """The window axes, the one that moves along the tile axis last: it is the one that may unroll.
+
+    That is the last one anyway, but where the output is one pixel wide.
+    """
+    indices = [index.axes() for load in loads(problem.reduction.body) for index in load.index]
+    beside = tuple(a for a in window if any(a in axes and tile in axes for axes in indices))
+    return (*(a for a in window if a not in beside), *beside)
+
+
+def _channel_block(operands: Sequence[Load], channel: Axis) -> int | None:
+    """The block of the layout that the broadcast operand's channels are stored in."""
+    for load in operands:
+        for dim, index in enumerate(load.index):
+            if channel in index.axes():
+                for factor in load.tensor.layout.factors:
+                    if factor.dim == dim and factor.mod is not None:
+                        return factor.mod
+    return None
+
+
+def is_weight(panel: Load | None) -> bool:
+    return panel is not None and panel.tensor.role is Role.WEIGHT
+
+
+def needs_static_taps(found: Contraction) -> bool:
+    """Whether a tap along the tile axis may read padding that no halo holds."""
+    tile = found.tile
+    return tile is not None and any(
+        is_padded(load, tile) for load in loads(found.problem.reduction.body)
+    )
+
+
+def can_stream_unpacked(found: Contraction) -> bool:
+    """Whether the streamed operand can be read where it is, along the lanes."""
+    panel = found.panel
+    return panel is not None and panel.tensor.role is Role.INPUT and unit_stride(panel, found.lanes)

@@ -1,0 +1,211 @@
+"""The loop nest of a contraction: loops around one register tile, operands packed in panels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor
+from compiler.loops.index import affine
+from compiler.loops.layout import Factor, Layout
+from compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
+from compiler.schedule.kernel import Kernel
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.structure import Loop, halo_stage, parallel_stage, unit_stride
+from compiler.schedule.templates.contraction_analysis import (
+    Contraction,
+    can_stream_unpacked,
+    is_weight,
+    needs_static_taps,
+)
+from compiler.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class _Panels:
+    """How the streamed operand is stored for a schedule, and how it gets there."""
+
+    load: Load
+    tensors: tuple[Tensor, ...]
+    stages: tuple[Stage, ...]
+
+
+def lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
+    problem = found.problem
+    lanes = target.lanes(DType.FLOAT32)
+    tile, vectors = schedule.integer("tile"), schedule.integer("vectors")
+    unroll, width = schedule.integer("unroll"), vectors * lanes
+    static_taps = bool(found.window) and schedule.text("taps") == "unroll"
+    panels = _panels(found, width, lanes, packed=_is_packed(found, schedule))
+    broadcast = _packed_broadcast(found, tile)
+    body = broadcast[0] * panels.load
+    reduce, points = _reduction_tiles(found, unroll, static_taps)
+    if found.tile is not None:
+        points.append(Tile(found.tile))
+    compute = Compute(
+        (Store(problem.output, problem.epilogue),),
+        body,
+        Combiner.SUM,
+        reduce=tuple(reduce),
+        unroll=(*points, Tile(found.lanes, lanes)),
+        vector=found.lanes,
+        skip_padding=static_taps,
+        prefetch=schedule.integer("prefetch") if is_weight(found.panel) else 0,
+    )
+    peel = static_taps and needs_static_taps(found)
+    stage = parallel_stage(
+        "main", loops_around(found, schedule.text("order"), tile, width, peel), compute
+    )
+    output = problem.output.tensor
+    inputs = _replace_tensors(problem.inputs, (*panels.tensors, *broadcast[1]))
+    shared = tuple(t for t in panels.tensors if t.role is Role.SHARED)
+    nest = LoopNest(
+        "kernel",
+        (*inputs, *shared, output),
+        (),
+        (*panels.stages, stage, *halo_stage(output, lanes)),
+    )
+    return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+
+
+def _replace_tensors(tensors: Sequence[Tensor], changed: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    by_name = {t.name: t for t in changed}
+    return tuple(by_name.get(t.name, t) for t in tensors)
+
+
+def _is_packed(found: Contraction, schedule: Schedule) -> bool:
+    """Whether the streamed operand is read from panels; a window over an input is read in place."""
+    if is_weight(found.panel):
+        return True
+    if found.window:
+        return False
+    return bool(schedule["pack"]) if can_stream_unpacked(found) else True
+
+
+def _reduction_tiles(
+    found: Contraction, unroll: int, static_taps: bool
+) -> tuple[list[Tile], list[Tile]]:
+    """Reduction loops, outermost first, and the reduction's points inside the register tile.
+
+    Blocked channels: block, window, channel in the block. Otherwise: channel, window.
+    """
+    reduce: list[Tile] = []
+    block = found.channel_block
+    if block is not None and found.channel.extent > 1:
+        reduce.append(Tile(found.channel, block))
+    elif found.window and found.channel.extent > 1:
+        reduce.append(Tile(found.channel, 1))
+    for axis in found.window[:-1]:
+        reduce.append(Tile(axis, 1))
+    points: list[Tile] = []
+    if found.window:
+        reduce.append(Tile(found.window[-1], 1, unroll=static_taps))
+    if found.channel.extent > 1 and (block is not None or not found.window):
+        reduce.append(Tile(found.channel, min(unroll, block or unroll)))
+        points.append(Tile(found.channel))
+    return reduce, points
+
+
+def loops_around(found: Contraction, order: str, tile: int, width: int, peel: bool) -> list[Loop]:
+    across = [Loop(found.lanes, width)]
+    along = [Loop(found.tile, tile, peel=peel)] if found.tile else []
+    outer = [Loop(axis) for axis in found.outer]
+    batch = [Loop(axis) for axis in found.batch]
+    match order:
+        case "lanes-outer":
+            return [*batch, *across, *outer, *along]
+        case "lanes-middle":
+            return [*batch, *outer, *across, *along]
+        case _:
+            return [*batch, *outer, *along, *across]
+
+
+def _panels(found: Contraction, width: int, lanes: int, *, packed: bool) -> _Panels:
+    """The streamed operand in panels of `width`: [width panels][reduction...][width]."""
+    load = found.panel
+    if load is None or not packed:
+        body = found.streamed
+        if isinstance(body, Load):
+            return _Panels(body, (), ())
+        raise ScheduleError("the streamed operand is an expression: pack it")
+    dim = next(d for d, i in enumerate(load.index) if found.lanes in i.axes())
+    if load.tensor.role is Role.WEIGHT:
+        factors = _panel_factors(found, load, dim, width)
+        tensor = replace(load.tensor, layout=Layout(factors), halo=())
+        return _Panels(Load(tensor, load.index), (tensor,), ())
+    return _packing_stage(found, load, width, lanes)
+
+
+def _panel_factors(found: Contraction, load: Load, dim: int, width: int) -> tuple[Factor, ...]:
+    """Outer to inner: panels, batch dimensions, channel blocks, window, channels, the panel."""
+    others = [d for d in range(len(load.index)) if d != dim]
+    channel = next((d for d in others if found.channel in load.index[d].axes()), None)
+    plain = [d for d in others if d != channel]
+    window = [d for d in plain if set(load.index[d].axes()) & set(found.window)]
+    batch = [d for d in plain if d not in window]
+    factors = [Factor(d) for d in batch] + [Factor(dim, width)]
+    if channel is not None and found.channel_block is not None:
+        block = found.channel_block
+        factors += [Factor(channel, block), *map(Factor, window), Factor(channel, 1, block)]
+    else:
+        factors += [Factor(channel)] if channel is not None else []
+        factors += [Factor(d) for d in window]
+    return (*factors, Factor(dim, 1, width))
+
+
+def _packing_stage(found: Contraction, load: Load, width: int, lanes: int) -> _Panels:
+    """A stage that writes a run-time operand into panels: shared[batch][panel][k][width]."""
+    if found.window:
+        raise ScheduleError("packing at run time is for matrix products")
+    batch = tuple(
+        a for a in found.problem.axes if a != found.lanes and any(a in i.axes() for i in load.index)
+    )
+    shape = (*(a.extent for a in batch), found.channel.extent, found.lanes.extent)
+    rank = len(shape)
+    factors = (
+        *map(Factor, range(len(batch))),
+        Factor(rank - 1, width),
+        Factor(rank - 2),
+        Factor(rank - 1, 1, width),
+    )
+    tensor = Tensor("panels", shape, load.dtype, Layout(factors), role=Role.SHARED)
+    target = Load(tensor, (*map(affine, batch), affine(found.channel), affine(found.lanes)))
+    body: Expr = load
+    if unit_stride(load, found.channel):
+        compute = Compute(
+            (Store(target, Accumulator(load.dtype)),),
+            body,
+            unroll=(Tile(found.lanes), Tile(found.channel, lanes)),
+            vector=found.channel,
+            store_vector=found.lanes,
+        )
+        loops = [Loop(found.lanes, width), Loop(found.channel, lanes), Loop(found.lanes, lanes)]
+    else:
+        compute = Compute(
+            (Store(target, Accumulator(load.dtype)),),
+            body,
+            unroll=(Tile(found.lanes, lanes),),
+            vector=found.lanes,
+        )
+        loops = [Loop(found.lanes, width), Loop(found.channel)]
+    stage = parallel_stage("pack", [*(Loop(a) for a in batch), *loops], compute)
+    return _Panels(target, (tensor,), (stage,))
+
+
+def _packed_broadcast(found: Contraction, tile: int) -> tuple[Expr, tuple[Tensor, ...]]:
+    """The broadcast operand; a weight is packed so that one tile's points lie side by side."""
+    load = found.broadcast
+    if not isinstance(load, Load) or load.tensor.role is not Role.WEIGHT or found.tile is None:
+        return load, ()
+    dim = next((d for d, i in enumerate(load.index) if i == affine(found.tile)), None)
+    if dim is None:
+        return load, ()
+    factors = (
+        Factor(dim, tile),
+        *(Factor(d) for d in range(len(load.index)) if d != dim),
+        Factor(dim, 1, tile),
+    )
+    tensor = replace(load.tensor, layout=Layout(factors))
+    return Load(tensor, load.index), (tensor,)

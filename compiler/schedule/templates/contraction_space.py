@@ -1,0 +1,169 @@
+"""The knobs of a contraction, what rules a schedule out, and the schedule that nobody measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+from compiler.dtypes import DType
+from compiler.loops.expr import loads
+from compiler.schedule.schedule import Choice, Schedule
+from compiler.schedule.space import Knob
+from compiler.schedule.structure import edges, edges_are_static, needs_padding, parallel_balance
+from compiler.schedule.templates.contraction_analysis import (
+    Contraction,
+    can_stream_unpacked,
+    is_weight,
+    needs_static_taps,
+)
+from compiler.schedule.templates.contraction_lowering import loops_around
+from compiler.target import Target
+
+PREFETCHES = (0, 2048)
+"""Bytes; further ahead than a few thousand showed nothing more."""
+
+_UNROLLS = (1, 2, 4, 8)
+_TILES = (*range(1, 17), 18, 20, 24, 28)
+
+
+def knobs_of(found: Contraction, target: Target) -> tuple[Knob, ...]:
+    lanes = target.lanes(DType.FLOAT32)
+    widest = 8 if found.tile is None else 6
+    most = min(widest, -(-found.lanes.extent // lanes))
+    vectors = tuple(range(1, most + 1))
+    extent = found.tile.extent if found.tile else 1
+    edge = _tile_edges(found)
+    tiles = tuple(t for t in _TILES if t <= extent and edges_are_static(edge, extent, t))
+    orders = ["lanes-outer"] if found.tile else []
+    orders += ["lanes-inner"]
+    orders += ["lanes-middle"] if found.outer and found.tile else []
+    whole = found.channel_block or found.channel.extent
+    unrolls = tuple(u for u in _UNROLLS if u <= whole)
+    knobs = [
+        Knob("tile", tiles),
+        Knob("vectors", vectors),
+        Knob("order", tuple(orders)),
+        Knob("unroll", unrolls or (1,)),
+    ]
+    if found.window:
+        knobs.append(Knob("taps", _taps(found)))
+    if is_weight(found.panel):
+        knobs.append(Knob("prefetch", PREFETCHES))
+    if can_stream_unpacked(found) and not found.window:
+        knobs.append(Knob("pack", (False, True)))
+    return tuple(knobs)
+
+
+def _taps(found: Contraction) -> tuple[str, ...]:
+    """How the last window axis may run, where taps may read padding that no halo holds.
+
+    A tap along the tile axis is left out at its points, so that it must be static; along another
+    axis, of which there is one value at a time, the loop's range is clipped.
+    """
+    last, outputs = found.window[-1], set(found.problem.axes)
+    padded = [
+        outputs & set(load.index[dim].axes())
+        for load in loads(found.problem.reduction.body)
+        for dim in needs_padding(load)
+        if last in load.index[dim].axes()
+    ]
+    allowed = [] if needs_static_taps(found) else ["loop"]
+    if all(axes <= {found.tile} for axes in padded):
+        allowed.append("unroll")
+    return tuple(allowed)
+
+
+def _tile_edges(found: Contraction) -> tuple[int, int]:
+    """First and last values of the tile axis whose taps must be left out one by one."""
+    if found.tile is None:
+        return 0, 0
+    reached = [edges(load, found.tile) for load in loads(found.problem.reduction.body)]
+    return max(first for first, _ in reached), max(last for _, last in reached)
+
+
+def fits(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bool:
+    """Registers hold the tile, its panels and one broadcast; tails do not dominate."""
+    tile, vectors = int(choice["tile"]), int(choice["vectors"])
+    registers = target.vector_registers
+    if tile * vectors + vectors + 1 > registers:
+        return False
+    lanes = target.lanes(DType.FLOAT32)
+    width = vectors * lanes
+    if _in_groups(found) and found.lanes.extent % width:
+        return False
+    extent = found.tile.extent if found.tile else 1
+    enough = min(registers // 2, extent * -(-found.lanes.extent // lanes))
+    if found.tile is not None and tile * vectors < enough * 3 // 4 and tile < extent:
+        return False
+    panels = -(-found.lanes.extent // width) * width
+    if panels > 1.3 * -(-found.lanes.extent // lanes) * lanes:
+        return False
+    if choice.get("taps") == "unroll":
+        taps = found.window[-1].extent
+        if int(choice["unroll"]) * taps * tile * vectors > 600:
+            return False
+    else:
+        if int(choice["unroll"]) * tile * vectors > 300:
+            return False
+    return True
+
+
+def _in_groups(found: Contraction) -> bool:
+    return bool(found.problem.groups)
+
+
+def default_schedule(
+    found: Contraction, target: Target, algorithm: str, knobs: Sequence[Knob], threads: int
+) -> Schedule:
+    """The valid point with the least waste in tails and over threads, and the most work a load."""
+    values = {knob.name: knob.values for knob in knobs}
+    lanes = target.lanes(DType.FLOAT32)
+    extent = found.tile.extent if found.tile else 1
+    whole = -(-found.lanes.extent // lanes)
+    best: tuple[float, Schedule] | None = None
+    for tile, vectors, order in product(values["tile"], values["vectors"], values["order"]):
+        used = int(tile) * int(vectors) + int(vectors) + 1
+        spare = target.vector_registers - used
+        choice: dict[str, Choice] = {
+            "tile": tile,
+            "vectors": vectors,
+            "order": order,
+            "unroll": _default_unroll(found, values["unroll"], spare),
+        }
+        if "taps" in values:
+            choice["taps"] = values["taps"][0]
+        if "pack" in values:
+            choice["pack"] = values["pack"][0]
+        if "prefetch" in values:
+            choice["prefetch"] = PREFETCHES[-1]
+        score = _tile_score(int(tile), int(vectors), extent, whole, target.vector_registers)
+        loops = loops_around(found, str(order), int(tile), int(vectors) * lanes, False)
+        score *= parallel_balance(loops, threads)
+        score += 10.0 if fits(found, target, choice) else 0.0
+        # Of equal scores the first order wins: panels outermost, so that each stays in the cache.
+        if best is None or score > best[0]:
+            best = score, Schedule.of(algorithm, **choice)
+    assert best is not None
+    return best[1]
+
+
+def _default_unroll(found: Contraction, unrolls: Sequence[Choice], spare: int) -> Choice:
+    """How far the reduction is unrolled; not at all where the tile takes every register, for then
+    LLVM, which loads ahead, spills in the innermost loop."""
+    if found.tile is None:
+        most = 2
+    elif spare < 2:
+        most = 1
+    else:
+        most = 2 if found.window else 4
+    return max(u for u in unrolls if int(u) <= most)
+
+
+def _tile_score(tile: int, vectors: int, extent: int, whole: int, registers: int) -> float:
+    """Useful share of the tiles' work, times how well loads are amortised, in 0..1."""
+    tiles, panels = -(-extent // tile), -(-whole // vectors)
+    useful = extent * whole / (tiles * tile * panels * vectors)
+    latency = min(1.0, tile * vectors / (0.62 * registers))
+    # A core loads about as often as it multiplies: a tile of one vector keeps its ports busy.
+    loads_per_fma = (tile + vectors) / (tile * vectors)
+    return useful * latency / (1 + 0.15 * loads_per_fma)
