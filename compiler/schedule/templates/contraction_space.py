@@ -135,7 +135,8 @@ def default_schedule(
         if "pack" in values:
             choice["pack"] = values["pack"][0]
         if "prefetch" in values:
-            choice["prefetch"] = PREFETCHES[-1]
+            # A product with a vector reads its weights in one stream, which hardware follows.
+            choice["prefetch"] = PREFETCHES[-1] if found.tile else 0
         score = _tile_score(int(tile), int(vectors), extent, whole, target.vector_registers)
         loops = loops_around(found, str(order), int(tile), int(vectors) * lanes, False)
         score *= parallel_balance(loops, threads)
