@@ -37,25 +37,42 @@ class OnnxWriter:
         self._initializers.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
-    def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
+    def node(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """A node with one output, which `output` names; without it, operator and number do."""
         self._count += 1
-        output = f"{operator}_{self._count}"
+        output = output or f"{operator}_{self._count}"
         self._nodes.append(helper.make_node(operator, list(inputs), [output], output, **attributes))
         return output
+
+    def split(self, x: str, sizes: Sequence[int], axis: int) -> list[str]:
+        """x cut along one axis into pieces of these sizes."""
+        self._count += 1
+        outputs = [f"Split_{self._count}_{piece}" for piece in range(len(sizes))]
+        inputs = [x, self.constant(np.array(sizes, np.int64))]
+        self._nodes.append(helper.make_node("Split", inputs, outputs, outputs[0], axis=axis))
+        return outputs
 
     def normal(self, shape: Sequence[int], deviation: float) -> NDArray[np.float32]:
         """Normal values of mean 0 and the given standard deviation, float32."""
         return self.random.standard_normal(tuple(shape), np.float32) * np.float32(deviation)
 
     def conv(
-        self, x: str, channels: int, filters: int, kernel: int, stride: int = 1, group: int = 1
+        self,
+        x: str,
+        channels: int,
+        filters: int,
+        kernel: int,
+        stride: int = 1,
+        group: int = 1,
+        gain: float = 2.0,
+        padding: int | None = None,
     ) -> str:
-        """A 2-D convolution that keeps the size at stride 1, with bias.
+        """A 2-D convolution with bias; by default padded so that it keeps the size at stride 1.
 
-        x: (N, channels, H, W). The weights are He-scaled: deviation sqrt(2 / fan-in).
+        x: (N, channels, H, W). The weights deviate by sqrt(gain / fan-in): 2 for what ReLU halves.
         """
         fan_in = channels // group * kernel * kernel
-        weight = self.normal((filters, channels // group, kernel, kernel), (2 / fan_in) ** 0.5)
+        weight = self.normal((filters, channels // group, kernel, kernel), (gain / fan_in) ** 0.5)
         return self.node(
             "Conv",
             x,
@@ -63,7 +80,7 @@ class OnnxWriter:
             self.constant(self.normal((filters,), 0.05), "bias"),
             kernel_shape=[kernel, kernel],
             strides=[stride, stride],
-            pads=[kernel // 2] * 4,
+            pads=[kernel // 2 if padding is None else padding] * 4,
             group=group,
         )
 

@@ -15,6 +15,14 @@ SMALL = {
     "bert-base-128": lambda: models.bert(
         tokens=8, layers=1, hidden=32, heads=4, intermediate=64, vocabulary=models.BERT_VOCABULARY
     ),
+    "efficientnet-b0": lambda: models.efficientnet_b0(size=64, classes=10),
+    "minilm-l6-128": lambda: models.minilm(
+        tokens=8, layers=2, hidden=32, heads=4, intermediate=64, vocabulary=models.BERT_VOCABULARY
+    ),
+    "deit-small": lambda: models.deit(size=32, layers=2, hidden=32, heads=4, classes=10),
+    "gpt2-prefill-64": lambda: models.gpt2(tokens=8, layers=2, hidden=32, heads=4),
+    "gpt2-decode-64": lambda: models.gpt2(tokens=1, past=8, layers=2, hidden=32, heads=4),
+    "lstm-2x256-64": lambda: models.lstm(steps=4, features=8, hidden=16),
     "vgg16-features": lambda: models.vgg16_features(height=32, width=32),
     "shufflenet": lambda: light_model("shufflenet"),
     "squeezenet": lambda: light_model("squeezenet"),

@@ -1,0 +1,96 @@
+"""Convolutional networks with seeded random parameters; batch norm is folded, as exporters do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.onnx_writer import OnnxWriter
+
+SILU_GAIN = 2.6
+"""Makes up for x * sigmoid(x), which leaves 0.355 of a standard normal's mean square, a little more
+of a larger one's and less of a smaller one's: 1 / 0.355 grows without bound over 50 layers, and 2.4
+fades."""
+
+
+def mobilenet_v2(seed: int = 0, size: int = 224, classes: int = 1000) -> Any:
+    """MobileNetV2 (Sandler et al. 2018) with batch norm folded; input (1, 3, size, size)."""
+    writer = OnnxWriter("mobilenet_v2", seed)
+    zero, six = writer.constant(np.float32(0)), writer.constant(np.float32(6))
+
+    def relu6(value: str) -> str:
+        return writer.node("Clip", value, zero, six)
+
+    x = relu6(writer.conv(writer.input("x", (1, 3, size, size)), 3, 32, 3, stride=2))
+    channels = 32
+    stages = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)]
+    stages += [(6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
+    for expansion, filters, repeats, first_stride in stages:
+        for repeat in range(repeats):
+            stride = first_stride if repeat == 0 else 1
+            hidden = channels * expansion
+            y = x if expansion == 1 else relu6(writer.conv(x, channels, hidden, 1))
+            y = relu6(writer.conv(y, hidden, hidden, 3, stride, group=hidden))
+            y = writer.conv(y, hidden, filters, 1)
+            x = writer.node("Add", x, y) if stride == 1 and channels == filters else y
+            channels = filters
+    x = relu6(writer.conv(x, channels, 1280, 1))
+    x = writer.node("Flatten", writer.node("GlobalAveragePool", x))
+    return writer.finish([(writer.gemm(x, 1280, classes), (1, classes))])
+
+
+def efficientnet_b0(seed: int = 0, size: int = 224, classes: int = 1000) -> Any:
+    """EfficientNet-B0 (Tan and Le 2019) with squeeze-and-excitation and SiLU.
+
+    Input: (1, 3, size, size), size a multiple of 32. SiLU is written as exporters do, as Sigmoid
+    and Mul.
+    """
+    writer = OnnxWriter("efficientnet_b0", seed)
+
+    def silu(value: str) -> str:
+        return writer.node("Mul", value, writer.node("Sigmoid", value))
+
+    def excite(value: str, channels: int, squeezed: int) -> str:
+        gate = writer.node("GlobalAveragePool", value)
+        gate = silu(writer.conv(gate, channels, squeezed, 1))
+        gate = writer.conv(gate, squeezed, channels, 1, gain=SILU_GAIN)
+        return writer.node("Mul", value, writer.node("Sigmoid", gate))
+
+    x = silu(writer.conv(writer.input("x", (1, 3, size, size)), 3, 32, 3, stride=2, gain=1.0))
+    # a residual adds its branch's mean square of 1; the next layer's weights make up for the sum,
+    # as its batch norm would
+    channels, square = 32, 1.0
+    # expansion, filters, repeats, first stride, kernel: table 1 of the paper
+    stages = [(1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3)]
+    stages += [(6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3)]
+    for expansion, filters, repeats, first_stride, kernel in stages:
+        for repeat in range(repeats):
+            stride = first_stride if repeat == 0 else 1
+            hidden = channels * expansion
+            y = x
+            if expansion > 1:
+                y = silu(writer.conv(x, channels, hidden, 1, gain=1 / square))
+            y = silu(writer.conv(y, hidden, hidden, kernel, stride, hidden, gain=SILU_GAIN))
+            # a gate near one half leaves a quarter of the mean square
+            y = excite(y, hidden, channels // 4)
+            y = writer.conv(y, hidden, filters, 1, gain=4 * SILU_GAIN)
+            residual = stride == 1 and channels == filters
+            x, square = (writer.node("Add", x, y), square + 1) if residual else (y, 1.0)
+            channels = filters
+    x = silu(writer.conv(x, channels, 1280, 1, gain=1 / square))
+    x = writer.node("Flatten", writer.node("GlobalAveragePool", x))
+    return writer.finish([(writer.gemm(x, 1280, classes), (1, classes))])
+
+
+def vgg16_features(seed: int = 0, height: int = 224, width: int = 224) -> Any:
+    """VGG-16 (Simonyan and Zisserman 2014) without its fully connected layers."""
+    writer = OnnxWriter("vgg16_features", seed)
+    x, channels = writer.input("x", (1, 3, height, width)), 3
+    for filters, repeats in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(repeats):
+            x = writer.node("Relu", writer.conv(x, channels, filters, 3))
+            channels = filters
+        x = writer.node("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
+        height, width = height // 2, width // 2
+    return writer.finish([(x, (1, channels, height, width))])

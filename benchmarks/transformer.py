@@ -1,0 +1,196 @@
+"""Transformers with seeded random parameters, in the operators that exporters write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from benchmarks.onnx_writer import OnnxWriter
+
+BERT_VOCABULARY = 30522
+GPT2_VOCABULARY = 50257
+
+
+class _Blocks:
+    """What the three transformers share; values are (1, tokens, hidden)."""
+
+    def __init__(self, writer: OnnxWriter, hidden: int, heads: int) -> None:
+        self.writer = writer
+        self.hidden = hidden
+        self.heads = heads
+        self.head = hidden // heads
+
+    def normalise(self, value: str, epsilon: float) -> str:
+        """Layer normalisation with a scale of 0.5 to 1.5."""
+        writer = self.writer
+        scale = writer.constant(writer.random.uniform(0.5, 1.5, self.hidden).astype(np.float32))
+        bias = writer.constant(writer.normal((self.hidden,), 0.05))
+        return writer.node("LayerNormalization", value, scale, bias, axis=-1, epsilon=epsilon)
+
+    def gelu(self, value: str) -> str:
+        """GELU (Hendrycks and Gimpel 2016) by the error function."""
+        writer = self.writer
+        ratio = writer.node("Div", value, writer.constant(np.float32(2**0.5)))
+        erf = writer.node("Add", writer.node("Erf", ratio), writer.constant(np.float32(1)))
+        return writer.node("Mul", writer.node("Mul", value, erf), writer.constant(np.float32(0.5)))
+
+    def gelu_tanh(self, value: str) -> str:
+        """GELU by the hyperbolic tangent, as GPT-2 has it: x/2 (1 + tanh(c (x + 0.044715 x^3)))."""
+        writer = self.writer
+        half = writer.node("Mul", value, writer.constant(np.float32(0.5)))
+        cube = writer.node("Pow", value, writer.constant(np.float32(3)))
+        cube = writer.node("Mul", cube, writer.constant(np.float32(0.044715)))
+        inner = writer.node("Add", value, cube)
+        inner = writer.node("Mul", inner, writer.constant(np.float32((2 / np.pi) ** 0.5)))
+        tanh = writer.node("Add", writer.node("Tanh", inner), writer.constant(np.float32(1)))
+        return writer.node("Mul", half, tanh)
+
+    def split_heads(self, value: str, tokens: int, permutation: list[int]) -> str:
+        shape = self.writer.constant(np.array([1, tokens, self.heads, self.head], np.int64))
+        reshaped = self.writer.node("Reshape", value, shape)
+        return self.writer.node("Transpose", reshaped, perm=permutation)
+
+    def attend(self, query: str, key: str, value: str, tokens: int, mask: str = "") -> str:
+        """Scaled dot products, an optional mask that is added, softmax, and the heads joined.
+
+        query, value: (1, heads, tokens, head); key: (1, heads, head, tokens).
+        """
+        writer = self.writer
+        scores = writer.node(
+            "Div", writer.node("MatMul", query, key), writer.constant(np.float32(self.head**0.5))
+        )
+        if mask:
+            scores = writer.node("Add", scores, mask)
+        mixed = writer.node("MatMul", writer.node("Softmax", scores, axis=-1), value)
+        return writer.node(
+            "Reshape",
+            writer.node("Transpose", mixed, perm=[0, 2, 1, 3]),
+            writer.constant(np.array([1, tokens, self.hidden], np.int64)),
+        )
+
+    def self_attend(self, x: str, tokens: int) -> str:
+        """Attention with three projections and no mask, before the output's projection."""
+        linear = self.writer.linear
+        query = self.split_heads(linear(x, self.hidden, self.hidden), tokens, [0, 2, 1, 3])
+        key = self.split_heads(linear(x, self.hidden, self.hidden), tokens, [0, 2, 3, 1])
+        value = self.split_heads(linear(x, self.hidden, self.hidden), tokens, [0, 2, 1, 3])
+        return self.attend(query, key, value, tokens)
+
+
+def bert(
+    seed: int = 0,
+    tokens: int = 128,
+    layers: int = 12,
+    hidden: int = 768,
+    heads: int = 12,
+    intermediate: int = 3072,
+    vocabulary: int = BERT_VOCABULARY,
+) -> Any:
+    """The BERT encoder (Devlin et al. 2018) with its embeddings.
+
+    MiniLM-L6 (Wang et al. 2020) is one with 6 layers of 384. input_ids: int64 (1, tokens), below
+    `vocabulary`; output: float32 (1, tokens, hidden).
+    """
+    writer = OnnxWriter("bert", seed)
+    blocks = _Blocks(writer, hidden, heads)
+    ids = writer.input("input_ids", (1, tokens), TensorProto.INT64)
+    words = writer.constant(writer.normal((vocabulary, hidden), 1.0), "words")
+    positions = writer.constant(writer.normal((1, tokens, hidden), 0.5), "positions")
+    embedded = writer.node("Add", writer.node("Gather", words, ids, axis=0), positions)
+    x = blocks.normalise(embedded, 1e-12)
+    for _ in range(layers):
+        mixed = writer.linear(blocks.self_attend(x, tokens), hidden, hidden)
+        x = blocks.normalise(writer.node("Add", x, mixed), 1e-12)
+        inner = blocks.gelu(writer.linear(x, hidden, intermediate))
+        outer = writer.linear(inner, intermediate, hidden)
+        x = blocks.normalise(writer.node("Add", x, outer), 1e-12)
+    return writer.finish([(x, (1, tokens, hidden))])
+
+
+def deit(
+    seed: int = 0,
+    size: int = 224,
+    patch: int = 16,
+    layers: int = 12,
+    hidden: int = 384,
+    heads: int = 6,
+    classes: int = 1000,
+) -> Any:
+    """DeiT (Touvron et al. 2020), small by default: a vision transformer with a class token.
+
+    Input: (1, 3, size, size), size a multiple of `patch`.
+    """
+    writer = OnnxWriter("deit", seed)
+    blocks = _Blocks(writer, hidden, heads)
+    patches = (size // patch) ** 2
+    tokens = patches + 1
+    image = writer.input("x", (1, 3, size, size))
+    grid = writer.conv(image, 3, hidden, patch, stride=patch, gain=1.0, padding=0)
+    flat = writer.node("Reshape", grid, writer.constant(np.array([1, hidden, patches], np.int64)))
+    rows = writer.node("Transpose", flat, perm=[0, 2, 1])
+    first = writer.constant(writer.normal((1, 1, hidden), 1.0), "class_token")
+    positions = writer.constant(writer.normal((1, tokens, hidden), 0.5), "positions")
+    x = writer.node("Add", writer.node("Concat", first, rows, axis=1), positions)
+    for _ in range(layers):
+        mixed = blocks.self_attend(blocks.normalise(x, 1e-6), tokens)
+        x = writer.node("Add", x, writer.linear(mixed, hidden, hidden))
+        inner = writer.linear(blocks.normalise(x, 1e-6), hidden, 4 * hidden)
+        outer = writer.linear(blocks.gelu(inner), 4 * hidden, hidden, gain=2.0)
+        x = writer.node("Add", x, outer)
+    x = blocks.normalise(x, 1e-6)
+    x = writer.node("Gather", x, writer.constant(np.int64(0)), axis=1)
+    return writer.finish([(writer.gemm(x, hidden, classes), (1, classes))])
+
+
+def gpt2(
+    seed: int = 0,
+    tokens: int = 64,
+    past: int = 0,
+    layers: int = 12,
+    hidden: int = 768,
+    heads: int = 12,
+    vocabulary: int = GPT2_VOCABULARY,
+) -> Any:
+    """GPT-2 (Radford et al. 2019), small by default: logits of every token.
+
+    With `past`, the inputs past_key_0, past_value_0, ... hold (1, heads, past, head) of earlier
+    tokens, and the outputs present_key_0, present_value_0, ... are those of all; the logits come
+    last. input_ids: int64 (1, tokens), below `vocabulary`.
+    """
+    writer = OnnxWriter("gpt2", seed)
+    blocks = _Blocks(writer, hidden, heads)
+    every = past + tokens
+    cache = (1, heads, every, hidden // heads)
+    ids = writer.input("input_ids", (1, tokens), TensorProto.INT64)
+    # the words are the output's weights too: logits deviate by 768 ** 0.5 * 0.1 = 2.8
+    words = writer.constant(writer.normal((vocabulary, hidden), 0.1), "words")
+    positions = writer.constant(writer.normal((1, tokens, hidden), 0.05), "positions")
+    x = writer.node("Add", writer.node("Gather", words, ids, axis=0), positions)
+    mask = ""
+    if tokens > 1:
+        ahead = np.triu(np.full((tokens, every), np.finfo(np.float32).min, np.float32), past + 1)
+        mask = writer.constant(ahead[None, None], "mask")
+    outputs: list[tuple[str, tuple[int, ...]]] = []
+    for layer in range(layers):
+        joined = writer.linear(blocks.normalise(x, 1e-5), hidden, 3 * hidden)
+        parts = writer.split(joined, [hidden] * 3, axis=-1)
+        query, key, value = (blocks.split_heads(part, tokens, [0, 2, 1, 3]) for part in parts)
+        if past:
+            presents = []
+            for name, new in (("key", key), ("value", value)):
+                old = writer.input(f"past_{name}_{layer}", (1, heads, past, hidden // heads))
+                present = f"present_{name}_{layer}"
+                presents.append(writer.node("Concat", old, new, axis=2, output=present))
+                outputs.append((present, cache))
+            key, value = presents
+        key = writer.node("Transpose", key, perm=[0, 1, 3, 2])
+        mixed = blocks.attend(query, key, value, tokens, mask)
+        x = writer.node("Add", x, writer.linear(mixed, hidden, hidden))
+        inner = writer.linear(blocks.normalise(x, 1e-5), hidden, 4 * hidden)
+        outer = writer.linear(blocks.gelu_tanh(inner), 4 * hidden, hidden, gain=2.0)
+        x = writer.node("Add", x, outer)
+    x = blocks.normalise(x, 1e-5)
+    logits = writer.node("MatMul", x, writer.node("Transpose", words, perm=[1, 0]), output="logits")
+    return writer.finish([*outputs, (logits, (1, tokens, vocabulary))])
