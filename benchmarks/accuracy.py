@@ -1,0 +1,195 @@
+"""How far from float64: `python -m benchmarks.accuracy --models resnet50 bert-base-128`.
+
+Two tables, for the untuned compiler in both modes of numerics. Models: the largest error of each
+output against the graph run in float64, beside ONNX Runtime's own error. Kernels: every distinct
+kernel of the models, run on drawn inputs, the largest error of each algorithm. All errors are
+relative to the largest expected output. Nothing is timed, so that a busy machine does no harm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import models
+from benchmarks.race import RESULTS_FOLDER
+from benchmarks.report import commit, cpu_name
+from compiler import driver
+from compiler.graph.ir import Graph
+from compiler.ops.interpret import run_graph
+from compiler.runtime.verify import compare
+from compiler.schedule.select import untuned_schedules
+from compiler.target import Target, host_target
+from compiler.workload import Workload
+from tuner.measure.oracle import input_specs
+
+Arrays = Mapping[str, np.ndarray]
+MODES = driver.NUMERICS
+
+
+@dataclass(frozen=True, slots=True)
+class ModelError:
+    """Relative errors of one model against float64; `ratio` is to ONNX Runtime's own."""
+
+    model: str
+    numerics: str
+    error: float
+    onnxruntime: float
+
+    @property
+    def ratio(self) -> float:
+        return self.error / self.onnxruntime if self.onnxruntime else float(self.error > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelError:
+    """The kernel of an algorithm that is furthest from float64."""
+
+    algorithm: str
+    kernels: int
+    error: float
+    worst: str
+
+
+def model_errors(name: str) -> list[ModelError]:
+    """Both modes of numerics on the model's own seeded inputs."""
+    model = models.build(name)
+    feeds = models.feeds(name, model)
+    exact = run_graph(driver.load_graph(model), feeds, float64=True)
+    theirs = _largest(_onnxruntime(model, feeds), exact)
+    found = []
+    for numerics in MODES:
+        executable = driver.compile_model(model, numerics=numerics)
+        ours = _largest(executable.run(feeds), exact)
+        found.append(ModelError(name, numerics, ours, theirs))
+    return found
+
+
+def kernel_errors(graphs: Iterable[Graph], target: Target) -> list[KernelError]:
+    """Every distinct float workload of the graphs with its untuned schedule, by algorithm."""
+    workloads: dict[str, Workload] = {}
+    for graph in graphs:
+        for workload, _ in driver.make_plan(graph, target).tasks():
+            if workload.output.type.dtype.is_float:
+                workloads.setdefault(workload.key, workload)
+    worst: dict[str, tuple[float, Workload]] = {}
+    counts: dict[str, int] = {}
+    for workload in workloads.values():
+        algorithm = _algorithm(workload, target)
+        error = kernel_error(workload)
+        counts[algorithm] = counts.get(algorithm, 0) + 1
+        if algorithm not in worst or error > worst[algorithm][0]:
+            worst[algorithm] = error, workload
+    return [
+        KernelError(name, counts[name], error, _describe(workload))
+        for name, (error, workload) in sorted(worst.items())
+    ]
+
+
+def kernel_error(workload: Workload) -> float:
+    """One workload, compiled as a model of its own, against its graph in float64."""
+    specs = input_specs(workload)
+    drawn = {n: s.draw() for n, s in zip(workload.graph.inputs, specs, strict=True)}
+    exact = run_graph(workload.graph, drawn, float64=True)
+    weights = {
+        name
+        for name, boundary in zip(workload.graph.inputs, workload.inputs, strict=True)
+        if boundary.constant
+    }
+    graph = workload.graph.replace(
+        inputs=[name for name in workload.graph.inputs if name not in weights],
+        constants={**workload.graph.constants, **{name: drawn[name] for name in weights}},
+    )
+    target = host_target()
+    executable = driver.compile_plan(driver.make_plan(graph, target), None, target)
+    return _largest(executable.run({n: drawn[n] for n in graph.inputs}), exact)
+
+
+def _algorithm(workload: Workload, target: Target) -> str:
+    schedule = next(iter(untuned_schedules(workload, target, 1, "fast")))
+    outputs = dict(schedule.choices).get("outputs")
+    return schedule.algorithm if outputs is None else f"{schedule.algorithm} F({outputs})"
+
+
+def _describe(workload: Workload) -> str:
+    shapes = " ".join("x".join(map(str, b.type.shape)) for b in workload.inputs[:2])
+    return f"{' + '.join(workload.operators)}, {shapes}"
+
+
+def _largest(outputs: Iterable[np.ndarray], exact: Iterable[np.ndarray]) -> float:
+    return max(compare(ours, wanted) for ours, wanted in zip(outputs, exact, strict=True))
+
+
+def _onnxruntime(model: Any, feeds: Arrays) -> list[np.ndarray]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    outputs: list[np.ndarray] = session.run(None, dict(feeds))
+    return outputs
+
+
+def markdown(origin: Mapping[str, str], rows: list[ModelError], kernels: list[KernelError]) -> str:
+    """Both tables with where they come from."""
+    lines = ["# Errors against float64", "", ", ".join(origin.values()) + ".", ""]
+    lines += [
+        "| model | numerics | error | ONNX Runtime's | ratio |",
+        "| --- | --- | --: | --: | --: |",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row.model} | {row.numerics} | {row.error:.1e} | {row.onnxruntime:.1e} "
+            f"| {row.ratio:.2f} |"
+        )
+    lines += ["", "| algorithm | kernels | largest error | of |", "| --- | --: | --: | --- |"]
+    for kernel in kernels:
+        lines.append(
+            f"| {kernel.algorithm} | {kernel.kernels} | {kernel.error:.1e} | {kernel.worst} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=list(models.MODELS), default=["resnet50"])
+    parser.add_argument("--name", default="accuracy", help="of the files in benchmarks/results/")
+    parser.add_argument("--results", type=Path, default=RESULTS_FOLDER)
+    arguments = parser.parse_args()
+    rows: list[ModelError] = []
+    graphs: list[Graph] = []
+    for name in arguments.models:
+        found = model_errors(name)
+        rows += found
+        graphs.append(driver.optimise(driver.load_graph(models.build(name))))
+        for row in found:
+            print(f"{name} {row.numerics}: {row.error:.1e}, {row.ratio:.2f} of ONNX Runtime's")
+    kernels = kernel_errors(graphs, host_target())
+    origin = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": cpu_name(),
+        "commit": f"commit {commit()}",
+        "onnxruntime": f"onnxruntime {version('onnxruntime')}",
+    }
+    text = markdown(origin, rows, kernels)
+    print(text)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    (arguments.results / f"{arguments.name}.md").write_text(text)
+    document = {
+        "origin": origin,
+        "models": [asdict(row) | {"ratio": row.ratio} for row in rows],
+        "kernels": [asdict(kernel) for kernel in kernels],
+    }
+    (arguments.results / f"{arguments.name}.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
