@@ -123,6 +123,7 @@ def kernel_spec(kernel: Kernel, workload: Workload) -> KernelSpec:
                         _buffer(tensor, source),
                         einsum=transform.subscripts if transform else "",
                         matrices=transform.matrices if transform else (),
+                        parts=transform.parts if transform else (),
                     )
                 )
                 continue

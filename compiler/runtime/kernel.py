@@ -57,6 +57,8 @@ class BufferSpec:
         halo: zeros before and after each logical axis; `()` is none.
         bytes: size in memory, halo and padding of the layout included.
         source: index of the workload input that fills it; -1 for shared and output buffers.
+        parts: for a weight, into how many equal parts each dimension of the source is cut before
+            `einsum`; they become its first axis, in row-major order. `()` leaves it whole.
         einsum: for a weight, the linear transform before packing, in NumPy's notation. The
             operands are the first matrix, the source, then the other matrices.
         matrices: constant matrices of `einsum`.
@@ -73,6 +75,7 @@ class BufferSpec:
     source: int = -1
     einsum: str = ""
     matrices: tuple[Matrix, ...] = ()
+    parts: tuple[int, ...] = ()
     may_alias: tuple[int, ...] = ()
 
     def parsed_layout(self) -> Layout:
@@ -97,6 +100,8 @@ class BufferSpec:
             data["einsum"] = self.einsum
         if self.matrices:
             data["matrices"] = [[list(row) for row in matrix] for matrix in self.matrices]
+        if self.parts:
+            data["parts"] = list(self.parts)
         if self.may_alias:
             data["may_alias"] = list(self.may_alias)
         return data
@@ -123,6 +128,7 @@ class BufferSpec:
                     tuple(tuple(map(float, row)) for row in matrix)
                     for matrix in data.get("matrices", ())
                 ),
+                parts=tuple(map(_size, data.get("parts", ()))),
                 may_alias=tuple(map(_size, data.get("may_alias", ()))),
             )
         except (KeyError, TypeError, AttributeError) as error:

@@ -102,18 +102,19 @@ def unpack(
 
 
 def make_weight(spec: BufferSpec, source: Array) -> Array:
-    """The packed form of a weight: `pack(einsum(source))`, computed in float64.
+    """The packed form of a weight: `pack(einsum(parts(source)))`, computed in float64.
 
     `source` is the logical array of the workload input `spec.source`. A kernel that walks adjacent
     dimensions as one has them merged in its buffer's shape.
 
     Raises:
-        ValueError: if the (transformed) source does not have the buffer's shape.
+        ValueError: if the (transformed) source does not have the buffer's shape, or its dimensions
+            do not divide into the parts.
     """
-    value = source
+    value = cut(source, spec.parts) if spec.parts else source
     if spec.einsum:
         matrices = [np.array(matrix, np.float64) for matrix in spec.matrices]
-        operands = [*matrices[:1], source.astype(np.float64), *matrices[1:]]
+        operands = [*matrices[:1], value.astype(np.float64), *matrices[1:]]
         # The matrices are joined first: what is left is one matrix product over the whole weight.
         path = ["einsum_path", *([(0, 2), (0, 1)] if len(operands) == 3 else [(0, 1)])]
         value = np.einsum(spec.einsum, *operands, optimize=path)
@@ -122,6 +123,22 @@ def make_weight(spec: BufferSpec, source: Array) -> Array:
     if value.shape != spec.shape and value.size == math.prod(spec.shape):
         value = value.reshape(spec.shape)
     return pack(value, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype)
+
+
+def cut(array: Array, parts: tuple[int, ...]) -> Array:
+    """An array's equal parts along a new first axis: (4, 6) in parts (2, 2) is (4, 2, 3).
+
+    Raises:
+        ValueError: if a dimension does not divide into its number of parts.
+    """
+    if len(parts) != array.ndim or any(
+        part < 1 or size % part for size, part in zip(array.shape, parts, strict=True)
+    ):
+        raise ValueError(f"an array of shape {array.shape} does not divide into parts {parts}")
+    sizes = [size // part for size, part in zip(array.shape, parts, strict=True)]
+    split = array.reshape([n for pair in zip(parts, sizes, strict=True) for n in pair])
+    order = (*range(0, 2 * array.ndim, 2), *range(1, 2 * array.ndim, 2))
+    return split.transpose(order).reshape(-1, *sizes)
 
 
 def to_bfloat16(array: Array) -> NDArray[np.uint16]:

@@ -13,11 +13,14 @@ Matrix = tuple[tuple[float, ...], ...]
 class Transform:
     """A weight's linear transform before packing: `einsum(subscripts, first, weight, rest...)`.
 
-    Computed once, in float64. Winograd: "xk,oikl,yl->xyoi" with G twice.
+    Computed once, in float64. Winograd: "xk,oikl,yl->xyoi" with G twice. `parts` cuts each
+    dimension of the weight into equal parts first, which become a new first axis in row-major
+    order. Strassen: "sz,zkn->skn" over the quadrants that parts (2, 2) gives.
     """
 
     subscripts: str
     matrices: tuple[Matrix, ...]
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

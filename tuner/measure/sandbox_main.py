@@ -97,7 +97,7 @@ class _Buffers:
 
     def _transformed(self, spec: BufferSpec, source: np.ndarray) -> np.ndarray:
         """A weight after its einsum, row-major: candidates pack the same transform differently."""
-        identity = json.dumps([spec.source, spec.einsum, spec.matrices])
+        identity = json.dumps([spec.source, spec.parts, spec.einsum, spec.matrices])
         found = self.packed.get(identity)
         if found is None:
             plain = replace(spec, layout=str(ROW_MAJOR), halo=())

@@ -105,6 +105,24 @@ def test_a_transformed_weight() -> None:
         np.testing.assert_array_equal(packed[:, :, o, i], expected.astype(np.float32))
 
 
+def test_a_weight_in_parts() -> None:
+    """Sums and differences of the quadrants of a matrix; the buffer's description as JSON."""
+    source = np.random.default_rng(2).standard_normal((6, 8)).astype(np.float32)
+    spec = weight(
+        (2, 3, 4),
+        Layout.parse("0 2 1"),
+        einsum="sz,zkn->skn",
+        matrices=(((1.0, 0.0, 0.0, 1.0), (0.0, -1.0, 1.0, 0.0)),),
+        parts=(2, 2),
+    )
+    spec = BufferSpec.from_json(spec.to_json())
+    packed = unpack(make_weight(spec, source), spec.shape, spec.parsed_layout())
+    np.testing.assert_array_equal(packed[0], source[:3, :4] + source[3:, 4:])
+    np.testing.assert_array_equal(packed[1], source[3:, :4] - source[:3, 4:])
+    with pytest.raises(ValueError, match=r"\(6, 7\) does not divide into parts \(2, 2\)"):
+        make_weight(spec, source[:, :7])
+
+
 def test_a_weight_rounded_to_bfloat16() -> None:
     source = np.random.default_rng(3).standard_normal(4096).astype(np.float32)
     source[:3] = [np.inf, np.nan, 1 + 2**-8]
