@@ -15,6 +15,7 @@ from compiler.passes.gelu import gelu
 from compiler.passes.layer_norm import layer_norm
 from compiler.passes.lower_gemm import lower_gemm
 from compiler.passes.no_ops import no_ops
+from compiler.passes.pool_first import pool_first
 from compiler.passes.reshapes import reshapes
 from compiler.passes.transposes import transposes
 
@@ -33,6 +34,7 @@ PASSES: tuple[Pass, ...] = (
     no_ops,
     algebra,
     fold_scale,
+    pool_first,
     transposes,
     reshapes,
 )

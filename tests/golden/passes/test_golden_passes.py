@@ -22,6 +22,7 @@ from compiler.passes.layer_norm import layer_norm
 from compiler.passes.lower_gemm import lower_gemm
 from compiler.passes.no_ops import no_ops
 from compiler.passes.pipeline import PASSES, Pass, optimise
+from compiler.passes.pool_first import pool_first
 from compiler.passes.reshapes import reshapes
 from compiler.passes.transposes import transposes
 from tests.graphs import Maker, proven
@@ -134,6 +135,24 @@ def identities() -> Graph:
     return g.graph(g("min", low, g.constant("high", 6.0)), g("max", x, g.constant("nil", 0.0)))
 
 
+def pooled_last() -> Graph:
+    """Three averages that may go first, and two that may not: a bias meets counted padding, and a
+    maximum is not linear."""
+    g = Maker()
+    point = CONV | {"pads": (0, 0, 0, 0)}
+    window = {"kernel": (2, 2), "strides": (2, 2), "dilations": (1, 1)}
+    x = g.input("x", 1, 6, 8, 8)
+    w, b = g.weight("w", 4, 6, 1, 1), g.weight("b", 4)
+    plain = {"pads": (0, 0, 0, 0), "count_include_pad": 1} | window
+    edged = {"pads": (1, 1, 1, 1), "count_include_pad": 1} | window
+    first = g("average_pool", g("conv", x, w, b, **point), **plain)
+    second = g("average_pool", g("conv", x, w, **point), **edged)
+    third = g("reduce_mean", g("conv", x, w, b, **point), axes=(2, 3), keepdims=1)
+    biased = g("average_pool", g("conv", x, w, b, **point), name="biased", **edged)
+    largest = {key: value for key, value in plain.items() if key != "count_include_pad"}
+    return g.graph(first, second, third, biased, g("max_pool", g("conv", x, w, **point), **largest))
+
+
 def turning() -> Graph:
     g = Maker()
     x = g.input("x", 2, 3, 4, 5)
@@ -200,6 +219,7 @@ GOLDEN: dict[str, tuple[Pass, Make]] = {
     "fold_batch_norm": (fold_batch_norm, batch_norms),
     "fold_scale": (fold_scale, scales),
     "algebra": (algebra, identities),
+    "pool_first": (pool_first, pooled_last),
     "transposes": (transposes, turning),
     "reshapes": (reshapes, reshaping),
     "no_ops": (no_ops, motionless),

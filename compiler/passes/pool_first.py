@@ -1,0 +1,72 @@
+"""Averages over space before the pointwise convolution that they follow.
+
+Before:                                     After:
+    %1 = conv(%0, w: 1x1)                       %1 = average_pool(%0) {kernel=(2, 2)}
+    %2 = average_pool(%1) {kernel=(2, 2)}       %2 = conv(%1, w: 1x1)
+
+A pointwise convolution mixes channels and an average mixes pixels, both linearly, so they commute;
+the convolution then runs on the fewer pixels. The transitions of DenseNet (Huang et al., 2017) have
+a quarter of their multiplications left. A bias commutes with an average, but not with one that
+counts padding.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from compiler.graph.ir import Graph, Node
+from compiler.passes.attributes import ints, number
+from compiler.passes.rewrite import Rewriter, rewrite
+
+
+def pool_first(graph: Graph) -> Graph:
+    """Swap averages with the pointwise convolutions before them, where that saves arithmetic."""
+    return rewrite(graph, _rule)
+
+
+def _rule(rewriter: Rewriter, node: Node) -> str | None:
+    if node.op not in ("average_pool", "reduce_mean"):
+        return None
+    value = node.inputs[0]
+    conv = rewriter.producer(value, "conv")
+    if conv is None or not rewriter.used_once(value) or not _is_pointwise(rewriter, conv):
+        return None
+    if not _averages_pixels(rewriter, node, biased=len(conv.inputs) == 3):
+        return None
+    if not _saves(rewriter, conv, node):
+        return None
+    pooled = rewriter.emit(node.op, [conv.inputs[0], *node.inputs[1:]], node.attrs)
+    return rewriter.emit("conv", [pooled, *conv.inputs[1:]], conv.attrs)
+
+
+def _is_pointwise(rewriter: Rewriter, conv: Node) -> bool:
+    spatial = len(rewriter.shape(conv.inputs[1])) - 2
+    return (
+        all(extent == 1 for extent in rewriter.shape(conv.inputs[1])[2:])
+        and all(stride == 1 for stride in ints(conv, "strides", (1,) * spatial))
+        and not any(ints(conv, "pads", (0,) * 2 * spatial))
+    )
+
+
+def _averages_pixels(rewriter: Rewriter, node: Node, *, biased: bool) -> bool:
+    """Whether a node averages each channel alone, and a constant to itself where one is added."""
+    if node.op == "reduce_mean":
+        rank = len(rewriter.shape(node.inputs[0]))
+        axes = [axis % rank for axis in ints(node, "axes", tuple(range(rank)))]
+        return bool(number(node, "keepdims", 1)) and min(axes, default=0) >= 2
+    if len(node.inputs) == 2:  # reciprocal counts, one a pixel
+        counts = rewriter.shape(node.inputs[1])
+        if len(counts) > len(ints(node, "kernel")) and counts[-len(ints(node, "kernel")) - 1] != 1:
+            return False
+        return not biased or not number(node, "count_include_pad", 0)
+    return not biased or not any(ints(node, "pads", ()))
+
+
+def _saves(rewriter: Rewriter, conv: Node, node: Node) -> bool:
+    """Whether the multiplications saved outnumber the additions of averaging other channels."""
+    before, after = rewriter.shape(conv.outputs[0]), rewriter.shape(node.outputs[0])
+    filters, channels = rewriter.shape(conv.inputs[1])[:2]
+    pixels, pooled = prod(before[2:]), prod(after[2:])
+    taps = prod(ints(node, "kernel")) if node.op == "average_pool" else pixels // pooled
+    more = rewriter.shape(conv.inputs[0])[1] - filters
+    return filters * channels * (pixels - pooled) > more * pooled * taps
