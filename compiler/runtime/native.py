@@ -39,6 +39,18 @@ class BoundKernelStruct(ctypes.Structure):
     )
 
 
+class ProgramStruct(ctypes.Structure):
+    """`tw_program`: a program with its memory, as the interpreter takes it."""
+
+    _fields_ = (
+        ("code", ctypes.c_void_p),
+        ("words", ctypes.c_int64),
+        ("functions", ctypes.c_void_p),
+        ("arguments", _Arguments),
+        ("threads", ctypes.c_int64),
+    )
+
+
 @cache
 def native() -> ctypes.CDLL:
     """The loaded library, with the types of its functions set.
@@ -60,10 +72,7 @@ def native() -> ctypes.CDLL:
         "tw_abi_version": (ctypes.c_int, ()),
         "tw_pool_workers": (ctypes.c_int, ()),
         "tw_pool_sleeping": (ctypes.c_int, ()),
-        "tw_run": (
-            ctypes.c_int,
-            (pointer, integer, pointer, pointer, pointer, integer, pointer, ctypes.c_int),
-        ),
+        "tw_run_program": (ctypes.c_int, (pointer,)),
         "tw_call": (None, (pointer, ctypes.c_int)),
         "tw_evict": (None, (pointer, integer)),
         "tw_bench": (None, (pointer, ctypes.c_int, integer, pointer)),

@@ -25,11 +25,11 @@ static int run(const int64_t *code, const int64_t *end, const tw_stage *function
     return TW_OK;
 }
 
-int tw_run(const int64_t *code, int64_t words, const tw_stage *functions, void *const *pointers,
-           void *scratch, int64_t scratch_stride, const int64_t *sizes, int threads) {
-    tw_arguments arguments = {pointers, scratch, scratch_stride, sizes};
+int tw_run_program(const tw_program *program) {
+    int threads = (int)program->threads;
     tw_enter(threads);
-    int status = run(code, code + words, functions, pointers, arguments, threads);
+    int status = run(program->code, program->code + program->words, program->functions,
+                     program->arguments.buffers, program->arguments, threads);
     tw_leave(threads);
     return status;
 }

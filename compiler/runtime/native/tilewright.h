@@ -59,11 +59,19 @@ enum {
     TW_COPY = 1,
 };
 
-/* Run a program. `functions` and `pointers` are what the words index; a kernel's buffers are
- * consecutive pointers. Returns TW_OK or what is wrong with the code. */
-TW_EXPORT int tw_run(const int64_t *code, int64_t words, const tw_stage *functions,
-                     void *const *pointers, void *scratch, int64_t scratch_stride,
-                     const int64_t *sizes, int threads);
+/* A program bound to its memory: one pointer for a caller in Python, whose calls cost by argument.
+ * `functions` and `pointers` are what the words of `code` index; a kernel's buffers are consecutive
+ * pointers. */
+typedef struct {
+    const int64_t *code;
+    int64_t words;
+    const tw_stage *functions;
+    tw_arguments arguments; /* `buffers` are all pointers of the program */
+    int64_t threads;
+} tw_program;
+
+/* Run a program. Returns TW_OK or what is wrong with the code. */
+TW_EXPORT int tw_run_program(const tw_program *program);
 
 /* bench.c */
 

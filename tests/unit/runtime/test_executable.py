@@ -135,6 +135,31 @@ def test_aligned_inputs_are_read_where_they_lie(
         executable.run({**given, "a": np.asfortranarray(given["a"])})
 
 
+def test_an_input_without_elements_and_a_read_only_one() -> None:
+    """Neither shows its memory as a writable buffer."""
+    shapes = {"none": (0, 4), "some": (16,)}
+    ports = tuple(Port(name, DType.FLOAT32, shape) for name, shape in shapes.items())
+    program = Program(
+        name="copies",
+        inputs=ports,
+        outputs=ports,
+        kernels=(),
+        instructions=(
+            Copy(ref("output", 0), ref("input", 0), 0),
+            Copy(ref("output", 1), ref("input", 1), 64),
+        ),
+        arena_bytes=0,
+        weight_bytes=0,
+    )
+    executable = Executable(program, aligned_empty(0), lambda symbol: 0)
+    some = aligned_empty(64).view(np.float32)
+    some[:] = np.arange(16)
+    some.flags.writeable = False
+    none, copied = executable.run([np.zeros((0, 4), np.float32), some])
+    assert none.shape == (0, 4)
+    np.testing.assert_array_equal(copied, np.arange(16))
+
+
 def test_runs_at_the_same_time(executable: Executable) -> None:
     executable = executable.with_threads(2)
 
