@@ -19,16 +19,27 @@ class InvalidModelError(CompilerError):
 
 
 class UnsupportedOperatorError(CompilerError):
-    """The model uses an operator (or a form of one) that the compiler does not implement."""
+    """The model uses an operator (or a form of one) that the compiler does not implement.
+
+    `depends_on`: inputs of the model whose values would have to be known; with those as constants
+    it may be implemented.
+    """
 
     def __init__(
-        self, node: str, operator: str, domain: str, opset: int, reason: str = "not implemented"
+        self,
+        node: str,
+        operator: str,
+        domain: str,
+        opset: int,
+        reason: str = "not implemented",
+        depends_on: tuple[str, ...] = (),
     ) -> None:
         self.node = node
         self.operator = operator
         self.domain = domain or "ai.onnx"
         self.opset = opset
         self.reason = reason
+        self.depends_on = depends_on
         super().__init__(
             f"node '{node}': operator {self.operator} ({self.domain}, opset {opset}): {reason}"
         )

@@ -7,30 +7,23 @@ taken from the file. What is known at import folds: constants, shape arithmetic,
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from operator import index
 from pathlib import Path
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no types
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, ValueInfoProto
 
-from compiler import ops
-from compiler.errors import (
-    CompilerError,
-    InvalidArgumentError,
-    InvalidModelError,
-    UnsupportedOperatorError,
-)
+from compiler.errors import InvalidArgumentError, InvalidModelError
 from compiler.frontend.functions import inline_functions
-from compiler.frontend.order import sort_nodes
+from compiler.frontend.nodes import Body, NodeImporter, domain_of
+from compiler.frontend.old_opsets import OLDEST_OPSET
 from compiler.frontend.tensors import element_type, read_tensor
 from compiler.graph.ir import Graph
 from compiler.graph.types import TensorType
 from compiler.ops.builder import GraphBuilder
 from compiler.ops.check import verify
-from compiler.ops.onnx_node import OnnxAttr, OnnxNode
 
-OLDEST_OPSET = 7
 NEWEST_OPSET = 28
 """Opsets whose operators the rules were written for."""
 
@@ -99,17 +92,13 @@ def _check_header(proto: ModelProto) -> dict[str, int]:
     """The opset of each domain."""
     if not proto.HasField("graph") or not proto.opset_import:
         raise InvalidModelError("the model holds no graph or names no opset: it is not ONNX")
-    opsets = {_domain(entry.domain): entry.version for entry in proto.opset_import}
+    opsets = {domain_of(entry.domain): entry.version for entry in proto.opset_import}
     version = opsets.get("", NEWEST_OPSET)
     if not OLDEST_OPSET <= version <= NEWEST_OPSET:
         raise InvalidModelError(
             f"opset {version} of ai.onnx is not supported, {OLDEST_OPSET} to {NEWEST_OPSET} are"
         )
     return opsets
-
-
-def _domain(name: str) -> str:
-    return "" if name == "ai.onnx" else name
 
 
 class _Importer:
@@ -130,25 +119,17 @@ class _Importer:
         names |= {tensor.name for tensor in self._graph.initializer}
         names |= {info.name for info in self._graph.input}
         self._builder = GraphBuilder(reserved=names)
-        self._values: dict[str, str] = {}
-        self._final: dict[str, str] = {}
-        self._node_names: dict[str, str] = {}
-        self._used: set[str] = set()
+        self._values: dict[str, str | None] = {}
 
     def graph(self) -> Graph:
         self._constants()
         self._dims = _checked_dims(self._graph, set(self._values), self._dims)
         self._inputs()
-        nodes = sort_nodes(self._graph, self._values)
-        self._used = {info.name for info in self._graph.output}
-        needed = _needed(nodes, self._used)
-        names = _unique_names(nodes)
-        for position, node in enumerate(nodes):
-            if position in needed:
-                self._node(node, names[position])
-        outputs = self._outputs()
+        nodes = NodeImporter(self._builder, self._folder)
+        wanted = [info.name for info in self._graph.output]
+        nodes.run(self._graph, wanted, Body(self._values, self._opsets))
         graph = self._builder.finish(
-            self._graph.name or "model", outputs, self._final, self._node_names
+            self._graph.name or "model", self._outputs(), nodes.final_names, nodes.node_names
         )
         verify(graph)
         return graph
@@ -203,68 +184,6 @@ class _Importer:
                 raise InvalidModelError(f"{what}: dimension {position} is {size}")
             shape.append(size)
         return TensorType(dtype, tuple(shape))
-
-    def _node(self, proto: NodeProto, name: str) -> None:
-        domain = _domain(proto.domain)
-        opset = self._opsets.get(domain, 0)
-        node = OnnxNode(
-            name=name,
-            op_type=proto.op_type,
-            domain=domain,
-            opset=opset,
-            inputs=tuple(self._values[v] if v else None for v in proto.input),
-            outputs=tuple(v if v in self._used else "" for v in proto.output),
-            attrs={a.name: self._attribute(a, proto, name) for a in proto.attribute},
-            builder=self._builder,
-        )
-        rule = ops.onnx_rules().get((domain, proto.op_type))
-        if rule is None:
-            raise UnsupportedOperatorError(name, proto.op_type, domain, opset)
-        try:
-            emitted = rule.emit(node)
-        except CompilerError:
-            raise
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            # a form of the operator that breaks ONNX's rules in a way that no rule foresaw
-            raise node.invalid(f"malformed: {error}") from error
-        results = [emitted] if isinstance(emitted, str) else list(emitted)
-        if any(node.outputs[len(results) :]):
-            raise node.invalid(f"{len(proto.output)} outputs instead of {len(results)}")
-        first = next((v for v in node.outputs if v), "")
-        for output, value in zip(node.outputs, results, strict=False):
-            if not output:
-                continue
-            self._values[output] = value
-            if value not in self._final and self._builder.is_made(value):
-                self._final[value] = output
-                if output == first:
-                    self._node_names[value] = name
-
-    def _attribute(self, attribute: AttributeProto, node: NodeProto, name: str) -> OnnxAttr:
-        what = f"{node.op_type} '{name}': attribute '{attribute.name}'"
-        match attribute.type:
-            case AttributeProto.FLOAT:
-                return float(attribute.f)
-            case AttributeProto.INT:
-                return int(attribute.i)
-            case AttributeProto.STRING:
-                return str(attribute.s.decode(errors="replace"))
-            case AttributeProto.TENSOR:
-                return read_tensor(attribute.t, self._folder, what)
-            case AttributeProto.FLOATS:
-                return tuple(float(item) for item in attribute.floats)
-            case AttributeProto.INTS:
-                return tuple(int(item) for item in attribute.ints)
-            case AttributeProto.STRINGS:
-                return tuple(str(item.decode(errors="replace")) for item in attribute.strings)
-            case _:
-                raise UnsupportedOperatorError(
-                    name,
-                    node.op_type,
-                    node.domain,
-                    self._opsets.get(_domain(node.domain), 0),
-                    f"attribute '{attribute.name}' is a graph, a type or a sparse tensor",
-                )
 
     def _outputs(self) -> list[tuple[str, str]]:
         outputs: list[tuple[str, str]] = []
@@ -328,28 +247,3 @@ def _check_stated(info: ValueInfoProto, kind: TensorType) -> None:
     if not fits:
         shape = ",".join("?" if s is None else str(s) for s in stated)
         raise InvalidModelError(f"output '{info.name}': inferred {kind}, stated [{shape}]")
-
-
-def _needed(nodes: Sequence[NodeProto], wanted: set[str]) -> set[int]:
-    """Positions of the nodes that the wanted values depend on; adds all values in use to them."""
-    found: set[int] = set()
-    for position in reversed(range(len(nodes))):
-        if wanted & set(nodes[position].output):
-            wanted.update(nodes[position].input)
-            found.add(position)
-    return found
-
-
-def _unique_names(nodes: Sequence[NodeProto]) -> list[str]:
-    """The nodes' names; an empty or repeated one gives way to the first output's."""
-    seen: set[str] = set()
-    names = []
-    for node in nodes:
-        base = node.name or next((v for v in node.output if v), node.op_type)
-        name, number = base, 1
-        while name in seen:
-            number += 1
-            name = f"{base}.{number}"
-        seen.add(name)
-        names.append(name)
-    return names

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
-from onnx import GraphProto, NodeProto
+from onnx import FunctionProto, GraphProto, NodeProto
 
 from compiler.errors import InvalidModelError
 
 
-def sort_nodes(graph: GraphProto, defined: Collection[str]) -> list[NodeProto]:
+def reads(node: NodeProto) -> Iterator[str]:
+    """Every value that a node uses: its operands, and what its subgraphs take from outside."""
+    yield from (value for value in node.input if value)
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            graph = attribute.g
+            made = {info.name for info in graph.input} | {t.name for t in graph.initializer}
+            made |= {value for inner in graph.node for value in inner.output}
+            used = [value for inner in graph.node for value in reads(inner)]
+            used += [info.name for info in graph.output]
+            yield from (value for value in used if value not in made)
+
+
+def sort_nodes(graph: GraphProto | FunctionProto, defined: Collection[str]) -> list[NodeProto]:
     """The nodes in topological order; those of a sorted graph keep their order.
 
-    `defined` are the graph's inputs and initializers.
+    `defined` are the graph's inputs and initializers, or the inputs of a function.
 
     Raises:
         InvalidModelError: if a value is defined twice or not at all, or nodes form a cycle.
@@ -28,13 +41,13 @@ def sort_nodes(graph: GraphProto, defined: Collection[str]) -> list[NodeProto]:
                 )
             makers[value] = position
     for node in graph.node:
-        for value in node.input:
-            if value and value not in makers and value not in defined:
+        for value in reads(node):
+            if value not in makers and value not in defined:
                 raise InvalidModelError(f"{_label(node)}: input '{value}' is not defined")
     return [graph.node[position] for position in _order(graph, makers)]
 
 
-def _order(graph: GraphProto, makers: dict[str, int]) -> list[int]:
+def _order(graph: GraphProto | FunctionProto, makers: dict[str, int]) -> list[int]:
     """Depth first from the first node on, without recursion: models may be thousands deep."""
     order: list[int] = []
     done: set[int] = set()
@@ -54,7 +67,7 @@ def _order(graph: GraphProto, makers: dict[str, int]) -> list[int]:
             elif position not in done:
                 active[position] = None
                 stack.append((position, True))
-                operands = [makers[v] for v in graph.node[position].input if v in makers]
+                operands = [makers[v] for v in reads(graph.node[position]) if v in makers]
                 stack.extend((p, False) for p in reversed(operands) if p not in done)
     return order
 

@@ -12,6 +12,7 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.graph.types import TensorType
+from compiler.loops.semantics import from_memory, to_memory
 
 FOLD_LIMIT_BYTES = 1 << 20
 """Nodes of constants fold when their result is no larger than this or than their operands."""
@@ -112,6 +113,17 @@ class GraphBuilder:
         """Whether a node makes the value: it is no input and no constant."""
         return value not in self.constants and value not in self._inputs
 
+    def inputs_of(self, value: str) -> tuple[str, ...]:
+        """The graph inputs that a value is computed from, in their order."""
+        makers = {node.output: node for node in self._nodes}
+        seen, stack = {value}, [value]
+        while stack:
+            node = makers.get(stack.pop())
+            if node is not None:
+                stack += [v for v in node.inputs if v not in seen]
+                seen.update(node.inputs)
+        return tuple(name for name in self._inputs if name in seen)
+
     def finish(
         self,
         name: str,
@@ -202,13 +214,11 @@ class GraphBuilder:
         limit = max(GENERATED_LIMIT_BYTES, 2 * given)
         if kind.bytes > SMALL_BYTES and self._folded_bytes + kind.bytes > limit:
             return None  # all would be in memory at once
-        kinds = [self.types[value].dtype for value in inputs]
-        if DType.BFLOAT16 in (*kinds, kind.dtype):
-            return None  # NumPy would compute with the raw bits
+        operands = [from_memory(self.constants[value], self.types[value].dtype) for value in inputs]
         with np.errstate(all="ignore"):
-            result = np.asarray(operator.reference(arrays, attrs))
+            result = np.asarray(operator.reference(operands, attrs))
         self._folded_bytes += kind.bytes
-        return result.astype(kind.dtype.numpy, copy=False).reshape(kind.shape)
+        return to_memory(result, kind.dtype).reshape(kind.shape)
 
     def _fresh(self, hint: str) -> str:
         name = hint

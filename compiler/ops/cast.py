@@ -33,6 +33,9 @@ ONNX_TYPES = {
 }
 """Element types by their number in `onnx.TensorProto.DataType`; others are not supported."""
 
+_NAMED = {"FLOAT": DType.FLOAT32, "DOUBLE": DType.FLOAT64} | {t.name: t for t in DType}
+"""Element types by their name there."""
+
 
 def _infer_cast(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     operand_count(types, 1)
@@ -52,10 +55,10 @@ def _identity(values: Sequence[Expr], _attrs: Attrs) -> Expr:
 
 
 def _onnx_cast(node: OnnxNode) -> str:
-    number = node.integer("to")
-    dtype = ONNX_TYPES.get(number)
+    wanted = node.attrs.get("to")  # a name up to opset 5
+    dtype = _NAMED.get(wanted) if isinstance(wanted, str) else ONNX_TYPES.get(node.integer("to"))
     if dtype is None:
-        raise node.unsupported(f"conversion to ONNX element type {number}")
+        raise node.unsupported(f"conversion to ONNX element type {wanted}")
     return cast_to(node, node.input(0), dtype)
 
 

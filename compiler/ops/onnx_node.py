@@ -11,6 +11,7 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidModelError, UnsupportedOperatorError
 from compiler.graph.ir import AttrValue
 from compiler.graph.types import TensorType
+from compiler.loops.semantics import to_memory
 from compiler.ops.builder import GraphBuilder
 
 
@@ -63,7 +64,14 @@ class OnnxNode:
             return None
         array = self.builder.constants.get(value)
         if array is None:
-            raise self.unsupported(f"{what} (input {position}) depends on a run-time value")
+            raise UnsupportedOperatorError(
+                self.name,
+                self.op_type,
+                self.domain,
+                self.opset,
+                f"{what} (input {position}) depends on a run-time value",
+                self.builder.inputs_of(value),
+            )
         return array
 
     def static_ints(self, position: int, what: str) -> tuple[int, ...] | None:
@@ -135,14 +143,8 @@ class OnnxNode:
         self.builder.reserve(f"{self.label}: {what}", size)
 
     def scalar(self, value: float, dtype: DType) -> str:
-        """Add a constant of shape ().
-
-        Raises:
-            UnsupportedOperatorError: for bfloat16, which NumPy cannot make.
-        """
-        if dtype is DType.BFLOAT16:
-            raise self.unsupported("no bfloat16 form")
-        return self.constant(np.asarray(value, dtype.numpy))
+        """Add a constant of shape ()."""
+        return self.constant(to_memory(np.asarray(value), dtype), dtype)
 
     def reshape(self, value: str, shape: Sequence[int]) -> str:
         """The value under another shape; itself where the shape is its own."""

@@ -67,8 +67,8 @@ RELU = [("Relu", "x", "y")]
         (model(RELU, outputs=[value("y", (3,))]), r"'y': inferred float32\[2\], stated \[3\]"),
         (model(RELU, outputs=[value("y", (2, 1))]), "output 'y': inferred"),
         (model(RELU, outputs=[value("y", (2,), TensorProto.INT32)]), "stated another type"),
-        (model(RELU, opset=999), f"opset 999 of ai.onnx is not supported, 7 to {NEWEST_OPSET} are"),
-        (model(RELU, opset=6), "opset 6 of ai.onnx"),
+        (model(RELU, opset=999), f"opset 999 of ai.onnx is not supported, 1 to {NEWEST_OPSET} are"),
+        (model(RELU, opset=0), "opset 0 of ai.onnx"),
         (model(RELU, [value("x", (10**12,))]), "input 'x': a value of type .* more than the limit"),
         (model(RELU, [value("x", (10**12,) * 6)]), "input 'x': a value of type"),
         (model(RELU, [value("x", (0,))]), "input 'x': dimension 0 is 0"),
@@ -100,12 +100,30 @@ def test_an_unknown_operator_is_named_with_domain_and_opset() -> None:
         import_model(custom)
 
 
-def test_subgraphs_are_refused_by_name() -> None:
-    branch = helper.make_graph([], "b", [], [value("z")])
-    m = model([("If", "c", "y")], [value("c", (), TensorProto.BOOL)])
-    m.graph.node[0].attribute.append(helper.make_attribute("then_branch", branch))
-    with pytest.raises(UnsupportedOperatorError, match=r"'n0': operator If .* 'then_branch'"):
-        import_model(m)
+def _choosing(*, known: bool) -> onnx.ModelProto:
+    """y = c ? x : -x"""
+    nodes = (helper.make_node(op, ["x"], ["z"]) for op in ("Identity", "Neg"))
+    branches = [helper.make_graph([node], "b", [], [value("z")]) for node in nodes]
+    condition = helper.make_tensor("c", TensorProto.BOOL, (), [False])
+    inputs = [value("x", (2,))] + ([] if known else [value("c", (), TensorProto.BOOL)])
+    m = model([("If", "c", "y")], inputs, constants=[condition] if known else [])
+    for key, branch in zip(("then_branch", "else_branch"), branches, strict=True):
+        m.graph.node[0].attribute.append(helper.make_attribute(key, branch))
+    return m
+
+
+def test_branches_that_run_time_values_choose_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedOperatorError, match=r"'n0': operator If .* run-time") as caught:
+        import_model(_choosing(known=False))
+    assert caught.value.depends_on == ("c",)
+
+
+def test_the_branch_of_a_known_condition_is_imported() -> None:
+    assert [node.op for node in import_model(_choosing(known=True)).nodes] == ["neg"]
+    broken = _choosing(known=True)
+    del broken.graph.node[0].attribute[1]
+    with pytest.raises(InvalidModelError, match="'else_branch' is missing"):
+        import_model(broken)
 
 
 def _calling(name: str, body: list[str]) -> onnx.FunctionProto:

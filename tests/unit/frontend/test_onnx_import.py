@@ -342,3 +342,42 @@ def test_external_data_stays_in_the_folder(
     with pytest.raises(InvalidModelError, match=message) as caught:
         import_model(path)
     assert "initializer 'w'" in str(caught.value)
+
+
+def test_an_operator_without_a_rule_is_its_function_body() -> None:
+    x = np.linspace(-2, 2, 7, dtype=np.float32)
+    m = model([node("Celu", "x", "y", "act", alpha=0.5)], [value("x", (7,))], [value("y")])
+    graph = import_model(m)
+    assert [n.name for n in graph.nodes][-1] == "act"
+    wide = x.astype(np.float64)
+    wanted = np.maximum(wide, 0) + np.minimum(0, 0.5 * np.expm1(wide / 0.5))
+    (found,) = run_graph(graph, {"x": x})
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_a_form_that_a_rule_refuses_is_its_function_body() -> None:
+    x = np.random.default_rng(1).standard_normal((3, 5), np.float32)
+    m = model(
+        [node("LayerNormalization", "x s", "y mean", "norm")],
+        [value("x", (3, 5))],
+        [value("y"), value("mean")],
+        {"s": np.full(5, 2.0, np.float32)},
+    )
+    y, mean = run_graph(import_model(m), {"x": x})
+    wide = x.astype(np.float64)
+    middle = wide.mean(-1, keepdims=True)
+    wanted = 2 * (wide - middle) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)  # float32 after each of ten steps
+    np.testing.assert_allclose(mean, middle, rtol=1e-5, atol=1e-6)
+
+
+def test_opsets_before_7_state_where_they_broadcast() -> None:
+    m = model(
+        [node("Add", "x b", "y", broadcast=1, axis=1)],
+        [value("x", (2, 3, 4))],
+        [value("y", (2, 3, 4))],
+        {"b": np.array([1, 2, 3], np.float32)},
+        opset=6,
+    )
+    (found,) = run_graph(import_model(m), {"x": np.zeros((2, 3, 4), np.float32)})
+    np.testing.assert_array_equal(found, np.broadcast_to([[1], [2], [3]], (2, 3, 4)))

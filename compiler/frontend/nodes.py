@@ -1,0 +1,290 @@
+"""ONNX nodes to nodes of the graph under construction, in bodies: graphs, branches, functions."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
+
+from compiler import ops
+from compiler.errors import CompilerError, InvalidModelError, UnsupportedOperatorError
+from compiler.frontend.old_opsets import aligned_operands
+from compiler.frontend.order import reads, sort_nodes
+from compiler.frontend.schema_functions import schema_function
+from compiler.frontend.tensors import read_tensor
+from compiler.ops.builder import GraphBuilder
+from compiler.ops.onnx_node import OnnxAttr, OnnxNode
+
+DEPTH_LIMIT = 64
+"""Branches and function bodies within each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What names mean in a graph, a branch or a function.
+
+    Attributes:
+        values: the graph's value for each ONNX name, None for a function's input that the call
+            leaves out; grows as nodes are imported.
+        opsets: version by domain.
+        attributes: of the call, where the body is a function's.
+        prefix: what node names start with.
+        depth: how many bodies are around it.
+    """
+
+    values: MutableMapping[str, str | None]
+    opsets: Mapping[str, int]
+    attributes: Mapping[str, AttributeProto] = field(default_factory=dict)
+    prefix: str = ""
+    depth: int = 0
+
+
+class NodeImporter:
+    """Imports nodes by their rules, by the function bodies of their schemas, or branch by branch.
+
+    `final_names` are the values' names in the file, `node_names` the nodes' by the value they make.
+    """
+
+    def __init__(self, builder: GraphBuilder, folder: Path | None) -> None:
+        self.final_names: dict[str, str] = {}
+        self.node_names: dict[str, str] = {}
+        self._builder = builder
+        self._folder = folder
+
+    def run(self, graph: GraphProto | FunctionProto, wanted: Sequence[str], body: Body) -> None:
+        """Import the nodes that the wanted names depend on, in an order that they allow."""
+        nodes = sort_nodes(graph, body.values)
+        used = set(wanted)
+        needed = _needed(nodes, used)
+        names = _unique_names(nodes)
+        for position, node in enumerate(nodes):
+            if position in needed:
+                self._node(node, f"{body.prefix}{names[position]}", body, used)
+
+    def _node(self, proto: NodeProto, name: str, body: Body, used: set[str]) -> None:
+        outputs = tuple(v if v in used else "" for v in proto.output)
+        results = self._emit(proto, name, body, outputs)
+        if any(outputs[len(results) :]):
+            raise InvalidModelError(
+                f"{proto.op_type} '{name}': {len(proto.output)} outputs instead of {len(results)}"
+            )
+        first = next((v for v in outputs if v), "")
+        for output, value in zip(outputs, results, strict=False):
+            if not output:
+                continue
+            body.values[output] = value
+            if body.depth or value in self.final_names or not self._builder.is_made(value):
+                continue
+            self.final_names[value] = output
+            if output == first:
+                self.node_names[value] = name
+
+    def _emit(
+        self, proto: NodeProto, name: str, body: Body, outputs: tuple[str, ...]
+    ) -> Sequence[str]:
+        """The graph's value for each output."""
+        domain = domain_of(proto.domain)
+        opset = body.opsets.get(domain, 0)
+        inputs = tuple(body.values[v] if v else None for v in proto.input)
+        if (domain, proto.op_type) == ("", "If"):
+            return self._branch(proto, name, body)
+        rule = ops.onnx_rules().get((domain, proto.op_type))
+        if rule is None:
+            found = self._expand(proto, name, body, inputs, None)
+            if found is None:
+                raise UnsupportedOperatorError(name, proto.op_type, domain, opset)
+            return found
+        attrs = self._attributes(proto, name, body)
+        node = OnnxNode(name, proto.op_type, domain, opset, inputs, outputs, attrs, self._builder)
+        try:
+            emitted = rule.emit(replace(node, inputs=tuple(aligned_operands(node))))
+        except UnsupportedOperatorError as error:
+            found = self._expand(proto, name, body, inputs, error)
+            if found is None:
+                raise
+            return found
+        except CompilerError:
+            raise
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            # a form of the operator that breaks ONNX's rules in a way that no rule foresaw
+            raise node.invalid(f"malformed: {error}") from error
+        return [emitted] if isinstance(emitted, str) else list(emitted)
+
+    def _expand(
+        self,
+        proto: NodeProto,
+        name: str,
+        body: Body,
+        inputs: tuple[str | None, ...],
+        refused: UnsupportedOperatorError | None,
+    ) -> Sequence[str] | None:
+        """The outputs by way of the schema's function body, or None where there is none.
+
+        Raises:
+            UnsupportedOperatorError: where the body is not supported: `refused`, what the
+                operator's rule said, or else what the body lacks.
+        """
+        domain = domain_of(proto.domain)
+        if domain:
+            return None
+        resolved = self._resolved(proto, body)
+        types = [None if v is None else self._builder.types[v] for v in inputs]
+        function = schema_function(resolved, body.opsets[""], types)
+        if function is None:
+            return None
+        values: dict[str, str | None] = dict.fromkeys(function.body.input)
+        values.update(zip(function.body.input, inputs, strict=False))
+        opsets = {domain_of(o.domain): o.version for o in function.body.opset_import}
+        inner = Body(
+            values, opsets or body.opsets, function.attributes, f"{name}/", _deeper(body, name)
+        )
+        wanted = function.body.output[: len(proto.output)]
+        try:
+            self.run(function.body, wanted, inner)
+        except UnsupportedOperatorError as error:
+            if refused is not None:
+                raise refused from error
+            raise UnsupportedOperatorError(
+                name,
+                proto.op_type,
+                domain,
+                body.opsets[""],
+                f"its function body needs {error.operator}: {error.reason}",
+                error.depends_on,
+            ) from error
+        return [_defined(inner, v, name) for v in wanted]
+
+    def _branch(self, proto: NodeProto, name: str, body: Body) -> Sequence[str]:
+        """The branch of an If whose condition is known at import."""
+        opset = body.opsets.get("", 0)
+        condition = body.values[proto.input[0]] if proto.input and proto.input[0] else None
+        if condition is None:
+            raise InvalidModelError(f"If '{name}': input 0 is missing")
+        known = self._builder.constants.get(condition)
+        if known is None:
+            raise UnsupportedOperatorError(
+                name,
+                "If",
+                "",
+                opset,
+                "the condition (input 0) depends on a run-time value",
+                self._builder.inputs_of(condition),
+            )
+        if known.size != 1:
+            raise InvalidModelError(f"If '{name}': the condition is no scalar")
+        key = "then_branch" if known.reshape(-1)[0] else "else_branch"
+        graph = next((a.g for a in proto.attribute if a.name == key and a.HasField("g")), None)
+        if graph is None:
+            raise InvalidModelError(f"If '{name}': attribute '{key}' is missing")
+        inner = Body(
+            ChainMap({}, body.values),
+            body.opsets,
+            body.attributes,
+            f"{name}/",
+            _deeper(body, name),
+        )
+        for tensor in graph.initializer:
+            found = read_tensor(tensor, self._folder, f"initializer '{tensor.name}'")
+            inner.values[tensor.name] = self._builder.constant(
+                found.array, tensor.name, found.dtype
+            )
+        wanted = [info.name for info in graph.output]
+        self.run(graph, wanted, inner)
+        return [_defined(inner, value, name) for value in wanted]
+
+    def _resolved(self, proto: NodeProto, body: Body) -> NodeProto:
+        """The node with attributes of its own in place of references to the call's."""
+        if not any(attribute.ref_attr_name for attribute in proto.attribute):
+            return proto
+        resolved = NodeProto()
+        resolved.CopyFrom(proto)
+        del resolved.attribute[:]
+        for attribute in proto.attribute:
+            if not attribute.ref_attr_name:
+                resolved.attribute.append(attribute)
+            elif attribute.ref_attr_name in body.attributes:
+                copy = resolved.attribute.add()
+                copy.CopyFrom(body.attributes[attribute.ref_attr_name])
+                copy.name = attribute.name
+        return resolved
+
+    def _attributes(self, proto: NodeProto, name: str, body: Body) -> dict[str, OnnxAttr]:
+        return {
+            attribute.name: self._attribute(attribute, proto, name, body)
+            for attribute in self._resolved(proto, body).attribute
+        }
+
+    def _attribute(
+        self, attribute: AttributeProto, node: NodeProto, name: str, body: Body
+    ) -> OnnxAttr:
+        what = f"{node.op_type} '{name}': attribute '{attribute.name}'"
+        match attribute.type:
+            case AttributeProto.FLOAT:
+                return float(attribute.f)
+            case AttributeProto.INT:
+                return int(attribute.i)
+            case AttributeProto.STRING:
+                return str(attribute.s.decode(errors="replace"))
+            case AttributeProto.TENSOR:
+                return read_tensor(attribute.t, self._folder, what)
+            case AttributeProto.FLOATS:
+                return tuple(float(item) for item in attribute.floats)
+            case AttributeProto.INTS:
+                return tuple(int(item) for item in attribute.ints)
+            case AttributeProto.STRINGS:
+                return tuple(str(item.decode(errors="replace")) for item in attribute.strings)
+            case _:
+                raise UnsupportedOperatorError(
+                    name,
+                    node.op_type,
+                    node.domain,
+                    body.opsets.get(domain_of(node.domain), 0),
+                    f"attribute '{attribute.name}' is a graph, a type or a sparse tensor",
+                )
+
+
+def domain_of(name: str) -> str:
+    """A domain's name, the empty one for ONNX's own operators."""
+    return "" if name == "ai.onnx" else name
+
+
+def _defined(body: Body, value: str, name: str) -> str:
+    """The graph's value for an output of a body around which node `name` stands."""
+    found = body.values.get(value)
+    if found is None:
+        raise InvalidModelError(f"node '{name}': output '{value}' of its body is not defined")
+    return found
+
+
+def _deeper(body: Body, name: str) -> int:
+    if body.depth >= DEPTH_LIMIT:
+        raise InvalidModelError(f"node '{name}' lies within more than {DEPTH_LIMIT} others")
+    return body.depth + 1
+
+
+def _needed(nodes: Sequence[NodeProto], wanted: set[str]) -> set[int]:
+    """Positions of the nodes that the wanted values depend on; adds all values in use to them."""
+    found: set[int] = set()
+    for position in reversed(range(len(nodes))):
+        if wanted & set(nodes[position].output):
+            wanted.update(reads(nodes[position]))
+            found.add(position)
+    return found
+
+
+def _unique_names(nodes: Sequence[NodeProto]) -> list[str]:
+    """The nodes' names; an empty or repeated one gives way to the first output's."""
+    seen: set[str] = set()
+    names = []
+    for node in nodes:
+        base = node.name or next((v for v in node.output if v), node.op_type)
+        name, number = base, 1
+        while name in seen:
+            number += 1
+            name = f"{base}.{number}"
+        seen.add(name)
+        names.append(name)
+    return names

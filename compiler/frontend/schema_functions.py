@@ -1,0 +1,94 @@
+"""Operators that ONNX defines by other operators: the function body of a node's schema.
+
+An operator without a rule of its own, or a form of one that its rule does not cover, is imported as
+the nodes that the specification gives for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no types
+from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
+from onnx.defs import OpSchema, SchemaError, get_schema
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.types import TensorType
+from compiler.ops.cast import ONNX_TYPES
+
+_NUMBERS: Mapping[DType, int] = {dtype: number for number, dtype in ONNX_TYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaFunction:
+    """A function body, and the values of its attributes, defaults included."""
+
+    body: FunctionProto
+    attributes: Mapping[str, AttributeProto]
+
+
+def schema_function(
+    node: NodeProto, opset: int, types: Sequence[TensorType | None]
+) -> SchemaFunction | None:
+    """What the specification says that a node stands for; None where it says nothing.
+
+    Args:
+        node: the node, of the domain ai.onnx.
+        opset: the version of the domain.
+        types: of its operands; None for one that is left out.
+
+    Raises:
+        InvalidModelError: if the node is too malformed to have a body.
+    """
+    try:
+        schema = get_schema(node.op_type, opset, "")
+    except (SchemaError, TypeError):
+        return None  # no operator of this opset, or no text
+    try:
+        body = _body(schema, node, opset, types)
+    except (RuntimeError, ValueError, DecodeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "no reason given"
+        raise InvalidModelError(f"{node.op_type} '{node.name}': {reason}") from error
+    if body is None:
+        return None
+    defaults = {
+        name: attribute.default_value
+        for name, attribute in schema.attributes.items()
+        if attribute.default_value.type != AttributeProto.UNDEFINED
+    }
+    given = {attribute.name: attribute for attribute in node.attribute}
+    return SchemaFunction(body, {**defaults, **given})
+
+
+def _body(
+    schema: OpSchema, node: NodeProto, opset: int, types: Sequence[TensorType | None]
+) -> FunctionProto | None:
+    """The newest body that the opset allows; it may depend on the node and its operands' types."""
+    function = FunctionProto()
+    if schema.has_context_dependent_function:
+        version = _newest(schema.context_dependent_function_opset_versions, opset)
+        kinds = [_type_proto(kind).SerializeToString() for kind in types]
+        function.ParseFromString(
+            schema.get_context_dependent_function_with_opset_version(
+                version, node.SerializeToString(), kinds
+            )
+        )
+    elif schema.has_function:
+        version = _newest(schema.function_opset_versions, opset)
+        function.ParseFromString(schema.get_function_with_opset_version(version))
+    return function if function.node else None
+
+
+def _newest(versions: Sequence[int], opset: int) -> int:
+    return max((version for version in versions if version <= opset), default=min(versions))
+
+
+def _type_proto(kind: TensorType | None) -> TypeProto:
+    proto = TypeProto()
+    if kind is not None:
+        proto.tensor_type.elem_type = _NUMBERS[kind.dtype]
+        for extent in kind.shape:
+            proto.tensor_type.shape.dim.add().dim_value = extent
+    return proto
