@@ -10,7 +10,7 @@ import numpy as np
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
 from compiler.loops import maths
-from compiler.loops.expr import Combiner, Expr, Reduce
+from compiler.loops.expr import Combiner, Expr, Reduce, constant
 from compiler.loops.index import Affine, affine
 from compiler.ops.attributes import axis_of
 from compiler.ops.elementwise import floats_only
@@ -64,7 +64,11 @@ def _expression(logarithm: bool) -> Callable[..., Expr]:
         powers = maths.exp(element(affine(second)) - largest)
         total = Reduce(Combiner.SUM, (second,), powers)
         shifted = element(index[axis]) - largest
-        return shifted - maths.log(total) if logarithm else maths.exp(shifted) / total
+        return (
+            shifted - maths.log(total)
+            if logarithm
+            else maths.exp(shifted) * (constant(1.0, total.dtype) / total)
+        )
 
     return expression
 

@@ -3,6 +3,10 @@
 softmax, layer norm, sums and means along any axes. Every reduction inside the expression becomes a
 row statistic in a register, inner ones first; the last compute is the expression over them. Lanes
 run along the reduced axis where its elements lie side by side, else along rows.
+
+A row that is one register tile is read once, and what its passes share is computed once: equal
+values are one. A longer row keeps what is dear to compute twice (softmax: e**(x - max)) in the
+output on its way through the sum, and the last pass reads it from there.
 """
 
 from __future__ import annotations
@@ -18,12 +22,16 @@ from compiler.loops.expr import (
     Accumulator,
     Combiner,
     Expr,
+    IndexValue,
     Load,
+    Op,
     Reduce,
     Space,
+    Tee,
     Tensor,
     loads,
     rebuild,
+    rewrite,
     walk,
 )
 from compiler.loops.index import Affine, Axis, affine
@@ -95,19 +103,27 @@ class _Template:
     def preference(self, workload: Workload) -> float:
         node = anchor(workload)
         rows = node is not None and ops.get(node.op).kind in (OpKind.ROW, OpKind.REDUCTION)
-        return 0.5 if rows else FALLBACK
+        # above windows, which take any reduction too, but none with lanes along what is reduced
+        return 2.5 if rows else FALLBACK
 
     def space(
         self, workload: Workload, target: Target, *, threads: int, strict: bool
     ) -> SubSpace | None:
-        if _analyse(workload) is None:
+        found = _analyse(workload)
+        if found is None:
             return None
-        knobs = (Knob("unroll", (1, 2, 4, 8)),)
+        lanes = target.lanes(DType.FLOAT32)
+        kept = _kept(found) is not None
+        knobs = (Knob("unroll", (1, 2, 4, 8)), Knob("keep", (True, False) if kept else (False,)))
 
         def valid(choice: Mapping[str, Choice]) -> bool:
             return True
 
-        return SubSpace("row", knobs, valid, Schedule.of("row", unroll=4))
+        along = _along(found, lanes)
+        unroll = 4 if along else 8
+        one_tile = all(axis.extent <= unroll * lanes for axis in found.inner)
+        keep = kept and (along is not None or not one_tile)
+        return SubSpace("row", knobs, valid, Schedule.of("row", unroll=unroll, keep=keep))
 
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
@@ -115,24 +131,88 @@ class _Template:
         found = _analyse(workload)
         if found is None:
             raise ScheduleError("'row' does not apply to this workload")
-        return _lower(found, schedule.integer("unroll"), target)
+        lanes = target.lanes(DType.FLOAT32)
+        return _lower(found, schedule.integer("unroll"), bool(schedule["keep"]), lanes)
 
 
 TEMPLATE = _Template()
 
 
-def _lower(found: Rows, unroll: int, target: Target) -> Kernel:
+def _along(found: Rows, lanes: int) -> Axis | None:
+    """The axis of rows along which the lanes run; None where they run along what is reduced."""
+    along = found.lanes
+    if along not in found.outer or along is None or along in _padded_axes(found.problem):
+        return None
+    for reduction in found.problem.reductions:
+        for load in loads(reduction.body):
+            side_by_side = any(a.extent >= lanes and unit_stride(load, a) for a in reduction.axes)
+            if side_by_side and not unit_stride(load, along):
+                return None
+    return along
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A reduction whose body the last pass needs again, and how to read it from the output."""
+
+    reduction: Reduce
+    target: Load
+    again: Expr
+    """The body at the last pass's element: what is replaced by a load of the output."""
+
+
+def _kept(found: Rows) -> _Kept | None:
+    """The outermost reduction with a body that is worth keeping in the output's row."""
     problem = found.problem
-    lanes = target.lanes(DType.FLOAT32)
-    along = found.lanes if found.lanes in found.outer else None
-    if along is not None and along in _padded_axes(problem):
-        along = None
+    for reduction in reversed(problem.reductions):
+        body = reduction.body
+        axes = tuple(a for a in reduction.axes if a.extent > 1)
+        extents = tuple(a.extent for a in axes)
+        fits = extents == tuple(a.extent for a in found.inner)
+        dear = sum(isinstance(node, Op) for node in walk(body)) >= _DEAR
+        if not fits or not dear or body.dtype is not problem.output.dtype:
+            continue
+        again = _renamed(body, dict(zip(axes, found.inner, strict=True)))
+        if again in walk(problem.expr):
+            back = dict(zip(found.inner, axes, strict=True))
+            target = _renamed(problem.output, back)
+            assert isinstance(target, Load)
+            return _Kept(reduction, target, again)
+    return None
+
+
+_DEAR = 6
+"""Operations in an expression from which on storing and loading it is cheaper."""
+
+
+def _renamed(expr: Expr, names: Mapping[Axis, Axis]) -> Expr:
+    """An expression with other axes; reductions inside keep their own."""
+    values = {old: affine(new) for old, new in names.items()}
+
+    def change(node: Expr) -> Expr | None:
+        match node:
+            case Load(tensor=tensor, index=index, indirect=indirect):
+                return Load(tensor, tuple(i.substitute(values) for i in index), indirect)
+            case IndexValue(index=position, type=dtype):
+                return IndexValue(position.substitute(values), dtype)
+            case _:
+                return None
+
+    return rewrite(expr, change)
+
+
+def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
+    problem = found.problem
+    along = _along(found, lanes)
     statistics: dict[Reduce, Load] = {}
     computes: list[Node] = []
     last = problem.reductions[-1]
+    kept = _kept(found) if keep else None
     for number, reduction in enumerate(problem.reductions):
         alone = not found.inner and reduction == last
         body = _resolve(reduction.body, statistics)
+        if kept is not None and kept.reduction == reduction:
+            body = Tee(body, kept.target)
         if alone:
             epilogue = _resolve(
                 problem.expr, {**statistics, reduction: Accumulator(reduction.dtype)}
@@ -146,8 +226,15 @@ def _lower(found: Rows, unroll: int, target: Target) -> Kernel:
             store = Store(Load(register, (index,)), Accumulator(reduction.dtype))
         computes.append(_reduction(reduction, body, store, along, unroll, lanes))
     if found.inner:
-        computes += _final(found, _resolve(problem.expr, statistics), along, unroll, lanes)
-    loops = [Loop(a, lanes if a == along else 1) for a in found.outer]
+        expr = problem.expr
+        if kept is not None:
+            again, here = kept.again, problem.output
+            expr = rewrite(expr, lambda node: here if node == again else None)
+        computes += _final(found, _resolve(expr, statistics), along, unroll, lanes)
+    # a tile of several vectors may straddle the blocks of a layout, one vector does not
+    plain = not any(t.layout.factors for t in (*problem.inputs, problem.output.tensor))
+    width = unroll * lanes if plain else lanes
+    loops = [Loop(a, width if a == along else 1) for a in found.outer]
     stage = parallel_stage("main", loops, *computes)
     output = problem.output.tensor
     nest_ = LoopNest("kernel", (*problem.inputs, output), (), (stage, *halo_stage(output, lanes)))
