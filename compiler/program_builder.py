@@ -14,7 +14,7 @@ from compiler.plan import GraphPlan, KernelStep
 from compiler.runtime.kernel import BufferSpec, KernelSpec, Role
 from compiler.runtime.packing import Bytes
 from compiler.runtime.program import BufferRef, KernelCall, Port, Program, Space
-from compiler.runtime.weights import WeightBlock
+from compiler.runtime.weights import WeightBlock, aligned_bytes
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
 from compiler.target import Target
@@ -77,7 +77,7 @@ def build_program(
         if isinstance(step, KernelStep)
     }
     memory = plan_memory(plan, {p: sizes for p, sizes in shared.items() if sizes})
-    weights = WeightBlock()
+    weights = WeightBlock(_weight_capacity(plan, built))
     kernels: dict[str, int] = {}
     specs: list[KernelSpec] = []
     calls: list[KernelCall] = []
@@ -100,7 +100,7 @@ def build_program(
         memory.arena_bytes,
         weights.bytes,
     )
-    block = weights.build()
+    block = weights.built()
     done = time.perf_counter()
     return CompiledProgram(
         program,
@@ -141,6 +141,16 @@ def _total_weights(built: Mapping[Workload, Chosen], counts: Mapping[Workload, i
 
 def _weight_bytes(chosen: Chosen) -> int:
     return sum(b.bytes for b in chosen[0].spec.buffers if b.role is Role.WEIGHT)
+
+
+def _weight_capacity(plan: GraphPlan, built: Mapping[Workload, Chosen]) -> int:
+    """What the packed weights of a plan take if no two kernels share one."""
+    return sum(
+        aligned_bytes(buffer.bytes)
+        for step in plan.kernels
+        for buffer in built[step.workload][0].spec.buffers
+        if buffer.role is Role.WEIGHT
+    )
 
 
 def _build(

@@ -1,23 +1,28 @@
-"""The packed constants of a program: each distinct one once, aligned, in one block."""
+"""The packed constants of programs: each distinct one once, aligned, in one block."""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 from compiler.runtime.kernel import ALIGNMENT, BufferSpec
 from compiler.runtime.packing import Array, Bytes, aligned_zeros, make_weight
 
 
 class WeightBlock:
-    """Collects packed weights and gives each its offset.
+    """Packs weights into one block of memory that never moves, and gives each its offset.
 
-    Two weights with equal bytes share one place, so that kernels which pack the same constant the
-    same way do not store it twice.
+    A constant that two kernels, or two programs, pack the same way is packed and stored once. The
+    block's pages take memory when they are first written, so that room to spare costs nothing.
+
+    Args:
+        capacity: bytes that it can hold.
     """
 
-    def __init__(self) -> None:
-        self._parts: list[tuple[int, Bytes]] = []
-        self._offsets: dict[bytes, int] = {}
+    def __init__(self, capacity: int) -> None:
+        self._block = aligned_zeros(capacity)
+        self._offsets: dict[tuple[bytes, BufferSpec], int] = {}
+        self._digests: dict[int, tuple[Array, bytes]] = {}
         self._end = 0
 
     @property
@@ -25,29 +30,55 @@ class WeightBlock:
         """Size of the block so far."""
         return self._end
 
+    @property
+    def room(self) -> int:
+        """Bytes that are free."""
+        return self._block.nbytes - self._end
+
     def add(self, spec: BufferSpec, source: Array) -> int:
         """Pack a weight; returns its offset in bytes.
 
         Raises:
-            ValueError: if the source does not fit the buffer.
+            ValueError: if the source does not fit the buffer, or the block is full.
         """
+        key = self._digest(source), replace(spec, name="", source=-1)
+        offset = self._offsets.get(key)
+        if offset is not None:
+            return offset
         packed: Bytes = make_weight(spec, source).view("uint8")
         if packed.nbytes != spec.bytes:
             raise ValueError(
                 f"weight '{spec.name}' packs into {packed.nbytes} bytes, its buffer has "
                 f"{spec.bytes}"
             )
-        digest = hashlib.sha256(packed.data).digest()
-        offset = self._offsets.get(digest)
-        if offset is None:
-            offset = self._offsets[digest] = self._end
-            self._parts.append((offset, packed))
-            self._end += -(-packed.nbytes // ALIGNMENT) * ALIGNMENT
+        if packed.nbytes > self.room:
+            raise ValueError(
+                f"weight '{spec.name}' takes {packed.nbytes} bytes, {self.room} are free"
+            )
+        offset = self._offsets[key] = self._end
+        self._block[offset : offset + packed.nbytes] = packed
+        self._end += aligned_bytes(packed.nbytes)
         return offset
 
-    def build(self) -> Bytes:
-        """The block: `bytes` bytes, aligned."""
-        block = aligned_zeros(self._end)
-        for offset, packed in self._parts:
-            block[offset : offset + packed.nbytes] = packed
-        return block
+    def built(self) -> Bytes:
+        """The block up to its end: a view, which later additions leave as it is."""
+        return self._block[: self._end]
+
+    def release_sources(self) -> None:
+        """Forget the arrays that were packed: they may go."""
+        self._digests.clear()
+
+    def _digest(self, source: Array) -> bytes:
+        """SHA-256 of a constant with its type and shape; remembered while the array lives here."""
+        known = self._digests.get(id(source))
+        if known is None or known[0] is not source:
+            digest = hashlib.sha256(f"{source.dtype}{source.shape}".encode())
+            data = source if source.flags.c_contiguous else source.copy()
+            digest.update(data.reshape(-1).view("uint8").data)
+            known = self._digests[id(source)] = source, digest.digest()
+        return known[1]
+
+
+def aligned_bytes(size: int) -> int:
+    """What a weight of `size` bytes takes of a block."""
+    return -(-size // ALIGNMENT) * ALIGNMENT

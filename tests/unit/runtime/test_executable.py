@@ -55,13 +55,13 @@ def program(make_spec: Callable[..., KernelSpec]) -> Program:
 
 @pytest.fixture
 def weights(program: Program) -> np.ndarray:
-    block = WeightBlock()
+    block = WeightBlock(896)
     first = replace(program.kernels[1].buffers[1], shape=(8,), bytes=32)
     assert block.add(first, np.full(8, 9, np.float32)) == 0
     assert block.add(program.kernels[1].buffers[1], BIAS + 5) == 64
     assert block.add(program.kernels[1].buffers[1], BIAS + 5) == 64
     assert block.bytes == 896
-    return block.build()
+    return block.built()
 
 
 @pytest.fixture
@@ -277,9 +277,11 @@ def test_weights_must_fit(program: Program, weights: np.ndarray, address_of: Add
 def test_a_weight_of_the_wrong_size_is_refused(program: Program) -> None:
     spec: BufferSpec = program.kernels[1].buffers[1]
     with pytest.raises(ValueError, match="packs into 800 bytes, its buffer has 4"):
-        WeightBlock().add(replace(spec, bytes=4), BIAS)
+        WeightBlock(4096).add(replace(spec, bytes=4), BIAS)
     with pytest.raises(ValueError, match="expected an array of shape"):
-        WeightBlock().add(spec, BIAS[:-1])
+        WeightBlock(4096).add(spec, BIAS[:-1])
+    with pytest.raises(ValueError, match="takes 800 bytes, 64 are free"):
+        WeightBlock(64).add(spec, BIAS)
 
 
 def test_bfloat16_inputs_travel_as_bits(program: Program, address_of: AddressOf) -> None:
