@@ -5,27 +5,63 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupledict
 
-from compiler.errors import CompilerError, InvalidInputError, InvalidModelError
+from compiler.driver import compile_model
+from compiler.dtypes import DType
+from compiler.errors import (
+    CompilerError,
+    InvalidInputError,
+    InvalidModelError,
+    UnsupportedOperatorError,
+)
 from compiler.frontend.onnx_import import NEWEST_OPSET
+from compiler.runtime.executable import Executable
 
 
 class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types for its backend
-    """A compiled model."""
+    """A compiled model.
 
-    def __init__(self, executable: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        self._executable = executable
-        self._inputs = tuple(inputs)
-        self._outputs = tuple(outputs)
+    Code is generated for fixed shapes, and for fixed values of what decides shapes: axes, sizes,
+    pads. Where a model leaves a dimension open or takes such a value as an input, it is compiled at
+    the first run with what the inputs then are, and again when they change; the last few
+    executables are kept.
+    """
+
+    def __init__(self, model: ModelProto, options: Mapping[str, Any]) -> None:
+        """Compile the model, as far as that is possible without inputs.
+
+        Raises:
+            CompilerError: if it does not compile.
+        """
+        constants = {tensor.name for tensor in model.graph.initializer}
+        self._model = model
+        self._options = dict(options)
+        self._inputs = tuple(i.name for i in model.graph.input if i.name not in constants)
+        self._outputs = tuple(info.name for info in model.graph.output)
+        self._is_open = any(
+            _is_open(info) for info in model.graph.input if info.name in self._inputs
+        )
+        self._decisive: tuple[str, ...] = ()
+        """Inputs whose values the compiler has to know."""
+        self._executables: dict[_Key, Executable] = {}
+        if not self._is_open:
+            try:
+                self._executables[(), ()] = self._compile({}, {})
+            except UnsupportedOperatorError as error:
+                if not error.depends_on:
+                    raise
+                self._decisive = error.depends_on
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Run on a sequence of arrays in the order of the model's inputs, or on a mapping.
 
         Raises:
             InvalidInputError: if an input is missing or has another shape or type.
+            CompilerError: if the model has to be compiled for these inputs and does not.
         """
         if isinstance(inputs, Mapping):
             named = dict(inputs)
@@ -34,9 +70,85 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
             if len(items) != len(self._inputs):
                 raise InvalidInputError(f"{len(items)} inputs instead of {len(self._inputs)}")
             named = dict(zip(self._inputs, items, strict=True))
-        arrays = self._executable.run({name: np.asarray(array) for name, array in named.items()})
-        result: tuple[Any, ...] = namedtupledict("Outputs", self._outputs)(*arrays)
+        arrays = {name: np.asarray(array) for name, array in named.items()}
+        executable = self.executable(arrays)
+        found = executable.run({n: a for n, a in arrays.items() if n not in self._decisive})
+        typed = [
+            array.view(ml_dtypes.bfloat16) if port.dtype is DType.BFLOAT16 else array
+            for array, port in zip(found, executable.outputs, strict=True)
+        ]
+        result: tuple[Any, ...] = namedtupledict("Outputs", self._outputs)(*typed)
         return result
+
+    def executable(self, arrays: Mapping[str, np.ndarray]) -> Executable:
+        """The executable that runs on these inputs.
+
+        Raises:
+            InvalidInputError: if an input is missing that it depends on.
+            CompilerError: if the model does not compile for these inputs.
+        """
+        while True:
+            shapes = {}
+            if self._is_open:
+                shapes = {name: self._given(arrays, name).shape for name in self._inputs}
+            values = {name: self._given(arrays, name) for name in self._decisive}
+            key: _Key = (
+                tuple(shapes.values()),
+                tuple((v.shape, v.dtype.str, v.tobytes()) for v in values.values()),
+            )
+            if key in self._executables:
+                return self._executables[key]
+            try:
+                found = self._compile(shapes, values)
+            except UnsupportedOperatorError as error:
+                added = tuple(n for n in error.depends_on if n not in self._decisive)
+                if not added:
+                    raise
+                self._decisive += added
+                continue
+            while len(self._executables) >= EXECUTABLE_LIMIT:
+                del self._executables[next(iter(self._executables))]
+            self._executables[key] = found
+            return found
+
+    def _given(self, arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+        if name not in arrays:
+            raise InvalidInputError(f"input '{name}' is missing")
+        return arrays[name]
+
+    def _compile(
+        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]
+    ) -> Executable:
+        """The model with these shapes of inputs, and these inputs as constants."""
+        model = self._model
+        if shapes or values:
+            model = ModelProto()
+            model.CopyFrom(self._model)
+            for info in model.graph.input:
+                if info.name in shapes:
+                    tensor = info.type.tensor_type
+                    tensor.shape.ClearField("dim")
+                    for extent in shapes[info.name]:
+                        tensor.shape.dim.add().dim_value = extent
+            kept = [info for info in model.graph.input if info.name not in values]
+            del model.graph.input[:]
+            model.graph.input.extend(kept)
+            tensors = (numpy_helper.from_array(array, name) for name, array in values.items())
+            model.graph.initializer.extend(tensors)
+        return compile_model(model, **self._options)
+
+
+_Key = tuple[tuple[tuple[int, ...], ...], tuple[tuple[tuple[int, ...], str, bytes], ...]]
+
+EXECUTABLE_LIMIT = 8
+"""Executables that a model with open dimensions or deciding inputs keeps."""
+
+
+def _is_open(info: ValueInfoProto) -> bool:
+    tensor = info.type.tensor_type
+    return not tensor.HasField("shape") or any(
+        not dim.HasField("dim_value") for dim in tensor.shape.dim
+    )
 
 
 class TilewrightBackend(Backend):  # type: ignore[misc]  # as above
@@ -49,14 +161,9 @@ class TilewrightBackend(Backend):  # type: ignore[misc]  # as above
         Raises:
             CompilerError: if the device is not this machine's CPU, or the model does not compile.
         """
-        import compiler
-
         if not cls.supports_device(device):
             raise CompilerError(f"device '{device}' is not supported, CPU is")
-        constants = {tensor.name for tensor in model.graph.initializer}
-        names = [info.name for info in model.graph.input if info.name not in constants]
-        executable = compiler.compile_model(model, **kwargs)
-        return TilewrightRep(executable, names, [info.name for info in model.graph.output])
+        return TilewrightRep(model, kwargs)
 
     @classmethod
     def run_model(
@@ -74,27 +181,25 @@ class TilewrightBackend(Backend):  # type: ignore[misc]  # as above
         outputs_info: Sequence[tuple[Any, tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Compile one node and run it once; integer inputs after the first become constants."""
+        """Compile one node and run it once."""
         arrays = [np.asarray(array) for array in inputs]
         names = [name for name in node.input if name]
         if len(arrays) != len(names):
             raise InvalidModelError(
                 f"{node.op_type} '{node.name}': {len(arrays)} arrays for {len(names)} inputs"
             )
-        infos, initializers, feeds = [], [], []
-        for position, (name, array) in enumerate(zip(names, arrays, strict=True)):
-            if position and array.dtype.kind in "iu" and array.ndim <= 1:
-                initializers.append(numpy_helper.from_array(array, name))
-                continue
-            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-            infos.append(helper.make_tensor_value_info(name, kind, array.shape))
-            feeds.append(array)
+        infos = [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+            )
+            for name, array in zip(names, arrays, strict=True)
+        ]
         opset = int(kwargs.pop("opset_version", NEWEST_OPSET))
         results = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
-        graph = helper.make_graph([node], "node", infos, results, initializers)
+        graph = helper.make_graph([node], "node", infos, results)
         opsets = [helper.make_opsetid(node.domain, 1)] if node.domain else []
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset), *opsets])
-        return cls.run_model(model, feeds, device, **kwargs)
+        return cls.run_model(model, arrays, device, **kwargs)
 
     @classmethod
     def supports_device(cls, device: str) -> bool:

@@ -46,7 +46,9 @@ class Rewriter:
         return node if node is not None and op in (None, node.op) else None
 
     def array(self, value: str) -> np.ndarray | None:
-        """The value as an array, if it is a constant."""
+        """The value as an array, if it is a constant; not bfloat16, whose bits are no numbers."""
+        if value in self._types and self._types[value].dtype is DType.BFLOAT16:
+            return None
         return self._constants.get(value)
 
     def scalar(self, value: str) -> float | None:

@@ -26,6 +26,7 @@ from compiler.loops.expr import (
     walk,
 )
 from compiler.loops.index import Affine, Axis, affine
+from compiler.loops.semantics import from_memory
 from compiler.ops.registry import OpKind, Source
 from compiler.workload import Workload
 
@@ -146,7 +147,7 @@ class _Composer:
             dtype = self._graph.types[name].dtype
             if constant.size != 1:
                 raise ValueError(f"'{name}': a constant in a workload is a scalar")
-            return Const(constant.reshape(-1)[0].item(), dtype)
+            return Const(from_memory(constant.reshape(-1), dtype)[0].item(), dtype)
         node = self._graph.producer(name)
         assert node is not None
         operator = ops.get(node.op)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
@@ -48,3 +49,50 @@ def test_the_device_is_the_cpu() -> None:
     assert not onnx_backend.supports_device("TOASTER")
     with pytest.raises(CompilerError, match="'CUDA'"):
         onnx_backend.prepare(model(), "CUDA")
+
+
+def test_inputs_that_decide_shapes_are_compiled_for() -> None:
+    infos = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 3)),
+        helper.make_tensor_value_info("axes", TensorProto.INT64, (1,)),
+        helper.make_empty_tensor_value_info("y"),
+    ]
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)
+    graph = helper.make_graph([node], "m", infos[:2], infos[2:])
+    rep = onnx_backend.prepare(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    )
+    for axis in (0, 1, 0):
+        feeds = {"x": A, "axes": np.array([axis])}
+        np.testing.assert_array_equal(rep.run(feeds)[0], A.sum(axis))
+        assert rep.executable(feeds) is rep.executable(dict(feeds))
+    with pytest.raises(InvalidInputError, match="'axes' is missing"):
+        rep.run({"x": A})
+
+
+def test_open_dimensions_are_those_of_the_inputs() -> None:
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ("rows", 3)) for n in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "m", infos[:1], infos[1:])
+    rep = onnx_backend.prepare(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    )
+    for rows in range(1, onnx_backend.EXECUTABLE_LIMIT + 2):
+        x = np.arange(-rows, 2 * rows, dtype=np.float32).reshape(rows, 3)
+        np.testing.assert_array_equal(rep.run([x])[0], np.maximum(x, 0))
+
+
+def test_bfloat16_scalars_are_numbers() -> None:
+    """2 * x and 2 + x, where both constants are one element: exact in bfloat16."""
+    infos = [helper.make_tensor_value_info(n, TensorProto.BFLOAT16, (3,)) for n in "xy"]
+    two = helper.make_tensor("two", TensorProto.BFLOAT16, (), [2.0])
+    nodes = [
+        helper.make_node("Mul", ["x", "two"], ["m"]),
+        helper.make_node("Add", ["m", "two"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "m", infos[:1], infos[1:], [two])
+    x = np.array([-1.5, 0.0, 3.0], ml_dtypes.bfloat16)
+    (found,) = onnx_backend.run_model(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), [x]
+    )
+    assert found.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(found.astype(np.float32), [-1.0, 2.0, 8.0])
