@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from compiler.codegen.lower import lower_nest, scratch_layout, stage_extent, stage_symbol
 from compiler.codegen.object import emit_assembly, emit_object
-from compiler.codegen.statistics import KernelStatistics, statistics
 from compiler.loops.expr import Role, Tensor
 from compiler.loops.nest import LoopNest
 from compiler.runtime.kernel import ABI_VERSION, BufferSpec, KernelSpec, StageSpec
@@ -17,6 +15,7 @@ from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule
 from compiler.target import Target
+from compiler.timings import Timings, timed
 from compiler.workload import Workload
 
 CODEGEN_VERSION = "1"
@@ -32,52 +31,62 @@ class LoweredKernel:
     ir: str
     digest: str
     """SHA-256 of the IR under a neutral name, and of the target: equal code has one digest."""
-    seconds: dict[str, float] = field(compare=False)
+
+    def assembly(self, target: Target) -> str:
+        """The code as text, with LLVM's comments, which mark its loops."""
+        return emit_assembly(self.ir, target, self.nest.machine_scheduler)
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltKernel:
-    """A compiled kernel.
-
-    `statistics` is None unless it was asked for: it costs a second code generation.
-    """
+    """A compiled kernel."""
 
     object: bytes
     spec: KernelSpec
     nest: LoopNest
     digest: str
-    statistics: KernelStatistics | None
-    seconds: dict[str, float] = field(compare=False)
-    """Wall-clock seconds by step: lower, emit, codegen."""
 
 
 def lower_workload(
-    workload: Workload, schedule: Schedule, target: Target, threads: int = 1
+    workload: Workload,
+    schedule: Schedule,
+    target: Target,
+    threads: int = 1,
+    timings: Timings | None = None,
 ) -> LoweredKernel:
     """Lower a schedule to LLVM IR.
 
-    Symbols are named after the workload and the schedule, so that kernels of one program and
-    candidates of one batch link together.
+    Symbols are named after the code, so that kernels of one program and candidates of one batch
+    link together, and equal code needs to be compiled and linked only once.
 
     Raises:
         ScheduleError: if the schedule does not fit the workload or the target.
     """
-    start = time.perf_counter()
-    kernel = lower_schedule(workload, schedule, target, threads)
-    lowered = time.perf_counter()
-    text = lower_nest(kernel.nest, target)
-    scheduler = "misched" if kernel.nest.machine_scheduler else ""
-    digest = hashlib.sha256(f"{target.key}{scheduler}\n{text}".encode()).hexdigest()
-    name = f"tw_{workload.key[:12]}_{schedule.digest[:12]}"
-    nest = replace(kernel.nest, name=name)
-    for number in range(len(nest.stages)):
-        text = text.replace(
-            f"@{stage_symbol(kernel.nest, number)}(", f"@{stage_symbol(nest, number)}("
-        )
-    seconds = {"lower": lowered - start, "emit": time.perf_counter() - lowered}
-    return LoweredKernel(
-        nest, kernel_spec(replace(kernel, nest=nest), workload), text, digest, seconds
-    )
+    with timed(timings, "lower"):
+        kernel = lower_schedule(workload, schedule, target, threads)
+    with timed(timings, "emit LLVM IR"):
+        text = lower_nest(kernel.nest, target)
+        scheduler = "misched" if kernel.nest.machine_scheduler else ""
+        digest = hashlib.sha256(f"{target.key}{scheduler}\n{text}".encode()).hexdigest()
+        nest = replace(kernel.nest, name=f"tw_{digest[:24]}")
+        for number in range(len(nest.stages)):
+            text = text.replace(
+                f"@{stage_symbol(kernel.nest, number)}(", f"@{stage_symbol(nest, number)}("
+            )
+        spec = kernel_spec(replace(kernel, nest=nest), workload)
+    return LoweredKernel(nest, spec, text, digest)
+
+
+def compile_lowered(
+    lowered: LoweredKernel, target: Target, timings: Timings | None = None
+) -> BuiltKernel:
+    """Compile a lowered kernel to an object file.
+
+    Raises:
+        CompilerError: if LLVM refuses the code.
+    """
+    code = emit_object(lowered.ir, target, lowered.nest.machine_scheduler, timings)
+    return BuiltKernel(code, lowered.spec, lowered.nest, lowered.digest)
 
 
 def build_kernel(
@@ -85,8 +94,7 @@ def build_kernel(
     schedule: Schedule,
     target: Target,
     threads: int = 1,
-    *,
-    with_statistics: bool = False,
+    timings: Timings | None = None,
 ) -> BuiltKernel:
     """Compile a schedule to an object file.
 
@@ -94,15 +102,9 @@ def build_kernel(
         ScheduleError: if the schedule does not fit.
         CompilerError: if LLVM refuses the code.
     """
-    lowered = lower_workload(workload, schedule, target, threads)
-    start = time.perf_counter()
-    scheduler = lowered.nest.machine_scheduler
-    code = emit_object(lowered.ir, target, scheduler)
-    seconds = {**lowered.seconds, "codegen": time.perf_counter() - start}
-    counts = None
-    if with_statistics:
-        counts = statistics(emit_assembly(lowered.ir, target, scheduler), target)
-    return BuiltKernel(code, lowered.spec, lowered.nest, lowered.digest, counts, seconds)
+    return compile_lowered(
+        lower_workload(workload, schedule, target, threads, timings), target, timings
+    )
 
 
 def kernel_spec(kernel: Kernel, workload: Workload) -> KernelSpec:

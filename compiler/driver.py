@@ -26,6 +26,7 @@ from compiler.runtime import artifact
 from compiler.runtime.executable import Executable
 from compiler.runtime.native import check_threads
 from compiler.target import Target, host_target, resolve_target
+from compiler.timings import Timings, timed
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -37,30 +38,41 @@ if TYPE_CHECKING:
 NUMERICS = ("fast", "strict")
 
 
-def load_graph(model: Model, dims: Mapping[str, int] | None = None) -> Graph:
+def load_graph(
+    model: Model, dims: Mapping[str, int] | None = None, timings: Timings | None = None
+) -> Graph:
     """Import an ONNX model; `dims` fixes its named dimensions.
 
     Raises:
         InvalidModelError: if it is no valid model.
         UnsupportedOperatorError: if it uses an operator that is not implemented.
     """
-    return import_model(model, dims or {})
+    with timed(timings, "import"):
+        return import_model(model, dims or {})
 
 
-def optimise(graph: Graph, numerics: str = "fast", observer: Observer | None = None) -> Graph:
+def optimise(
+    graph: Graph,
+    numerics: str = "fast",
+    observer: Observer | None = None,
+    timings: Timings | None = None,
+) -> Graph:
     """Run the graph passes; `observer` sees the graph after each of them.
 
     Raises:
         CompilerError: if `numerics` is neither "fast" nor "strict".
     """
     check_numerics(numerics)
-    return run_passes(graph, observer)
+    return run_passes(graph, observer, timings)
 
 
-def make_plan(graph: Graph, target: Target, numerics: str = "fast") -> GraphPlan:
+def make_plan(
+    graph: Graph, target: Target, numerics: str = "fast", timings: Timings | None = None
+) -> GraphPlan:
     """Cut an optimised graph into workloads, with layouts and halos between them."""
     check_numerics(numerics)
-    return plan_graph(graph, target.lanes(DType.FLOAT32))
+    with timed(timings, "partition"):
+        return plan_graph(graph, target.lanes(DType.FLOAT32))
 
 
 def compile_plan(
@@ -70,6 +82,7 @@ def compile_plan(
     threads: int = 1,
     numerics: str = "fast",
     weight_limit_bytes: int | None = None,
+    timings: Timings | None = None,
 ) -> Executable:
     """Compile a plan for this process, with the best schedules that are known.
 
@@ -78,14 +91,19 @@ def compile_plan(
     """
     if not target.runs_on(host_target()):
         raise CompilerError(f"target '{target.name}' does not run on this machine")
-    compiled = build_program(plan, schedules, target, threads, numerics, weight_limit_bytes)
-    return load_program(compiled, threads)
+    compiled = build_program(
+        plan, schedules, target, threads, numerics, weight_limit_bytes, timings
+    )
+    return load_program(compiled, threads, timings)
 
 
-def load_program(compiled: CompiledProgram, threads: int = 1) -> Executable:
+def load_program(
+    compiled: CompiledProgram, threads: int = 1, timings: Timings | None = None
+) -> Executable:
     """Load a compiled program's code into this process."""
-    library = load_objects(compiled.objects)
-    return Executable(compiled.program, compiled.weights, library.address, threads, library)
+    with timed(timings, "load"):
+        library = load_objects(compiled.objects)
+        return Executable(compiled.program, compiled.weights, library.address, threads, library)
 
 
 def save_artifact(
@@ -97,13 +115,16 @@ def save_artifact(
     folder: str | Path,
     sizes: Mapping[str, int] | None = None,
     weight_limit_bytes: int | None = None,
+    timings: Timings | None = None,
 ) -> CompiledProgram:
     """Compile a plan into an artifact folder that loads with NumPy alone.
 
     Raises:
         CompilerError: if a workload does not compile, or the folder cannot be written.
     """
-    compiled = build_program(plan, schedules, target, threads, numerics, weight_limit_bytes)
+    compiled = build_program(
+        plan, schedules, target, threads, numerics, weight_limit_bytes, timings
+    )
     metadata = {
         "codegen_version": CODEGEN_VERSION,
         "target_key": target.key,
@@ -115,11 +136,14 @@ def save_artifact(
         },
     }
     program = artifact.SizedProgram(tuple(sorted((sizes or {}).items())), compiled.program)
-    with tempfile.TemporaryDirectory() as work:
+    with timed(timings, "link"), tempfile.TemporaryDirectory() as work:
         library = Path(work) / "kernels.so"
         link_shared(compiled.objects, library)
         code = library.read_bytes()
-    artifact.save_artifact(folder, [program], code, compiled.weights, target.to_json(), metadata)
+    with timed(timings, "write"):
+        artifact.save_artifact(
+            folder, [program], code, compiled.weights, target.to_json(), metadata
+        )
     return compiled
 
 
@@ -131,6 +155,7 @@ def compile_model(
     schedules: ScheduleSource | None = None,
     numerics: str = "fast",
     weight_limit_bytes: int | None = None,
+    timings: Timings | None = None,
 ) -> Executable:
     """Compile an ONNX model for this machine.
 
@@ -143,6 +168,7 @@ def compile_model(
         numerics: "strict" turns off algorithms that change rounding (Winograd).
         weight_limit_bytes: most memory that packed weights may take; algorithms that expand them
             (Winograd) give way first.
+        timings: counts the time of every stage.
 
     Raises:
         CompilerError: naming what is wrong with the model or the arguments.
@@ -151,9 +177,9 @@ def compile_model(
     check_threads(threads)
     chosen = resolve_target(target)
     with enough_memory_for("to compile the model"):
-        graph = optimise(load_graph(model, dims), numerics)
-        plan = make_plan(graph, chosen, numerics)
-        return compile_plan(plan, schedules, chosen, threads, numerics, weight_limit_bytes)
+        graph = optimise(load_graph(model, dims, timings), numerics, timings=timings)
+        plan = make_plan(graph, chosen, numerics, timings)
+        return compile_plan(plan, schedules, chosen, threads, numerics, weight_limit_bytes, timings)
 
 
 def check_numerics(numerics: str) -> None:

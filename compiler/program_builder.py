@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from compiler.build import BuiltKernel, build_kernel
+from compiler.build import BuiltKernel, compile_lowered, lower_workload
 from compiler.errors import CompilerError, ScheduleError
 from compiler.memory_plan import MemoryPlan, plan_memory
 from compiler.plan import GraphPlan, KernelStep
@@ -18,6 +17,7 @@ from compiler.runtime.weights import WeightBlock, aligned_bytes
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
 from compiler.target import Target
+from compiler.timings import Timings, timed
 from compiler.workload import Workload
 
 
@@ -36,6 +36,7 @@ class CompiledProgram:
     """A program with everything that running or saving it needs.
 
     `schedules` says for each workload key what was compiled; `tuned` which of them a source knew.
+    Kernels whose code is equal share an object.
     """
 
     program: Program
@@ -43,8 +44,6 @@ class CompiledProgram:
     objects: tuple[bytes, ...]
     schedules: Mapping[str, Schedule]
     tuned: frozenset[str]
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Wall-clock seconds by step: kernels, weights."""
 
 
 def build_program(
@@ -54,6 +53,7 @@ def build_program(
     threads: int = 1,
     numerics: str = "fast",
     weight_limit_bytes: int | None = None,
+    timings: Timings | None = None,
 ) -> CompiledProgram:
     """Compile every workload of a plan and lay out its memory.
 
@@ -64,51 +64,47 @@ def build_program(
     Raises:
         CompilerError: if a workload compiles with no schedule, or the weights do not fit the limit.
     """
-    start = time.perf_counter()
+    compiler = _Compiler(target, threads, timings)
     built: dict[Workload, Chosen] = {}
     for workload, _ in plan.tasks():
-        built[workload] = _build(workload, source, target, threads, numerics)
+        built[workload] = compiler.build(workload, source, numerics)
     if weight_limit_bytes is not None:
-        _limit_weights(plan, built, target, threads, weight_limit_bytes)
-    compiled = time.perf_counter()
+        _limit_weights(plan, built, compiler, weight_limit_bytes)
     shared = {
         position: [b.bytes for b in built[step.workload][0].spec.buffers if b.role is Role.SHARED]
         for position, step in enumerate(plan.steps)
         if isinstance(step, KernelStep)
     }
-    memory = plan_memory(plan, {p: sizes for p, sizes in shared.items() if sizes})
+    with timed(timings, "memory plan"):
+        memory = plan_memory(plan, {p: sizes for p, sizes in shared.items() if sizes})
     weights = WeightBlock(_weight_capacity(plan, built))
-    kernels: dict[str, int] = {}
-    specs: list[KernelSpec] = []
+    kernels: dict[KernelSpec, int] = {}
     calls: list[KernelCall] = []
     for position, step in enumerate(plan.steps):
         if not isinstance(step, KernelStep):
             continue
         spec = built[step.workload][0].spec
-        if spec.name not in kernels:
-            kernels[spec.name] = len(specs)
-            specs.append(spec)
+        number = kernels.setdefault(spec, len(kernels))
         places = _Places(plan, memory, position, weights)
-        refs = tuple(places.ref(step, buffer) for buffer in spec.buffers)
-        calls.append(KernelCall(kernels[spec.name], refs))
+        with timed(timings, "pack weights"):
+            refs = tuple(places.ref(step, buffer) for buffer in spec.buffers)
+        calls.append(KernelCall(number, refs))
     program = Program(
         plan.graph.name,
         tuple(_port(plan, name) for name in plan.graph.inputs),
         tuple(_port(plan, name) for name in plan.graph.outputs),
-        tuple(specs),
+        tuple(kernels),
         tuple(calls),
         memory.arena_bytes,
         weights.bytes,
     )
     block = weights.built()
-    done = time.perf_counter()
     return CompiledProgram(
         program,
         block,
-        tuple(kernel.object for kernel, _, _ in built.values()),
+        tuple({kernel.digest: kernel.object for kernel, _, _ in built.values()}.values()),
         {w.key: schedule for w, (_, schedule, _) in built.items()},
         frozenset(w.key for w, (_, _, known) in built.items() if known),
-        {"kernels": compiled - start, "weights": done - compiled},
     )
 
 
@@ -117,7 +113,7 @@ Chosen = tuple[BuiltKernel, Schedule, bool]
 
 
 def _limit_weights(
-    plan: GraphPlan, built: dict[Workload, Chosen], target: Target, threads: int, limit: int
+    plan: GraphPlan, built: dict[Workload, Chosen], compiler: _Compiler, limit: int
 ) -> None:
     """Give up expansions, largest first, until all packed weights fit."""
     counts = dict(plan.tasks())
@@ -129,7 +125,7 @@ def _limit_weights(
         if _total_weights(built, counts) <= limit:
             return
         # Algorithms that change rounding are those that transform weights.
-        built[workload] = _build(workload, None, target, threads, "strict")
+        built[workload] = compiler.build(workload, None, "strict")
     total = _total_weights(built, counts)
     if total > limit:
         raise CompilerError(f"the packed weights take {total} bytes, the limit is {limit}")
@@ -153,28 +149,48 @@ def _weight_capacity(plan: GraphPlan, built: Mapping[Workload, Chosen]) -> int:
     )
 
 
-def _build(
-    workload: Workload,
-    source: ScheduleSource | None,
-    target: Target,
-    threads: int,
-    numerics: str,
-) -> Chosen:
-    """The kernel of a workload with the best schedule known, or the first default that lowers."""
-    best = source.best(workload.key, target.key, threads, numerics) if source else None
-    refused: list[str] = []
-    for schedule in [
-        *([best] if best else []),
-        *untuned_schedules(workload, target, threads, numerics),
-    ]:
-        try:
-            kernel = build_kernel(workload, schedule, target, threads)
-        except ScheduleError as error:
-            refused.append(f"{schedule}: {error}")
-            continue
-        return kernel, schedule, schedule is best
-    operators = ", ".join(workload.operators)
-    raise CompilerError(f"the fused workload of {operators} has no schedule ({refused[-1]})")
+class _Compiler:
+    """Compiles workloads; kernels whose code comes out the same are compiled once."""
+
+    def __init__(self, target: Target, threads: int, timings: Timings | None) -> None:
+        self._target = target
+        self._threads = threads
+        self._timings = timings
+        self._by_digest: dict[str, BuiltKernel] = {}
+
+    def build(self, workload: Workload, source: ScheduleSource | None, numerics: str) -> Chosen:
+        """The kernel of a workload with the best schedule known, or the first default that lowers.
+
+        Raises:
+            CompilerError: if it lowers with no schedule, or LLVM refuses the code.
+        """
+        refused: list[str] = []
+        for schedule, known in self._schedules(workload, source, numerics):
+            try:
+                return self._build(workload, schedule), schedule, known
+            except ScheduleError as error:
+                refused.append(f"{schedule}: {error}")
+        operators = ", ".join(workload.operators)
+        raise CompilerError(f"the fused workload of {operators} has no schedule ({refused[-1]})")
+
+    def _schedules(
+        self, workload: Workload, source: ScheduleSource | None, numerics: str
+    ) -> list[tuple[Schedule, bool]]:
+        """What to try, in order, and whether the source knew it."""
+        target, threads = self._target, self._threads
+        with timed(self._timings, "schedules"):
+            best = source.best(workload.key, target.key, threads, numerics) if source else None
+            defaults = untuned_schedules(workload, target, threads, numerics)
+            return [*([(best, True)] if best else []), *((default, False) for default in defaults)]
+
+    def _build(self, workload: Workload, schedule: Schedule) -> BuiltKernel:
+        lowered = lower_workload(workload, schedule, self._target, self._threads, self._timings)
+        built = self._by_digest.get(lowered.digest)
+        if built is None:
+            built = compile_lowered(lowered, self._target, self._timings)
+            self._by_digest[lowered.digest] = built
+        # Equal code may serve workloads of other shapes: (1, 64, 3136) is (1, 64, 56, 56).
+        return replace(built, spec=lowered.spec, nest=lowered.nest)
 
 
 @dataclass(frozen=True, slots=True)

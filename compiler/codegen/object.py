@@ -21,25 +21,35 @@ from compiler.codegen.elf import is_elf, undefined_symbols
 from compiler.codegen.statistics import KernelStatistics, statistics
 from compiler.errors import CompilerError
 from compiler.target import Target
+from compiler.timings import Timings, timed
 
 LIBRARY_SYMBOLS = ("memcpy", "memmove", "memset")
 """All that object code may leave undefined: every C library and every linker has them."""
 
 
-def emit_object(ir_text: str, target: Target, machine_scheduler: bool = False) -> bytes:
+def emit_object(
+    ir_text: str,
+    target: Target,
+    machine_scheduler: bool = False,
+    timings: Timings | None = None,
+) -> bytes:
     """Compile a module to a relocatable object file (ELF; WebAssembly for wasm32).
 
     Args:
         ir_text: an LLVM module without triple and data layout; both are the target's.
         machine_scheduler: LLVM's pre-allocation scheduler. It hoists loads until registers
             spill, so that most kernels are better without it; a few are not.
+        timings: counts the stages `LLVM parse` and `LLVM codegen`.
 
     Raises:
         CompilerError: if the text is not valid IR, if this LLVM does not know the target, or if
             the code calls a library (`llvm.fma` does on a target without the instruction).
     """
     with _machine(target, machine_scheduler) as machine:
-        return _checked(bytes(machine.emit_object(_parse(ir_text, target, machine))), target)
+        with timed(timings, "LLVM parse"):
+            module = _parse(ir_text, target, machine)
+        with timed(timings, "LLVM codegen"):
+            return _checked(bytes(machine.emit_object(module)), target)
 
 
 def emit_with_statistics(

@@ -18,6 +18,7 @@ from compiler.passes.no_ops import no_ops
 from compiler.passes.pool_first import pool_first
 from compiler.passes.reshapes import reshapes
 from compiler.passes.transposes import transposes
+from compiler.timings import Timings, timed
 
 Pass = Callable[[Graph], Graph]
 Observer = Callable[[str, Graph], None]
@@ -43,12 +44,15 @@ ROUNDS = 8
 """The whole list repeats until nothing changes, at most this often."""
 
 
-def optimise(graph: Graph, observer: Observer | None = None) -> Graph:
+def optimise(
+    graph: Graph, observer: Observer | None = None, timings: Timings | None = None
+) -> Graph:
     """Run all passes until the graph stays the same."""
     for _ in range(ROUNDS):
         before = graph
         for step in PASSES:
-            graph = step(graph)
+            with timed(timings, f"pass {step.__name__}"):
+                graph = step(graph)
             if observer is not None:
                 observer(step.__name__, graph)
         if graph.nodes == before.nodes:

@@ -12,12 +12,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 import compiler
 from compiler import driver
+from compiler.passes.pipeline import PASSES
 from compiler.plan import GraphPlan
 from compiler.program_builder import build_program
 from compiler.runtime.kernel import Role
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space
 from compiler.target import Target, host_target
+from compiler.timings import Timings
 
 # Sums of up to 576 float32 products in another order than ONNX Runtime's, and Winograd's F(4),
 # which loses about one digit: errors of 1e-6 to 1e-5 of the largest output.
@@ -169,6 +171,56 @@ def test_equal_layers_share_a_kernel_and_no_weights(model: onnx.ModelProto) -> N
         if buffer.role is Role.WEIGHT
     ]
     assert len(set(weights)) == len(weights)
+
+
+def test_equal_code_of_different_workloads_is_compiled_once() -> None:
+    """Products of (1, 32) and of (1, 1, 32) with 48 columns: other shapes, the same loops."""
+    shapes = {"x": [1, 32], "z": [1, 1, 32]}
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", [name, "w"], [f"{name}_out"]) for name in shapes],
+        "two_products",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()],
+        [
+            helper.make_tensor_value_info(f"{n}_out", TensorProto.FLOAT, [*s[:-1], 48])
+            for n, s in shapes.items()
+        ],
+        [numpy_helper.from_array(np.eye(32, 48, dtype=np.float32), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    plan, target = planned(model)
+    timings = Timings()
+    compiled = build_program(plan, None, target, timings=timings)
+    assert len(plan.tasks()) == len(compiled.program.kernels) == 2
+    assert len(compiled.objects) == 1
+    runs = {stage.stage: stage.count for stage in timings.stages}
+    assert (runs["lower"], runs["LLVM codegen"]) == (2, 1)
+    rows = [np.arange(32, dtype=np.float32).reshape(shape) for shape in shapes.values()]
+    for output in driver.load_program(compiled).run(rows):
+        np.testing.assert_array_equal(output.ravel(), [*range(32), *[0] * 16])
+
+
+def test_every_stage_is_timed(model: onnx.ModelProto, tmp_path: Path) -> None:
+    timings = Timings()
+    target = host_target()
+    graph = driver.optimise(driver.load_graph(model, timings=timings), timings=timings)
+    plan = driver.make_plan(graph, target, timings=timings)
+    driver.save_artifact(plan, None, target, 1, "fast", tmp_path / "model", timings=timings)
+    stages = [stage.stage for stage in timings.stages]
+    assert stages[0] == "import"
+    assert [f"pass {step.__name__}" for step in PASSES] == stages[1 : 1 + len(PASSES)]
+    assert stages[1 + len(PASSES) :] == [
+        "partition",
+        "schedules",
+        "lower",
+        "emit LLVM IR",
+        "LLVM parse",
+        "LLVM codegen",
+        "memory plan",
+        "pack weights",
+        "link",
+        "write",
+    ]
+    assert sum(stage.seconds for stage in timings.stages) <= timings.elapsed_seconds
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ ABOVE = {
     "service": {"compiler", "tuner", "db"},
 }
 
-_BASE = {"errors", "dtypes", "target", "targets", "device"}
+_BASE = {"errors", "dtypes", "target", "targets", "device", "timings"}
 _IR = _BASE | {"graph", "loops"}
 # What a part of the compiler may import besides itself. The rows are the architecture: codegen
 # never sees a graph, runtime never sees an IR, and only the driver sees everything.
@@ -32,6 +32,7 @@ INSIDE: dict[str, set[str]] = {
     "target": _BASE,
     "targets": _BASE,
     "device": set(),
+    "timings": set(),
     "graph": _BASE,
     "loops": _BASE | {"graph"},
     "ops": _IR,

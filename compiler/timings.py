@@ -1,0 +1,59 @@
+"""How long each stage of a compilation takes. A recorder is passed in; none is global."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """A stage's wall-clock seconds, all its `count` runs together."""
+
+    stage: str
+    seconds: float
+    count: int
+
+
+class Timings:
+    """Adds up wall-clock seconds by stage. Stages do not nest, so that they add up to the whole.
+
+    Args:
+        clock: gives seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._started = clock()
+        self._stages: dict[str, tuple[float, int]] = {}
+
+    def add(self, stage: str, seconds: float, count: int = 1) -> None:
+        """Count time that was measured elsewhere, in another process for example."""
+        before, runs = self._stages.get(stage, (0.0, 0))
+        self._stages[stage] = before + seconds, runs + count
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time of a block, also where it raises."""
+        started = self._clock()
+        try:
+            yield
+        finally:
+            self.add(name, self._clock() - started)
+
+    @property
+    def stages(self) -> tuple[StageTime, ...]:
+        """Every stage, in the order in which they first ended."""
+        return tuple(StageTime(name, *value) for name, value in self._stages.items())
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Since the recorder was made, what no stage counts included."""
+        return self._clock() - self._started
+
+
+def timed(timings: Timings | None, stage: str) -> AbstractContextManager[None]:
+    """The context of a stage; does nothing where nobody asks for timings."""
+    return nullcontext() if timings is None else timings.stage(stage)

@@ -1,0 +1,41 @@
+"""The recorder of stages, with a clock that the test moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.timings import StageTime, Timings, timed
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_stages_add_up_in_the_order_in_which_they_first_ended() -> None:
+    clock = Clock()
+    timings = Timings(clock)
+    for stage, seconds in (("lower", 1.0), ("codegen", 2.0), ("lower", 4.0)):
+        with timed(timings, stage):
+            clock.now += seconds
+    clock.now += 8.0  # nobody's
+    timings.add("codegen", 16.0, 5)
+    assert timings.stages == (StageTime("lower", 5.0, 2), StageTime("codegen", 18.0, 6))
+    assert timings.elapsed_seconds == 15.0
+
+
+def test_a_stage_that_fails_is_counted_and_fails() -> None:
+    clock = Clock()
+    timings = Timings(clock)
+    with pytest.raises(KeyError), timed(timings, "import"):
+        clock.now += 3.0
+        raise KeyError
+    assert timings.stages == (StageTime("import", 3.0, 1),)
+
+
+def test_without_a_recorder_nothing_is_counted() -> None:
+    with timed(None, "import"):
+        pass
