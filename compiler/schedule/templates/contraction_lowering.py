@@ -41,7 +41,7 @@ def lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
     panels = _panels(found, width, lanes, packed=_is_packed(found, schedule))
     broadcast = _packed_broadcast(found, tile)
     body = broadcast[0] * panels.load
-    reduce, points = _reduction_tiles(found, unroll, static_taps)
+    reduce, points = reduction_tiles(found, unroll, static_taps)
     if found.tile is not None:
         points.append(Tile(found.tile))
     compute = Compute(
@@ -59,7 +59,7 @@ def lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
         "main", loops_around(found, schedule.text("order"), tile, width, peel), compute
     )
     output = problem.output.tensor
-    inputs = _replace_tensors(problem.inputs, (*panels.tensors, *broadcast[1]))
+    inputs = replace_tensors(problem.inputs, (*panels.tensors, *broadcast[1]))
     shared = tuple(t for t in panels.tensors if t.role is Role.SHARED)
     nest = LoopNest(
         "kernel",
@@ -70,7 +70,7 @@ def lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
     return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
 
 
-def _replace_tensors(tensors: Sequence[Tensor], changed: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def replace_tensors(tensors: Sequence[Tensor], changed: Sequence[Tensor]) -> tuple[Tensor, ...]:
     by_name = {t.name: t for t in changed}
     return tuple(by_name.get(t.name, t) for t in tensors)
 
@@ -84,7 +84,7 @@ def _is_packed(found: Contraction, schedule: Schedule) -> bool:
     return bool(schedule["pack"]) if can_stream_unpacked(found) else True
 
 
-def _reduction_tiles(
+def reduction_tiles(
     found: Contraction, unroll: int, static_taps: bool
 ) -> tuple[list[Tile], list[Tile]]:
     """Reduction loops, outermost first, and the reduction's points inside the register tile.

@@ -34,6 +34,12 @@ CASES: dict[str, tuple[str, Schedule]] = {
         "matmul",
         Schedule.of("gemm", tile=14, vectors=2, order="lanes-outer", unroll=4, prefetch=0),
     ),
+    "strassen": (
+        "matmul",
+        Schedule.of(
+            "strassen", tile=8, vectors=3, order="products-inner", unroll=2, prefetch=0
+        ),
+    ),
     "gemm_packed": (
         "matmul of activations",
         Schedule.of("gemm", tile=14, vectors=2, order="lanes-outer", unroll=2, pack=True),

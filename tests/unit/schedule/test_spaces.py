@@ -113,7 +113,7 @@ def algorithms(workload: Workload, numerics: str = "fast") -> list[str]:
         ("3x3 stride 2", ["direct"]),
         ("stem", ["direct"]),
         ("1x1", ["gemm"]),
-        ("matmul", ["gemm"]),
+        ("matmul", ["strassen", "gemm"]),
         ("gemv", ["gemv"]),
         ("depthwise", ["window"]),
         ("max_pool", ["window"]),

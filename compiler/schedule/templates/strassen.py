@@ -1,0 +1,289 @@
+"""One level of Strassen's algorithm for the product of rows with a constant matrix.
+
+A (M x K), the weights B (K x N) and C are cut into quadrants: seven products of quarter size do for
+eight. The seven combinations of B are packed when the model is compiled, 1.75 times its memory;
+those of A are made in one pass; each product is added to the quadrants of C straight from its
+accumulators, and the last one that touches a quadrant applies the epilogue. Strassen, "Gaussian
+Elimination is not Optimal" (1969); Huang et al., "Strassen's Algorithm Reloaded" (2016), for sums
+that pass through no temporary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor
+from compiler.loops.index import Affine, affine
+from compiler.loops.layout import Factor, Layout
+from compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
+from compiler.schedule.kernel import Kernel, Transform
+from compiler.schedule.schedule import Choice, Schedule
+from compiler.schedule.space import Knob, SubSpace
+from compiler.schedule.structure import Loop, halo_stage, nest, parallel_stage
+from compiler.schedule.templates.contraction_lowering import reduction_tiles, replace_tensors
+from compiler.schedule.templates.contraction_space import default_schedule, fits, knobs_of
+from compiler.schedule.templates.strassen_analysis import (
+    HALVES,
+    LAST_ROW,
+    PRODUCTS,
+    Quadrants,
+    Strassen,
+    analyse,
+)
+from compiler.target import Target
+from compiler.workload import Workload
+
+_ORDERS = ("products-inner", "products-outer")
+
+_LEAST_ROWS = 48
+_LEAST_SIDE = 128
+_LEAST_WEIGHTS = 1 << 16
+"""From here on one level gained 5 to 13 % on a Zen 4 core, weights in caches or not; with 128 x 128
+weights it gained nothing, with 64 x 256 it lost 3 %."""
+
+_CACHED_SUMS = 1 << 19
+"""Elements of the sums of A that a cache gives back fast enough for each panel to read them all."""
+
+_STAGGER = 16
+"""Elements between the rows of the sums, against rows that share cache sets."""
+
+_SUMS = tuple(p.left for p in PRODUCTS if sum(map(abs, p.left)) > 1)
+"""The combinations of A that are not simply one of its quadrants."""
+
+
+class _Template:
+    algorithms = ("strassen",)
+
+    def preference(self, workload: Workload) -> float:
+        found = analyse(workload)
+        if found is None or found.tile.extent < _LEAST_ROWS:
+            return 0.9
+        columns, depth = found.whole.lanes.extent, found.whole.channel.extent
+        enough = min(columns, depth) >= _LEAST_SIDE and columns * depth >= _LEAST_WEIGHTS
+        return 2.0 if enough else 0.9
+
+    def space(
+        self, workload: Workload, target: Target, *, threads: int, strict: bool
+    ) -> SubSpace | None:
+        found = None if strict else analyse(workload)
+        if found is None:
+            return None
+        quarter = found.quarter
+        knobs = tuple(
+            Knob("order", _ORDERS) if knob.name == "order" else knob
+            for knob in knobs_of(quarter, target)
+        )
+        if not all(knob.values for knob in knobs):
+            return None
+
+        def valid(choice: Mapping[str, Choice]) -> bool:
+            return fits(quarter, target, choice)
+
+        plain = default_schedule(quarter, target, "strassen", knobs, threads)
+        sums = len(_SUMS) * found.rows.extent * found.depth.extent
+        # Each panel is one stream, which the hardware follows: asking ahead gained nothing.
+        choices = dict(plain.choices) | {"order": _ORDERS[sums > _CACHED_SUMS], "prefetch": 0}
+        return SubSpace("strassen", knobs, valid, Schedule.of("strassen", **choices))
+
+    def lower(
+        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
+    ) -> Kernel:
+        found = analyse(workload)
+        if found is None:
+            raise ScheduleError("'strassen' does not apply to this workload")
+        return _lower(found, schedule, target)
+
+
+TEMPLATE = _Template()
+
+
+def _lower(found: Strassen, schedule: Schedule, target: Target) -> Kernel:
+    lanes = target.lanes(DType.FLOAT32)
+    width = schedule.integer("vectors") * lanes
+    sums = Tensor(
+        "sums",
+        (len(_SUMS), found.rows.extent + found.has_last_row, found.depth.extent),
+        layout=Layout((Factor(0), Factor(1), Factor(2, pad=_STAGGER))),
+        role=Role.SHARED,
+    )
+    weight = _combined_weight(found, width)
+    products = [
+        _product(found, schedule, lanes, number, sums, weight) for number in range(len(PRODUCTS))
+    ]
+    panels = Loop(found.columns, width)
+    if schedule.text("order") == "products-inner":
+        every = (node for nodes in products for node in nodes)
+        stages = [parallel_stage("products", [panels], *every)]
+    else:
+        stages = [
+            parallel_stage(f"product{number}", [panels], *nodes)
+            for number, nodes in enumerate(products)
+        ]
+    problem = found.whole.problem
+    output = problem.output.tensor
+    return Kernel(
+        LoopNest(
+            "kernel",
+            (*replace_tensors(problem.inputs, (weight.tensor,)), sums, output),
+            (),
+            (*_sums_stages(found, sums, lanes), *stages, *halo_stage(output, lanes)),
+        ),
+        tuple((t.name, i) for i, t in enumerate(problem.inputs)),
+        ((weight.tensor.name, _combinations(found)),),
+    )
+
+
+# ---- the combinations of B
+
+
+def _combined_weight(found: Strassen, width: int) -> Load:
+    """B[product, k, n] in panels: [panel][product][k][width], so that a panel is one stream."""
+    source = found.right
+    halved = [size // part for size, part in zip(source.tensor.shape, _parts(found), strict=True)]
+    (column,) = (d for d, i in enumerate(source.index, 1) if found.whole.lanes in i.axes())
+    others = (d for d in range(1, len(halved) + 1) if d != column)
+    factors = (Factor(column, width), Factor(0), *map(Factor, others), Factor(column, 1, width))
+    tensor = replace(source.tensor, shape=(len(PRODUCTS), *halved), layout=Layout(factors), halo=())
+    return Load(tensor, (Affine(), *found.element(source, affine(found.rows)).index))
+
+
+def _parts(found: Strassen) -> tuple[int, ...]:
+    cut = {found.whole.lanes, found.whole.channel}
+    return tuple(2 if cut & set(index.axes()) else 1 for index in found.right.index)
+
+
+def _combinations(found: Strassen) -> Transform:
+    """What is packed: the seven combinations of B's quadrants, B (K, N) or (N, K)."""
+    columns_first = next(
+        found.whole.lanes in index.axes()
+        for index in found.right.index
+        if {found.whole.lanes, found.whole.channel} & set(index.axes())
+    )
+    order = (0, 2, 1, 3) if columns_first else (0, 1, 2, 3)
+    matrix = tuple(tuple(float(p.right[q]) for q in order) for p in PRODUCTS)
+    dims = "abcdefgh"[: len(found.right.index)]
+    return Transform(f"sz,z{dims}->s{dims}", (matrix,), _parts(found))
+
+
+# ---- the combinations of A
+
+
+def _sums_stages(found: Strassen, sums: Tensor, lanes: int) -> tuple[Stage, ...]:
+    """All sums of A's quadrants in one pass, and that of the last row."""
+    stores = tuple(
+        Store(_sum(found, sums, left), _signed(left, _quadrants(found))) for left in _SUMS
+    )
+    loops = [Loop(found.rows), Loop(found.depth, 4 * lanes)]
+    stages = [parallel_stage("sums", loops, _map(found, stores, lanes))]
+    if found.has_last_row:
+        (left,) = {left for left, _ in LAST_ROW.values() if left in _SUMS}
+        row = affine(found.rows.extent)
+        store = Store(_sum(found, sums, left, row), _signed(left[:2], _last_halves(found)))
+        stages.append(parallel_stage("last", loops[1:], _map(found, (store,), lanes)))
+    return tuple(stages)
+
+
+def _map(found: Strassen, stores: tuple[Store, ...], lanes: int) -> Compute:
+    return Compute(stores, stores[0].value, unroll=(Tile(found.depth, lanes),), vector=found.depth)
+
+
+def _sum(found: Strassen, sums: Tensor, left: Quadrants, row: Affine | None = None) -> Load:
+    at = affine(found.rows) if row is None else row
+    return Load(sums, (Affine((), _SUMS.index(left)), at, affine(found.depth)))
+
+
+def _quadrants(found: Strassen) -> list[Load]:
+    return [found.element(found.left, found.row(row), depth=depth) for row, depth in HALVES]
+
+
+def _last_halves(found: Strassen) -> list[Load]:
+    row = Affine((), found.tile.extent - 1)
+    return [found.element(found.left, row, depth=depth) for depth in range(2)]
+
+
+def _signed(signs: Sequence[int], terms: Sequence[Expr]) -> Expr:
+    """The sum of terms with their signs, one that is added first; a sign 0 leaves its term out."""
+    used = [(sign, term) for sign, term in zip(signs, terms, strict=True) if sign]
+    (_, total), *rest = sorted(used, key=lambda item: -item[0])
+    for sign, term in rest:
+        total = total + term if sign > 0 else total - term
+    return total
+
+
+# ---- the products
+
+
+def _product(
+    found: Strassen, schedule: Schedule, lanes: int, number: int, sums: Tensor, weight: Load
+) -> tuple[Node, ...]:
+    """One product for a panel of columns, and its share of the last row."""
+    product = PRODUCTS[number]
+    right = Load(weight.tensor, (Affine((), number), *weight.index[1:]))
+    unroll = schedule.integer("unroll")
+    reduce, points = reduction_tiles(found.quarter, unroll, static_taps=False)
+    tile = Compute(
+        _targets(found, number),
+        _left(found, sums, product.left, _quadrants(found)) * right,
+        Combiner.SUM,
+        reduce=tuple(reduce),
+        unroll=(*points, Tile(found.rows), Tile(found.columns, lanes)),
+        vector=found.columns,
+        prefetch=schedule.integer("prefetch"),
+    )
+    nodes = nest([Loop(found.rows, schedule.integer("tile"))], tile)
+    if not found.has_last_row or number not in LAST_ROW:
+        return nodes
+    signs, _ = LAST_ROW[number]
+    row = affine(found.rows.extent)
+    left = _left(found, sums, signs, _last_halves(found), row)
+    last = replace(
+        tile,
+        stores=_last_targets(found, number),
+        body=left * right,
+        unroll=(*points, Tile(found.columns, lanes)),
+    )
+    return (*nodes, last)
+
+
+def _left(
+    found: Strassen,
+    sums: Tensor,
+    signs: Quadrants,
+    quadrants: Sequence[Load],
+    row: Affine | None = None,
+) -> Load:
+    """A combination of A: one of the sums, or a quadrant where it lies."""
+    if signs in _SUMS:
+        return _sum(found, sums, signs, row)
+    return quadrants[signs.index(1)]
+
+
+def _targets(found: Strassen, number: int) -> tuple[Store, ...]:
+    """What a product adds to: the first one into a quadrant stores, the last one finishes it."""
+    stores = []
+    for quadrant, sign in enumerate(PRODUCTS[number].targets):
+        if sign:
+            users = [n for n, p in enumerate(PRODUCTS) if p.targets[quadrant]]
+            half, column = HALVES[quadrant]
+            stores.append(_added(found, found.row(half), column, sign, number, users))
+    return tuple(stores)
+
+
+def _last_targets(found: Strassen, number: int) -> tuple[Store, ...]:
+    _, targets = LAST_ROW[number]
+    users = [n for n, (_, t) in LAST_ROW.items() if t == targets]
+    row = Affine((), found.tile.extent - 1)
+    return (_added(found, row, targets.index(1), 1, number, users),)
+
+
+def _added(
+    found: Strassen, row: Affine, column: int, sign: int, number: int, users: Sequence[int]
+) -> Store:
+    """The store of one product of those that add to an element, its users."""
+    target = found.element(found.whole.problem.output, row, column)
+    product = Accumulator(target.dtype)
+    total = product if number == users[0] else _signed((1, sign), (target, product))
+    return Store(target, found.stored(total, row, column) if number == users[-1] else total)

@@ -1,0 +1,153 @@
+"""Strassen's bilinear form, and the matrix products that one level of it applies to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from compiler.dtypes import DType
+from compiler.loops.expr import (
+    Accumulator,
+    Expr,
+    IndexValue,
+    Load,
+    Role,
+    loads,
+    rewrite,
+)
+from compiler.loops.index import Affine, Axis
+from compiler.schedule.structure import unit_stride
+from compiler.schedule.templates import contraction_analysis
+from compiler.schedule.templates.contraction_analysis import Contraction
+from compiler.workload import Workload
+
+Quadrants = tuple[int, int, int, int]
+"""Coefficients of the quadrants 11, 12, 21, 22 of a matrix: -1, 0 or 1, one of them 1."""
+
+HALVES = ((0, 0), (0, 1), (1, 0), (1, 1))
+"""For each quadrant: which half of the rows, and which of the columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """`targets[q] * C[q] += (sum of left[q] * A[q]) @ (sum of right[q] * B[q])`."""
+
+    left: Quadrants
+    right: Quadrants
+    targets: Quadrants
+
+
+PRODUCTS = (
+    Product((1, 0, 0, 1), (1, 0, 0, 1), (1, 0, 0, 1)),
+    Product((0, 0, 1, 1), (1, 0, 0, 0), (0, 0, 1, -1)),
+    Product((1, 0, 0, 0), (0, 1, 0, -1), (0, 1, 0, 1)),
+    Product((0, 0, 0, 1), (-1, 0, 1, 0), (1, 0, 1, 0)),
+    Product((1, 1, 0, 0), (0, 0, 0, 1), (-1, 1, 0, 0)),
+    Product((-1, 0, 1, 0), (1, 1, 0, 0), (0, 0, 0, 1)),
+    Product((0, 1, 0, -1), (0, 0, 1, 1), (1, 0, 0, 0)),
+)
+"""Strassen's seven, in his order: a product that is the first into a quadrant adds there."""
+
+LAST_ROW: dict[int, tuple[Quadrants, Quadrants]] = {
+    1: ((1, 1, 0, 0), (1, 0, 0, 0)),
+    2: ((1, 0, 0, 0), (0, 1, 0, 0)),
+    3: ((0, 1, 0, 0), (1, 0, 0, 0)),
+    4: ((1, 1, 0, 0), (0, 1, 0, 0)),
+}
+"""A row that is in no quadrant, (a1, a2) B, from combinations of B that are there anyway.
+
+For four of the products, by their number: what takes the place of `left` and of `targets`.
+"""
+
+
+@dataclass(frozen=True)
+class Strassen:
+    """A matrix product in quarters; `rows`, `columns` and `depth` are half the whole's axes."""
+
+    whole: Contraction
+    left: Load
+    right: Load
+    tile: Axis
+    rows: Axis
+    columns: Axis
+    depth: Axis
+
+    @property
+    def quarter(self) -> Contraction:
+        """The product of two quadrants, whose register tile is that of a plain product."""
+        return replace(self.whole, tile=self.rows, lanes=self.columns, channel=self.depth)
+
+    @property
+    def has_last_row(self) -> bool:
+        """Whether a row is in no quadrant."""
+        return self.tile.extent % 2 == 1
+
+    def element(self, load: Load, row: Affine, column: int = 0, depth: int = 0) -> Load:
+        """An element of an operand of the whole product: in which row, and in which halves."""
+        moved = self._positions(row, column, depth)
+        return Load(load.tensor, tuple(i.substitute(moved) for i in load.index))
+
+    def row(self, half: int) -> Affine:
+        """A row of a quarter as one of the whole."""
+        return self.rows + half * self.rows.extent
+
+    def stored(self, total: Expr, row: Affine, column: int) -> Expr:
+        """The epilogue of a finished sum."""
+        moved = self._positions(row, column, 0)
+
+        def change(node: Expr) -> Expr | None:
+            match node:
+                case Accumulator():
+                    return total
+                case Load():
+                    return self.element(node, row, column)
+                case IndexValue(index=index, type=dtype):
+                    return IndexValue(index.substitute(moved), dtype)
+            return None
+
+        return rewrite(self.whole.problem.epilogue, change)
+
+    def _positions(self, row: Affine, column: int, depth: int) -> dict[Axis, Affine]:
+        return {
+            self.tile: row,
+            self.whole.lanes: self.columns + column * self.columns.extent,
+            self.whole.channel: self.depth + depth * self.depth.extent,
+        }
+
+
+@lru_cache(maxsize=256)
+def analyse(workload: Workload) -> Strassen | None:
+    """The product of float32 rows with a constant matrix of even sides; None for anything else."""
+    found = contraction_analysis.analyse(workload)
+    if found is None or found.tile is None or found.tile.extent < 2:
+        return None
+    if found.window or found.outer or found.batch or found.padded or found.problem.groups:
+        return None
+    left, right = found.broadcast, found.panel
+    if not isinstance(left, Load) or left.tensor.role is not Role.INPUT:
+        return None
+    if right is None or right.tensor.role is not Role.WEIGHT:
+        return None
+    if not unit_stride(left, found.channel):
+        return None
+    every = (*loads(found.problem.expr), found.problem.output)
+    if any(load.dtype is not DType.FLOAT32 or load.indirect for load in every):
+        return None
+    halves = (found.lanes, found.channel)
+    if any(a.extent % 2 or not _halves(load, a) for a in halves for load in every):
+        return None
+    rows, columns, depth = (
+        Axis(axis.name, axis.extent // 2) for axis in (found.tile, found.lanes, found.channel)
+    )
+    return Strassen(found, left, right, found.tile, rows, columns, depth)
+
+
+def _halves(load: Load, axis: Axis) -> bool:
+    """Whether the half of an axis is whole blocks of the layout that a tensor is stored in."""
+    return all(
+        axis.extent // 2 % (factor.mod or 1) == 0
+        for dim, index in enumerate(load.index)
+        if axis in index.axes()
+        for factor in load.tensor.layout.factors
+        if factor.dim == dim
+    )

@@ -1,0 +1,187 @@
+"""One level of Strassen: its identity, where it applies, and what it computes."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.dtypes import DType
+from compiler.loops.layout import blocked
+from compiler.ops.interpret import run_graph
+from compiler.runtime.verify import compare
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import schedule_space, untuned_schedules
+from compiler.schedule.templates.strassen import TEMPLATE
+from compiler.schedule.templates.strassen_analysis import LAST_ROW, PRODUCTS
+from compiler.target import resolve_target
+from compiler.workload import Workload
+from tests.graphs import Maker
+from tests.kernels import HOST, WIDTHS, Numbers, as_workload, run_workload, width
+from tests.unit.schedule.problems import matmul
+
+V4 = resolve_target("x86-64-v4")
+
+
+def rows_times_weights(
+    m: int, n: int, k: int, *, transposed: bool = False, residual: bool = False
+) -> Workload:
+    """relu(a b + c (+ residual)), with b as (k, n) or (n, k)."""
+    make = Maker()
+    a, b = make.input("a", m, k), make.input("b", *((n, k) if transposed else (k, n)))
+    y = make("gemm", a, b, make.input("c", n), trans_b=int(transposed), trans_a=0,
+             alpha=1.0, beta=1.0)  # fmt: skip
+    if residual:
+        y = make("add", y, make.input("residual", m, n))
+    return as_workload(make.graph(make("relu", y)), ("b", "c"))
+
+
+def pointwise(lanes: int, channels: int, filters: int, size: int) -> Workload:
+    """A 1x1 convolution in blocked channels."""
+    make, place = Maker(), (blocked(4, 1, lanes), ())
+    y = make(
+        "conv", make.input("x", 1, channels, size, size), make.input("w", filters, channels, 1, 1),
+        strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), group=1,
+    )  # fmt: skip
+    return as_workload(make.graph(y), ("w",), {"x": place, y: place})
+
+
+def check_exactly(workload: Workload, schedule: Schedule, bits: int, threads: int) -> None:
+    """Small integers, so that every sum is exact in float32: nothing may differ.
+
+    Entries up to 4, sums of two up to 8, 64 K < 2**24 for the products and a few times that for C.
+    """
+    random: Numbers = np.random.default_rng(bits + threads)
+    graph = workload.graph
+    arrays = [
+        random.integers(-4, 5, graph.types[name].shape).astype(np.float32) for name in graph.inputs
+    ]
+    (expected,) = run_graph(graph, dict(zip(graph.inputs, arrays, strict=True)), float64=True)
+    got = run_workload(workload, schedule, width(bits), arrays, random, threads)
+    np.testing.assert_array_equal(got, expected.astype(np.float32), str(schedule))
+
+
+def test_the_products_add_up() -> None:
+    """Each product a_ij b_jk is in c_ik once, and no other product is left in it."""
+    for i, j, row, k in product(range(2), repeat=4):
+        for target in product(range(2), repeat=2):
+            left, right, to = 2 * i + j, 2 * row + k, 2 * target[0] + target[1]
+            total = sum(p.left[left] * p.right[right] * p.targets[to] for p in PRODUCTS)
+            assert total == (j == row and target == (i, k))
+
+
+def test_the_last_row_adds_up() -> None:
+    for j, row, k, column in product(range(2), repeat=4):
+        total = sum(
+            left[j] * PRODUCTS[number].right[2 * row + k] * targets[column]
+            for number, (left, targets) in LAST_ROW.items()
+        )
+        assert total == (j == row and column == k)
+
+
+@pytest.mark.parametrize(
+    "products", [[p.targets for p in PRODUCTS], [t for _, t in LAST_ROW.values()]]
+)
+def test_what_comes_first_is_added(products: list[tuple[int, ...]]) -> None:
+    """The first product into a quadrant is stored as it is."""
+    for quadrant in range(4):
+        signs = [targets[quadrant] for targets in products if targets[quadrant]]
+        assert signs[:1] in ([1], [])
+
+
+@given(
+    m=st.integers(2, 40),
+    n=st.integers(1, 60),
+    k=st.integers(1, 40),
+    bits=st.sampled_from(WIDTHS),
+    threads=st.sampled_from([1, 2]),
+    transposed=st.booleans(),
+    residual=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=15, deadline=None)
+def test_any_size(
+    m: int, n: int, k: int, bits: int, threads: int, transposed: bool, residual: bool,
+    data: st.DataObject,
+) -> None:  # fmt: skip
+    """Odd rows, halves that are no whole vectors, tails of every tile, any point of the space."""
+    workload = rows_times_weights(m, 2 * n, 2 * k, transposed=transposed, residual=residual)
+    space = TEMPLATE.space(workload, width(bits), threads=threads, strict=False)
+    assert space is not None
+    check_exactly(workload, data.draw(st.sampled_from(space.points)), bits, threads)
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("size", [4, 5])
+def test_pointwise_convolutions(bits: int, size: int) -> None:
+    lanes = bits // 32
+    workload = pointwise(lanes, 4 * lanes, 2 * lanes, size)
+    space = TEMPLATE.space(workload, width(bits), threads=1, strict=False)
+    assert space is not None
+    check_exactly(workload, space.default, bits, 1)
+
+
+def test_its_rounding_errors_are_small() -> None:
+    """Below 4e-6 of the largest output, against float64.
+
+    A sum of K = 1024 terms in float32 errs by some sqrt(K) * 2**-24 = 2e-6 of a typical output, and
+    Strassen's by up to about twice that; the largest output of 2**16 is some four times a typical
+    one. One term left out is an error of 1e-2.
+    """
+    workload = rows_times_weights(129, 512, 1024)
+    random = np.random.default_rng(5)
+    arrays = [
+        random.standard_normal(workload.graph.types[name].shape).astype(np.float32)
+        for name in workload.graph.inputs
+    ]
+    inputs = dict(zip(workload.graph.inputs, arrays, strict=True))
+    (expected,) = run_graph(workload.graph, inputs, float64=True)
+    space = TEMPLATE.space(workload, HOST, threads=1, strict=False)
+    assert space is not None
+    got = run_workload(workload, space.default, HOST, arrays, random)
+    error = compare(got, expected)
+    assert 0 < error < 4e-6
+
+
+def test_strict_numerics_leave_it_out() -> None:
+    workload = matmul(128, 768, 768)
+    fast = [s.algorithm for s in schedule_space(workload, V4).subspaces]
+    strict = [s.algorithm for s in schedule_space(workload, V4, numerics="strict").subspaces]
+    assert fast == ["strassen", "gemm"]
+    assert strict == ["gemm"]
+    assert all(s.algorithm != "strassen" for s in untuned_schedules(workload, V4, 1, "strict"))
+
+
+@pytest.mark.parametrize(
+    ("workload", "reason"),
+    [
+        (matmul(128, 767, 768), "odd columns"),
+        (matmul(128, 768, 767), "odd depth"),
+        (matmul(128, 768, 768, constant=False), "the matrix is not constant"),
+        (matmul(1, 768, 768), "one row"),
+        (pointwise(16, 48, 32, 8), "the half of the channels is no whole block"),
+    ],
+)
+def test_where_it_does_not_apply(workload: Workload, reason: str) -> None:
+    assert TEMPLATE.space(workload, V4, threads=1, strict=False) is None, reason
+
+
+@pytest.mark.parametrize(
+    ("size", "taken"),
+    [((128, 3072, 768), True), ((49, 512, 2048), True), ((16, 768, 768), False),
+     ((128, 256, 64), False), ((4096, 128, 128), False)],
+)  # fmt: skip
+def test_untuned_it_is_taken_where_it_gains(size: tuple[int, int, int], taken: bool) -> None:
+    default = schedule_space(matmul(*size), V4).default()
+    assert (default.algorithm == "strassen") is taken
+
+
+def test_half_precision_is_left_alone() -> None:
+    make = Maker()
+    a = make.input("a", 128, 256, dtype=DType.FLOAT16)
+    y = make("matmul", a, make.input("b", 256, 256, dtype=DType.FLOAT16))
+    workload = as_workload(make.graph(y), ("b",))
+    assert TEMPLATE.space(workload, V4, threads=1, strict=False) is None
