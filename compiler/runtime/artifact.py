@@ -31,9 +31,10 @@ from compiler.runtime.kernel import ABI_VERSION
 from compiler.runtime.native import check_threads
 from compiler.runtime.packing import Bytes, aligned_empty
 from compiler.runtime.program import Program
+from compiler.runtime.sized import OpenPorts, SizedExecutable, Sizes, sizes_text
 
 FORMAT = "tilewright-artifact"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "kernels.so", "weights.bin"
 
 
@@ -41,7 +42,7 @@ MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "kernels.so", "weights.bin"
 class SizedProgram:
     """A program and the sizes of named dimensions that it is for; `()` where none is named."""
 
-    sizes: tuple[tuple[str, int], ...]
+    sizes: Sizes
     program: Program
 
 
@@ -52,12 +53,14 @@ class Artifact:
     Attributes:
         path: the folder.
         programs: one for each served combination of sizes; the list is closed.
+        ports: inputs and outputs with the names of their open dimensions.
         target: what the code was generated for (`Target.to_json`).
         metadata: what the compiler adds: model, schedules, keys, versions.
     """
 
     path: Path
     programs: tuple[SizedProgram, ...]
+    ports: OpenPorts
     target: Mapping[str, Any]
     metadata: Mapping[str, Any]
 
@@ -86,28 +89,47 @@ class Artifact:
         except ValueError as error:
             raise ArtifactError(f"artifact '{self.path}': {error}") from error
 
+    def sized(self, threads: int = 1) -> SizedExecutable:
+        """All programs behind one `run`: the inputs' sizes select. A program loads when it is used.
+
+        Raises:
+            InvalidArgumentError: if `threads` is no possible number of threads.
+        """
+        check_threads(threads)
+        return SizedExecutable(
+            self.ports,
+            lambda sizes: self.executable(threads, dict(sizes)),
+            [program.sizes for program in self.programs],
+        )
+
     def _for_sizes(self, sizes: Mapping[str, int]) -> SizedProgram:
         for program in self.programs:
             if dict(program.sizes) == dict(sizes):
                 return program
-        served = "; ".join(_sizes_text(p.sizes) for p in self.programs)
+        served = "; ".join(sizes_text(p.sizes) for p in self.programs)
         raise ArtifactError(
-            f"artifact '{self.path}' serves no sizes {_sizes_text(tuple(sizes.items()))}, "
+            f"artifact '{self.path}' serves no sizes {sizes_text(tuple(sizes.items()))}, "
             f"only {served}"
         )
 
 
 def load_artifact(
     path: str | Path, threads: int = 1, sizes: Mapping[str, int] | None = None
-) -> Executable:
+) -> Executable | SizedExecutable:
     """Verify an artifact folder and load it.
+
+    With `sizes`, or where there is only one, the program for them; otherwise all of them behind one
+    `run`, which picks (or pads to) what fits its inputs.
 
     Raises:
         ArtifactError: if a file is missing or damaged, the version is another, this processor
             lacks a feature that the code uses, or no program has the sizes.
         InvalidArgumentError: if `threads` is no possible number of threads.
     """
-    return read_artifact(path).executable(threads, sizes)
+    artifact = read_artifact(path)
+    if sizes is None and len(artifact.programs) > 1:
+        return artifact.sized(threads)
+    return artifact.executable(threads, sizes)
 
 
 def read_artifact(path: str | Path) -> Artifact:
@@ -130,11 +152,12 @@ def read_artifact(path: str | Path) -> Artifact:
             )
             for entry in manifest["programs"]
         )
+        ports = OpenPorts.from_json(manifest["ports"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ArtifactError(f"artifact '{path}': {MANIFEST} is malformed: {error}") from error
     if not programs:
         raise ArtifactError(f"artifact '{path}' holds no program")
-    return Artifact(path, programs, target, manifest["metadata"])
+    return Artifact(path, programs, ports, target, manifest["metadata"])
 
 
 def save_artifact(
@@ -144,6 +167,7 @@ def save_artifact(
     weights: Bytes,
     target: Mapping[str, Any],
     metadata: Mapping[str, Any],
+    ports: OpenPorts | None = None,
 ) -> None:
     """Write an artifact folder.
 
@@ -156,6 +180,7 @@ def save_artifact(
         weights: the packed constants that all programs refer to.
         target: `Target.to_json()`.
         metadata: plain data for `json`: model, schedules, keys, versions.
+        ports: the open dimensions of inputs and outputs; None where nothing is open.
 
     Raises:
         ArtifactError: if something else is at `path`, or it cannot be written.
@@ -169,6 +194,7 @@ def save_artifact(
         "programs": [
             {"sizes": dict(entry.sizes), "program": entry.program.to_json()} for entry in programs
         ],
+        "ports": (ports or _fixed_ports(programs[0].program)).to_json(),
         "files": {
             LIBRARY: {"bytes": len(library), "sha256": hashlib.sha256(library).hexdigest()},
             WEIGHTS: {"bytes": weights.nbytes, "sha256": hashlib.sha256(weights.data).hexdigest()},
@@ -190,6 +216,13 @@ def save_artifact(
     except OSError as error:
         reason = error.strerror or str(error)
         raise ArtifactError(f"cannot write artifact '{path}': {reason}") from error
+
+
+def _fixed_ports(program: Program) -> OpenPorts:
+    inputs, outputs = (
+        {port.name: port.shape for port in ports} for ports in (program.inputs, program.outputs)
+    )
+    return OpenPorts(inputs, outputs)
 
 
 def check_destination(path: str | Path) -> Path:
@@ -230,7 +263,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         )
     if manifest.get("checksum") != _manifest_checksum(manifest):
         raise ArtifactError(f"artifact '{path}': {MANIFEST} is damaged: its checksum differs")
-    absent = {"target", "programs", "files", "metadata"} - manifest.keys()
+    absent = {"target", "programs", "ports", "files", "metadata"} - manifest.keys()
     if absent:
         raise ArtifactError(f"artifact '{path}': {MANIFEST} has no '{min(absent)}'")
     return manifest
@@ -313,7 +346,3 @@ def _replace(staging: Path, path: Path) -> None:
             aside.rename(path)
         raise
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sizes_text(sizes: tuple[tuple[str, int], ...]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sizes) or "(no named dimension)"

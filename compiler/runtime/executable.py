@@ -110,7 +110,7 @@ class Executable:
             InvalidInputError: if an input is missing, unknown, or of another shape or dtype.
             OutOfMemoryError: if there is no room for what lies between inputs and outputs.
         """
-        arrays = self._arrays(inputs)
+        arrays = arrays_in_order(inputs, self._input_names)
         try:
             context = self._idle.pop()
         except IndexError:
@@ -144,40 +144,6 @@ class Executable:
         if status:
             raise RuntimeError(f"program '{self.program.name}': bad instruction ({status})")
         return outputs
-
-    def _arrays(self, inputs: Mapping[str, Array] | Sequence[Array]) -> Sequence[Array]:
-        """The input arrays in order.
-
-        Raises:
-            InvalidInputError: if the names or the count are wrong.
-        """
-        names = self._input_names
-        if type(inputs) is dict and len(inputs) == len(names):  # the quick way; errors below
-            try:
-                return [inputs[name] for name in names]
-            except KeyError:
-                pass
-        if isinstance(inputs, Mapping):
-            missing = [name for name in names if name not in inputs]
-            if missing or len(inputs) != len(names):
-                unknown = [str(name) for name in inputs if name not in names]
-                if missing:
-                    given = f", got unknown input '{unknown[0]}'" if unknown else ""
-                    raise InvalidInputError(f"input '{missing[0]}' is missing{given}")
-                raise InvalidInputError(
-                    f"there is no input '{unknown[0]}', the inputs are {_listed(names)}"
-                )
-            return [inputs[name] for name in names]
-        if isinstance(inputs, np.ndarray) or not isinstance(inputs, Sequence):
-            raise InvalidInputError(
-                f"expected a mapping from input names to arrays or a sequence of arrays, "
-                f"got {type(inputs).__name__}; the inputs are {_listed(names)}"
-            )
-        if len(inputs) != len(names):
-            raise InvalidInputError(
-                f"expected {len(names)} inputs ({_listed(names)}), got {len(inputs)}"
-            )
-        return inputs
 
     def _positions(self, space: Space, count: int) -> list[tuple[int, ...]]:
         """For each port, which arguments of the code point to it."""
@@ -240,6 +206,42 @@ def _address(array: Array) -> int:
     except (TypeError, ValueError, BufferError):  # read-only or empty
         address: int = array.ctypes.data
         return address
+
+
+def arrays_in_order(
+    inputs: Mapping[str, Array] | Sequence[Array], names: tuple[str, ...]
+) -> Sequence[Array]:
+    """The input arrays in the order of the names.
+
+    Raises:
+        InvalidInputError: if the names or the count are wrong.
+    """
+    if type(inputs) is dict and len(inputs) == len(names):  # the quick way; errors below
+        try:
+            return [inputs[name] for name in names]
+        except KeyError:
+            pass
+    if isinstance(inputs, Mapping):
+        missing = [name for name in names if name not in inputs]
+        if missing or len(inputs) != len(names):
+            unknown = [str(name) for name in inputs if name not in names]
+            if missing:
+                given = f", got unknown input '{unknown[0]}'" if unknown else ""
+                raise InvalidInputError(f"input '{missing[0]}' is missing{given}")
+            raise InvalidInputError(
+                f"there is no input '{unknown[0]}', the inputs are {_listed(names)}"
+            )
+        return [inputs[name] for name in names]
+    if isinstance(inputs, np.ndarray) or not isinstance(inputs, Sequence):
+        raise InvalidInputError(
+            f"expected a mapping from input names to arrays or a sequence of arrays, "
+            f"got {type(inputs).__name__}; the inputs are {_listed(names)}"
+        )
+    if len(inputs) != len(names):
+        raise InvalidInputError(
+            f"expected {len(names)} inputs ({_listed(names)}), got {len(inputs)}"
+        )
+    return inputs
 
 
 def _checked(array: object, port: Port) -> Array:

@@ -21,8 +21,8 @@ class WeightBlock:
 
     def __init__(self, capacity: int) -> None:
         self._block = aligned_zeros(capacity)
-        self._offsets: dict[tuple[bytes, BufferSpec], int] = {}
-        self._digests: dict[int, tuple[Array, bytes]] = {}
+        self._offsets: dict[tuple[str, BufferSpec], int] = {}
+        self._digests: dict[int, tuple[Array, str]] = {}
         self._end = 0
 
     @property
@@ -68,14 +68,14 @@ class WeightBlock:
         """Forget the arrays that were packed: they may go."""
         self._digests.clear()
 
-    def _digest(self, source: Array) -> bytes:
+    def _digest(self, source: Array) -> str:
         """SHA-256 of a constant with its type and shape; remembered while the array lives here."""
         known = self._digests.get(id(source))
         if known is None or known[0] is not source:
             digest = hashlib.sha256(f"{source.dtype}{source.shape}".encode())
             data = source if source.flags.c_contiguous else source.copy()
             digest.update(data.reshape(-1).view("uint8").data)
-            known = self._digests[id(source)] = source, digest.digest()
+            known = self._digests[id(source)] = source, digest.hexdigest()
         return known[1]
 
 

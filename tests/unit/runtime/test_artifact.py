@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 
 from compiler.dtypes import DType
-from compiler.errors import ArtifactError
+from compiler.errors import ArtifactError, InvalidInputError
 from compiler.runtime import artifact as module
 from compiler.runtime.artifact import SizedProgram, load_artifact, read_artifact, save_artifact
 from compiler.runtime.cpu import architecture, missing_features
+from compiler.runtime.executable import Executable
 from compiler.runtime.kernel import KernelSpec, Role
 from compiler.runtime.packing import aligned_zeros
 from compiler.runtime.program import BufferRef, KernelCall, Port, Program, Space
+from compiler.runtime.sized import OpenPorts, SizedExecutable
 
 ROLES = {"in": (Role.INPUT, 64), "w": (Role.WEIGHT, 64), "out": (Role.OUTPUT, 64)}
 TARGET = {"name": "host", "triple": f"{architecture()}-unknown-linux-gnu", "features": []}
@@ -63,6 +65,7 @@ def saved(tmp_path: Path, save: Callable[..., None]) -> Path:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_an_artifact_loads_to_the_same_results(saved: Path, threads: int) -> None:
     executable = load_artifact(saved, threads)
+    assert isinstance(executable, Executable)
     assert executable.threads == threads
     np.testing.assert_array_equal(executable.run({"x": X})[0], X + 1)
     assert isinstance(executable.weights, np.memmap)
@@ -89,10 +92,26 @@ def test_sizes_select_a_program(
     twice = replace(program, name="batch of 2")
     programs = [SizedProgram((("batch", 1),), program), SizedProgram((("batch", 2),), twice)]
     save(tmp_path / "a", programs=programs)
-    assert load_artifact(tmp_path / "a").program == program
-    assert load_artifact(tmp_path / "a", sizes={"batch": 2}).program == twice
+    artifact = read_artifact(tmp_path / "a")
+    assert artifact.executable().program == program
+    assert artifact.executable(sizes={"batch": 2}).program == twice
     with pytest.raises(ArtifactError, match="serves no sizes batch=3, only batch=1; batch=2"):
         load_artifact(tmp_path / "a", sizes={"batch": 3})
+
+
+def test_the_sizes_of_the_inputs_select_a_program(
+    save: Callable[..., None], program: Program, tmp_path: Path
+) -> None:
+    (port,) = program.inputs
+    programs = [SizedProgram((("n", n),), program) for n in port.shape]
+    ports = OpenPorts({port.name: ("n",)}, {program.outputs[0].name: ("n",)})
+    save(tmp_path / "a", programs=[*programs, SizedProgram((("n", 1),), program)], ports=ports)
+    loaded = load_artifact(tmp_path / "a")
+    assert isinstance(loaded, SizedExecutable)
+    np.testing.assert_array_equal(loaded.run({port.name: X})[0], X + 1)
+    assert loaded.made == ((("n", X.size),),)
+    with pytest.raises(InvalidInputError, match=f"n=5 is not served, only n={X.size}; n=1"):
+        loaded.run({port.name: X[:5]})
 
 
 def test_a_model_without_weights(
@@ -199,6 +218,7 @@ def rewrite(path: Path, **changes: Any) -> None:
         ({"programs": []}, "holds no program"),
         ({"programs": [{"sizes": {}}]}, "malformed"),
         ({"programs": 3}, "malformed"),
+        ({"ports": {"inputs": {"x": 3}}}, "malformed"),
         ({"files": None}, "has no 'files'"),
         ({"target": {"triple": "pdp11-dec-unix"}}, "is for pdp11, this machine is"),
     ],

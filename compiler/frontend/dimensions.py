@@ -1,0 +1,73 @@
+"""The open dimensions of a model: those of its inputs and outputs that have no fixed size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnx import GraphProto, ModelProto, ValueInfoProto
+
+Dims = tuple[int | str, ...]
+"""Sizes; an open dimension is a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDims:
+    """Inputs without those that an initializer fills, and outputs, by name and in order.
+
+    An open dimension of an input has the name that the file gives it, or the input and the
+    position (`x[0]`) where it gives none; of an output, -1 stands where it gives none.
+    """
+
+    inputs: Mapping[str, Dims]
+    outputs: Mapping[str, Dims]
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """The names of the inputs' open dimensions, each once, in order."""
+        names = (dim for dims in self.inputs.values() for dim in dims if isinstance(dim, str))
+        return tuple(dict.fromkeys(names))
+
+    def fixed(self, sizes: Mapping[str, int]) -> ModelDims:
+        """With some open dimensions given a size, by name or by input and position."""
+        inputs = {
+            name: tuple(
+                sizes.get(f"{name}[{position}]", sizes.get(str(dim), dim))
+                if isinstance(dim, str)
+                else dim
+                for position, dim in enumerate(dims)
+            )
+            for name, dims in self.inputs.items()
+        }
+        outputs = {
+            name: tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in dims)
+            for name, dims in self.outputs.items()
+        }
+        return ModelDims(inputs, outputs)
+
+
+def model_dims(model: ModelProto) -> ModelDims:
+    """The dimensions of a model's inputs and outputs, as its file states them."""
+    graph: GraphProto = model.graph
+    filled = {tensor.name for tensor in graph.initializer}
+    inputs = {
+        info.name: tuple(
+            f"{info.name}[{position}]" if dim == -1 else dim
+            for position, dim in enumerate(_dims(info))
+        )
+        for info in graph.input
+        if info.name not in filled
+    }
+    known = {dim for dims in inputs.values() for dim in dims if isinstance(dim, str)}
+    outputs = {
+        info.name: tuple(-1 if isinstance(d, str) and d not in known else d for d in _dims(info))
+        for info in graph.output
+    }
+    return ModelDims(inputs, outputs)
+
+
+def _dims(info: ValueInfoProto) -> Dims:
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or -1
+        for dim in info.type.tensor_type.shape.dim
+    )

@@ -1,0 +1,229 @@
+"""Executables for more than one size: the named dimensions of the inputs select a program.
+
+An artifact holds a closed list of sizes; a process that has the compiler makes a program when its
+sizes are first seen. Where the artifact's manifest says so, inputs between two served sizes are
+padded with zeros up to the next one and the outputs cut back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from compiler.errors import InvalidArgumentError, InvalidInputError
+from compiler.runtime.executable import Executable, arrays_in_order
+from compiler.runtime.packing import Array
+
+Dims = tuple[int | str, ...]
+"""A port's dimensions; a string names an open one."""
+
+Sizes = tuple[tuple[str, int], ...]
+"""A size for each named dimension, sorted by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPorts:
+    """Inputs and outputs in order, by name, with their dimensions.
+
+    Attributes:
+        inputs: dimensions of each input.
+        outputs: of each output; -1 is a dimension that depends on the sizes in an unknown way.
+        pad: whether inputs may be padded with zeros to the next served sizes. Only right for models
+            that ignore what is padded, as transformers with a mask input do.
+    """
+
+    inputs: Mapping[str, Dims]
+    outputs: Mapping[str, Dims]
+    pad: bool = False
+
+    def check_padding(self) -> None:
+        """Raises InvalidArgumentError if outputs of padded inputs cannot be cut back."""
+        for name, dims in self.outputs.items():
+            if self.pad and -1 in dims:
+                raise InvalidArgumentError(
+                    f"output '{name}': dimension {dims.index(-1)} depends on the sizes and has no "
+                    "name, so that a padded result cannot be cut back"
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON form."""
+        inputs, outputs = (
+            {name: list(dims) for name, dims in ports.items()}
+            for ports in (self.inputs, self.outputs)
+        )
+        return {"inputs": inputs, "outputs": outputs, "pad": self.pad}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> OpenPorts:
+        """Read what `to_json` gives.
+
+        Raises:
+            ValueError: if it is malformed.
+        """
+        try:
+            inputs, outputs = (
+                {
+                    str(name): tuple(dim if isinstance(dim, str) else int(dim) for dim in dims)
+                    for name, dims in data[key].items()
+                }
+                for key in ("inputs", "outputs")
+            )
+            return OpenPorts(inputs, outputs, bool(data["pad"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"malformed ports: {error!r}") from error
+
+
+class SizedExecutable:
+    """A compiled model with open dimensions.
+
+    `run` may be called from several threads at once; a program is made once.
+
+    Args:
+        ports: inputs and outputs.
+        make: gives the executable for sizes, when they are first needed.
+        served: the sizes that may be asked for; None is any, and nothing is padded then.
+
+    Raises:
+        InvalidArgumentError: if padding is asked for where an output could not be cut back.
+    """
+
+    def __init__(
+        self,
+        ports: OpenPorts,
+        make: Callable[[Sizes], Executable],
+        served: Sequence[Sizes] | None = None,
+    ) -> None:
+        ports.check_padding()
+        self.ports = ports
+        self.served = None if served is None else tuple(served)
+        self._names = tuple(ports.inputs)
+        self._make = make
+        self._made: dict[Sizes, Executable] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def made(self) -> tuple[Sizes, ...]:
+        """The sizes that there are programs for, in the order in which they were first needed."""
+        return tuple(self._made)
+
+    def executable(self, sizes: Mapping[str, int]) -> Executable:
+        """The executable for exactly these sizes, made if it is not there.
+
+        Raises:
+            InvalidInputError: if the sizes are not served.
+            CompilerError: if no program can be made for them.
+        """
+        key = tuple(sorted(sizes.items()))
+        found = self._made.get(key)
+        if found is not None:
+            return found
+        if self.served is not None and key not in self.served:
+            raise InvalidInputError(f"{sizes_text(key)} is not served, {self._served_text()}")
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = self._make(key)
+            return self._made[key]
+
+    def run(self, inputs: Mapping[str, Array] | Sequence[Array]) -> list[Array]:
+        """Run the program for the inputs' sizes; the outputs in order.
+
+        Raises:
+            InvalidInputError: if an input is missing, contradicts another, or has sizes that are
+                not served.
+        """
+        arrays = arrays_in_order(inputs, self._names)
+        sizes = self.sizes_of(arrays)
+        found = self._made.get(sizes)
+        if found is not None:
+            return found.run(arrays)
+        if not self.ports.pad or self.served is None or sizes in self.served:
+            return self.executable(dict(sizes)).run(arrays)
+        larger = self._next_sizes(sizes)
+        padded = [
+            _padded(np.asarray(array), _shape(dims, dict(larger)))
+            for array, dims in zip(arrays, self.ports.inputs.values(), strict=True)
+        ]
+        results = self.executable(dict(larger)).run(padded)
+        return [
+            _cut(result, _shape(dims, dict(sizes)))
+            for result, dims in zip(results, self.ports.outputs.values(), strict=True)
+        ]
+
+    def sizes_of(self, arrays: Sequence[Array]) -> Sizes:
+        """What the named dimensions are in these inputs.
+
+        Raises:
+            InvalidInputError: if an input has another rank, or two disagree about a dimension.
+        """
+        sizes: dict[str, int] = {}
+        first: dict[str, str] = {}
+        for array, (name, dims) in zip(arrays, self.ports.inputs.items(), strict=True):
+            shape = np.shape(array)
+            if len(shape) != len(dims):
+                raise InvalidInputError(
+                    f"input '{name}' has shape {shape}, expected {dims_text(dims)}"
+                )
+            for position, (extent, dim) in enumerate(zip(shape, dims, strict=True)):
+                if isinstance(dim, int):
+                    if extent != dim:
+                        raise InvalidInputError(
+                            f"input '{name}' has shape {shape}, expected {dims_text(dims)}"
+                        )
+                elif sizes.setdefault(dim, extent) != extent:
+                    raise InvalidInputError(
+                        f"input '{name}': dimension {position} ('{dim}') is {extent}, "
+                        f"input '{first[dim]}' has {sizes[dim]}"
+                    )
+                else:
+                    first.setdefault(dim, name)
+        return tuple(sorted(sizes.items()))
+
+    def _next_sizes(self, sizes: Sizes) -> Sizes:
+        """The smallest served sizes that hold these."""
+        wanted = dict(sizes)
+        fitting = [
+            served
+            for served in self.served or ()
+            if all(size >= wanted[name] for name, size in served)
+        ]
+        if not fitting:
+            raise InvalidInputError(f"{sizes_text(sizes)} is not served, {self._served_text()}")
+        return min(fitting, key=lambda served: (prod(size for _, size in served), served))
+
+    def _served_text(self) -> str:
+        return "only " + "; ".join(sizes_text(sizes) for sizes in self.served or ())
+
+
+def sizes_text(sizes: Sizes) -> str:
+    """`batch=1, sequence=128`."""
+    return ", ".join(f"{name}={size}" for name, size in sizes) or "(no named dimension)"
+
+
+def dims_text(dims: Dims) -> str:
+    """`(batch, 3, 224, 224)`."""
+    return f"({', '.join(map(str, dims))})"
+
+
+def _shape(dims: Dims, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
+
+
+def _padded(array: Array, shape: tuple[int, ...]) -> Array:
+    """An array with zeros after each dimension, up to a shape."""
+    if array.shape == shape:
+        return array
+    whole = np.zeros(shape, array.dtype)
+    whole[tuple(map(slice, array.shape))] = array
+    return whole
+
+
+def _cut(array: Array, shape: tuple[int, ...]) -> Array:
+    """The first part of an array, as an array of its own."""
+    if array.shape == shape:
+        return array
+    return np.ascontiguousarray(array[tuple(map(slice, shape))])

@@ -1,0 +1,109 @@
+"""Open dimensions at run time: which program runs, and what is refused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from compiler.errors import InvalidArgumentError, InvalidInputError
+from compiler.runtime.executable import Executable
+from compiler.runtime.sized import OpenPorts, SizedExecutable, Sizes
+
+PORTS = OpenPorts({"x": ("batch", 3), "mask": ("batch", "sequence")}, {"y": ("batch", "sequence")})
+SERVED = tuple((("batch", b), ("sequence", s)) for b in (1, 2) for s in (4, 8))
+
+
+class Doubling:
+    """Stands for an executable: y = 2 * mask."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = dict(sizes)
+
+    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        x, mask = arrays
+        assert x.shape == (self.sizes["batch"], 3)
+        assert mask.shape == (self.sizes["batch"], self.sizes["sequence"])
+        return [2 * mask]
+
+
+def make(sizes: Sizes) -> Executable:
+    return cast(Executable, Doubling(sizes))
+
+
+def arrays(batch: int, sequence: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(batch * 100 + sequence)
+    return {"mask": rng.standard_normal((batch, sequence)), "x": np.ones((batch, 3))}
+
+
+def test_sizes_are_made_once_and_kept() -> None:
+    executable = SizedExecutable(PORTS, make)
+    for batch, sequence in ((1, 5), (2, 5), (1, 5)):
+        feeds = arrays(batch, sequence)
+        np.testing.assert_array_equal(executable.run(feeds)[0], 2 * feeds["mask"])
+    assert [dict(sizes)["batch"] for sizes in executable.made] == [1, 2]
+    again = executable.executable({"sequence": 5, "batch": 1})
+    assert again is executable.executable({"batch": 1, "sequence": 5})
+
+
+def test_a_program_is_made_once_by_many_threads() -> None:
+    calls: list[Sizes] = []
+
+    def slowly(sizes: Sizes) -> Executable:
+        calls.append(sizes)
+        time.sleep(0.02)
+        return make(sizes)
+
+    executable = SizedExecutable(PORTS, slowly)
+    threads = [threading.Thread(target=executable.run, args=(arrays(1, 4),)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+
+
+def test_a_closed_list_refuses_by_name() -> None:
+    executable = SizedExecutable(PORTS, make, SERVED)
+    executable.run(arrays(2, 8))
+    with pytest.raises(InvalidInputError, match=r"batch=2, sequence=7 is not served, only batch=1"):
+        executable.run(arrays(2, 7))
+
+
+def test_padding_takes_the_next_sizes_and_cuts_back() -> None:
+    executable = SizedExecutable(replace(PORTS, pad=True), make, SERVED)
+    feeds = arrays(2, 3)
+    (y,) = executable.run(feeds)
+    np.testing.assert_array_equal(y, 2 * feeds["mask"])
+    assert y.flags.c_contiguous
+    assert executable.made == ((("batch", 2), ("sequence", 4)),)
+    with pytest.raises(InvalidInputError, match="batch=3, sequence=4 is not served"):
+        executable.run(arrays(3, 4))
+
+
+def test_padding_is_refused_where_it_cannot_be_undone() -> None:
+    with pytest.raises(InvalidArgumentError, match="output 'y': dimension 1 depends"):
+        SizedExecutable(OpenPorts(PORTS.inputs, {"y": ("batch", -1)}, pad=True), make, SERVED)
+
+
+@pytest.mark.parametrize(
+    ("x", "mask", "message"),
+    [
+        ((2, 3), (3, 4), r"input 'mask': dimension 0 \('batch'\) is 3, input 'x' has 2"),
+        ((2, 4), (2, 4), r"input 'x' has shape \(2, 4\), expected \(batch, 3\)"),
+        ((2, 3), (2,), r"input 'mask' has shape \(2,\), expected \(batch, sequence\)"),
+    ],
+)
+def test_contradictions_are_named(x: tuple[int, ...], mask: tuple[int, ...], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        SizedExecutable(PORTS, make).run({"x": np.ones(x), "mask": np.ones(mask)})
+
+
+def test_ports_read_back() -> None:
+    assert OpenPorts.from_json(PORTS.to_json()) == PORTS
+    with pytest.raises(ValueError, match="malformed ports"):
+        OpenPorts.from_json({"inputs": {"x": 3}, "outputs": {}, "pad": False})
