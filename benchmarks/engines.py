@@ -2,39 +2,48 @@
 
 The child reads one JSON object a line from standard input and answers each with one line:
 
-    {"do": "load", "model": NAME, "threads": N, "folder": DIR}  -> {"version", "load_seconds"}
-    {"do": "turn", "seconds": S, "least": K}                    -> {"cpu": [...], "wall": [...]}
+    {"do": "load", "model": NAME, "threads": N, "outputs": PATH, "schedules": FOLDER}
+                                                -> {"version", "load_seconds"}
+    {"do": "turn", "seconds": S, "least": K}    -> {"cpu": [...], "wall": [...]}
 
-`load` leaves the outputs as DIR/ENGINE.npz. A `turn` makes one warm-up run, then as many timed
-runs as fit S seconds, K at least. A failure answers {"error": TEXT}, and the child goes on.
+`load` leaves the outputs in the file PATH. A `turn` makes one warm-up run, then as many timed runs
+as fit S seconds, K at least. A failure answers {"error": TEXT}, and the child goes on.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import models
-
-Arrays = Mapping[str, NDArray[Any]]
-Run = Callable[[], list[NDArray[Any]]]
+from benchmarks import models, peers
+from benchmarks.peers import Arrays, Run
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`load(model, feeds, threads, schedules)` gives a function that runs once over the feeds."""
+    """`load(model, feeds, threads, schedules)` gives a function that runs once over the feeds.
+
+    `package` is the distribution whose version is reported, `modules` what must be importable.
+    """
 
     name: str
     load: Callable[[Any, Arrays, int, str], Run]
     package: str
+    modules: tuple[str, ...]
+
+    def is_installed(self) -> bool:
+        """Whether this interpreter has all that the engine needs."""
+        return all(find_spec(module) is not None for module in self.modules)
 
 
 def load_onnxruntime(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
@@ -120,12 +129,18 @@ def load_tuned(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("onnxruntime", load_onnxruntime, "onnxruntime"),
-        Engine("openvino", load_openvino, "openvino"),
-        Engine("untuned", load_untuned, "tilewright"),
-        Engine("tuned", load_tuned, "tilewright"),
+        Engine("onnxruntime", load_onnxruntime, "onnxruntime", ("onnxruntime",)),
+        Engine("openvino", load_openvino, "openvino", ("openvino",)),
+        Engine("ncnn", peers.load_ncnn, "ncnn", ("ncnn", "pnnx")),
+        Engine("torch", peers.load_torch, "torch", ("torch",)),
+        Engine("inductor", peers.load_inductor, "torch", ("torch",)),
+        Engine("iree", peers.load_iree, "iree-base-compiler", ("iree",)),
+        Engine("tvm", peers.load_tvm, "apache-tvm", ("tvm",)),
+        Engine("untuned", load_untuned, "tilewright", ("compiler",)),
+        Engine("tuned", load_tuned, "tilewright", ("compiler",)),
     )
 }
+"""In the order of the tables."""
 
 
 def serve(engine: Engine, requests: TextIO, answers: TextIO) -> None:
@@ -157,27 +172,24 @@ def _load(engine: Engine, request: Mapping[str, Any]) -> tuple[Run, dict[str, An
     run = engine.load(model, feeds, request["threads"], request["schedules"])
     seconds = time.perf_counter() - started
     outputs = run()
-    names = [output.name for output in model.graph.output]
-    path = Path(request["folder"]) / f"{engine.name}.npz"
-    np.savez(path, *outputs)
-    return run, {
-        "version": version(engine.package),
-        "load_seconds": seconds,
-        "outputs": names,
-    }
+    np.savez(request["outputs"], *outputs)
+    return run, {"version": version(engine.package), "load_seconds": seconds}
 
 
 def turn(run: Run, seconds: float, least: int) -> dict[str, list[float]]:
     """One warm-up, then timed runs for about `seconds`, `least` at least.
 
-    Short runs are timed in groups, whose mean is the sample, so that a turn has about 100 samples
-    and none is below 0.2 ms. Both clocks are kept, in seconds a run: the process's CPU time (right
-    for one thread, deaf to other processes) and the wall's.
+    A run that is longer than `seconds` is timed once. Short runs are timed in groups, whose mean is
+    the sample, so that a turn has about 100 samples and none is below 0.2 ms. Both clocks are kept,
+    in seconds a run: the process's CPU time (right for one thread, deaf to other processes) and
+    the wall's.
     """
     run()
     started = time.perf_counter()
     run()
     once = time.perf_counter() - started
+    if once > seconds > 0:
+        least = 1
     group = max(1, int(max(2e-4, seconds / 100) / max(once, 1e-7)))
     cpu: list[float] = []
     wall: list[float] = []
@@ -192,7 +204,7 @@ def turn(run: Run, seconds: float, least: int) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    # what libraries print must not land among the answers
-    channel = sys.stdout
-    sys.stdout = sys.stderr
+    # what libraries print, in Python or below, must not land among the answers
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     serve(ENGINES[sys.argv[1]], sys.stdin, channel)

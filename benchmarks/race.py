@@ -3,8 +3,9 @@
 One process an engine. The engines take turns, in an order that rotates from round to round; every
 turn starts with one warm-up. What counts is the ratio to ONNX Runtime of the medians within one
 round (then the median over the rounds), and the ratio of the minima; the outputs are compared.
-With one thread the clock is the process's CPU time, with more the wall's. Results go to
-benchmarks/results/ as JSON (with every sample) and Markdown, with date, CPU, commit and versions.
+With one thread the clock is the process's CPU time, with more the wall's. `--scaling` races each
+engine on one thread too. Results go to benchmarks/results/ as JSON (with every sample) and
+Markdown, with date, CPU, commit and versions.
 """
 
 from __future__ import annotations
@@ -16,31 +17,35 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks import models
+from benchmarks.engines import ENGINES
 from benchmarks.report import RaceReport, write_report
 
 REFERENCE = "onnxruntime"
 RESULTS_FOLDER = Path(__file__).parent / "results"
+ALONE = " on 1"
+"""What is added to an engine's name where it runs on one thread beside a race on several."""
+LARGEST_ERROR = 1e-3
+"""Over the largest output; float32 engines differ by 1e-5 at most, 16-bit ones by 1e-2."""
 
 
 class Racer:
-    """The parent's end of one engine's process."""
+    """The parent's end of one engine's process; `python` is the interpreter that has the engine."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, engine: str, python: str = sys.executable) -> None:
         # one BLAS or OpenMP thread: what counts is the engine's own pool
         environment = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.engines", name],
+            [python, "-m", "benchmarks.engines", engine],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -90,37 +95,49 @@ class EngineResult:
 
 @dataclass(frozen=True, slots=True)
 class RaceOptions:
-    """How long a race is, and on how many threads; `schedules` is where the tuned ones are."""
+    """How long a race is, and on how many threads.
+
+    `schedules` is where the tuned ones are; `pythons` has the interpreters of engines that this one
+    does not have. With `scaling`, each engine runs on one thread too, under its name and ALONE.
+    """
 
     threads: int = 1
     rounds: int = 7
     turn_seconds: float = 0.6
     least_runs: int = 3
     schedules: str = ""
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    scaling: bool = False
 
 
 def race(model: str, engines: Sequence[str], options: RaceOptions) -> dict[str, EngineResult]:
     """Race the engines on one model; an engine that fails has its error for a result."""
-    results = {name: EngineResult() for name in engines}
-    racers = {name: Racer(name) for name in engines}
+    threads = dict.fromkeys(engines, options.threads)
+    if options.scaling and options.threads > 1:
+        threads |= {name + ALONE: 1 for name in engines}
+    results = {name: EngineResult() for name in threads}
     clock = "cpu" if options.threads == 1 else "wall"
+    racers: dict[str, Racer] = {}
     try:
         with tempfile.TemporaryDirectory() as folder:
-            for name, racer in racers.items():
-                answer = racer.ask(
+            for name, count in threads.items():
+                engine = name.removesuffix(ALONE)
+                racers[name] = Racer(engine, options.pythons.get(engine, sys.executable))
+                answer = racers[name].ask(
                     do="load",
                     model=model,
-                    threads=options.threads,
-                    folder=folder,
+                    threads=count,
+                    outputs=str(Path(folder) / f"{name}.npz"),
                     schedules=options.schedules,
                 )
                 results[name].error = answer.get("error", "")
                 results[name].version = answer.get("version", "")
                 results[name].load_seconds = answer.get("load_seconds", 0.0)
             compare(results, Path(folder))
+        order = list(threads)
         for round_number in range(options.rounds):
-            shift = round_number % len(engines)
-            for name in [*engines[shift:], *engines[:shift]]:
+            shift = round_number % len(order)
+            for name in [*order[shift:], *order[:shift]]:
                 if results[name].error:
                     continue
                 answer = racers[name].ask(
@@ -135,21 +152,34 @@ def race(model: str, engines: Sequence[str], options: RaceOptions) -> dict[str, 
 
 
 def compare(results: dict[str, EngineResult], folder: Path) -> None:
-    """Fill in the largest error of each engine against the reference's outputs."""
+    """Fill in the largest error of each engine against the reference's outputs.
+
+    An engine that is further off than LARGEST_ERROR computes something else, and is out.
+    """
     if REFERENCE not in results or results[REFERENCE].error:
         return
-    with np.load(folder / f"{REFERENCE}.npz") as archive:
-        expected = [archive[name] for name in archive.files]
+    expected = _outputs(folder, REFERENCE)
     models.check_spread(expected[-1])
     for name, result in results.items():
         if result.error or name == REFERENCE:
             continue
-        with np.load(folder / f"{name}.npz") as archive:
-            outputs = [archive[key] for key in archive.files]
-        result.largest_error = max(
-            float(np.max(np.abs(got - want)) / np.max(np.abs(want)))
-            for got, want in zip(outputs, expected, strict=True)
-        )
+        outputs = _outputs(folder, name)
+        if [output.shape for output in outputs] != [output.shape for output in expected]:
+            result.error = f"outputs of shape {[output.shape for output in outputs]}"
+            continue
+        result.largest_error = max(map(relative_error, outputs, expected))
+        if not result.largest_error <= LARGEST_ERROR:
+            result.error = f"its outputs differ by {result.largest_error:.1e} of the largest"
+
+
+def relative_error(got: NDArray[Any], want: NDArray[Any]) -> float:
+    """The largest difference over the largest wanted value."""
+    return float(np.max(np.abs(got - want)) / np.max(np.abs(want)))
+
+
+def _outputs(folder: Path, name: str) -> list[NDArray[Any]]:
+    with np.load(folder / f"{name}.npz") as archive:
+        return [archive[key] for key in archive.files]
 
 
 def round_ratio(result: EngineResult, reference: EngineResult) -> float:
@@ -163,59 +193,104 @@ def fastest(result: EngineResult) -> float:
     return min(min(samples) for samples in result.rounds)
 
 
-def available_engines() -> list[str]:
-    """The engines that can run here without tuned schedules."""
-    return [REFERENCE, *(["openvino"] if find_spec("openvino") else []), "untuned"]
+def available_engines(pythons: Mapping[str, str]) -> list[str]:
+    """The engines that can run here without tuned schedules, or by an interpreter in `pythons`."""
+    return [
+        name
+        for name, engine in ENGINES.items()
+        if name != "tuned" and (name in pythons or engine.is_installed())
+    ]
+
+
+def _interpreter(text: str) -> tuple[str, str]:
+    """ENGINE=PATH, of a known engine and an existing file."""
+    engine, _, path = text.partition("=")
+    if engine not in ENGINES:
+        raise argparse.ArgumentTypeError(f"no engine {engine!r}: {', '.join(ENGINES)}")
+    if not Path(path).is_file():
+        raise argparse.ArgumentTypeError(f"{engine}: no file {path!r}")
+    return engine, str(Path(path).absolute())
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.race", description=__doc__)
     default = ["resnet50", "mobilenetv2", "bert-base-128", "mlp"]
     parser.add_argument("--models", nargs="+", default=default, choices=[*models.MODELS, "all"])
-    parser.add_argument("--engines", nargs="+", help="default: all that are installed")
+    parser.add_argument(
+        "--engines",
+        nargs="+",
+        choices=list(ENGINES),
+        help="default: all that are installed or have a --python",
+    )
+    parser.add_argument(
+        "--python",
+        dest="pythons",
+        action="append",
+        type=_interpreter,
+        default=[],
+        metavar="ENGINE=PATH",
+        help="the interpreter that has an engine installed; may be repeated",
+    )
     parser.add_argument(
         "--schedules", default="", help="race tuned too: an artifact's folder or a data folder"
     )
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--scaling", action="store_true", help="race on one thread beside several")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--turn-seconds", type=float, default=0.6)
     parser.add_argument("--name", default="race", help="of the files in benchmarks/results/")
     parser.add_argument("--results", type=Path, default=RESULTS_FOLDER)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.scaling and options.threads < 2:
+        parser.error("--scaling compares with one thread: --threads must be 2 or more")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
-    engines = options.engines or available_engines() + (["tuned"] if options.schedules else [])
+    pythons = dict(options.pythons)
+    engines = options.engines or available_engines(pythons)
+    if options.schedules and "tuned" not in engines:
+        engines.append("tuned")
     names = list(models.MODELS) if "all" in options.models else options.models
     settings = RaceOptions(
         threads=options.threads,
         rounds=options.rounds,
         turn_seconds=options.turn_seconds,
         schedules=options.schedules,
+        pythons=pythons,
+        scaling=options.scaling,
     )
-    report = RaceReport(threads=settings.threads, rounds=settings.rounds)
+    report = RaceReport(threads=settings.threads, rounds=settings.rounds, scaling=settings.scaling)
     for model in names:
         started = time.perf_counter()
         results = race(model, engines, settings)
-        reference = results.get(REFERENCE)
-        for name, result in results.items():
-            if result.error or reference is None or reference.error:
-                report.add_failure(model, name, result.error or "no reference to compare with")
-                continue
-            report.add(
-                model,
-                name,
-                version=result.version,
-                load_seconds=result.load_seconds,
-                rounds=result.rounds,
-                ratio=round_ratio(result, reference),
-                minimum_ratio=fastest(result) / fastest(reference),
-                largest_error=result.largest_error,
-            )
+        add_results(report, model, results)
         print(report.rows_of(model))
         print(f"  ({time.perf_counter() - started:.0f} s)\n", flush=True)
         write_report(report, options.results, options.name)
+    print(report.summary())
+
+
+def add_results(report: RaceReport, model: str, results: Mapping[str, EngineResult]) -> None:
+    """A row an engine, with its ratios to the reference and to itself on one thread."""
+    reference = results.get(REFERENCE)
+    for name, result in results.items():
+        if result.error or reference is None or reference.error:
+            report.add_failure(model, name, result.error or "no reference to compare with")
+            continue
+        alone = results.get(name + ALONE)
+        report.add(
+            model,
+            name,
+            version=result.version,
+            load_seconds=result.load_seconds,
+            rounds=result.rounds,
+            ratio=round_ratio(result, reference),
+            minimum_ratio=fastest(result) / fastest(reference),
+            largest_error=result.largest_error,
+            speedup=None if alone is None or alone.error else round_ratio(alone, result),
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
-"""What a race leaves behind: one JSON file with every sample and one Markdown table."""
+"""What a race leaves behind: one JSON file with every sample and one Markdown table.
+
+`Origin` is what every result says of the machine and the code that it comes from.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -11,15 +15,33 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
-HEADER = (
-    "| model | engine | median ms | min ms | ratio of medians | ratio of minima | largest error |\n"
-    "| --- | --- | ---: | ---: | ---: | ---: | ---: |"
-)
+LONGEST_ERROR = 160
+"""Characters of an engine's error in a table; the JSON file has all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The machine, the code and the time that a result comes from."""
+
+    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    cpu: str = field(default_factory=lambda: cpu_name())
+    cores: int = field(default_factory=lambda: os.cpu_count() or 1)
+    python: str = field(default_factory=platform.python_version)
+    commit: str = field(default_factory=lambda: commit())
+
+    def sentence(self) -> str:
+        return (
+            f"{self.date}, {self.cpu} ({self.cores} cores), commit {self.commit}, "
+            f"Python {self.python}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class RaceRow:
-    """One engine on one model; ratios are to ONNX Runtime, seconds are a run's."""
+    """One engine on one model; ratios are to ONNX Runtime, seconds are a run's.
+
+    `speedup` is how many times faster the engine is than on one thread.
+    """
 
     model: str
     engine: str
@@ -29,32 +51,47 @@ class RaceRow:
     ratio: float = 0.0
     minimum_ratio: float = 0.0
     largest_error: float | None = None
+    speedup: float | None = None
     error: str = ""
 
-    def line(self) -> str:
-        """The row as Markdown."""
+    def cells(self) -> list[str]:
+        """The row's cells in the order of HEADER, the last two empty where nothing is known."""
         if self.error:
-            return f"| {self.model} | {self.engine} | failed: {self.error} | | | | |"
+            text = " ".join(self.error.split()).replace("|", "\\|")
+            short = text if len(text) <= LONGEST_ERROR else text[:LONGEST_ERROR] + " ..."
+            return [self.model, self.engine, f"cannot run: {short}", "", "", "", "", ""]
         middle = median(median(samples) for samples in self.rounds) * 1e3
         least = min(min(samples) for samples in self.rounds) * 1e3
-        error = "" if self.largest_error is None else f"{self.largest_error:.1e}"
-        return (
-            f"| {self.model} | {self.engine} | {middle:.3f} | {least:.3f} "
-            f"| {self.ratio:.3f} | {self.minimum_ratio:.3f} | {error} |"
-        )
+        numbers = [middle, least, self.ratio, self.minimum_ratio]
+        return [
+            self.model,
+            self.engine,
+            *(f"{number:.3f}" for number in numbers),
+            "" if self.largest_error is None else f"{self.largest_error:.1e}",
+            "" if self.speedup is None else f"{self.speedup:.2f}",
+        ]
+
+
+HEADER = [
+    "model",
+    "engine",
+    "median ms",
+    "min ms",
+    "ratio of medians",
+    "ratio of minima",
+    "largest error",
+    "over 1 thread",
+]
 
 
 @dataclass(slots=True)
 class RaceReport:
-    """Rows as they come, and the machine that they were measured on."""
+    """Rows as they come. With `scaling`, tables have a column for the speed over one thread."""
 
     threads: int
     rounds: int
-    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    cpu: str = field(default_factory=lambda: cpu_name())
-    cores: int = field(default_factory=lambda: os.cpu_count() or 1)
-    python: str = field(default_factory=platform.python_version)
-    commit: str = field(default_factory=lambda: commit())
+    scaling: bool = False
+    origin: Origin = field(default_factory=Origin)
     rows: list[RaceRow] = field(default_factory=list)
 
     def add(
@@ -68,12 +105,21 @@ class RaceReport:
         ratio: float,
         minimum_ratio: float,
         largest_error: float | None,
+        speedup: float | None = None,
     ) -> None:
         """Add a result."""
         samples = tuple(tuple(times) for times in rounds)
         self.rows.append(
             RaceRow(
-                model, engine, version, load_seconds, samples, ratio, minimum_ratio, largest_error
+                model,
+                engine,
+                version,
+                load_seconds,
+                samples,
+                ratio,
+                minimum_ratio,
+                largest_error,
+                speedup,
             )
         )
 
@@ -83,7 +129,44 @@ class RaceReport:
 
     def rows_of(self, model: str) -> str:
         """The table of one model."""
-        return "\n".join([HEADER, *(row.line() for row in self.rows if row.model == model)])
+        return self._table([row for row in self.rows if row.model == model])
+
+    def table(self) -> str:
+        """The table of all models."""
+        return self._table(self.rows)
+
+    def _table(self, rows: list[RaceRow]) -> str:
+        columns = len(HEADER) if self.scaling else len(HEADER) - 1
+        return markdown_table(HEADER[:columns], [row.cells()[:columns] for row in rows], text=2)
+
+    def summary(self) -> str:
+        """Per engine, the geometric means over the models that it ran."""
+        header = ["engine", "models", "ratio of medians", "ratio of minima", "over 1 thread"]
+        cells = []
+        for engine in dict.fromkeys(row.engine for row in self.rows):
+            all_rows = [row for row in self.rows if row.engine == engine]
+            ran = [row for row in all_rows if not row.error]
+            means = ["", "", ""]
+            if ran:
+                means[0] = f"{geometric_mean([row.ratio for row in ran]):.3f}"
+                means[1] = f"{geometric_mean([row.minimum_ratio for row in ran]):.3f}"
+            speedups = [row.speedup for row in ran if row.speedup is not None]
+            if speedups:
+                means[2] = f"{geometric_mean(speedups):.2f}"
+            cells.append([engine, f"{len(ran)} of {len(all_rows)}", *means])
+        columns = len(header) if self.scaling else len(header) - 1
+        return markdown_table(header[:columns], [row[:columns] for row in cells], text=1)
+
+
+def geometric_mean(values: list[float]) -> float:
+    """Of one positive value or more."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def markdown_table(header: list[str], rows: list[list[str]], text: int) -> str:
+    """A table in Markdown, the first `text` columns to the left and all others to the right."""
+    rules = ["---"] * text + ["---:"] * (len(header) - text)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [header, rules, *rows])
 
 
 def write_report(report: RaceReport, folder: Path, name: str) -> None:
@@ -91,20 +174,22 @@ def write_report(report: RaceReport, folder: Path, name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(_json(report))
     versions = sorted({f"{row.engine} {row.version}" for row in report.rows if row.version})
-    clock = "CPU time of the process" if report.threads == 1 else "wall time"
+    clock = "CPU time of the process" if report.threads == 1 else "Wall time"
     lines = [
         f"# Race, {report.threads} thread{'s' if report.threads > 1 else ''}, batch 1, float32",
         "",
-        f"{report.date}, {report.cpu} ({report.cores} cores), commit {report.commit}, "
-        f"Python {report.python}. {', '.join(versions)}.",
+        f"{report.origin.sentence()} {', '.join(versions)}.",
         "",
         f"{clock}; {report.rounds} rounds, engines in rotating order, one process an engine. "
         "Ratios are to ONNX Runtime: the median over the rounds of the ratio of the round's "
         "medians, and the ratio of the minima. The largest error is against ONNX Runtime, over "
         "the largest output.",
         "",
-        HEADER,
-        *(row.line() for row in report.rows),
+        "Geometric means over the models that an engine ran:",
+        "",
+        report.summary(),
+        "",
+        report.table(),
         "",
     ]
     (folder / f"{name}.md").write_text("\n".join(lines))

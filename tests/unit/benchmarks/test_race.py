@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from io import StringIO
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
 
 from benchmarks import engines, race
-from benchmarks.report import RaceReport, write_report
+from benchmarks.report import LONGEST_ERROR, RaceReport, RaceRow, write_report
 
 
 def test_the_ratio_is_taken_round_by_round() -> None:
@@ -35,6 +36,22 @@ def test_an_engine_that_fails_answers_and_goes_on() -> None:
     first, second = [json.loads(line) for line in answers.getvalue().splitlines()]
     assert "dance" in first["error"]
     assert "no such model" in second["error"]
+
+
+def test_a_run_longer_than_its_turn_is_timed_once() -> None:
+    samples = engines.turn(lambda: sleep(0.002) or [], seconds=0.001, least=3)
+    assert len(samples["wall"]) == 1
+
+
+def test_scaling_races_each_engine_on_one_thread_too() -> None:
+    options = race.RaceOptions(threads=2, rounds=1, turn_seconds=0.01, least_runs=1, scaling=True)
+    results = race.race("mlp", ["onnxruntime", "untuned"], options)
+    assert list(results) == ["onnxruntime", "untuned", "onnxruntime on 1", "untuned on 1"]
+    assert not any(result.error for result in results.values())
+    report = RaceReport(threads=2, rounds=1, scaling=True)
+    race.add_results(report, "mlp", results)
+    assert all((row.speedup is None) == row.engine.endswith(" on 1") for row in report.rows)
+    assert "over 1 thread" in report.table()
 
 
 def test_a_race_in_two_processes() -> None:
@@ -64,15 +81,62 @@ def test_a_report_says_where_it_comes_from(tmp_path: Path) -> None:
     text = (tmp_path / "race.md").read_text()
     assert "untuned 1.0" in text
     assert "| mlp | untuned | 1.000 | 1.000 | 0.900 | 0.800 | 1.0e-06 |" in text
-    assert "failed: not installed" in text
+    assert "cannot run: not installed" in text
     data = json.loads((tmp_path / "race.json").read_text())
     assert data["rows"][0]["rounds"] == [[0.001]]
-    assert data["commit"] == report.commit
+    assert data["origin"]["commit"] == report.origin.commit
+
+
+def _compare(folder: Path, got: np.ndarray) -> race.EngineResult:
+    np.savez(folder / "onnxruntime.npz", np.array([0.0, 10.0]))
+    np.savez(folder / "untuned.npz", got)
+    results = {name: race.EngineResult() for name in ("onnxruntime", "untuned")}
+    race.compare(results, folder)
+    return results["untuned"]
 
 
 def test_outputs_are_compared_over_the_largest(tmp_path: Path) -> None:
-    np.savez(tmp_path / "onnxruntime.npz", np.array([0.0, 10.0]))
-    np.savez(tmp_path / "untuned.npz", np.array([0.1, 10.0]))
-    results = {name: race.EngineResult() for name in ("onnxruntime", "untuned")}
-    race.compare(results, tmp_path)
-    assert results["untuned"].largest_error == pytest.approx(0.01)
+    result = _compare(tmp_path, np.array([0.001, 10.0]))
+    assert result.largest_error == pytest.approx(1e-4)
+    assert result.error == ""
+
+
+@pytest.mark.parametrize("got", [[0.1, 10.0], [np.nan, 10.0], [0.0, 10.0, 0.0]])
+def test_an_engine_that_computes_something_else_is_out(tmp_path: Path, got: list[float]) -> None:
+    assert "outputs" in _compare(tmp_path, np.array(got)).error
+
+
+def test_the_summary_is_the_geometric_mean_of_what_ran() -> None:
+    report = RaceReport(threads=1, rounds=1)
+    for model, ratio in (("a", 0.5), ("b", 2.0), ("c", 8.0)):
+        report.rows.append(RaceRow(model, "one", ratio=ratio, minimum_ratio=1.0))
+    report.rows.append(RaceRow("a", "two", ratio=0.9, minimum_ratio=0.8))
+    report.add_failure("b", "two", "no such operator")
+    lines = report.summary().splitlines()
+    assert lines[2:] == ["| one | 3 of 3 | 2.000 | 1.000 |", "| two | 1 of 2 | 0.900 | 0.800 |"]
+
+
+def test_a_long_error_stays_within_its_cell() -> None:
+    cell = RaceRow("a", "one", error="first | line\n" + "x" * 500).cells()[2]
+    assert cell.startswith("cannot run: first \\| line xxx")
+    assert len(cell) < LONGEST_ERROR + 20
+
+
+def test_an_interpreter_is_named_with_its_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "python"
+    python.touch()
+    options = race._parse(["--python", f"iree={python}"])
+    assert dict(options.pythons) == {"iree": str(python)}
+    assert "iree" in race.available_engines(dict(options.pythons))
+    assert "tuned" not in race.available_engines({})
+    for text in ("iree=/no/such/python", f"jax={python}"):
+        with pytest.raises(SystemExit):
+            race._parse(["--python", text])
+    assert "no engine 'jax'" in capsys.readouterr().err
+
+
+def test_scaling_needs_threads() -> None:
+    with pytest.raises(SystemExit):
+        race._parse(["--scaling"])
