@@ -1,10 +1,10 @@
 """Memory planning: every value between kernels at an offset of one arena.
 
-Values that are never alive at the same time share memory; views and in-place results share the
-buffer of the value that they come from. Graph inputs and outputs are the caller's buffers, and
-constants are the artifact's: neither is in the arena. Buffers are placed largest first, each at
-the lowest free offset: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
-Inference" (2020), "greedy by size".
+Values that are never alive at the same time share memory. Views and in-place results share the
+region of the values that they come from (`compiler.regions`), and a region is one buffer. Graph
+inputs and outputs are the caller's buffers, and constants are the artifact's: neither is in the
+arena. Buffers are placed largest first, each at the lowest free offset: Pisarchyk and Lee,
+"Efficient Memory Management for Deep Neural Net Inference" (2020), "greedy by size".
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from compiler import ops
 from compiler.loops.layout import strides
 from compiler.ops.registry import OpKind
 from compiler.plan import GraphPlan, KernelStep, Placement, ViewStep, same_bytes
-
-ALIGNMENT_BYTES = 64
+from compiler.regions import ALIGNMENT_BYTES, Region, Regions
 
 MayAlias = Callable[[int, int], bool]
 """`may_alias(step, input)`: whether the kernel of a step may write its output over that input."""
@@ -27,9 +26,9 @@ MayAlias = Callable[[int, int], bool]
 class MemoryPlan:
     """Where the values of a graph plan live.
 
-    `roots` maps every value to the value whose buffer it is (itself if none); `offsets` holds the
-    roots that lie in the arena, in bytes; `shared` the offsets of each step's buffers that live
-    only while it runs, in the order given.
+    `roots` maps every value to the value whose buffer it lies in (itself if that is its own);
+    `offsets` holds the values that lie in the arena, in bytes; `shared` the offsets of each step's
+    buffers that live only while it runs, in the order given.
     """
 
     arena_bytes: int
@@ -39,7 +38,7 @@ class MemoryPlan:
 
     def offset(self, value: str) -> int | None:
         """Where a value starts in the arena; None for the caller's buffers."""
-        return self.offsets.get(self.roots[value])
+        return self.offsets.get(value)
 
 
 @dataclass(slots=True)
@@ -64,22 +63,24 @@ def plan_memory(
             threads share.
         may_alias: which inputs a kernel may overwrite; by default any dense operand of the
             output's shape and type in a workload of elementwise operators.
+
+    Raises:
+        ValueError: if the plan's views contradict each other.
     """
     allowed = may_alias or (lambda step, operand: is_elementwise(plan, step, operand))
-    last_use = _last_uses(plan)
-    roots = _roots(plan, last_use, allowed)
-    external = {*plan.graph.inputs, *plan.graph.outputs}
-    fixed = {roots[value] for value in external if value in roots}
-    buffers: dict[str, _Buffer] = {}
+    regions = _regions(plan)
+    external = _external(plan, regions)
+    _reuse_operands(plan, regions, external, allowed)
+    buffers: dict[Region, _Buffer] = {}
+    last = _last_uses(plan)
+    roots: dict[str, str] = {}
     for position, step in enumerate(plan.steps):
-        root = roots[step.output]
-        end = last_use.get(step.output, position)
-        size = value_bytes(plan, step.output)
-        if root in fixed:
+        region = regions.of(step.output)
+        if region in external:
             continue
-        buffer = buffers.setdefault(root, _Buffer(size, position, end))
+        end = max(position, last.get(step.output, position))
+        buffer = buffers.setdefault(region, _Buffer(region.bytes, position, end))
         buffer.last = max(buffer.last, end)
-        buffer.bytes = max(buffer.bytes, size)
     temporary = {
         (position, number): _Buffer(size, position, position)
         for position, sizes in (shared_bytes or {}).items()
@@ -90,7 +91,13 @@ def plan_memory(
     for position, _ in temporary:
         sizes = (shared_bytes or {})[position]
         shared[position] = tuple(temporary[position, n].offset for n in range(len(sizes)))
-    offsets = {root: buffer.offset for root, buffer in buffers.items()}
+    names = dict(external)
+    offsets: dict[str, int] = {}
+    for value in (*plan.graph.inputs, *(step.output for step in plan.steps)):
+        region = regions.of(value)
+        roots[value] = names.setdefault(region, value)
+        if region in buffers:
+            offsets[value] = buffers[region].offset + regions.start(value)
     return MemoryPlan(arena, offsets, roots, shared)
 
 
@@ -122,68 +129,64 @@ def is_elementwise(plan: GraphPlan, position: int, operand: int) -> bool:
 
 
 def _last_uses(plan: GraphPlan) -> dict[str, int]:
-    """Value -> the last step that reads it; graph outputs live to the end."""
+    """Value -> the last step that reads it; graph inputs and outputs live to the end."""
     last: dict[str, int] = {}
     for position, step in enumerate(plan.steps):
-        for value in step.inputs if isinstance(step, KernelStep) else (step.input,):
+        for value in step.inputs:
             last[value] = position
-    for value in plan.graph.outputs:
+    for value in (*plan.graph.inputs, *plan.graph.outputs):
         last[value] = len(plan.steps)
     return last
 
 
-def _roots(plan: GraphPlan, last_use: Mapping[str, int], allowed: MayAlias) -> dict[str, str]:
-    """The value whose buffer each value is."""
-    parent: dict[str, str] = {value: value for value in plan.graph.inputs}
-    ends: dict[str, int] = dict.fromkeys(plan.graph.inputs, len(plan.steps))
-    outputs = set(plan.graph.outputs)
-    pinned = _pinned(plan)
-
-    def find(value: str) -> str:
-        while parent[value] != value:
-            value = parent[value]
-        return value
-
-    # A view keeps its root alive, so all views count before any reuse is decided.
+def _regions(plan: GraphPlan) -> Regions:
+    """The values of a plan, those joined that are views of each other."""
+    regions = Regions()
+    for value in plan.graph.inputs:
+        regions.add(value, value_bytes(plan, value))
     for step in plan.steps:
-        parent.setdefault(step.output, step.output)
+        regions.add(step.output, value_bytes(plan, step.output))
         if isinstance(step, ViewStep):
-            parent[step.output] = find(step.input)
-    for value in parent:
-        root = find(value)
-        ends[root] = max(ends.get(root, -1), last_use.get(value, -1), ends.get(value, -1))
+            for value, offset in zip(step.inputs, step.offsets, strict=True):
+                regions.join(step.output, value, offset)
+    return regions
+
+
+def _external(plan: GraphPlan, regions: Regions) -> dict[Region, str]:
+    """The regions that are the caller's buffers, each with the input or output that it is."""
+    found: dict[Region, str] = {}
+    for value in (*plan.graph.inputs, *plan.graph.outputs):
+        region = regions.of(value)
+        if region in found or region.bytes != value_bytes(plan, value):
+            raise ValueError(f"'{value}' is not a buffer of its own: it shares one with others")
+        found[region] = value
+    return found
+
+
+def _reuse_operands(
+    plan: GraphPlan, regions: Regions, external: Mapping[Region, str], allowed: MayAlias
+) -> None:
+    """Let kernels write over an operand that nothing reads any more."""
+    last = _last_uses(plan)
+    ends: dict[Region, int] = {}
+    for value in (*plan.graph.inputs, *(step.output for step in plan.steps)):
+        region = regions.of(value)
+        ends[region] = max(ends.get(region, -1), last.get(value, -1))
     for position, step in enumerate(plan.steps):
-        if isinstance(step, ViewStep):
-            continue
-        output = step.output
-        if output in outputs or find(output) in pinned or find(output) != output:
+        target = regions.of(step.output)
+        if isinstance(step, ViewStep) or target in external or len(target.members) > 1:
             continue
         for operand, value in enumerate(step.inputs):
-            if value not in parent:
+            if value not in regions:
                 continue  # a constant
-            root = find(value)
-            free = ends[root] == position and root not in plan.graph.inputs
-            if free and root not in pinned and allowed(position, operand):
-                parent[output] = root
-                ends[root] = max(ends[output], position)
+            region = regions.of(value)
+            dies = ends[region] == position and region not in external
+            alone = sum(v in regions and regions.of(v) is region for v in step.inputs) == 1
+            if dies and alone and allowed(position, operand):
+                end = max(ends[target], position)
+                regions.join(value, step.output, 0)
+                ends[regions.of(value)] = end
                 break
-    return {value: _canonical(find(value), pinned) for value in parent}
-
-
-def _pinned(plan: GraphPlan) -> dict[str, str]:
-    """Root of a chain of views that ends in a graph output -> that output: it is the buffer."""
-    sources = {s.output: s.input for s in plan.steps if isinstance(s, ViewStep)}
-    pinned: dict[str, str] = {}
-    for output in plan.graph.outputs:
-        root = output
-        while root in sources:
-            root = sources[root]
-        pinned[root] = output
-    return pinned
-
-
-def _canonical(root: str, pinned: Mapping[str, str]) -> str:
-    return pinned.get(root, root)
 
 
 def _place(buffers: Sequence[_Buffer]) -> int:

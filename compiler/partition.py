@@ -7,8 +7,8 @@ is put between; one relayout serves all kernels that want the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from compiler import ops
 from compiler.graph.ir import Graph, Node
@@ -18,7 +18,16 @@ from compiler.ops.registry import OpKind
 from compiler.passes.dead_code import dead_code
 from compiler.passes.fusion import Group, fuse
 from compiler.passes.layouts import Choice, Demand, assign_layouts
-from compiler.plan import GraphPlan, KernelStep, Placement, Step, ViewStep, same_bytes
+from compiler.plan import (
+    GraphPlan,
+    KernelStep,
+    Placement,
+    Step,
+    ViewStep,
+    distance,
+    same_bytes,
+)
+from compiler.views import Views, fresh, union
 from compiler.workload import Boundary, Halo, cut_workload
 
 ROW = Placement()
@@ -49,7 +58,7 @@ def separate_outputs(graph: Graph) -> Graph:
     roots: set[str] = set()
     for output in graph.outputs:
         if output in names or graph.producer(output) is None:
-            copy = _fresh(f"{output}.output", types)
+            copy = fresh(f"{output}.output", types)
             nodes.append(Node(copy, "identity", (output,), (copy,), ()))
             types[copy] = types[output]
             names.append(copy)
@@ -61,7 +70,7 @@ def separate_outputs(graph: Graph) -> Graph:
         if last is not None and (
             root in roots or root in graph.outputs or graph.producer(root) is None
         ):
-            copy = _fresh(f"{root}.copy", types)
+            copy = fresh(f"{root}.copy", types)
             types[copy] = types[root]
             at = next(i for i, node in enumerate(nodes) if node.name == last.name)
             nodes[at] = replace(nodes[at], inputs=(copy,))
@@ -69,15 +78,6 @@ def separate_outputs(graph: Graph) -> Graph:
             graph = graph.replace(nodes=nodes, types=types)
         roots.add(root)
     return graph.replace(nodes=nodes, types=types, outputs=names)
-
-
-def _fresh(base: str, taken: Iterable[str]) -> str:
-    names = set(taken)
-    name, number = base, 1
-    while name in names:
-        number += 1
-        name = f"{base}.{number}"
-    return name
 
 
 def _is_view(node: Node) -> bool:
@@ -98,7 +98,7 @@ def split_outputs(
         value = group.output
         place = Placement(choice.output)
         if value in graph.outputs and not same_bytes(types[value].shape, place, ROW):
-            names[value] = _fresh(f"{value}.inner", types)
+            names[value] = fresh(f"{value}.inner", types)
             types[names[value]] = types[value]
     if not names:
         return graph, groups, choices
@@ -132,23 +132,26 @@ class _Partition:
     ) -> None:
         self._graph = graph
         self._work = tuple(zip(groups, choices, strict=True))
-        self._readers: dict[str, list[tuple[Group, Demand]]] = {}
-        for group, choice in self._work:
-            for value, wish in choice.demands.items():
-                self._readers.setdefault(value, []).append((group, wish))
-        self._types: dict[str, TensorType] = dict(graph.types)
+        self._views = Views(graph, self._work)
+        self._types: dict[str, TensorType] = dict(self._views.types)
         self._places: dict[str, Placement] = dict.fromkeys(graph.inputs, ROW)
-        self._needs: dict[tuple[str, Layout], Halo] = {}
-        self._relayouts: dict[tuple[str, Layout], str] = {}
+        self._needs: dict[_Relayout, Halo] = {}
+        self._relayouts: dict[_Relayout, str] = {}
         self._nodes: list[Node] = []
         self._cuts: list[tuple[tuple[str, ...], dict[str, Boundary]] | ViewStep] = []
 
     def plan(self) -> GraphPlan:
-        for group, choice in self._work:
-            self._places[group.output] = self._placement(group, choice)
+        self._place_outputs()
         self._collect_relayouts()
         for group, choice in self._work:
-            self._add(group, choice)
+            if group.output in self._views.concats:
+                self._add_concat(group.nodes[0])
+            elif group.output in self._views.slices:
+                self._add_slice(group.nodes[0])
+            elif group.is_view:
+                self._add_reshape(group.nodes[0])
+            else:
+                self._add(group, choice)
         kept = {value for node in self._nodes for value in (*node.inputs, *node.outputs)}
         kept |= {*self._graph.inputs, *self._graph.outputs}
         graph = self._graph.replace(
@@ -161,7 +164,7 @@ class _Partition:
         for cut in self._cuts:
             if isinstance(cut, ViewStep):
                 steps.append(cut)
-                crossing |= {cut.input, cut.output}
+                crossing |= {*cut.inputs, cut.output}
             else:
                 made = cut_workload(graph, *cut)
                 steps.append(KernelStep(made.workload, made.inputs, made.output))
@@ -169,44 +172,48 @@ class _Partition:
         places = {v: self._places[v] for v in self._types if v in crossing and v in self._places}
         return GraphPlan(graph, tuple(steps), places)
 
-    def _placement(self, group: Group, choice: Choice) -> Placement:
-        """How a group's output lies: its layout, and the halo that its readers ask for."""
-        value = group.output
-        if group.is_view:
-            return ROW
-        place = Placement(choice.output)
-        if value in self._graph.outputs:
-            return ROW  # the same bytes: see split_outputs
-        halo: Halo = ()
-        for reader, wish in self._readers.get(value, ()):
-            if reader.is_view:
-                return place  # a view needs the dense bytes; padded readers get a relayout
-            if wish.halo and self._agrees(value, place, wish):
-                halo = union(halo, wish.halo)
-        return Placement(choice.output, halo)
+    def _place_outputs(self) -> None:
+        """How each group's output lies: its layout, and the halo that its readers ask for."""
+        wishes: dict[str, list[Demand]] = {}
+        for _, choice in self._work:
+            for value, wish in choice.demands.items():
+                wishes.setdefault(value, []).append(wish)
+        halos = self._views.halos(wishes)
+        for group, choice in self._work:
+            value = group.output
+            if group.is_view or value in self._graph.outputs:
+                self._places[value] = ROW  # the same bytes: see split_outputs
+            else:
+                self._places[value] = Placement(choice.output, halos[value])
+            for slot in self._views.concats.get(value, ()):
+                if slot.value not in self._graph.types:  # a copy
+                    self._places[slot.value] = self._places[value]
 
-    def _agrees(self, value: str, place: Placement, wish: Demand) -> bool:
-        """Whether a value's layout is the one asked for, halos aside."""
-        if wish.layout is None:
-            return True
-        wanted = Placement(wish.layout, place.halo)
-        return same_bytes(self._types[value].shape, place, wanted)
-
-    def _accepts(self, group: Group, value: str, wish: Demand) -> bool:
+    def _accepts(self, value: str, wish: Demand) -> bool:
         """Whether a group can read a value as it lies."""
         if value in self._graph.constants:
             return True
         place = self._places[value]
-        if group.is_view:
-            return same_bytes(self._types[value].shape, place, ROW)
-        return self._agrees(value, place, wish) and covers(place.halo, wish.halo)
+        if wish.layout is not None:
+            wanted = Placement(wish.layout, place.halo)
+            if not same_bytes(self._types[value].shape, place, wanted):
+                return False
+        return covers(place.halo, wish.halo)
+
+    def _is_rows(self, value: str) -> bool:
+        """Whether a value can be reshaped as it lies."""
+        if value in self._graph.constants:
+            return False
+        return same_bytes(self._types[value].shape, self._places[value], ROW)
 
     def _collect_relayouts(self) -> None:
         """What each relayout has to carry: the union of its readers' halos."""
         for group, choice in self._work:
+            if group.is_view or group.output in self._views.concats:
+                continue
             for value, wish in choice.demands.items():
-                if not self._accepts(group, value, wish):
-                    key = value, wish.layout or ROW_MAJOR
+                if not self._accepts(value, wish):
+                    key = _Relayout(value, wish.layout or ROW_MAJOR)
                     self._needs[key] = union(self._needs.get(key, ()), wish.halo)
 
     def _add(self, group: Group, choice: Choice) -> None:
@@ -215,46 +222,81 @@ class _Partition:
         for value, wish in choice.demands.items():
             if value in self._graph.constants:
                 continue  # packed by the schedule: no boundary to state
-            if not self._accepts(group, value, wish):
-                names[value] = self._relayout(value, wish.layout or ROW_MAJOR)
+            if not self._accepts(value, wish):
+                names[value] = self._relayout(_Relayout(value, wish.layout or ROW_MAJOR))
             name = names.get(value, value)
             boundaries[name] = self._boundary(name, wish.layout)
         nodes = [_renamed(node, names) for node in group.nodes]
         self._nodes += nodes
-        if group.is_view:
-            self._cuts.append(ViewStep(nodes[0].inputs[0], group.output))
-            return
         boundaries[group.output] = self._boundary(group.output, None)
         self._cuts.append((tuple(node.name for node in nodes), boundaries))
-        (source,) = group.inputs if nodes[0].op == "identity" and len(nodes) == 1 else ("",)
-        if group.output in self._graph.outputs and not self._needs.get((source, ROW_MAJOR), ()):
+        if nodes[0].op == "identity" and len(nodes) == 1 and group.output in self._graph.outputs:
             # The copy that made a graph output row-major serves the others who want it so.
-            self._relayouts.setdefault((source, ROW_MAJOR), group.output)
+            (source,) = group.inputs
+            for dense in (False, True):
+                key = _Relayout(source, ROW_MAJOR, dense)
+                if not self._needs.get(key):
+                    self._relayouts.setdefault(key, group.output)
+
+    def _add_reshape(self, node: Node) -> None:
+        (source,) = node.inputs
+        if not self._is_rows(source):
+            source = self._relayout(_Relayout(source, ROW_MAJOR, dense=True))
+        self._nodes.append(replace(node, inputs=(source,)))
+        self._cuts.append(ViewStep((source,), node.output, (0,)))
+
+    def _add_slice(self, node: Node) -> None:
+        (source,), output = node.inputs, node.output
+        start = self._views.slices[output]
+        self._nodes.append(node)
+        self._cuts.append(ViewStep((source,), output, (-self._apart(source, output, start),)))
+
+    def _add_concat(self, node: Node) -> None:
+        slots = self._views.concats[node.output]
+        for value, slot in zip(node.inputs, slots, strict=True):
+            if slot.value != value:
+                self._copy(value, slot.value)
+        inputs = tuple(slot.value for slot in slots)
+        offsets = tuple(self._apart(node.output, slot.value, slot.start) for slot in slots)
+        self._nodes.append(replace(node, inputs=inputs))
+        self._cuts.append(ViewStep(inputs, node.output, offsets))
+
+    def _apart(self, whole: str, part: str, start: tuple[int, ...]) -> int:
+        """Bytes from the start of a value to that of its part."""
+        types, places = self._types, self._places
+        apart = distance(types[whole].shape, places[whole], types[part].shape, places[part], start)
+        assert apart is not None
+        return apart * types[whole].dtype.bytes
 
     def _boundary(self, value: str, layout: Layout | None) -> Boundary:
         place = self._places[value]
         return Boundary(self._types[value], place.layout if layout is None else layout, place.halo)
 
-    def _relayout(self, value: str, layout: Layout) -> str:
+    def _relayout(self, key: _Relayout) -> str:
         """The value in another layout, made where it is first needed."""
-        key = value, layout
         if key not in self._relayouts:
-            name = _fresh(f"{value}.relayout", self._types)
-            self._types[name] = self._types[value]
-            self._places[name] = Placement(layout, self._needs[key])
-            node = Node(f"{name}.identity", "identity", (value,), (name,), ())
-            self._nodes.append(node)
-            ends = {v: self._boundary(v, None) for v in (value, name)}
-            self._cuts.append(((node.name,), ends))
+            name = fresh(f"{key.value}.relayout", self._types)
+            self._types[name] = self._types[key.value]
+            self._places[name] = Placement(key.layout, self._needs.get(key, ()))
+            self._copy(key.value, name)
             self._relayouts[key] = name
         return self._relayouts[key]
 
+    def _copy(self, value: str, name: str) -> None:
+        """A kernel that writes a value as `name` lies."""
+        node = Node(f"{name}.identity", "identity", (value,), (name,), ())
+        self._nodes.append(node)
+        ends = [v for v in (value, name) if v not in self._graph.constants]
+        self._cuts.append(((node.name,), {v: self._boundary(v, None) for v in ends}))
 
-def union(first: Halo, second: Halo) -> Halo:
-    """The smallest halo that covers both."""
-    if not first or not second:
-        return first or second
-    return tuple((max(a[0], b[0]), max(a[1], b[1])) for a, b in zip(first, second, strict=True))
+
+@dataclass(frozen=True, slots=True)
+class _Relayout:
+    """A value as some of its readers want it; `dense` for reshapes, which read no halo."""
+
+    value: str
+    layout: Layout
+    dense: bool = False
 
 
 def covers(halo: Halo, wanted: Halo) -> bool:

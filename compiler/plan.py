@@ -14,7 +14,7 @@ from compiler.graph.text import parse_graph, print_graph
 from compiler.loops.layout import ROW_MAJOR, Layout, strides
 from compiler.workload import Halo, Workload
 
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
 """Version of the JSON form."""
 
 
@@ -41,10 +41,16 @@ class KernelStep:
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:
-    """`output` is `input` under another shape: the same bytes, nothing runs."""
+    """`output` is in memory as soon as `inputs` are: nothing runs.
 
-    input: str
+    A reshape is its input's bytes, a slice is a part of them, and a concatenation is its pieces,
+    written side by side. `offsets[i]` is where input i starts, in bytes after the output's start:
+    below zero where the output is a part of the input.
+    """
+
+    inputs: tuple[str, ...]
     output: str
+    offsets: tuple[int, ...]
 
 
 Step = KernelStep | ViewStep
@@ -89,7 +95,13 @@ class GraphPlan:
                         }
                     )
                 case ViewStep():
-                    steps.append({"view": step.input, "output": step.output})
+                    steps.append(
+                        {
+                            "view": list(step.inputs),
+                            "output": step.output,
+                            "offsets": list(step.offsets),
+                        }
+                    )
         return {
             "schema": PLAN_SCHEMA,
             "graph": print_graph(self.graph),
@@ -117,7 +129,8 @@ class GraphPlan:
             steps: list[Step] = []
             for step in data["steps"]:
                 if "view" in step:
-                    steps.append(ViewStep(step["view"], step["output"]))
+                    offsets = tuple(map(int, step["offsets"]))
+                    steps.append(ViewStep(tuple(step["view"]), step["output"], offsets))
                 else:
                     workload = workloads[step["kernel"]]
                     steps.append(KernelStep(workload, tuple(step["inputs"]), step["output"]))
@@ -136,18 +149,38 @@ class GraphPlan:
 def same_bytes(shape: tuple[int, ...], first: Placement, second: Placement) -> bool:
     """Whether two placements put every element of a tensor at the same place of equal buffers.
 
-    NCHW16c is row-major where one pixel is left and the channels divide by 16. An address is a sum
-    over dimensions, so each dimension is compared alone.
+    NCHW16c is row-major where one pixel is left and the channels divide by 16.
     """
     if first == second:
         return True
-    size = strides(shape, first.layout, first.halo)[1]
-    if size != strides(shape, second.layout, second.halo)[1]:
-        return False
-    return all(
-        np.array_equal(a, b)
-        for a, b in zip(_addresses(shape, first), _addresses(shape, second), strict=True)
-    )
+    sizes = (strides(shape, place.layout, place.halo)[1] for place in (first, second))
+    return len(set(sizes)) == 1 and distance(shape, first, shape, second, (0,) * len(shape)) == 0
+
+
+def distance(
+    whole_shape: tuple[int, ...],
+    whole: Placement,
+    shape: tuple[int, ...],
+    part: Placement,
+    start: tuple[int, ...],
+) -> int | None:
+    """Where a box of a tensor starts in its buffer, if the box lies there as it would alone.
+
+    Elements from the start of the whole's buffer to that of a tensor of `shape`, such that element
+    i of the one is element `start + i` of the other; None if no distance does that. A range of
+    channels of an NCHW16c value of batch 1 is such a box where it starts at a whole block. An
+    address is a sum over dimensions, so each dimension is compared alone.
+    """
+    total = 0
+    addresses = zip(_addresses(whole_shape, whole), _addresses(shape, part), start, strict=True)
+    for outer, inner, first in addresses:
+        if not inner.size:
+            return None
+        apart = outer[first : first + inner.size] - inner
+        if (apart != apart[0]).any():
+            return None
+        total += int(apart[0])
+    return total
 
 
 def _addresses(shape: tuple[int, ...], place: Placement) -> list[np.ndarray]:

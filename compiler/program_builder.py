@@ -222,7 +222,7 @@ class _Places:
             return BufferRef(Space.INPUT, self.plan.graph.inputs.index(root))
         if root in self.plan.graph.outputs:
             return BufferRef(Space.OUTPUT, self.plan.graph.outputs.index(root))
-        return BufferRef(Space.ARENA, self.memory.offsets[root])
+        return BufferRef(Space.ARENA, self.memory.offsets[name])
 
 
 def _port(plan: GraphPlan, name: str) -> Port:

@@ -6,12 +6,14 @@ import json
 
 import numpy as np
 
+from compiler import ops
 from compiler.graph.ir import Graph
 from compiler.graph.text import digest
 from compiler.memory_plan import MemoryPlan, value_bytes
 from compiler.ops.interpret import run_graph
 from compiler.partition import plan_graph
 from compiler.plan import GraphPlan, KernelStep, Placement, ViewStep, same_bytes
+from compiler.runtime.packing import pack, unpack
 from tests.graphs import random_inputs
 
 
@@ -21,8 +23,10 @@ def execute(plan: GraphPlan, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
     for step in plan.steps:
         match step:
             case ViewStep():
-                shape = plan.graph.types[step.output].shape
-                values[step.output] = values[step.input].reshape(shape)
+                node = plan.graph.producer(step.output)
+                assert node is not None and node.inputs == step.inputs
+                arrays = [values[v] for v in node.inputs]
+                values[step.output] = ops.get(node.op).reference(arrays, node.attrs)
             case KernelStep():
                 body = step.workload.graph
                 given = dict(zip(body.inputs, (values[v] for v in step.inputs), strict=True))
@@ -38,14 +42,11 @@ def planned(graph: Graph, lanes: int = 8) -> GraphPlan:
         np.testing.assert_allclose(b, a, rtol=2e-5, atol=2e-5)
     made: set[str] = set(plan.graph.inputs)
     for step in plan.steps:
-        reads = step.inputs if isinstance(step, KernelStep) else (step.input,)
-        for value in reads:
+        for value in step.inputs:
             assert value in made or value in plan.graph.constants
         made.add(step.output)
         if isinstance(step, ViewStep):
-            shape = plan.graph.types[step.input].shape
-            assert same_bytes(shape, plan.placements[step.input], Placement())
-            assert plan.placements[step.output] == Placement()
+            check_view(plan, step)
             continue
         ends = [*zip(step.inputs, step.workload.inputs, strict=True)]
         for value, boundary in [*ends, (step.output, step.workload.output)]:
@@ -66,40 +67,63 @@ def planned(graph: Graph, lanes: int = 8) -> GraphPlan:
     return plan
 
 
+def check_view(plan: GraphPlan, step: ViewStep) -> None:
+    """Write an operand's elements as they lie; the view must find its own at the same bytes."""
+    node = plan.graph.producer(step.output)
+    assert node is not None
+    sizes = {v: value_bytes(plan, v) for v in (*step.inputs, step.output)}
+    low = min(0, *step.offsets)
+    inside = zip(step.inputs, step.offsets, strict=True)
+    high = max(sizes[step.output], *(offset + sizes[v] for v, offset in inside))
+    memory = np.zeros(high - low, np.uint8)
+    arrays = []
+    for number, (value, offset) in enumerate(zip(step.inputs, step.offsets, strict=True)):
+        assert offset % 64 == 0
+        kind, place = plan.graph.types[value], plan.placements[value]
+        array = np.arange(kind.elements).reshape(kind.shape) % 97 + 100 * number
+        arrays.append(array.astype(kind.dtype.numpy))
+        packed = pack(arrays[-1], kind.shape, place.layout, place.halo, kind.dtype)
+        memory[offset - low :][: sizes[value]] = packed.view(np.uint8).reshape(-1)
+    kind, place = plan.graph.types[step.output], plan.placements[step.output]
+    held = memory[-low:][: sizes[step.output]]
+    found = unpack(held, kind.shape, place.layout, place.halo, kind.dtype)
+    np.testing.assert_array_equal(found, ops.get(node.op).reference(arrays, node.attrs))
+
+
 def check_memory(plan: GraphPlan, memory: MemoryPlan) -> None:
     """Simulate the steps: no kernel may write over bytes that a later step still reads."""
     external = {memory.roots[v] for v in (*plan.graph.inputs, *plan.graph.outputs)}
     assert all(offset % 64 == 0 for offset in memory.offsets.values())
     written = np.full(memory.arena_bytes, -1)  # which value's bytes these are
-    numbers: dict[str, int] = {}
-    places: dict[str, tuple[str, int | None]] = {}
+    expected: dict[str, np.ndarray] = {}
+
+    def span(value: str) -> slice | None:
+        if value not in memory.roots or memory.roots[value] in external:
+            return None
+        start = memory.offset(value)
+        assert start is not None and start + value_bytes(plan, value) <= memory.arena_bytes
+        return slice(start, start + value_bytes(plan, value))
+
     for position, step in enumerate(plan.steps):
-        reads = step.inputs if isinstance(step, KernelStep) else (step.input,)
-        for value in reads:
-            if value in numbers and memory.roots[value] not in external:
-                start = memory.offset(value)
-                assert start is not None
-                held = written[start : start + value_bytes(plan, value)]
-                assert (held == numbers[value]).all(), f"{value} is overwritten"
+        for value in step.inputs:
+            if (held := span(value)) is not None:
+                assert (written[held] == expected[value]).all(), f"{value} is overwritten"
         output = step.output
-        places[output] = memory.roots[output], memory.offset(output)
+        place = span(output)
         if isinstance(step, ViewStep):
-            assert memory.roots[step.input] == memory.roots[output]
-            numbers[output] = numbers.get(step.input, -1)
-            continue
-        numbers[output] = position
-        if memory.roots[output] not in external:
-            start = memory.offset(output)
-            assert start is not None
-            end = start + value_bytes(plan, output)
-            assert end <= memory.arena_bytes
-            if not any(memory.roots[v] == memory.roots[output] for v in reads if v in numbers):
-                for value in reads:
-                    if value in numbers and memory.roots[value] not in external:
-                        first = memory.offset(value)
-                        assert first is not None
-                        assert first + value_bytes(plan, value) <= start or first >= end
-            written[start:end] = position
+            for value, offset in zip(step.inputs, step.offsets, strict=True):
+                assert memory.roots[value] == memory.roots[output]
+                if place is not None:
+                    assert memory.offset(value) == place.start + offset
+        elif place is not None:
+            for value in step.inputs:
+                held = span(value)
+                if held is not None and held != place:
+                    assert held.stop <= place.start or held.start >= place.stop
+            written[place] = position
+        if place is not None:
+            expected[output] = written[place].copy()
+            assert (expected[output] >= 0).all(), f"{output} is not whole"
     for value in plan.graph.outputs:
         assert memory.offset(value) is None
     assert len({memory.roots[v] for v in plan.graph.outputs}) == len(plan.graph.outputs)

@@ -1,0 +1,93 @@
+"""Regions: values that share memory, each at a fixed distance in bytes from the others.
+
+A reshape is the bytes of its operand, a slice a part of them, the pieces of a concatenation lie
+side by side in it. Joining two values joins the regions that they are in, so that a chain of
+concatenations, each a piece of the next one (DenseNet), is one region. A union-find with distances.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+ALIGNMENT_BYTES = 64
+"""Every value starts at a multiple of this: kernels load whole vectors."""
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """Values by where they start; `low` and `high` are the first byte and the one after the last.
+
+    `spans` are the bytes that kernels write, sorted and disjoint: (first, after the last).
+    """
+
+    members: dict[str, int] = field(default_factory=dict)
+    low: int = 0
+    high: int = 0
+    spans: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        return self.high - self.low
+
+
+class Regions:
+    """A partition of values into regions."""
+
+    def __init__(self) -> None:
+        self._regions: dict[str, Region] = {}
+
+    def add(self, value: str, size: int, *, written: bool = True) -> None:
+        """A value of `size` bytes in a region of its own; `written` says that a kernel writes it,
+        not others that it is a view of."""
+        spans = [(0, size)] if written and size else []
+        self._regions[value] = Region({value: 0}, 0, size, spans)
+
+    def __contains__(self, value: str) -> bool:
+        return value in self._regions
+
+    def of(self, value: str) -> Region:
+        """The region that a value is in."""
+        return self._regions[value]
+
+    def start(self, value: str) -> int:
+        """Where a value starts in its region: bytes after the region's first byte."""
+        region = self._regions[value]
+        return region.members[value] - region.low
+
+    def can_join(self, first: str, second: str, apart: int) -> bool:
+        """Whether `second` may start `apart` bytes after `first`: no byte has two writers, and two
+        values that share a region already are that far apart."""
+        one, other = self._regions[first], self._regions[second]
+        shift = one.members[first] + apart - other.members[second]
+        if one is other:
+            return shift == 0
+        if len(one.spans) < len(other.spans):
+            one, other, shift = other, one, -shift
+        return not any(_overlaps(one.spans, a + shift, b + shift) for a, b in other.spans)
+
+    def join(self, first: str, second: str, apart: int) -> None:
+        """Put `second` `apart` bytes after `first`.
+
+        Raises:
+            ValueError: if they share a region and are another distance apart.
+        """
+        one, other = self._regions[first], self._regions[second]
+        shift = one.members[first] + apart - other.members[second]
+        if one is other:
+            if shift:
+                raise ValueError(f"'{second}' does not lie {apart} bytes after '{first}'")
+            return
+        if len(one.members) < len(other.members):
+            one, other, shift = other, one, -shift
+        for value, start in other.members.items():
+            one.members[value] = start + shift
+            self._regions[value] = one
+        one.low, one.high = min(one.low, other.low + shift), max(one.high, other.high + shift)
+        for a, b in other.spans:
+            insort(one.spans, (a + shift, b + shift))
+
+
+def _overlaps(spans: list[tuple[int, int]], low: int, high: int) -> bool:
+    at = bisect_left(spans, (low, high))
+    return (at < len(spans) and spans[at][0] < high) or (at > 0 and spans[at - 1][1] > low)

@@ -1,0 +1,271 @@
+"""Concatenations and slices in place: what becomes a view, what is copied, and what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.driver import compile_plan
+from compiler.dtypes import DType
+from compiler.graph.ir import Graph
+from compiler.loops.layout import ROW_MAJOR, blocked
+from compiler.memory_plan import plan_memory
+from compiler.ops.interpret import run_graph
+from compiler.partition import plan_graph
+from compiler.plan import GraphPlan, Placement, ViewStep
+from compiler.target import resolve_target
+from tests.graphs import Maker, random_inputs
+from tests.plans import check_memory, planned
+
+CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
+POINT = CONV | {"pads": (0, 0, 0, 0)}
+LANES = 16
+NCHW16 = blocked(4, 1, LANES)
+HALO = ((0, 0), (0, 0), (1, 1), (1, 1))
+
+
+def checked(graph: Graph) -> GraphPlan:
+    plan = planned(graph, LANES)
+    check_memory(plan, plan_memory(plan))
+    return plan
+
+
+def views(plan: GraphPlan) -> dict[str, tuple[int, ...]]:
+    """Offsets of the views that are not reshapes, in bytes."""
+    return {s.output: s.offsets for s in plan.steps if isinstance(s, ViewStep) and any(s.offsets)}
+
+
+def copies(plan: GraphPlan) -> int:
+    """Kernels that only move data."""
+    moves = {("identity",), ("concat",), ("slice",)}
+    return sum(step.workload.operators in moves for step in plan.kernels)
+
+
+def point(g: Maker, x: str, filters: int, name: str = "") -> str:
+    weight = g.weight(f"w{len(g.constants)}", filters, g.types[x].shape[1], 1, 1)
+    return g("conv", x, weight, name=name, **POINT)
+
+
+def dense_block(layers: int = 4) -> Graph:
+    """Each layer reads all features before it; half of the concatenations name every piece, half
+    the one before and what is new."""
+    g = Maker()
+    x = point(g, g.input("x", 1, 16, 5, 5), 32, "x0")
+    pieces, features = [x], x
+    for layer in range(layers):
+        scaled = g("mul", features, g.positive(f"s{layer}", g.types[features].shape[1], 1, 1))
+        y = point(g, g("relu", scaled), 32)
+        y = g("conv", y, g.weight(f"v{layer}", 16, 32, 3, 3), name=f"f{layer}", **CONV)
+        pieces.append(y)
+        operands = pieces if layer % 2 else [features, y]
+        features = g("concat", *operands, axis=1, name=f"c{layer}")
+    return g.graph(g("reduce_mean", features, axes=(2, 3), keepdims=1))
+
+
+def test_a_dense_block_is_one_buffer() -> None:
+    plan = checked(dense_block())
+    block = 16 * 5 * 5 * 4
+    assert views(plan) == {
+        "c0": (0, 2 * block),
+        "c1": (0, 2 * block, 3 * block),
+        "c2": (0, 4 * block),
+        "c3": (0, 2 * block, 3 * block, 4 * block, 5 * block),
+    }
+    memory = plan_memory(plan)
+    pieces = ("x0", "f0", "f1", "f2", "f3")
+    assert len({memory.roots[v] for v in (*pieces, "c0", "c1", "c2", "c3")}) == 1
+    assert copies(plan) == 1  # the input to blocks
+
+
+def branches(a: int, b: int, batch: int = 1) -> tuple[Maker, str, str]:
+    g = Maker()
+    x = g.input("x", batch, 16, 6, 6)
+    return g, point(g, x, a, "a"), point(g, x, b, "b")
+
+
+def test_pieces_start_at_whole_blocks() -> None:
+    g, a, b = branches(32, 24)
+    plan = checked(g.graph(point(g, g("concat", a, b, axis=1, name="y"), 16)))
+    assert views(plan) == {"y": (0, 2 * 16 * 36 * 4)}
+    g, a, b = branches(24, 32)
+    plan = checked(g.graph(point(g, g("concat", a, b, axis=1, name="y"), 16)))
+    assert not views(plan) and ("concat",) in [s.workload.operators for s in plan.kernels]
+
+
+def test_images_of_a_batch_do_not_lie_together() -> None:
+    g, a, b = branches(16, 16, batch=2)
+    plan = checked(g.graph(point(g, g("concat", a, b, axis=1, name="y"), 16)))
+    assert not views(plan)
+    g, a, b = branches(16, 16, batch=2)
+    plan = checked(g.graph(point(g, g("concat", a, b, axis=0, name="y"), 16)))
+    assert views(plan) == {"y": (0, 2 * 16 * 36 * 4)}
+
+
+def test_what_cannot_lie_in_place_is_copied_alone() -> None:
+    g, a, b = branches(16, 16)
+    given = g.input("given", 1, 16, 6, 6)
+    fixed = g.weight("fixed", 1, 16, 6, 6)
+    y = g("concat", given, a, fixed, a, b, axis=1, name="y")
+    plan = checked(g.graph(point(g, y, 16)))
+    block = 16 * 36 * 4
+    assert views(plan) == {"y": (0, block, 2 * block, 3 * block, 4 * block)}
+    assert [s.inputs for s in plan.steps if s.output == "y"] == [
+        ("y.piece", "a", "y.piece.2", "y.piece.3", "b")
+    ]
+    assert copies(plan) == 5  # the input to blocks, three pieces, the output to rows
+
+
+def test_a_value_lies_in_one_place() -> None:
+    g, a, b = branches(16, 16)
+    first = point(g, g("concat", a, b, axis=1, name="ab"), 16)
+    second = point(g, g("concat", b, a, axis=1, name="ba"), 16)
+    plan = checked(g.graph(g("add", first, second)))
+    # a, b and a copy of a lie side by side
+    assert set(views(plan)) == {"ab", "ba"} and copies(plan) == 3
+    assert plan_memory(plan).offsets["ba"] == plan_memory(plan).offsets["b"]
+
+
+def test_overlapping_concatenations() -> None:
+    g, a, b = branches(16, 16)
+    c = point(g, "x", 16, "c")
+    first = point(g, g("concat", a, b, axis=1, name="ab"), 16)
+    second = point(g, g("concat", b, c, axis=1, name="bc"), 16)
+    plan = checked(g.graph(g("add", first, second)))
+    assert set(views(plan)) == {"ab", "bc"} and copies(plan) == 2
+
+
+def test_outputs_and_inputs_are_the_callers() -> None:
+    g = Maker()
+    x = g.input("x", 4, 32)
+    rows = [g("matmul", x, g.weight(f"w{i}", 32, 32)) for i in range(2)]
+    part = g("slice", x, starts=(2, 0), steps=(1, 1), sizes=(2, 32))
+    last = g("concat", *rows, axis=0)
+    plan = checked(g.graph(last, g("matmul", part, g.weight("v", 32, 32))))
+    assert not views(plan) and copies(plan) == 2
+
+
+HALVES = [
+    {"starts": (0, start, 0, 0), "steps": (1, 1, 1, 1), "sizes": (1, size, 6, 6)}
+    for start, size in ((0, 16), (16, 16), (16, 8), (8, 16))
+]
+
+
+def test_channels_split_by_whole_blocks() -> None:
+    """A unit of ShuffleNet V2 (Ma et al., 2018), whose second half goes through a branch."""
+    g = Maker()
+    x = point(g, g.input("x", 1, 16, 6, 6), 32, "x0")
+    kept, used = (g("slice", x, name=f"half{i}", **HALVES[i]) for i in range(2))
+    branch = g("conv", used, g.weight("v", 16, 16, 3, 3), name="branch", **CONV)
+    y = g("concat", kept, branch, axis=1, name="y")
+    plan = checked(g.graph(point(g, y, 16)))
+    block = 16 * 36 * 4
+    assert views(plan)["y"] == (0, block)
+    assert copies(plan) == 3  # to blocks, the kept half, and the used one with its halo
+    part = checked(g.graph(point(g, g("slice", x, name="part", **HALVES[2]), 16)))
+    assert part.placements["part"].layout == ROW_MAJOR  # 8 channels of 16 lanes
+    part = checked(g.graph(point(g, g("slice", x, name="shifted", **HALVES[3]), 16)))
+    assert "shifted" not in views(part)
+
+
+def test_pieces_with_and_without_halos() -> None:
+    g, a, b = branches(16, 16)
+    padded = g("conv", a, g.weight("v", 16, 16, 3, 3), **CONV)
+    y = g("concat", a, b, axis=1, name="y")
+    plan = checked(g.graph(point(g, y, 16), padded))
+    assert all(plan.placements[v] == Placement(NCHW16, HALO) for v in ("a", "b", "y"))
+    assert views(plan) == {"y": (0, 16 * 64 * 4)}
+    # zeros around 256 channels cost more than a copy of 16 of them
+    g, a, b = branches(16, 240)
+    padded = g("conv", a, g.weight("v", 16, 16, 3, 3), **CONV)
+    y = g("concat", a, b, axis=1, name="y")
+    plan = checked(g.graph(point(g, y, 16), padded))
+    assert all(plan.placements[v] == Placement(NCHW16) for v in ("a", "b", "y"))
+    assert plan.placements["a.relayout"] == Placement(NCHW16, HALO)
+
+
+def test_rows_that_a_halo_would_tear_apart() -> None:
+    g = Maker()
+    x = g.input("x", 1, 1, 8, 16)
+    tops = [g("relu", g("mul", x, g.constant(f"k{i}", float(i)))) for i in (1, 2)]
+    y = g("concat", *tops, axis=2, name="y")
+    plan = checked(g.graph(g("conv", y, g.weight("w", 1, 1, 3, 3), **CONV)))
+    assert plan.placements["y"] == Placement() and views(plan) == {"y": (0, 512)}
+
+
+def test_a_reshape_of_a_piece_lies_there_too() -> None:
+    g = Maker()
+    x = g.input("x", 4, 32)
+    rows = [g("matmul", x, g.weight(f"w{i}", 32, 32)) for i in range(3)]
+    y = g("concat", g("reshape", rows[0], shape=(8, 16)), g("reshape", rows[1], shape=(8, 16)),
+          axis=0, name="y")  # fmt: skip
+    z = g("concat", g("reshape", y, shape=(8, 32)), rows[2], axis=0, name="z")
+    plan = checked(g.graph(g("matmul", z, g.weight("v", 32, 8))))
+    assert views(plan) == {"y": (0, 512), "z": (0, 1024)} and copies(plan) == 0
+
+
+def grow(g: Maker, draw: st.DrawFn, values: list[str]) -> str:
+    """One more value from channels that are there."""
+    pick = st.sampled_from(values)
+    x = draw(pick)
+    channels = g.types[x].shape[1]
+    number = f"k{len(g.constants)}"
+    match draw(st.sampled_from(["point", "padded", "relu", "concat", "concat", "slice", "turn"])):
+        case "point":
+            return point(g, x, draw(st.sampled_from([16, 24, 32])))
+        case "padded":
+            return g("conv", x, g.weight(number, 16, channels, 3, 3), **CONV)
+        case "concat":
+            operands = draw(st.lists(pick, min_size=2, max_size=4))
+            return g("concat", *operands, axis=1)
+        case "slice" if channels >= 32:
+            start = draw(st.sampled_from([0, 16, channels - 16]))
+            ones = (1, 1, 1, 1)
+            return g("slice", x, starts=(0, start, 0, 0), steps=ones, sizes=(1, 16, 4, 4))
+        case "turn":
+            flat = g("reshape", x, shape=(1, channels, 16, 1))
+            return g("reshape", flat, shape=(1, channels, 4, 4))
+    return g("relu", x)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    g = Maker()
+    values = [g.input("x", 1, 16, 4, 4)]
+    for _ in range(draw(st.integers(2, 12))):
+        values.append(grow(g, draw, values))
+        if g.types[values[-1]].shape[1] > 256:
+            values.pop()
+    outputs = draw(st.lists(st.sampled_from(values[1:] or values), min_size=1, max_size=2))
+    return g.graph(*dict.fromkeys(outputs), g("reduce_mean", values[-1], axes=(2, 3), keepdims=1))
+
+
+@settings(max_examples=120, deadline=None)
+@given(graphs())
+def test_random_graphs(graph: Graph) -> None:
+    checked(graph)
+
+
+def unit() -> Graph:
+    """Slices, copies and pieces with halos, one in another's place."""
+    g = Maker()
+    x = point(g, g.input("x", 1, 16, 6, 6), 32, "x0")
+    kept, used = (g("slice", x, **HALVES[i]) for i in range(2))
+    branch = g("relu", g("conv", used, g.weight("v", 16, 16, 3, 3), **CONV))
+    y = g("concat", kept, branch, "x", axis=1)
+    z = g("concat", y, g("conv", y, g.weight("u", 24, 48, 3, 3), **CONV), axis=1)
+    return g.graph(g("relu", point(g, z, 16)), g("reduce_mean", z, axes=(2, 3), keepdims=1))
+
+
+@pytest.mark.parametrize("make", [dense_block, unit])
+def test_compiled(make: Callable[[], Graph]) -> None:
+    graph = make()
+    target = resolve_target("host")
+    executable = compile_plan(plan_graph(graph, target.lanes(DType.FLOAT32)), None, target)
+    inputs = random_inputs(graph)
+    for found, expected in zip(executable.run(inputs), run_graph(graph, inputs), strict=True):
+        # sums of at most a few thousand products of numbers near 1
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
