@@ -108,6 +108,8 @@ class Views:
             self._slice(node, place)
         else:
             self._add(output, place, written=True)
+            if not more and node.op == "identity" and output in self._graph.outputs:
+                self._rows.setdefault(node.inputs[0], output)  # the rows of its operand
 
     def _add(self, value: str, place: Placement, *, written: bool) -> None:
         self._places[value] = place
@@ -136,6 +138,8 @@ class Views:
                 self._rows[source] = self._named(f"{source}.rows", source)
                 self._add(self._rows[source], ROW, written=True)
             source = self._rows[source]
+        if source in self._fixed:
+            self._fixed.add(output)
         self._add(output, ROW, written=False)
         self._dense |= {source, output}
         self._regions.join(source, output, 0)
@@ -280,14 +284,10 @@ class Views:
 
 
 def _fixed(graph: Graph, work: Sequence[tuple[Group, Choice]]) -> set[str]:
-    """Values in the caller's buffers: inputs, outputs, and what is a reshape of them."""
+    """Values in the caller's buffers: inputs, outputs, and what is reshaped to an output."""
     fixed = {*graph.inputs, *graph.outputs}
-    views = [group for group, _ in work if group.is_view]
-    for group in views:
-        if group.inputs[0] in fixed:
-            fixed.add(group.output)
-    for group in reversed(views):
-        if group.output in fixed:
+    for group, _ in reversed(work):
+        if group.is_view and group.output in fixed:
             fixed.add(group.inputs[0])
     return fixed
 

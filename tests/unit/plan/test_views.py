@@ -207,6 +207,16 @@ def test_a_reshape_of_a_piece_lies_there_too() -> None:
     assert views(plan) == {"y": (0, 512), "z": (0, 1024)} and copies(plan) == 0
 
 
+def test_another_reshape_of_an_output() -> None:
+    g = Maker()
+    x = g.input("x", 4, 32)
+    y = g("matmul", x, g.weight("w", 32, 32))
+    other = g("matmul", x, g.weight("u", 32, 32))
+    wide = g("concat", g("reshape", y, shape=(2, 64)), g("reshape", other, shape=(2, 64)), axis=0)
+    plan = checked(g.graph(g("reshape", y, shape=(8, 16)), g("matmul", wide, g.weight("v", 64, 8))))
+    assert views(plan)[wide] == (0, 512) and copies(plan) == 1
+
+
 def grow(g: Maker, draw: st.DrawFn, values: list[str]) -> str:
     """One more value from channels that are there."""
     pick = st.sampled_from(values)
