@@ -147,6 +147,8 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
     if source.is_float and to.is_float:
         if source.bytes == to.bytes:
             return cast(emitter, cast(emitter, value, DType.FLOAT32), to)
+        if source is DType.FLOAT64 and to.bytes == 2:
+            return cast(emitter, _rounded_to_odd(emitter, value), to)
         name = "fpext" if to.bytes > source.bytes else "fptrunc"
     elif source.is_float:
         kind = "fptosi" if to.is_signed else "fptoui"
@@ -161,6 +163,33 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
     else:
         name = "sext" if source.is_signed else "zext"
     return emitter.emit(to, lanes, f"{name} {value.type} %s to {text}", value)
+
+
+def _rounded_to_odd(emitter: Emitter, value: Value) -> Value:
+    """float64 as the float32 toward zero, its last bit set where anything is lost.
+
+    Rounding that once more gives a 16-bit float as if it had been rounded once (Boldo and
+    Melquiond, Emulation of FMA and correctly rounded sums, 2008); the direct conversion is a call
+    into a C library on most targets.
+    """
+    lanes = value.lanes
+    number, text = type_text(DType.FLOAT32, lanes), type_text(DType.INT32, lanes)
+    narrow = emitter.emit(DType.FLOAT32, lanes, f"fptrunc {value.type} %s to {number}", value)
+    back = cast(emitter, narrow, DType.FLOAT64)
+    bits = emitter.emit(DType.INT32, lanes, f"bitcast {number} %s to {text}", narrow)
+    one = emitter.const(1, DType.INT32, lanes)
+    away = _compare(
+        emitter,
+        Operation.LT,
+        apply(emitter, Operation.ABS, value),
+        apply(emitter, Operation.ABS, back),
+    )
+    shorter = apply(emitter, Operation.SUB, bits, one)
+    bits = apply(emitter, Operation.SELECT, away, shorter, bits)
+    lost = _compare(emitter, Operation.NE, back, value)
+    odd = apply(emitter, Operation.OR, bits, one)
+    bits = apply(emitter, Operation.SELECT, lost, odd, bits)
+    return emitter.emit(DType.FLOAT32, lanes, f"bitcast {text} %s to {number}", bits)
 
 
 def extract_lane(emitter: Emitter, value: Value, lane: int) -> Value:
@@ -215,6 +244,10 @@ def _fma(emitter: Emitter, x: Value, y: Value, z: Value) -> Value:
     if not emitter.target.fma:
         # Without the instruction, llvm.fma is a call into a C library.
         return apply(emitter, Operation.ADD, apply(emitter, Operation.MUL, x, y), z)
+    if dtype.bytes == 2:
+        # The product is exact in float32; LLVM would go through float64 and a C library.
+        wide = (cast(emitter, operand, DType.FLOAT32) for operand in (x, y, z))
+        return cast(emitter, _fma(emitter, *wide), dtype)
     return emitter.call(dtype, z.lanes, f"llvm.fma.{suffix(dtype, z.lanes)}", x, y, z)
 
 

@@ -93,7 +93,7 @@ class NodeImporter:
             return self._branch(proto, name, body)
         rule = ops.onnx_rules().get((domain, proto.op_type))
         if rule is None:
-            found = self._expand(proto, name, body, inputs, None)
+            found = self._expand(proto, name, body, inputs, outputs, None)
             if found is None:
                 raise UnsupportedOperatorError(name, proto.op_type, domain, opset)
             return found
@@ -102,7 +102,7 @@ class NodeImporter:
         try:
             emitted = rule.emit(replace(node, inputs=tuple(aligned_operands(node))))
         except UnsupportedOperatorError as error:
-            found = self._expand(proto, name, body, inputs, error)
+            found = self._expand(proto, name, body, inputs, outputs, error)
             if found is None:
                 raise
             return found
@@ -119,6 +119,7 @@ class NodeImporter:
         name: str,
         body: Body,
         inputs: tuple[str | None, ...],
+        outputs: tuple[str, ...],
         refused: UnsupportedOperatorError | None,
     ) -> Sequence[str] | None:
         """The outputs by way of the schema's function body, or None where there is none.
@@ -141,9 +142,10 @@ class NodeImporter:
         inner = Body(
             values, opsets or body.opsets, function.attributes, f"{name}/", _deeper(body, name)
         )
-        wanted = function.body.output[: len(proto.output)]
+        # a body may leave out what the node does not ask for
+        made = list(zip(function.body.output, outputs, strict=False))
         try:
-            self.run(function.body, wanted, inner)
+            self.run(function.body, [inside for inside, outside in made if outside], inner)
         except UnsupportedOperatorError as error:
             if refused is not None:
                 raise refused from error
@@ -155,7 +157,7 @@ class NodeImporter:
                 f"its function body needs {error.operator}: {error.reason}",
                 error.depends_on,
             ) from error
-        return [_defined(inner, v, name) for v in wanted]
+        return [_defined(inner, inside, name) if outside else "" for inside, outside in made]
 
     def _branch(self, proto: NodeProto, name: str, body: Body) -> Sequence[str]:
         """The branch of an If whose condition is known at import."""

@@ -1,4 +1,5 @@
 """Operators up to opset 6, which say where they broadcast: `axis` is where B's dimensions lie in A.
+The slope of PRelu lies along the channels.
 
 Everything else that changed with opset 7 is an attribute that the rules read where it is there.
 """
@@ -25,13 +26,18 @@ def aligned_operands(node: OnnxNode) -> Sequence[str | None]:
     Raises:
         InvalidModelError: if B does not lie within A.
     """
-    if node.opset >= FIRST_NUMPY_BROADCASTING or node.op_type not in _BINARY:
+    if node.opset >= FIRST_NUMPY_BROADCASTING or node.domain:
         return node.inputs
-    if node.domain or not node.integer("broadcast", 0) or "axis" not in node.attrs:
+    if node.op_type == "PRelu":
+        axis = 1
+    elif node.op_type in _BINARY and node.integer("broadcast", 0) and "axis" in node.attrs:
+        axis = node.integer("axis")
+    else:
         return node.inputs
     a, b = node.input(0), node.input(1)
     rank, shape = len(node.shape(a)), node.shape(b)
-    axis = node.integer("axis")
+    if node.op_type == "PRelu" and len(shape) != 1:
+        return node.inputs
     if not 0 <= axis % max(rank, 1) <= rank - len(shape):
         raise node.invalid(f"axis {axis} for operands of rank {rank} and {len(shape)}")
     behind = rank - axis % rank - len(shape)

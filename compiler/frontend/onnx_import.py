@@ -180,7 +180,7 @@ class _Importer:
                 raise InvalidModelError(
                     f"{what}: dimension {position} ('{name}') has no size; give one for it"
                 )
-            if size < 1:
+            if size < 0:
                 raise InvalidModelError(f"{what}: dimension {position} is {size}")
             shape.append(size)
         return TensorType(dtype, tuple(shape))

@@ -109,6 +109,12 @@ class GraphBuilder:
         self._nodes.append(Node(name, op, tuple(inputs), (name,), pairs))
         return name
 
+    def known(self, value: str) -> np.ndarray | None:
+        """A value that is known at import: a constant, or one without elements."""
+        kind = self.types[value]
+        empty = None if kind.elements else np.zeros(kind.shape, kind.dtype.numpy)
+        return self.constants.get(value, empty)
+
     def is_made(self, value: str) -> bool:
         """Whether a node makes the value: it is no input and no constant."""
         return value not in self.constants and value not in self._inputs
@@ -205,7 +211,8 @@ class GraphBuilder:
     ) -> np.ndarray | None:
         if prod(kind.shape) == 0:
             return np.zeros(kind.shape, kind.dtype.numpy)  # nothing is left to compute
-        arrays = [self.constants[value] for value in inputs if value in self.constants]
+        known = [self.known(value) for value in inputs]
+        arrays = [array for array in known if array is not None]
         if len(arrays) != len(inputs) or not arrays:
             return None
         if kind.bytes > max(FOLD_LIMIT_BYTES, sum(array.nbytes for array in arrays)):
@@ -214,7 +221,10 @@ class GraphBuilder:
         limit = max(GENERATED_LIMIT_BYTES, 2 * given)
         if kind.bytes > SMALL_BYTES and self._folded_bytes + kind.bytes > limit:
             return None  # all would be in memory at once
-        operands = [from_memory(self.constants[value], self.types[value].dtype) for value in inputs]
+        operands = [
+            from_memory(array, self.types[value].dtype)
+            for value, array in zip(inputs, arrays, strict=True)
+        ]
         with np.errstate(all="ignore"):
             result = np.asarray(operator.reference(operands, attrs))
         self._folded_bytes += kind.bytes

@@ -7,6 +7,7 @@ from math import ceil, prod
 import numpy as np
 
 from compiler.dtypes import DType
+from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops.onnx_node import OnnxNode, OnnxTensor
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
@@ -49,13 +50,15 @@ def _onnx_size(node: OnnxNode) -> str:
 
 
 def _onnx_range(node: OnnxNode) -> str:
-    parts = [node.static(i, name) for i, name in enumerate(("start", "limit", "delta"))]
+    dtype = node.type(node.input(0)).dtype
+    known = [node.static(i, name) for i, name in enumerate(("start", "limit", "delta"))]
+    parts = [None if array is None else from_memory(array, dtype) for array in known]
     start, limit, delta = (p.item() if p is not None and p.size == 1 else None for p in parts)
-    if start is None or limit is None or delta is None or delta == 0 or parts[0] is None:
+    if start is None or limit is None or delta is None or delta == 0:
         raise node.invalid("start, limit and delta are not three scalars, the last not 0")
     count = max(0, ceil((limit - start) / delta))
     node.reserve(f"{count} elements", count * 8)
-    return node.constant((start + np.arange(count) * delta).astype(parts[0].dtype))
+    return node.constant(to_memory(start + np.arange(count) * delta, dtype), dtype)
 
 
 def _onnx_identity(node: OnnxNode) -> str:

@@ -62,7 +62,7 @@ class OnnxNode:
         value = self.optional(position)
         if value is None:
             return None
-        array = self.builder.constants.get(value)
+        array = self.builder.known(value)
         if array is None:
             raise UnsupportedOperatorError(
                 self.name,

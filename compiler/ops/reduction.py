@@ -7,9 +7,10 @@ from math import prod
 
 import numpy as np
 
-from compiler.errors import InvalidModelError
+from compiler.dtypes import DType
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
+from compiler.loops import semantics
 from compiler.loops.expr import Combiner, Const, Expr, Operation, Reduce, op
 from compiler.loops.index import Affine, affine
 from compiler.ops.attributes import dimensions, integer, ints
@@ -30,8 +31,6 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
         kept = tuple(1 if dim in axes else extent for dim, extent in enumerate(shape))
     else:
         kept = tuple(extent for dim, extent in enumerate(shape) if dim not in axes)
-    if any(shape[axis] == 0 for axis in axes):
-        raise InvalidModelError("nothing to reduce: an axis has no elements")
     return TensorType(types[0].dtype, kept)
 
 
@@ -42,10 +41,16 @@ def _reduction(
     finish: Callable[[Expr, int], Expr],
     *onnx: OnnxRule,
 ) -> Operator:
-    """`finish` makes the result from the reduction and the number of elements that went in."""
+    """`finish` makes the result from the reduction and the number of elements that went in.
+
+    Without elements, the result is what the combiner starts from.
+    """
 
     def reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
         x = arrays[0]
+        if not x.size:
+            shape = _infer([TensorType(DType(x.dtype.name), x.shape)], attrs).shape
+            return np.full(shape, semantics.neutral(combiner, DType(x.dtype.name)))
         keep = bool(integer(attrs, "keepdims", 1))
         result = function(x, axis=_axes(attrs, x.ndim), keepdims=keep)
         return np.asarray(result).astype(x.dtype, copy=False)

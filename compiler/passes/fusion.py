@@ -87,7 +87,10 @@ class Group:
 
 
 def fuse(graph: Graph) -> tuple[Group, ...]:
-    """Every node of the graph in exactly one group; groups in topological order."""
+    """Every node of the graph in exactly one group; groups in topological order.
+
+    Nodes whose result has no elements are in none: there is nothing to compute.
+    """
     return _Fusion(graph).groups()
 
 
@@ -95,12 +98,14 @@ class _Fusion:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._position = {node.name: i for i, node in enumerate(graph.nodes)}
-        self._taken: set[str] = set()
+        self._taken = {node.name for node in graph.nodes if not graph.types[node.output].elements}
         self._outputs = set(graph.outputs)
 
     def groups(self) -> tuple[Group, ...]:
         found: list[Group] = []
-        anchors = [n for n in self._graph.nodes if _kind(n) in ANCHORS]
+        anchors = [
+            n for n in self._graph.nodes if _kind(n) in ANCHORS and n.name not in self._taken
+        ]
         self._taken.update(node.name for node in anchors)
         # The last anchor first: a residual addition joins the branch that is computed later.
         members: list[tuple[Node, list[Node]]] = []

@@ -140,7 +140,7 @@ class Program:
                 case _:
                     assert_never(instruction)
         for index, port in enumerate(self.outputs):
-            if index not in written:
+            if index not in written and port.bytes:
                 raise ValueError(f"program '{self.name}': nothing writes output '{port.name}'")
 
     def _check_ref(self, ref: BufferRef, size: int, writes: bool, where: str) -> None:

@@ -96,3 +96,22 @@ def test_bfloat16_scalars_are_numbers() -> None:
     )
     assert found.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(found.astype(np.float32), [-1.0, 2.0, 8.0])
+
+
+def test_tensors_without_elements() -> None:
+    """The sum over nothing is 0; a slice of nothing is nothing, and both come out of one run."""
+    infos = [helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 0))]
+    results = [helper.make_empty_tensor_value_info(name) for name in ("total", "all", "top")]
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
+        helper.make_node("Relu", ["x"], ["all"]),
+        helper.make_node("ReduceMax", ["x"], ["top"], keepdims=1),
+    ]
+    graph = helper.make_graph(nodes, "m", infos, results)
+    found = onnx_backend.run_model(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]),
+        [np.zeros((2, 0), np.float32)],
+    )
+    assert found[0] == 0.0
+    assert found[1].shape == (2, 0)
+    np.testing.assert_array_equal(found[2], [[-np.inf]])
