@@ -48,6 +48,7 @@ CASES: dict[str, tuple[str, Schedule]] = {
         "gemv",
         Schedule.of("gemv", tile=1, vectors=8, order="lanes-inner", unroll=2, prefetch=0),
     ),
+    "dot": ("gemv of rows", Schedule.of("dot", tile=4, unroll=1)),
     "direct": (
         "3x3",
         Schedule.of(
@@ -125,7 +126,9 @@ Expected = Callable[[Schedule], int]
 
 
 @pytest.mark.parametrize("name", ["x86-64-v4", "znver4", "aarch64"])
-@pytest.mark.parametrize("problem", ["matmul", "stem", "depthwise", "gemv", "3x3 without halo"])
+@pytest.mark.parametrize(
+    "problem", ["matmul", "stem", "depthwise", "gemv", "gemv of rows", "3x3 without halo"]
+)
 def test_defaults_do_not_spill(problem: str, name: str) -> None:
     """The untuned kernel keeps its tile in registers in the loops that take the time."""
     assert statistics_of(problem, None, name).inner_spills == 0

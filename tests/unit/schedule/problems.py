@@ -48,6 +48,14 @@ def matmul(m: int, n: int, k: int, *batch: int, constant: bool = True) -> Worklo
     return as_workload(make.graph(y), ("b", "bias") if constant else ("bias",))
 
 
+def matmul_of_rows(m: int, n: int, k: int, *batch: int) -> Workload:
+    """A product with a run-time matrix whose rows lie along the sum: a transposed one."""
+    make, rank = Maker(), len(batch)
+    a, b = make.input("a", *batch, m, k), make.input("b", *batch, n, k)
+    turned = make("transpose", b, perm=(*range(rank), rank + 1, rank))
+    return as_workload(make.graph(make("relu", make("matmul", a, turned))))
+
+
 def unary(op: str, *shape: int, place: Place = (ROW_MAJOR, ()), **attrs: AttrValue) -> Workload:
     make = Maker()
     y = make(op, make.input("x", *shape), **attrs)
@@ -85,6 +93,7 @@ PROBLEMS: dict[str, Callable[[int], Workload]] = {
     "matmul of odd sizes": lambda lanes: matmul(19, 37, 50),
     "matmul of activations": lambda lanes: matmul(128, 64, 128, 12, constant=False),
     "gemv": lambda lanes: matmul(1, 1000, 2048),
+    "gemv of rows": lambda lanes: matmul_of_rows(1, 1024, 64, 12),
     "max_pool": max_pool,
     "max_pool planar": lambda lanes: unary(
         "max_pool", 1, 20, 13, 13, kernel=(3, 3), strides=(2, 2), pads=(1,) * 4, dilations=(1, 1)

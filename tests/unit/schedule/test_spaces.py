@@ -115,6 +115,7 @@ def algorithms(workload: Workload, numerics: str = "fast") -> list[str]:
         ("1x1", ["gemm"]),
         ("matmul", ["strassen", "gemm"]),
         ("gemv", ["gemv"]),
+        ("gemv of rows", ["dot", "gemv"]),
         ("depthwise", ["window"]),
         ("max_pool", ["window"]),
         ("softmax", ["row"]),

@@ -1,0 +1,168 @@
+"""Products with a vector, or a few, whose matrix lies along the sum: y[i] = sum_k A[i, k] x[k].
+
+Lanes run along the sum and are joined at its end, so that the matrix is read where it is and once;
+`gemv` would have to transpose it first. Attention with one query reads its keys like this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Combiner, Expr, Load, Role
+from compiler.loops.index import Axis
+from compiler.loops.nest import Compute, LoopNest, Store, Tile
+from compiler.schedule.kernel import Kernel
+from compiler.schedule.merge import merge_axes
+from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from compiler.schedule.schedule import Choice, Schedule
+from compiler.schedule.space import Knob, SubSpace
+from compiler.schedule.structure import (
+    Loop,
+    halo_stage,
+    needs_padding,
+    parallel_stage,
+    unit_stride,
+)
+from compiler.target import Target
+from compiler.workload import Workload
+
+_MOST_VECTORS = 8
+"""More of them than this reuse the matrix so often that packing it is worth while."""
+
+_ACCUMULATORS = 8
+"""Two multiply-adds a cycle, each of which takes four."""
+
+
+@dataclass(frozen=True)
+class Dot:
+    """The roles of the axes: `rows` of the matrix, one element for each of `vectors` vectors.
+
+    `batch` axes index both operands; `depth` is the reduction.
+    """
+
+    problem: Problem
+    matrix: Load
+    rows: Axis
+    vectors: Axis | None
+    batch: tuple[Axis, ...]
+    depth: Axis
+
+    @property
+    def count(self) -> int:
+        """How many vectors."""
+        return self.vectors.extent if self.vectors else 1
+
+
+@lru_cache(maxsize=256)
+def analyse(workload: Workload) -> Dot | None:
+    """The product, where both operands lie along the reduction; else None."""
+    if not is_one_expression(workload):
+        return None
+    problem = merge_axes(compose(workload))
+    if problem.product is None:
+        return None
+    reduced = [a for a in problem.reduction.axes if a.extent > 1]
+    if len(reduced) != 1 or not all(_along(e, reduced[0]) for e in problem.product):
+        return None
+    outputs = [a for a in problem.axes if a.extent > 1]
+    used = [axes_of(e) & set(outputs) for e in problem.product]
+    own = [[a for a in outputs if a in used[i] and a not in used[1 - i]] for i in range(2)]
+    large = max(range(2), key=lambda i: max((a.extent for a in own[i]), default=0))
+    matrix = problem.product[large]
+    if len(own[large]) != 1 or len(own[1 - large]) > 1 or not isinstance(matrix, Load):
+        return None
+    vectors = own[1 - large][0] if own[1 - large] else None
+    if vectors is not None and vectors.extent > _MOST_VECTORS:
+        return None
+    batch = tuple(a for a in outputs if a not in (own[large][0], vectors))
+    return Dot(problem, matrix, own[large][0], vectors, batch, reduced[0])
+
+
+def _along(expr: Expr, axis: Axis) -> bool:
+    """Whether an operand is a load whose neighbours along the reduction lie side by side."""
+    return isinstance(expr, Load) and unit_stride(expr, axis) and not needs_padding(expr)
+
+
+class _Template:
+    algorithms = ("dot",)
+
+    def preference(self, workload: Workload) -> float:
+        found = analyse(workload)
+        if found is None or found.matrix.tensor.role is Role.WEIGHT:
+            return 0.9
+        return 1.5
+
+    def space(
+        self, workload: Workload, target: Target, *, threads: int, strict: bool
+    ) -> SubSpace | None:
+        found = analyse(workload)
+        if found is None:
+            return None
+        whole = -(-found.depth.extent // target.lanes(DType.FLOAT32))
+        knobs = (
+            Knob("tile", tuple(t for t in (1, 2, 4, 8) if t <= found.rows.extent)),
+            Knob("unroll", tuple(u for u in (1, 2, 4, 8) if u <= whole)),
+        )
+
+        def valid(choice: Mapping[str, Choice]) -> bool:
+            tile, unroll = int(choice["tile"]), int(choice["unroll"])
+            accumulators = tile * found.count * unroll
+            return accumulators + max(tile, found.count) + 1 <= target.vector_registers
+
+        default = _default(found, *([int(v) for v in knob.values] for knob in knobs))
+        return SubSpace("dot", knobs, valid, default)
+
+    def lower(
+        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
+    ) -> Kernel:
+        found = analyse(workload)
+        if found is None:
+            raise ScheduleError("'dot' does not apply to this workload")
+        return _lower(found, schedule, target)
+
+
+TEMPLATE = _Template()
+
+
+def _default(found: Dot, tiles: list[int], unrolls: list[int]) -> Schedule:
+    """Eight accumulators or a few more, which hide the latency of the multiply-adds.
+
+    With one vector two rows of the matrix at a time, each of them a stream that the hardware
+    follows; with several, so many rows that the sums need no unrolling, for what is unrolled is
+    joined at the end.
+    """
+    rows = 2 if found.count == 1 else max(2, -(-_ACCUMULATORS // found.count))
+    tile = _at_least(rows, tiles)
+    unroll = _at_least(-(-_ACCUMULATORS // (tile * found.count)), unrolls)
+    return Schedule.of("dot", tile=tile, unroll=unroll)
+
+
+def _at_least(wanted: int, values: list[int]) -> int:
+    """The smallest value that is large enough, or the largest."""
+    return next((v for v in values if v >= wanted), values[-1])
+
+
+def _lower(found: Dot, schedule: Schedule, target: Target) -> Kernel:
+    problem = found.problem
+    lanes = target.lanes(DType.FLOAT32)
+    points = [Tile(found.depth, lanes), Tile(found.rows)]
+    if found.vectors is not None:
+        points.append(Tile(found.vectors))
+    compute = Compute(
+        (Store(problem.output, problem.epilogue),),
+        problem.reduction.body,
+        Combiner.SUM,
+        reduce=(Tile(found.depth, schedule.integer("unroll") * lanes),),
+        unroll=tuple(points),
+        vector=found.depth,
+        partial=(found.depth,),
+    )
+    loops = [*map(Loop, found.batch), Loop(found.rows, schedule.integer("tile"))]
+    stage = parallel_stage("main", loops, compute)
+    output = problem.output.tensor
+    nest = LoopNest("kernel", (*problem.inputs, output), (), (stage, *halo_stage(output, lanes)))
+    return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
