@@ -14,7 +14,7 @@ import numpy as np
 from compiler.codegen.ssa import Emitter, Value, element, suffix, type_text
 from compiler.dtypes import DType
 from compiler.loops import semantics
-from compiler.loops.expr import Combiner, Operation
+from compiler.loops.expr import Operation
 
 _FLOAT_PREDICATES = {
     Operation.LT: "olt",
@@ -28,53 +28,6 @@ _INTEGER_PREDICATES = {
     Operation.EQ: "eq",
     Operation.NE: "ne",
 }
-
-
-def neutral(combiner: Combiner, dtype: DType) -> float:
-    """The value that a reduction starts from."""
-    match combiner:
-        case Combiner.SUM:
-            return 0
-        case Combiner.PRODUCT:
-            return 1
-        case Combiner.MAX if dtype.is_float:
-            return float("-inf")
-        case Combiner.MIN if dtype.is_float:
-            return float("inf")
-        case Combiner.MAX:
-            return -(1 << (dtype.bytes * 8 - 1)) if dtype.is_signed else 0
-        case Combiner.MIN:
-            bits = 1 if dtype is DType.BOOL else dtype.bytes * 8
-            return (1 << (bits - dtype.is_signed)) - 1
-    assert_never(combiner)
-
-
-def combine(emitter: Emitter, combiner: Combiner, a: Value, b: Value) -> Value:
-    """Join two partial results of a reduction."""
-    return apply(emitter, _COMBINING[combiner], a, b)
-
-
-_COMBINING = {
-    Combiner.SUM: Operation.ADD,
-    Combiner.PRODUCT: Operation.MUL,
-    Combiner.MAX: Operation.MAX,
-    Combiner.MIN: Operation.MIN,
-}
-
-
-def reduce_lanes(emitter: Emitter, combiner: Combiner, value: Value) -> Value:
-    """Join the lanes of a vector to a scalar, pairwise: log2(lanes) shuffles."""
-    lanes = value.lanes
-    while lanes > 1:
-        half = lanes // 2
-        if half == 1:
-            lower, upper = (extract_lane(emitter, value, lane) for lane in range(2))
-        else:
-            lower = emitter.shuffle(value, None, range(half))
-            upper = emitter.shuffle(value, None, range(half, lanes))
-        value = combine(emitter, combiner, lower, upper)
-        lanes = half
-    return value
 
 
 def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from compiler.codegen import memory
 from compiler.codegen.access import Kind, Linear, Padding, bind, evaluate
-from compiler.codegen.arithmetic import apply, cast, combine, neutral, reduce_lanes
+from compiler.codegen.arithmetic import apply, cast
+from compiler.codegen.combining import Partial, join, join_lanes, same_lanes, start
 from compiler.codegen.order import constant_points, greedy_points
 from compiler.codegen.points import Point, Points
-from compiler.codegen.ssa import Value
+from compiler.codegen.ssa import Value, element
+from compiler.codegen.transpose import transpose
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import (
@@ -24,6 +26,7 @@ from compiler.loops.expr import (
     Combiner,
     Const,
     Expr,
+    Fold,
     IndexValue,
     Load,
     Op,
@@ -34,6 +37,7 @@ from compiler.loops.expr import (
     walk,
 )
 from compiler.loops.nest import Compute, Order, Store, Tile
+from compiler.loops.semantics import items_of
 
 if TYPE_CHECKING:
     from compiler.codegen.lower import StageLowering
@@ -73,12 +77,13 @@ class ComputeLowering:
         for tile in (*compute.reduce, *compute.unroll):
             stage.open_axis(tile.axis)
         saved = dict(stage.environment)
-        initial = self._initial()
         if compute.combiner is None:
             results = self._map()
         else:
-            reduced = self._reduce(0, list(initial.values()), list(initial))
-            results = self._join(dict(zip(initial, reduced, strict=True)))
+            initial = self._initial(compute.combiner)
+            flat = [value for partial in initial.values() for value in partial]
+            reduced = self._reduce(0, flat, list(initial))
+            results = self._join(compute.combiner, self._by_key(reduced, list(initial)))
         self._finish(results)
         stage.environment = saved
 
@@ -93,28 +98,31 @@ class ComputeLowering:
             counts.append(-(-extent // unroll[axis]))
         return counts
 
-    def _initial(self) -> dict[Key, Value]:
-        """One accumulator for each point of the spatial and the partial axes."""
-        compute = self.compute
-        if compute.combiner is None:
-            return {}
+    def _initial(self, combiner: Combiner | Fold) -> dict[Key, Partial]:
+        """One accumulator (of several items) for each point of the spatial and partial axes."""
+        init = self.compute.init
         partials = list(product(*map(range, self._partial_counts())))
-        start = self.emitter.const(neutral(compute.combiner, self.dtype), self.dtype)
-        result: dict[Key, Value] = {}
+        neutral = start(self.emitter, combiner, self.dtype)
+        result: dict[Key, Partial] = {}
         with self._points(self.spatial) as points:
             lanes = self.stage.lanes if self.reduces_lanes else points.lanes
             # Lanes that are joined in the end must see the initial value once: `_join` adds it.
             accesses = None
-            if compute.init is not None and not self.reduces_lanes:
-                accesses = memory.resolve(self.stage, compute.init, points, self.padding)
+            if init is not None and not self.reduces_lanes:
+                accesses = memory.resolve(self.stage, init, points, self.padding)
             for point in points:
                 for number, partial in enumerate(partials):
-                    value = start
-                    if accesses is not None and number == 0 and compute.init is not None:
-                        value = self._evaluate(compute.init, accesses, points, point, None)
-                    result[point, partial] = self.emitter.splat(value, lanes)
-        self.accumulators = len(result)
+                    values = neutral
+                    if accesses is not None and number == 0 and init is not None:
+                        values = self._items(init, accesses, points, point)
+                    result[point, partial] = same_lanes(self.emitter, values, lanes)
+        self.accumulators = len(result) * len(neutral)
         return result
+
+    def _by_key(self, values: Sequence[Value], keys: Sequence[Key]) -> dict[Key, Partial]:
+        """The items of accumulators that follow each other, together again."""
+        items = len(values) // len(keys)
+        return {key: tuple(values[i * items : (i + 1) * items]) for i, key in enumerate(keys)}
 
     def _reduce(self, level: int, values: list[Value], keys: list[Key]) -> list[Value]:
         """The reduction loops from `level` inwards, carrying the accumulators."""
@@ -147,7 +155,7 @@ class ComputeLowering:
         compute = self.compute
         combiner = compute.combiner
         assert combiner is not None
-        current = dict(zip(keys, values, strict=True))
+        current = self._by_key(values, keys)
         axes = [t.axis for t in compute.unroll]
         spatial = [axes.index(t.axis) for t in self.spatial]
         partial = [axes.index(axis) for axis in compute.partial]
@@ -160,7 +168,7 @@ class ComputeLowering:
             for point in order:
                 key = tuple(point[i] for i in spatial), tuple(point[i] for i in partial)
                 current[key] = self._accumulate(combiner, current[key], accesses, points, point)
-        return [current[key] for key in keys]
+        return [value for key in keys for value in current[key]]
 
     def _ordered(
         self, points: list[Point], accesses: memory.Accesses, spatial: Sequence[int]
@@ -178,91 +186,83 @@ class ComputeLowering:
 
     def _accumulate(
         self,
-        combiner: Combiner,
-        current: Value,
+        combiner: Combiner | Fold,
+        current: Partial,
         accesses: memory.Accesses,
         points: Points,
         point: Point,
-    ) -> Value:
-        body = self.compute.body
-        fresh = current.const is not None and current.const == neutral(combiner, self.dtype)
-        active = points.active(point)
-        if self.reduces_lanes and active < self.stage.lanes:
-            value = self._evaluate(body, accesses, points, point, None)
-            mask = memory.lane_mask(self.stage.lanes, active)
-            other = self.emitter.const(neutral(combiner, self.dtype), self.dtype, self.stage.lanes)
-            if value.lanes < self.stage.lanes:
-                value = self._widen(value)
-            value = self.emitter.emit(
-                self.dtype,
-                value.lanes,
-                f"select {mask}, {value.type} %s, {value.type} %s",
-                value,
-                other,
-            )
-            return value if fresh else combine(self.emitter, combiner, current, value)
+    ) -> Partial:
+        body, emitter = self.compute.body, self.emitter
+        neutral = start(emitter, combiner, self.dtype)
+        fresh = all(
+            c.const is not None and c.const == n.const
+            for c, n in zip(current, neutral, strict=True)
+        )
+        active, lanes = points.active(point), self.stage.lanes
+        if self.reduces_lanes and active < lanes:
+            values = self._items(body, accesses, points, point)
+            mask = memory.lane_mask(lanes, active)
+            values = tuple(
+                emitter.emit(
+                    v.dtype, lanes, f"select {mask}, {v.type} %s, {v.type} %s", v,
+                    emitter.splat(n, lanes),
+                )
+                for v, n in zip(same_lanes(emitter, values, lanes), neutral, strict=True)
+            )  # fmt: skip
+            return values if fresh else join(emitter, combiner, current, values)
         match body:
             case Op(operation=Operation.MUL, args=(left, right)) if combiner is Combiner.SUM:
-                x = self._evaluate(left, accesses, points, point, None)
-                y = self._evaluate(right, accesses, points, point, None)
+                x = self._evaluate(left, accesses, points, point)
+                y = self._evaluate(right, accesses, points, point)
                 if fresh:
-                    return apply(self.emitter, Operation.MUL, x, y)
-                return apply(self.emitter, Operation.FMA, x, y, current)
-        value = self._evaluate(body, accesses, points, point, None)
-        return value if fresh else combine(self.emitter, combiner, current, value)
+                    return (apply(emitter, Operation.MUL, x, y),)
+                return (apply(emitter, Operation.FMA, x, y, *current),)
+        values = self._items(body, accesses, points, point)
+        return values if fresh else join(emitter, combiner, current, values)
 
-    def _widen(self, value: Value) -> Value:
-        if value.lanes == 1:
-            return self.emitter.splat(value, self.stage.lanes)
-        lanes = [min(lane, value.lanes) for lane in range(self.stage.lanes)]
-        return self.emitter.shuffle(value, value, lanes)
-
-    def _join(self, values: dict[Key, Value]) -> dict[Point, Value]:
+    def _join(self, combiner: Combiner | Fold, values: dict[Key, Partial]) -> dict[Point, Partial]:
         """Join partial accumulators in a tree, then lanes."""
-        combiner = self.compute.combiner
-        assert combiner is not None
-        groups: dict[Point, list[Value]] = {}
-        for (point, _), value in values.items():
-            groups.setdefault(point, []).append(value)
+        groups: dict[Point, list[Partial]] = {}
+        for (point, _), partial in values.items():
+            groups.setdefault(point, []).append(partial)
         result = {}
         for point, group in groups.items():
             while len(group) > 1:
                 pairs = [group[i : i + 2] for i in range(0, len(group), 2)]
                 group = [
-                    combine(self.emitter, combiner, *pair) if len(pair) == 2 else pair[0]
+                    join(self.emitter, combiner, *pair) if len(pair) == 2 else pair[0]
                     for pair in pairs
                 ]
-            value = group[0]
+            partial = group[0]
             if self.reduces_lanes:
-                value = reduce_lanes(
-                    self.emitter, combiner, self.emitter.splat(value, self.stage.lanes)
-                )
-            result[point] = value
-        if self.reduces_lanes and self.compute.init is not None:
+                whole = same_lanes(self.emitter, partial, self.stage.lanes)
+                partial = join_lanes(self.emitter, combiner, whole)
+            result[point] = partial
+        init = self.compute.init
+        if self.reduces_lanes and init is not None:
             with self._points(self.spatial) as points:
-                accesses = memory.resolve(self.stage, self.compute.init, points)
-                for point, value in result.items():
-                    start = self._evaluate(self.compute.init, accesses, points, point, None)
-                    result[point] = combine(self.emitter, combiner, start, value)
+                accesses = memory.resolve(self.stage, init, points)
+                for point, partial in result.items():
+                    first = self._items(init, accesses, points, point)
+                    result[point] = join(self.emitter, combiner, first, partial)
         return result
 
     # ---- without a reduction
 
-    def _map(self) -> dict[Point, Value]:
+    def _map(self) -> dict[Point, Partial]:
         compute = self.compute
-        result: dict[Point, Value] = {}
+        result: dict[Point, Partial] = {}
         with self._points(compute.unroll) as points:
             accesses = memory.resolve(self.stage, compute.body, points, self.padding)
             for point in points:
                 if not memory.in_bounds(accesses, point):
                     raise ScheduleError("a load outside of its tensor, and no reduction to skip")
-                value = self._evaluate(compute.body, accesses, points, point, None)
-                result[point] = value
+                result[point] = self._items(compute.body, accesses, points, point)
         return result
 
     # ---- stores
 
-    def _finish(self, results: dict[Point, Value]) -> None:
+    def _finish(self, results: dict[Point, Partial]) -> None:
         with self._points(self.spatial) as points:
             prepared = [self._prepare(store, points) for store in self.compute.stores]
             if self.compute.store_vector is not None:
@@ -291,8 +291,8 @@ class ComputeLowering:
         active = 1 if self.reduces_lanes else points.active(point)
         memory.store(self.stage, target, self.emitter.splat(value, lanes), point, active)
 
-    def _transposed(self, results: dict[Point, Value], points: Points) -> None:
-        """Lanes along one axis become lanes along another: log2(lanes) stages of shuffles.
+    def _transposed(self, results: dict[Point, Partial], points: Points) -> None:
+        """Lanes along one axis become lanes along another.
 
         Before: for each j of `store_vector` one vector over `vector`; after: for each lane of
         `vector` one vector over j.
@@ -304,8 +304,8 @@ class ComputeLowering:
         target = memory.resolve_target(self.stage, store.target, points)
         accesses = memory.resolve(self.stage, store.value, points)
         groups: dict[Point, dict[int, Value]] = {}
-        for point, value in results.items():
-            value = self._evaluate(store.value, accesses, points, point, value)
+        for point, partial in results.items():
+            value = self._evaluate(store.value, accesses, points, point, partial)
             rest = (*point[:position], *point[position + 1 :])
             groups.setdefault(rest, {})[point[position]] = value
         for rest, group in groups.items():
@@ -315,19 +315,7 @@ class ComputeLowering:
                 for i, value in group.items():
                     self._write(target, value, points, (*rest[:position], i, *rest[position:]))
                 continue
-            rows = [group[i] for i in range(width)]
-            step = 1
-            while step < width:
-                new = list(rows)
-                for i in range(width):
-                    if i & step:
-                        continue
-                    low = [x if not x & step else (x & ~step) + width for x in range(width)]
-                    high = [x | step if not x & step else x + width for x in range(width)]
-                    new[i] = self.emitter.shuffle(rows[i], rows[i | step], low)
-                    new[i | step] = self.emitter.shuffle(rows[i], rows[i | step], high)
-                rows = new
-                step *= 2
+            rows = transpose(self.emitter, [group[i] for i in range(width)])
             for lane, row in enumerate(rows):
                 across = target.transposed(position, lane)
                 memory.store(self.stage, across, row, first, width)
@@ -337,13 +325,19 @@ class ComputeLowering:
     def _points(self, tiles: Sequence[Tile]) -> Points:
         return Points(self.stage, tiles, self.compute.vector)
 
+    def _items(
+        self, expr: Expr, accesses: memory.Accesses, points: Points, point: Point
+    ) -> Partial:
+        """The items of a tuple at one point."""
+        return tuple(self._evaluate(e, accesses, points, point) for e in items_of(expr))
+
     def _evaluate(
         self,
         expr: Expr,
         accesses: memory.Accesses,
         points: Points,
         point: Point,
-        accumulator: Value | None,
+        accumulator: Partial = (),
     ) -> Value:
         """The value of an expression at one point of the unrolled axes."""
         memo: dict[Expr, Value] = {}
@@ -370,9 +364,8 @@ class ComputeLowering:
                     return memory.load(self.stage, self, access, point, active, lanes, moved)
                 case Const(value=value, type=dtype):
                     return self.emitter.const(value, dtype)
-                case Accumulator():
-                    assert accumulator is not None
-                    return accumulator
+                case Accumulator(number=number):
+                    return accumulator[number]
                 case IndexValue(index=index, type=dtype):
                     form = bind(self.emitter, self.stage.environment, index)
                     return self._index_value(form, points, point, dtype)
@@ -394,16 +387,16 @@ class ComputeLowering:
         return visit(expr)
 
     def _index_value(self, form: Linear, points: Points, point: Point, dtype: DType) -> Value:
-        static = points.static(form, point)
-        base = evaluate(self.emitter, Linear(form.of(Kind.RUNTIME), static))
+        emitter, static = self.emitter, points.static(form, point)
+        whole = DType.INT64 if dtype.is_float or dtype is DType.BOOL else dtype
+        base = cast(emitter, evaluate(emitter, Linear(form.of(Kind.RUNTIME), static)), whole)
         lanes = form.of(Kind.LANE)
         if lanes and points.lanes > 1:
+            name = element(whole)
             steps = ", ".join(
-                f"i64 {sum(c * (lane // v.divisor) for v, c in lanes.items())}"
+                f"{name} {sum(c * (lane // v.divisor) for v, c in lanes.items())}"
                 for lane in range(points.lanes)
             )
-            base = self.emitter.splat(base, points.lanes)
-            base = self.emitter.emit(
-                DType.INT64, points.lanes, f"add {base.type} %s, <{steps}>", base
-            )
-        return cast(self.emitter, base, dtype)
+            base = emitter.splat(base, points.lanes)
+            base = emitter.emit(whole, points.lanes, f"add {base.type} %s, <{steps}>", base)
+        return cast(emitter, base, dtype)

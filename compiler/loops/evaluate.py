@@ -16,6 +16,7 @@ from compiler.dtypes import DType
 from compiler.loops.expr import (
     Combiner,
     Expr,
+    Fold,
     IndexValue,
     Load,
     Space,
@@ -32,7 +33,9 @@ from compiler.loops.semantics import (
     compute_type,
     evaluate_expression,
     from_memory,
-    neutral,
+    items_of,
+    join,
+    neutral_items,
     to_memory,
 )
 
@@ -152,36 +155,46 @@ class _Execution:
         compute = self.compute
         everywhere = {**self.fixed, **self.spatial, **self.reduction}
         if compute.combiner is None:
-            result = self._evaluate(compute.body, everywhere, None)
+            result: tuple[Array, ...] = (self._evaluate(compute.body, everywhere),)
         else:
             result = self._reduce(compute.combiner, everywhere)
         here = {**self.fixed, **self.spatial}
         for store in compute.stores:
             self._store(store.target, self._evaluate(store.value, here, result), here)
 
-    def _reduce(self, combiner: Combiner, values: Mapping[Axis, Array]) -> Array:
+    def _reduce(self, combiner: Combiner | Fold, values: Mapping[Axis, Array]) -> tuple[Array, ...]:
         """The body combined over the reduction's points, those out of bounds left out."""
         compute = self.compute
         inside = np.asarray(True)
         halo_counts = not compute.skip_padding or combiner is Combiner.SUM
         for load in loads(compute.body):
             inside = inside & self._inside(load, values, halo=halo_counts)
-        start = neutral(combiner, compute.body.dtype)
         shape = np.broadcast_shapes(self.shape, *(np.shape(v) for v in values.values()))
         inside = np.broadcast_to(inside, shape)
         safe = {a: np.broadcast_to(v, shape)[inside] for a, v in values.items()}
-        terms = np.full(shape, start)
+        starts = neutral_items(combiner, compute.body.dtype)
+        terms = [np.full(shape, start) for start in starts]
         if inside.any():
-            terms[inside] = self._evaluate(compute.body, safe, None)
-        total = apply_combiner(combiner, terms)
+            for term, item in zip(terms, items_of(compute.body), strict=True):
+                term[inside] = self._evaluate(item, safe)
+        total: tuple[Array, ...]
+        if isinstance(combiner, Combiner):
+            total = (apply_combiner(combiner, terms[0]),)
+        else:
+            total = tuple(np.broadcast_to(start, self.shape) for start in starts)
+            for point in range(shape[1]):
+                total = join(combiner, total, [term[:, point : point + 1] for term in terms])
         if compute.init is None:
             return total
         here = {**self.fixed, **self.spatial}
-        first = np.broadcast_to(self._evaluate(compute.init, here, None), self.shape)
-        return apply_combiner(combiner, np.concatenate([first, total], axis=1))
+        first = [
+            np.broadcast_to(self._evaluate(item, here), self.shape)
+            for item in items_of(compute.init)
+        ]
+        return join(combiner, first, total)
 
     def _evaluate(
-        self, expr: Expr, values: Mapping[Axis, Array], accumulator: Array | None
+        self, expr: Expr, values: Mapping[Axis, Array], accumulators: Sequence[Array] = ()
     ) -> Array:
         def position(node: IndexValue) -> Array:
             return np.asarray(_value(node.index, values), compute_type(node.type))
@@ -190,13 +203,13 @@ class _Execution:
             self._store(node.target, value, values)
 
         return evaluate_expression(
-            expr, lambda load: self._load(load, values), accumulator, position, write
+            expr, lambda load: self._load(load, values), accumulators, position, write
         )
 
     def _position(self, load: Load, values: Mapping[Axis, Array]) -> list[Array]:
         index = [_value(i, values) for i in load.index]
         for dim, expr in load.indirect:
-            index[dim] = index[dim] + self._evaluate(expr, values, None).astype(np.int64)
+            index[dim] = index[dim] + self._evaluate(expr, values).astype(np.int64)
         return index
 
     def _inside(self, load: Load, values: Mapping[Axis, Array], *, halo: bool) -> Array:

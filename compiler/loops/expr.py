@@ -195,13 +195,54 @@ class IndexValue(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Accumulator(Expr):
-    """The finished value of the reduction that an epilogue belongs to."""
+    """The finished value of the reduction that an epilogue belongs to.
+
+    `number` is the item of a tuple. In a Fold's `joined` it is an item of the first tuple.
+    """
 
     type: DType = DType.FLOAT32
+    number: int = 0
 
     @property
     def dtype(self) -> DType:
         return self.type
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming(Expr):
+    """An item of the second tuple that a Fold joins."""
+
+    type: DType = DType.FLOAT32
+    number: int = 0
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+@dataclass(frozen=True, slots=True)
+class Items(Expr):
+    """The tuple that a Fold reduces: the body (or the initial value) of a reduction, only there."""
+
+    values: tuple[Expr, ...]
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the first item."""
+        return self.values[0].dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A reduction of tuples: argmax (value, index), online softmax (maximum, sum), variances.
+
+    `joined` gives the items of two tuples joined, over `Accumulator(type, i)` of the first and
+    `Incoming(type, i)` of the second. It must be associative and commutative, and `neutral` change
+    nothing: lanes and partial accumulators are joined in any order.
+    """
+
+    neutral: tuple[Const, ...]
+    joined: tuple[Expr, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +286,7 @@ class Reduce(Expr):
     combiner's neutral element): convolution and pooling say their padding this way.
     """
 
-    combiner: Combiner
+    combiner: Combiner | Fold
     axes: tuple[Axis, ...]
     body: Expr
     _hash: int = field(init=False, repr=False, compare=False, default=0)
@@ -259,6 +300,22 @@ class Reduce(Expr):
     @property
     def dtype(self) -> DType:
         return self.body.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Expr):
+    """One item of a reduction of tuples, in a tensor expression. No LoopNest has one."""
+
+    reduction: Reduce
+    number: int
+
+    @property
+    def dtype(self) -> DType:
+        match self.reduction.combiner:
+            case Fold(neutral=neutral):
+                return neutral[self.number].type
+            case _:
+                return self.reduction.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,13 +352,26 @@ def op(operation: Operation, *args: Expr | float) -> Op:
     return Op(operation, built)
 
 
+def finished(reduction: Reduce) -> Expr:
+    """What stands for a reduction in the epilogue: its accumulator, or the tuple of its items."""
+    match reduction.combiner:
+        case Fold(neutral=neutral):
+            return Items(tuple(Accumulator(c.type, i) for i, c in enumerate(neutral)))
+        case _:
+            return Accumulator(reduction.dtype)
+
+
 def children(expr: Expr) -> tuple[Expr, ...]:
     """Direct operands, the target of a Tee not included."""
     match expr:
         case Op(args=args):
             return args
+        case Items(values=values):
+            return values
         case Cast(value=value) | Tee(value=value):
             return (value,)
+        case Item(reduction=reduction):
+            return (reduction,)
         case Reduce(body=body):
             return (body,)
         case Load(indirect=indirect):
@@ -339,8 +409,16 @@ def rebuild(node: Expr, change: Callable[[Expr], Expr]) -> Expr:
             return Cast(change(value), dtype)
         case Tee(value=value, target=target):
             return Tee(change(value), target)
+        case Items(values=values):
+            return Items(tuple(change(v) for v in values))
         case Reduce(combiner=combiner, axes=axes, body=body):
             return Reduce(combiner, axes, change(body))
+        case Item(reduction=reduction, number=number):
+            changed = change(reduction)
+            if isinstance(changed, Items):
+                return changed.values[number]
+            assert isinstance(changed, Reduce), "a tuple is replaced by a tuple"
+            return Item(changed, number)
         case Load(tensor=tensor, index=index, indirect=indirect) if indirect:
             return Load(tensor, index, tuple((d, change(e)) for d, e in indirect))
         case _:

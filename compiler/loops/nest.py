@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from compiler.loops.expr import Combiner, Expr, Load, Tensor
+from compiler.loops.expr import Combiner, Expr, Fold, Load, Tensor
 from compiler.loops.index import Affine, Axis
 
 
@@ -85,17 +85,19 @@ class Compute:
     Without a combiner, `body` is evaluated at each point of `unroll` and stored. With one, an
     accumulator for each point of the unrolled spatial axes starts at `init` (or the neutral
     element), `reduce` loops run over the rest of the reduction, outermost first, and the points of
-    `unroll` are combined innermost. `partial` axes are reduction axes whose unrolled points have
-    accumulators of their own, joined at the end. `vector` is the axis along the lanes; if it is a
-    reduction axis, the lanes are joined at the end too. `store_vector` asks for a transpose in
-    registers, so that lanes along another unrolled axis are stored. `skip_padding` drops points
-    that statically read padding. `prefetch` is a distance in bytes: the innermost loop asks for the
-    weights that far ahead of those it loads (hardware prefetchers stop at each 4 KiB page).
+    `unroll` are combined innermost. A Fold reduces tuples: `body` and `init` are `Items`, and the
+    stores read the items as `Accumulator(type, number)`. `partial` axes are reduction axes whose
+    unrolled points have accumulators of their own, joined at the end. `vector` is the axis along
+    the lanes; if it is a reduction axis, the lanes are joined at the end too. `store_vector` asks
+    for a transpose in registers, so that lanes along another unrolled axis are stored.
+    `skip_padding` drops points that statically read padding. `prefetch` is a distance in bytes: the
+    innermost loop asks for the weights that far ahead of those it loads (hardware prefetchers stop
+    at each 4 KiB page).
     """
 
     stores: tuple[Store, ...]
     body: Expr
-    combiner: Combiner | None = None
+    combiner: Combiner | Fold | None = None
     init: Expr | None = None
     reduce: tuple[Tile, ...] = ()
     unroll: tuple[Tile, ...] = ()

@@ -9,7 +9,11 @@ from compiler.loops.expr import (
     Combiner,
     Const,
     Expr,
+    Fold,
+    Incoming,
     IndexValue,
+    Item,
+    Items,
     Load,
     Op,
     Operation,
@@ -181,7 +185,7 @@ class _Parser:
             tokens.end()
         indent = self.lines[self.at].indent if self.at < len(self.lines) else 0
         tokens = self._next("compute")
-        combiner = None if tokens.accept("map") else tokens.word(Combiner)
+        combiner = None if tokens.accept("map") else self._combiner(tokens)
         body = self._expression(tokens)
         init = self._expression(tokens) if tokens.accept("from") else None
         tokens.end()
@@ -279,11 +283,12 @@ class _Parser:
                 raise tokens.error(f"no let '{name}'")
             return self.lets[name]
         if tokens.kind() in ("number", "mark"):
-            return Const(tokens.number(), self._suffix(tokens))
+            return self._constant(tokens)
         if tokens.kind() == "name" and tokens.peek() in ("inf", "nan"):
-            return Const(tokens.number(), self._suffix(tokens))
+            return self._constant(tokens)
         if tokens.accept("acc"):
-            return Accumulator(self._suffix(tokens))
+            number = tokens.bracketed(tokens.integer) if tokens.peek() == "(" else 0
+            return Accumulator(self._suffix(tokens), number)
         name = tokens.name()
         if tokens.accept("["):
             return self._load(name, tokens)
@@ -309,7 +314,7 @@ class _Parser:
                     raise tokens.error("a tee writes to an element of a tensor")
                 expr = Tee(value, target)
             case "reduce":
-                combiner = tokens.word(Combiner)
+                combiner = self._combiner(tokens)
                 tokens.expect(",")
                 tokens.expect("[")
                 axes: list[Axis] = []
@@ -317,6 +322,18 @@ class _Parser:
                     axes.append(self._axis(tokens))
                 tokens.expect(",")
                 expr = Reduce(combiner, tuple(axes), self._expression(tokens))
+            case "item":
+                reduction = self._expression(tokens)
+                if not isinstance(reduction, Reduce):
+                    raise tokens.error("an item is one of a reduction")
+                tokens.expect(",")
+                expr = Item(reduction, tokens.integer())
+            case "items":
+                return Items(tokens.listed(lambda: self._expression(tokens), ")"))
+            case "new":
+                number = tokens.integer()
+                tokens.expect(")")
+                return Incoming(self._suffix(tokens), number)
             case _:
                 try:
                     operation = Operation(name)
@@ -325,6 +342,21 @@ class _Parser:
                 return Op(operation, tokens.listed(lambda: self._expression(tokens), ")"))
         tokens.expect(")")
         return expr
+
+    def _combiner(self, tokens: Tokens) -> Combiner | Fold:
+        if not tokens.accept("fold"):
+            return tokens.word(Combiner)
+        for mark in ("(", "["):
+            tokens.expect(mark)
+        neutral = tokens.listed(lambda: self._constant(tokens), "]")
+        for mark in (",", "["):
+            tokens.expect(mark)
+        joined = tokens.listed(lambda: self._expression(tokens), "]")
+        tokens.expect(")")
+        return Fold(neutral, joined)
+
+    def _constant(self, tokens: Tokens) -> Const:
+        return Const(tokens.number(), self._suffix(tokens))
 
     def _load(self, name: str, tokens: Tokens) -> Load:
         if name not in self.tensors:

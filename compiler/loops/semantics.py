@@ -6,7 +6,7 @@ their own NumPy type and as float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
 import numpy as np
@@ -18,7 +18,10 @@ from compiler.loops.expr import (
     Combiner,
     Const,
     Expr,
+    Fold,
+    Incoming,
     IndexValue,
+    Items,
     Load,
     Op,
     Operation,
@@ -53,20 +56,22 @@ def to_memory(value: Array, dtype: DType) -> Array:
 def evaluate_expression(
     expr: Expr,
     read: Callable[[Load], Array],
-    accumulator: Array | None = None,
+    accumulators: Sequence[Array] = (),
     index: Callable[[IndexValue], Array] | None = None,
     write: Callable[[Tee, Array], None] | None = None,
     fused: bool = True,
+    incoming: Sequence[Array] = (),
 ) -> Array:
     """The value of an expression without reductions.
 
     Args:
         expr: the expression.
         read: gives the value of a load.
-        accumulator: the value of `Accumulator`.
+        accumulators: the value of each `Accumulator`, by number.
         index: gives the value of an `IndexValue`.
         write: stores what a `Tee` stores on the way.
         fused: whether FMA rounds once, or twice as on a target without the instruction.
+        incoming: the value of each `Incoming`, by number.
 
     Raises:
         ValueError: if the expression has a node that the arguments give no value to.
@@ -89,8 +94,10 @@ def evaluate_expression(
                 return apply(operation, tuple(map(visit, args)), constants, fused)
             case Cast(value=value, type=dtype):
                 return cast(visit(value), dtype)
-            case Accumulator() if accumulator is not None:
-                return accumulator
+            case Accumulator(number=number) if number < len(accumulators):
+                return accumulators[number]
+            case Incoming(number=number) if number < len(incoming):
+                return incoming[number]
             case IndexValue() if index is not None:
                 return index(node)
             case Tee(value=value) if write is not None:
@@ -186,6 +193,35 @@ def cast(value: Array, dtype: DType) -> Array:
     low, high = whole <= float(limits.min), whole >= float(limits.max)
     inside = np.where(low | high, 0.0, whole).astype(target)
     return np.asarray(np.where(low, limits.min, np.where(high, limits.max, inside)), target)
+
+
+def items_of(expr: Expr) -> tuple[Expr, ...]:
+    """The items of a tuple; an expression that is none is its own only item."""
+    return expr.values if isinstance(expr, Items) else (expr,)
+
+
+def join(
+    combiner: Combiner | Fold, first: Sequence[Array], second: Sequence[Array]
+) -> tuple[Array, ...]:
+    """Join two partial results of a reduction, item by item of their tuples."""
+    if isinstance(combiner, Fold):
+        unread = _no_load
+        return tuple(
+            evaluate_expression(e, unread, first, incoming=second) for e in combiner.joined
+        )
+    ((a,), (b,)) = first, second
+    return (apply_combiner(combiner, np.stack(np.broadcast_arrays(a, b), axis=-1))[..., 0],)
+
+
+def _no_load(load: Load) -> Array:
+    raise ValueError(f"a fold reads '{load.tensor.name}'")
+
+
+def neutral_items(combiner: Combiner | Fold, dtype: DType) -> tuple[Array, ...]:
+    """The tuple that a reduction starts from."""
+    if isinstance(combiner, Fold):
+        return tuple(np.asarray(c.value, compute_type(c.type)) for c in combiner.neutral)
+    return (neutral(combiner, dtype),)
 
 
 def apply_combiner(combiner: Combiner, values: Array) -> Array:

@@ -27,9 +27,14 @@ from compiler.dtypes import DType
 from compiler.loops.expr import (
     Accumulator,
     Cast,
+    Combiner,
     Const,
     Expr,
+    Fold,
+    Incoming,
     IndexValue,
+    Item,
+    Items,
     Load,
     Op,
     Reduce,
@@ -171,7 +176,7 @@ class _Printer:
             text = self._expression(shared, names)
             names[shared] = f"%{len(names)}"
             yield f"{indent}let {names[shared]} = {text}"
-        kind = compute.combiner.value if compute.combiner else "map"
+        kind = self._combiner(compute.combiner, names) if compute.combiner else "map"
         line = f"{indent}compute {kind} {self._expression(compute.body, names)}"
         if compute.init is not None:
             line += f" from {self._expression(compute.init, names)}"
@@ -212,19 +217,35 @@ class _Printer:
                 return _number(value) + _suffix(dtype)
             case IndexValue(index=index, type=dtype):
                 return f"index({self._index(index)}, {dtype})"
-            case Accumulator(type=dtype):
-                return "acc" + _suffix(dtype)
+            case Accumulator(type=dtype, number=number):
+                return "acc" + (f"({number})" if number else "") + _suffix(dtype)
+            case Incoming(type=dtype, number=number):
+                return f"new({number})" + _suffix(dtype)
+            case Items(values=values):
+                return f"items({', '.join(self._expression(v, names) for v in values)})"
+            case Item(reduction=reduction, number=number):
+                return f"item({self._expression(reduction, names)}, {number})"
             case Op(operation=operation, args=args):
                 return f"{operation}({', '.join(self._expression(a, names) for a in args)})"
             case Cast(value=value, type=dtype):
                 return f"cast({self._expression(value, names)}, {dtype})"
             case Reduce(combiner=combiner, axes=axes, body=body):
                 over = " ".join(map(self._axis, axes))
-                return f"reduce({combiner}, [{over}], {self._expression(body, names)})"
+                kind = self._combiner(combiner, names)
+                return f"reduce({kind}, [{over}], {self._expression(body, names)})"
             case Tee(value=value, target=target):
                 return f"tee({self._expression(value, names)}, {self._load(target, names)})"
             case _:
                 raise TypeError(f"no text form for {type(expr).__name__}")
+
+    def _combiner(self, combiner: Combiner | Fold, names: dict[Expr, str]) -> str:
+        if isinstance(combiner, Combiner):
+            return combiner.value
+        neutral, joined = (
+            ", ".join(self._expression(e, names) for e in part)
+            for part in (combiner.neutral, combiner.joined)
+        )
+        return f"fold([{neutral}], [{joined}])"
 
     def _load(self, load: Load, names: dict[Expr, str]) -> str:
         text = ", ".join(map(self._index, load.index))
@@ -276,9 +297,10 @@ def _suffix(dtype: DType) -> str:
 
 def _expressions(compute: Compute) -> tuple[Expr, ...]:
     """Everything that a Compute evaluates, in the order of its text."""
+    fold = compute.combiner.joined if isinstance(compute.combiner, Fold) else ()
     init = () if compute.init is None else (compute.init,)
     stores = (e for store in compute.stores for e in (store.target, store.value))
-    return (compute.body, *init, *stores)
+    return (*fold, compute.body, *init, *stores)
 
 
 def _shared(compute: Compute) -> list[Expr]:
@@ -291,4 +313,4 @@ def _shared(compute: Compute) -> list[Expr]:
             if node not in nodes:
                 nodes[node] = None
                 uses.update(children(node))
-    return [n for n in nodes if uses[n] > 1 and isinstance(n, Op | Cast | Reduce | Tee)]
+    return [n for n in nodes if uses[n] > 1 and isinstance(n, Op | Cast | Reduce | Item | Tee)]

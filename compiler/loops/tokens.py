@@ -116,6 +116,13 @@ class Tokens:
         except ValueError as error:
             raise self.error(f"'{text}' is not one of {kind.__name__}") from error
 
+    def bracketed(self, item: Callable[[], _T]) -> _T:
+        """An item in parentheses."""
+        self.expect("(")
+        found = item()
+        self.expect(")")
+        return found
+
     def listed(self, item: Callable[[], _T], close: str, separator: str = ",") -> tuple[_T, ...]:
         """Items up to a closing mark, or up to the end of the line for ''."""
         found: list[_T] = []

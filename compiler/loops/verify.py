@@ -13,8 +13,13 @@ from compiler.errors import ScheduleError
 from compiler.loops.expr import (
     Accumulator,
     Cast,
+    Const,
     Expr,
+    Fold,
+    Incoming,
     IndexValue,
+    Item,
+    Items,
     Load,
     Op,
     Operation,
@@ -26,6 +31,7 @@ from compiler.loops.expr import (
 )
 from compiler.loops.index import Affine, Axis
 from compiler.loops.nest import Binding, Compute, For, LoopNest, Node
+from compiler.loops.semantics import items_of
 
 
 def verify_nest(nest: LoopNest) -> None:
@@ -144,8 +150,14 @@ def check_expressions(nest: LoopNest) -> None:
     for node in _all_nodes(nest):
         if not isinstance(node, Compute):
             continue
+        _check_tuple(node)
+        tuples = (node.body, node.init) if isinstance(node.combiner, Fold) else ()
         for expr in expressions(node):
             for part in walk(expr):
+                if isinstance(part, Items) and part not in tuples:
+                    raise ScheduleError(
+                        f"compute of '{_target_name(node)}': items where no fold takes them"
+                    )
                 _check_node(part)
         for store in node.stores:
             if store.value.dtype is not store.target.dtype:
@@ -155,15 +167,58 @@ def check_expressions(nest: LoopNest) -> None:
                 )
         parts = (node.body,) if node.init is None else (node.body, node.init)
         for expr in parts:
-            if any(isinstance(part, Accumulator) for part in walk(expr)):
+            if any(isinstance(part, Accumulator | Incoming) for part in walk(expr)):
                 raise ScheduleError(
                     f"compute of '{_target_name(node)}': its body reads the accumulator"
                 )
 
 
+def _check_tuple(compute: Compute) -> None:
+    """A fold's parts have one type for each item; everything that reads items fits them."""
+    name, combiner = _target_name(compute), compute.combiner
+    types: tuple[DType, ...] = (compute.body.dtype,)
+    if isinstance(combiner, Fold):
+        types = tuple(c.type for c in combiner.neutral)
+        parts = [("joins to", combiner.joined), ("reduces", items_of(compute.body))]
+        if compute.init is not None:
+            parts.append(("starts from", items_of(compute.init)))
+        for what, items in parts:
+            found = tuple(item.dtype for item in items)
+            if found != types:
+                raise ScheduleError(
+                    f"compute of '{name}': a fold of {_listed(types)} {what} {_listed(found)}"
+                )
+        for part in (part for expr in combiner.joined for part in walk(expr)):
+            if not isinstance(part, Accumulator | Incoming | Const | Op | Cast):
+                raise ScheduleError(
+                    f"compute of '{name}': a fold joins by {type(part).__name__.lower()}"
+                )
+            _check_node(part)
+            _check_item(part, types, name)
+    for store in compute.stores:
+        for part in walk(store.value):
+            if isinstance(part, Incoming):
+                raise ScheduleError(f"compute of '{name}': a store reads what a fold takes in")
+            _check_item(part, types, name)
+
+
+def _check_item(part: Expr, types: tuple[DType, ...], name: str) -> None:
+    match part:
+        case Accumulator(type=dtype, number=number) | Incoming(type=dtype, number=number):
+            if not 0 <= number < len(types) or types[number] is not dtype:
+                raise ScheduleError(
+                    f"compute of '{name}': item {number} of {dtype} in a reduction of "
+                    f"{_listed(types)}"
+                )
+
+
+def _listed(types: tuple[DType, ...]) -> str:
+    return f"({', '.join(types)})"
+
+
 def _check_node(expr: Expr) -> None:
     match expr:
-        case Reduce():
+        case Reduce() | Item():
             raise ScheduleError("a reduction is left inside an expression")
         case Tee(value=value, target=target) if value.dtype is not target.dtype:
             raise ScheduleError(f"a {value.dtype} is stored to '{target.tensor.name}'")

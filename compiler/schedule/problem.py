@@ -12,7 +12,6 @@ from functools import cached_property
 from compiler import ops
 from compiler.graph.ir import Node
 from compiler.loops.expr import (
-    Accumulator,
     Combiner,
     Const,
     Expr,
@@ -22,6 +21,7 @@ from compiler.loops.expr import (
     Reduce,
     Role,
     Tensor,
+    finished,
     rewrite,
     walk,
 )
@@ -61,10 +61,7 @@ class Problem:
     def epilogue(self) -> Expr:
         """The expression around its one reduction, over `Accumulator`."""
         reduction = self.reduction
-        return rewrite(
-            self.expr,
-            lambda node: Accumulator(reduction.dtype) if node == reduction else None,
-        )
+        return rewrite(self.expr, lambda node: finished(reduction) if node == reduction else None)
 
     @cached_property
     def product(self) -> tuple[Expr, Expr] | None:

@@ -78,6 +78,8 @@ CASES: dict[str, Callable[[Maker], str]] = {
     "stem": convolution(3, 2, 3),
     "max_pool": max_pool,
     "softmax": unary("softmax", axis=2),
+    "arg_max": unary("arg_max", axis=2),
+    "arg_min of columns": unary("arg_min", axis=1, last=1),
     "gelu": unary("gelu"),
     "transpose": unary("transpose", perm=(2, 0, 1)),
     "mean": unary("reduce_mean", axes=(2,), keepdims=1),
@@ -122,7 +124,8 @@ def meaning(kernel: LoweredKernel, values: dict[str, Array], cut: Cut) -> Array:
                 buffers.append(pack_tensor(whole(spec), values[cut.inputs[spec.source]]))
             case _:
                 count = tensor.bytes // tensor.dtype.bytes
-                buffers.append(np.full(count, np.nan, tensor.dtype.numpy))
+                unset = np.nan if tensor.dtype.is_float else -1
+                buffers.append(np.full(count, unset, tensor.dtype.numpy))
     run_nest(kernel.nest, buffers)
     return unpack_tensor(whole(kernel.spec.buffers[-1]), buffers[-1])
 

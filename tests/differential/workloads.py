@@ -257,9 +257,13 @@ def reduction(random: Random, lanes: int) -> Case:
     x = make.input("x", *shape, dtype=dtype)
     count = extent(random, 1, rank)
     axes = tuple(sorted(int(a) for a in random.permutation(rank)[:count]))
-    kind = pick(random, "reduce_sum", "reduce_max", "reduce_min")
+    kind = pick(random, "reduce_sum", "reduce_max", "reduce_min", "arg_max", "arg_min")
     if random.integers(2):
         x = make("abs", x)
+    if kind.startswith("arg"):
+        keepdims, last = (int(random.integers(2)) for _ in range(2))
+        value = make(kind, x, axis=axes[0], keepdims=keepdims, last=last)
+        return case(make, value, random)
     value = make(kind, x, axes=axes, keepdims=int(random.integers(2)))
     if random.integers(2) and make.types[value].shape:
         value = make("neg", value)

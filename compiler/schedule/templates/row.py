@@ -23,12 +23,14 @@ from compiler.loops.expr import (
     Combiner,
     Expr,
     IndexValue,
+    Items,
     Load,
     Op,
     Reduce,
     Space,
     Tee,
     Tensor,
+    finished,
     loads,
     rebuild,
     rewrite,
@@ -36,6 +38,7 @@ from compiler.loops.expr import (
 )
 from compiler.loops.index import Affine, Axis, affine
 from compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
+from compiler.loops.semantics import items_of
 from compiler.ops.registry import OpKind
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
@@ -204,27 +207,31 @@ def _renamed(expr: Expr, names: Mapping[Axis, Axis]) -> Expr:
 def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
     problem = found.problem
     along = _along(found, lanes)
-    statistics: dict[Reduce, Load] = {}
+    statistics: dict[Reduce, Expr] = {}
     computes: list[Node] = []
     last = problem.reductions[-1]
     kept = _kept(found) if keep else None
-    for number, reduction in enumerate(problem.reductions):
+    number = 0
+    for reduction in problem.reductions:
         alone = not found.inner and reduction == last
         body = _resolve(reduction.body, statistics)
         if kept is not None and kept.reduction == reduction:
             body = Tee(body, kept.target)
         if alone:
-            epilogue = _resolve(
-                problem.expr, {**statistics, reduction: Accumulator(reduction.dtype)}
-            )
-            store = Store(problem.output, epilogue)
+            epilogue = _resolve(problem.expr, {**statistics, reduction: finished(reduction)})
+            stores: tuple[Store, ...] = (Store(problem.output, epilogue),)
         else:
             index: Affine = affine(along) if along else Affine()
             shape = (along.extent if along else 1,)
-            register = Tensor(f"row{number}", shape, reduction.dtype, space=Space.REGISTER)
-            statistics[reduction] = Load(register, (index,))
-            store = Store(Load(register, (index,)), Accumulator(reduction.dtype))
-        computes.append(_reduction(reduction, body, store, along, unroll, lanes))
+            values = items_of(finished(reduction))
+            registers = tuple(
+                Load(Tensor(f"row{number + i}", shape, v.dtype, space=Space.REGISTER), (index,))
+                for i, v in enumerate(values)
+            )
+            number += len(values)
+            statistics[reduction] = registers[0] if len(values) == 1 else Items(registers)
+            stores = tuple(Store(r, v) for r, v in zip(registers, values, strict=True))
+        computes.append(_reduction(reduction, body, stores, along, unroll, lanes))
     if found.inner:
         expr = problem.expr
         if kept is not None:
@@ -268,7 +275,12 @@ def _padded_axes(problem: Problem) -> frozenset[Axis]:
 
 
 def _reduction(
-    reduction: Reduce, body: Expr, store: Store, along: Axis | None, unroll: int, lanes: int
+    reduction: Reduce,
+    body: Expr,
+    stores: tuple[Store, ...],
+    along: Axis | None,
+    unroll: int,
+    lanes: int,
 ) -> Compute:
     axes = [a for a in reduction.axes if a.extent > 1]
     # The zeros of a halo are wrong in anything but a sum.
@@ -276,7 +288,7 @@ def _reduction(
     padded = any(needs_padding(load, with_halo=not never) for load in loads(body))
     if along is not None:
         return Compute(
-            (store,),
+            stores,
             body,
             reduction.combiner,
             reduce=tuple(Tile(a) for a in axes),
@@ -294,7 +306,7 @@ def _reduction(
     )
     if vector is None:
         return Compute(
-            (store,),
+            stores,
             body,
             reduction.combiner,
             reduce=tuple(Tile(a) for a in axes),
@@ -302,7 +314,7 @@ def _reduction(
         )
     others = [Tile(a) for a in axes if a != vector]
     return Compute(
-        (store,),
+        stores,
         body,
         reduction.combiner,
         reduce=(*others, Tile(vector, unroll * lanes)),

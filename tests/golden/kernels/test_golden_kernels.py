@@ -66,6 +66,7 @@ CASES: dict[str, tuple[str, Schedule]] = {
     "max_pool": ("max_pool", Schedule.of("window", tile=7, rows=1, taps="row", order="program")),
     "softmax": ("softmax", Schedule.of("row", unroll=8, keep=False)),
     "softmax_kept": ("softmax", Schedule.of("row", unroll=1, keep=True)),
+    "arg_max": ("arg_max", Schedule.of("row", unroll=4, keep=False)),
     "transpose": ("matrix transpose", Schedule.of("map", unroll=1, transpose=True)),
     "map": ("relu", Schedule.of("map", unroll=4, transpose=False)),
     "pieces": ("concat", Schedule.of("pieces", unroll=4)),

@@ -82,6 +82,16 @@ def test_max_pool(bits: int) -> None:
     np.testing.assert_array_equal(code, meaning)
 
 
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_max_pool_keeps_nan(bits: int) -> None:
+    x = random(16, 9, 9)
+    x[3, 4, 4] = x[0, 0, 0] = x[15, 8, 7] = np.nan
+    nest = nests.max_pool(channels=16, lanes=bits // 32)
+    code, meaning = both(nest, resolve_target(f"host:{bits}"), x)
+    np.testing.assert_array_equal(code, meaning)
+    assert np.isnan(code).sum() == 1 + 1 + 2 and np.isnan(code[3, 2, 2])
+
+
 def elementwise(body: Expr, axis: Axis, lanes: int, *inputs: Tensor) -> LoopNest:
     y = Tensor("y", (axis.extent,), role=Role.OUTPUT)
     compute = Compute((Store(y[axis], body),), body, unroll=(Tile(axis, lanes),), vector=axis)

@@ -10,7 +10,7 @@ import pytest
 
 from compiler.codegen.arithmetic import apply as emit_operation
 from compiler.codegen.arithmetic import cast as emit_cast
-from compiler.codegen.arithmetic import neutral
+from compiler.codegen.combining import neutral
 from compiler.codegen.ssa import Emitter
 from compiler.dtypes import DType
 from compiler.loops import semantics

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from compiler.dtypes import DType
+from compiler.loops import maths
 from compiler.loops.expr import (
     Accumulator,
     Cast,
     Combiner,
     Const,
     Expr,
+    Fold,
+    Incoming,
     IndexValue,
+    Item,
+    Items,
     Load,
     Op,
     Operation,
@@ -23,7 +29,7 @@ from compiler.loops.expr import (
     Tee,
     Tensor,
 )
-from compiler.loops.index import Affine, Axis, FloorDiv
+from compiler.loops.index import Affine, Axis, FloorDiv, affine
 from compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
 from compiler.loops.nest import (
     Binding,
@@ -83,6 +89,84 @@ def max_pool(channels: int = 16, size: int = 9, lanes: int = 8) -> LoopNest:
     return LoopNest("max_pool", (x, y), (), (Stage("main", (loop,)),))
 
 
+def argmax_fold() -> Fold:
+    """(value, position): the largest value and the first position that has it."""
+    value, position = Accumulator(), Accumulator(DType.INT32, 1)
+    other, place = Incoming(), Incoming(DType.INT32, 1)
+    nearer = Op(
+        Operation.AND,
+        (Op(Operation.EQ, (value, other)), Op(Operation.LT, (place, position))),
+    )
+    wins = Op(Operation.OR, (Op(Operation.LT, (value, other)), nearer))
+    return Fold(
+        (Const(-math.inf), Const(2**31 - 1, DType.INT32)),
+        (maths.select(wins, other, value), maths.select(wins, place, position)),
+    )
+
+
+def softmax_fold() -> Fold:
+    """(maximum, sum of e**(x - maximum)): Milakov and Gimelshein 2018."""
+    top, total, other, more = Accumulator(), Accumulator(number=1), Incoming(), Incoming(number=1)
+    largest = maths.maximum(top, other)
+    return Fold(
+        (Const(-1e30), Const(0.0)),
+        (largest, total * maths.exp(top - largest) + more * maths.exp(other - largest)),
+    )
+
+
+def variance_fold() -> Fold:
+    """(count, mean, sum of squared deviations): Chan, Golub and LeVeque 1979."""
+    n, mean, square = Accumulator(), Accumulator(number=1), Accumulator(number=2)
+    n2, mean2, square2 = Incoming(), Incoming(number=1), Incoming(number=2)
+    total = n + n2
+    share = n2 / maths.maximum(total, 1.0)
+    change = mean2 - mean
+    return Fold(
+        (Const(0.0), Const(0.0), Const(0.0)),
+        (total, mean + change * share, square + square2 + change * change * n * share),
+    )
+
+
+def folding(fold: Fold, items: Items, x: Tensor, **form: object) -> LoopNest:
+    """A row of x[m, k] reduced by a fold; each item has an output (m,) of its own.
+
+    `form` are the fields of the compute that say how k is walked.
+    """
+    m, k = Axis("m", x.shape[0]), Axis("k", x.shape[1])
+    outputs = tuple(
+        Tensor(f"y{i}", x.shape[:1], c.type, role=Role.OUTPUT) for i, c in enumerate(fold.neutral)
+    )
+    stores = tuple(Store(y[m], Accumulator(y.dtype, number)) for number, y in enumerate(outputs))
+    compute = replace(Compute(stores, items, fold, reduce=(Tile(k),)), **form)  # type: ignore[arg-type]
+    step = next((t.step for t in compute.unroll if t.axis == m), 1)
+    return LoopNest("fold", (x, *outputs), (), (Stage("main", (For(m, step, (compute,)),)),))
+
+
+def fold_items(name: str, x: Tensor) -> tuple[Fold, Items]:
+    """One of the folds, and the tuple that an element x[m, k] is to it."""
+    m, k = Axis("m", x.shape[0]), Axis("k", x.shape[1])
+    match name:
+        case "argmax":
+            return argmax_fold(), Items((x[m, k], IndexValue(affine(k), DType.INT32)))
+        case "softmax":
+            return softmax_fold(), Items((x[m, k], Const(1.0)))
+        case _:
+            return variance_fold(), Items((Const(1.0), x[m, k], Const(0.0)))
+
+
+def fold_start(name: str) -> Items:
+    """A tuple to start from, for a tile of x with small numbers."""
+    match name:
+        case "argmax":
+            return Items((Const(2.0), Const(1000, DType.INT32)))
+        case "softmax":
+            return Items((Const(1.0), Const(3.0)))
+        case _:
+            return Items((Const(2.0), Const(0.5), Const(1.5)))
+
+
+FOLDS = ("argmax", "softmax", "variance")
+
 NAMES = st.one_of(
     st.sampled_from(["m", "acc", "inf", "for", "x~2", "%0", "a b", '"', "", "max", "é", "row"]),
     st.text(max_size=4),
@@ -122,8 +206,30 @@ TENSORS = st.builds(
 LEAVES: st.SearchStrategy[Expr] = st.one_of(
     st.builds(Const, NUMBERS, DTYPES),
     st.builds(IndexValue, INDICES, DTYPES),
-    st.builds(Accumulator, DTYPES),
+    st.builds(Accumulator, DTYPES, st.integers(0, 2)),
     st.builds(Load, TENSORS, st.lists(INDICES, max_size=3).map(tuple)),
+)
+
+
+PLACES = st.integers(0, 3)
+JOINS = st.recursive(
+    st.one_of(
+        st.builds(Accumulator, DTYPES, PLACES),
+        st.builds(Incoming, DTYPES, PLACES),
+        st.builds(Const, NUMBERS, DTYPES),
+    ),
+    lambda inner: st.builds(
+        Op, st.sampled_from(list(Operation)), st.lists(inner, min_size=1, max_size=3).map(tuple)
+    ),
+    max_leaves=4,
+)
+COMBINERS: st.SearchStrategy[Combiner | Fold] = st.one_of(
+    st.sampled_from(list(Combiner)),
+    st.builds(
+        Fold,
+        st.lists(st.builds(Const, NUMBERS, DTYPES), max_size=3).map(tuple),
+        st.lists(JOINS, max_size=3).map(tuple),
+    ),
 )
 
 
@@ -131,16 +237,14 @@ def _larger(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
     operands = st.lists(inner, min_size=1, max_size=3).map(tuple)
     positions = st.lists(st.tuples(st.integers(0, 3), inner), max_size=2).map(tuple)
     loads = st.builds(Load, TENSORS, st.lists(INDICES, max_size=2).map(tuple), positions)
+    reductions = st.builds(Reduce, COMBINERS, st.lists(AXES, max_size=2).map(tuple), inner)
     twice = inner.map(lambda e: Op(Operation.MUL, (Op(Operation.NEG, (e,)),) * 2))
     return st.one_of(
         st.builds(Op, st.sampled_from(list(Operation)), operands),
         st.builds(Cast, inner, DTYPES),
-        st.builds(
-            Reduce,
-            st.sampled_from(list(Combiner)),
-            st.lists(AXES, max_size=2).map(tuple),
-            inner,
-        ),
+        reductions,
+        st.builds(Item, reductions, st.integers(0, 3)),
+        st.builds(Items, operands),
         st.builds(Tee, inner, loads),
         loads,
         twice,
@@ -155,7 +259,7 @@ COMPUTES = st.builds(
     Compute,
     stores=st.lists(st.builds(Store, TARGETS, EXPRESSIONS), max_size=2).map(tuple),
     body=EXPRESSIONS,
-    combiner=st.one_of(st.none(), st.sampled_from(list(Combiner))),
+    combiner=st.one_of(st.none(), COMBINERS),
     init=st.one_of(st.none(), EXPRESSIONS),
     reduce=TILES,
     unroll=TILES,

@@ -15,6 +15,7 @@ from compiler.loops.expr import (
     Const,
     Expr,
     IndexValue,
+    Items,
     Load,
     Op,
     Operation,
@@ -27,6 +28,7 @@ from compiler.loops.index import Axis, affine
 from compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
 from compiler.loops.nest import Compute, For, Let, LoopNest, Stage, Store, Tile
 from compiler.loops.semantics import apply, cast, evaluate_expression, from_memory, to_memory
+from compiler.loops.verify import verify_nest
 from tests.unit.loops import nests
 
 Array = np.ndarray[Any, Any]
@@ -61,6 +63,42 @@ def test_maximum_leaves_out_what_lies_outside() -> None:
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
     windows = [padded[:, i : i + 9 : 2, j : j + 9 : 2] for i in range(3) for j in range(3)]
     np.testing.assert_array_equal(run(nests.max_pool(), x), np.max(windows, axis=0))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 9])
+def test_folds_reduce_tuples(depth: int) -> None:
+    x = Tensor("x", (3, depth))
+    values = np.round(random(3, depth), 1)
+
+    def folded(name: str) -> list[Array]:
+        nest = nests.folding(*nests.fold_items(name, x), x)
+        verify_nest(nest)
+        buffers = [pack_tensor(x, values)]
+        buffers += [np.zeros(t.bytes // t.dtype.bytes, t.dtype.numpy) for t in nest.buffers[1:]]
+        run_nest(nest, buffers)
+        return buffers[1:]
+
+    largest, position = folded("argmax")
+    np.testing.assert_array_equal(largest, values.max(1))
+    np.testing.assert_array_equal(position, values.argmax(1))
+    top, total = folded("softmax")
+    np.testing.assert_array_equal(top, values.max(1))
+    np.testing.assert_allclose(total, np.exp(values - top[:, None]).sum(1), rtol=1e-6)
+    count, mean, square = folded("variance")
+    np.testing.assert_array_equal(count, depth)
+    np.testing.assert_allclose(mean, values.mean(1), atol=1e-6)
+    np.testing.assert_allclose(square, values.var(1) * depth, atol=1e-5)
+
+
+def test_a_fold_starts_from_a_tuple() -> None:
+    x = Tensor("x", (1, 3))
+    fold, items = nests.fold_items("argmax", x)
+    for first, expected in ((9.0, 77), (1.5, 2)):
+        init = Items((Const(first), Const(77, DType.INT32)))
+        nest = nests.folding(fold, items, x, init=init)
+        buffers = [np.array([1, -3, 2], np.float32), np.zeros(1, np.float32), np.zeros(1, np.int32)]
+        run_nest(nest, buffers)
+        assert buffers[2].item() == expected
 
 
 def convolution(halo: int, skip_padding: bool, combiner: Combiner) -> tuple[LoopNest, Tensor]:

@@ -19,8 +19,8 @@ TARGETS = (DOCS / "targets-howto.md").read_text()
 HELPERS = {"fma", "maximum", "minimum", "absolute", "polynomial", "select"}
 
 
-def test_the_example_is_a_nest() -> None:
-    (text,) = re.findall(r"```text\n(.*?)```", LOOPS, re.DOTALL)
+@pytest.mark.parametrize("text", re.findall(r"```text\n(.*?)```", LOOPS, re.DOTALL))
+def test_the_examples_are_nests(text: str) -> None:
     nest = parse_nest(text)
     verify_nest(nest)
     assert print_nest(nest) == text

@@ -11,6 +11,9 @@ from compiler.loops.expr import (
     Cast,
     Combiner,
     Const,
+    Fold,
+    Incoming,
+    Items,
     Load,
     Op,
     Operation,
@@ -45,9 +48,18 @@ def test_well_formed_nests_pass(good: LoopNest) -> None:
     verify_nest(good)
 
 
+def test_well_formed_folds_pass() -> None:
+    verify_nest(nest(PAIRS))
+
+
 def parallel(axis: Axis, *body: Node) -> For:
     return For(axis, 1, body, binding=Binding.PARALLEL)
 
+
+PAIR = Items((X[I], Const(1, DType.INT32)))
+SECOND = Accumulator(DType.INT32, 1)
+FOLD = Fold((Const(0.0), Const(0, DType.INT32)), (Accumulator() + Incoming(), SECOND))
+PAIRS = replace(SUM, body=PAIR, combiner=FOLD)
 
 BAD = {
     "two tensors are named 'x'": nest(COPY, buffers=(X, X, Y)),
@@ -99,6 +111,20 @@ BAD = {
         replace(COPY, body=Op(Operation.SELECT, (X[I], X[I], X[I])))
     ),
     "its body reads the accumulator": nest(replace(SUM, body=Accumulator())),
+    "items where no fold takes them": nest(replace(SUM, body=PAIR)),
+    "a fold of (float32, int32) reduces (float32)": nest(replace(PAIRS, body=X[I])),
+    "a fold of (float32, int32) starts from (float32)": nest(replace(PAIRS, init=Const(1.0))),
+    "a fold of (float32, int32) joins to (float32)": nest(
+        replace(PAIRS, combiner=replace(FOLD, joined=(Accumulator(),)))
+    ),
+    "a fold joins by load": nest(replace(PAIRS, combiner=replace(FOLD, joined=(X[I], SECOND)))),
+    "item 2 of float32 in a reduction of (float32, int32)": nest(
+        replace(PAIRS, stores=(Store(Y[0], Accumulator(number=2)),))
+    ),
+    "item 1 of float32 in a reduction of (float32, int32)": nest(
+        replace(PAIRS, stores=(Store(Y[0], Accumulator(number=1)),))
+    ),
+    "a store reads what a fold takes in": nest(replace(PAIRS, stores=(Store(Y[0], Incoming()),))),
     "a compute stores nothing": nest(replace(COPY, stores=())),
     "partial axis 'j' is no unrolled": nest(replace(SUM, partial=(OTHER,))),
     "partial axis 'i' is no unrolled": nest(replace(COPY, partial=(I,))),

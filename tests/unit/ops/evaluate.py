@@ -21,6 +21,7 @@ from compiler.loops.expr import (
     Const,
     Expr,
     IndexValue,
+    Item,
     Load,
     Op,
     Reduce,
@@ -118,19 +119,27 @@ def _value(expr: Expr, env: Env, arrays: Mapping[str, np.ndarray]) -> np.ndarray
             case Cast(value=value, type=dtype):
                 return semantics.cast(visit(value), dtype)
             case Reduce():
-                return _reduced(node, env, arrays)
+                (total,) = _reduced(node, env, arrays)
+                return total
+            case Item(reduction=reduction, number=number):
+                return _reduced(reduction, env, arrays)[number]
         raise AssertionError(type(node))
 
     return visit(expr)
 
 
-def _reduced(node: Reduce, env: Env, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    total = semantics.neutral(node.combiner, node.body.dtype)
+def _reduced(node: Reduce, env: Env, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    totals = semantics.neutral_items(node.combiner, node.body.dtype)
     for point in product(*(range(axis.extent) for axis in node.axes)):
         inner = {**env, **{a: np.asarray(p) for a, p in zip(node.axes, point, strict=True)}}
-        joined = _COMBINE[node.combiner](total, _value(node.body, inner, arrays))
-        total = np.where(_takes_part(node.body, inner, arrays), joined, total)
-    return total
+        items = [_value(item, inner, arrays) for item in semantics.items_of(node.body)]
+        if isinstance(node.combiner, Combiner):
+            joined: tuple[np.ndarray, ...] = (_COMBINE[node.combiner](*totals, *items),)
+        else:
+            joined = semantics.join(node.combiner, totals, items)
+        inside = _takes_part(node.body, inner, arrays)
+        totals = tuple(np.where(inside, j, t) for j, t in zip(joined, totals, strict=True))
+    return totals
 
 
 def _takes_part(body: Expr, env: Env, arrays: Mapping[str, np.ndarray]) -> np.ndarray:

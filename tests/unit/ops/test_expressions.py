@@ -59,6 +59,8 @@ UNARY = (
     *("gelu", "is_nan"),
 )
 
+ARGS = ("arg_max", "arg_min")
+
 CASES = [
     *(Case(op, ((2, 1, 5), (3, 1))) for op in ("add", "sub", "mul", "div", "max", "min")),
     *(Case(op, ((7,), (7,)), dtype=INT, low=1) for op in ("add", "sub", "mul", "div", "max")),
@@ -77,6 +79,9 @@ CASES = [
     Case("leaky_relu", ((9,),), {"alpha": 0.3}),
     Case("elu", ((9,),), {"alpha": 0.7}),
     Case("gelu", ((9,),), {"approximate": "tanh"}),
+    *(Case(op, ((4, 9),), {"axis": 1}, dtype=d) for op in ARGS for d in (FLOAT, INT, BYTE)),
+    *(Case(op, ((4, 9),), {"axis": 0, "last": 1}, dtype=INT) for op in ARGS),
+    *(Case(op, ((4, 9, 2),), {"axis": 1, "keepdims": 0}) for op in ARGS),
     Case("clip", ((3, 7),), {"min": -1.0, "max": 0.5}),
     Case("clip", ((9,),), {"max": 0.5}),
     Case("clip", ((9,),), {"min": 1.0, "max": -1.0}),

@@ -118,6 +118,16 @@ CASES = [
     Case("Where", (BOOLS, (3,), (2, 1))),
     Case("Trilu", ((3, 4, 5),)),
     Case("Trilu", ((4, 5), np.array(-1)), {"upper": 0}),
+    *(Case(op, ((3, 5, 4),), {"axis": -2}) for op in ("ArgMax", "ArgMin")),
+    *(
+        Case(op, (data([[2, 7, 7, 1, 1]], np.int32),), {"axis": 1, "select_last_index": last})
+        for op in ("ArgMax", "ArgMin")
+        for last in (0, 1)
+    ),
+    *(
+        Case(op, (data([3, np.nan, 9, np.nan], np.float32),), {"keepdims": 0})
+        for op in ("ArgMax", "ArgMin")
+    ),
     Case("LeakyRelu", ((9,),), {"alpha": 0.2}),
     Case("Elu", ((9,),), {"alpha": 0.5}),
     Case("Selu", ((9,),)),

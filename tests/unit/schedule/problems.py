@@ -102,6 +102,7 @@ PROBLEMS: dict[str, Callable[[int], Workload]] = {
     "lrn": lambda lanes: unary("lrn", 1, 96, 27, 27, size=5, alpha=1e-4, beta=0.75, bias=1.0),
     "softmax": lambda lanes: unary("softmax", 12, 128, 128, axis=2),
     "log_softmax over columns": lambda lanes: unary("log_softmax", 7, 40, 3, axis=1),
+    "arg_max": lambda lanes: unary("arg_max", 128, 1000, axis=1, keepdims=0),
     "transpose": lambda lanes: unary("transpose", 1, 128, 12, 64, perm=(0, 2, 1, 3)),
     "matrix transpose": lambda lanes: unary("transpose", 100, 200, perm=(1, 0)),
     "relu": lambda lanes: unary("relu", 1, 64, 56, 56),
