@@ -96,6 +96,12 @@ class OnnxWriter:
         bias = self.constant(self.normal((outputs,), 0.05), "bias")
         return self.node("Gemm", x, self.constant(weight, "weight"), bias, transB=1)
 
+    def gelu(self, x: str) -> str:
+        """GELU (Hendrycks and Gimpel 2016) by the error function, as exporters write it."""
+        ratio = self.node("Div", x, self.constant(np.float32(2**0.5)))
+        erf = self.node("Add", self.node("Erf", ratio), self.constant(np.float32(1)))
+        return self.node("Mul", self.node("Mul", x, erf), self.constant(np.float32(0.5)))
+
     def finish(self, outputs: Sequence[tuple[str, Sequence[int]]]) -> Any:
         """The model, with the named values as float32 outputs; checked by onnx."""
         infos = [

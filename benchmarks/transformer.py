@@ -29,13 +29,6 @@ class _Blocks:
         bias = writer.constant(writer.normal((self.hidden,), 0.05))
         return writer.node("LayerNormalization", value, scale, bias, axis=-1, epsilon=epsilon)
 
-    def gelu(self, value: str) -> str:
-        """GELU (Hendrycks and Gimpel 2016) by the error function."""
-        writer = self.writer
-        ratio = writer.node("Div", value, writer.constant(np.float32(2**0.5)))
-        erf = writer.node("Add", writer.node("Erf", ratio), writer.constant(np.float32(1)))
-        return writer.node("Mul", writer.node("Mul", value, erf), writer.constant(np.float32(0.5)))
-
     def gelu_tanh(self, value: str) -> str:
         """GELU by the hyperbolic tangent, as GPT-2 has it: x/2 (1 + tanh(c (x + 0.044715 x^3)))."""
         writer = self.writer
@@ -103,7 +96,7 @@ def bert(
     for _ in range(layers):
         mixed = writer.linear(blocks.self_attend(x, tokens), hidden, hidden)
         x = blocks.normalise(writer.node("Add", x, mixed), 1e-12)
-        inner = blocks.gelu(writer.linear(x, hidden, intermediate))
+        inner = writer.gelu(writer.linear(x, hidden, intermediate))
         outer = writer.linear(inner, intermediate, hidden)
         x = blocks.normalise(writer.node("Add", x, outer), 1e-12)
     return writer.finish([(x, (1, tokens, hidden))])
@@ -137,7 +130,7 @@ def deit(
         mixed = blocks.self_attend(blocks.normalise(x, 1e-6), tokens)
         x = writer.node("Add", x, writer.linear(mixed, hidden, hidden))
         inner = writer.linear(blocks.normalise(x, 1e-6), hidden, 4 * hidden)
-        outer = writer.linear(blocks.gelu(inner), 4 * hidden, hidden, gain=2.0)
+        outer = writer.linear(writer.gelu(inner), 4 * hidden, hidden, gain=2.0)
         x = writer.node("Add", x, outer)
     x = blocks.normalise(x, 1e-6)
     x = writer.node("Gather", x, writer.constant(np.int64(0)), axis=1)

@@ -1,0 +1,207 @@
+"""Small models on several engines in one process: the same arrays, interleaved runs, minima.
+
+For single operators, whose kernels take microseconds to milliseconds. Every engine is called as a
+user of Python calls it and allocates its outputs itself. The clock is the process's CPU time on one
+thread, which other processes do not add to; the fastest of many short samples is what a kernel
+takes when nothing disturbs it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from benchmarks.engines import load_openvino
+from benchmarks.peers import Arrays, Run
+from benchmarks.race import LARGEST_ERROR, REFERENCE, relative_error
+from compiler import driver
+from compiler.build import CODEGEN_VERSION
+from compiler.errors import CompilerError
+from compiler.program_builder import ScheduleSource
+from compiler.runtime.packing import aligned_empty
+from compiler.schedule.schedule import Schedule
+from compiler.target import host_target
+from tuner.loop import tune
+from tuner.measure.builder import ProcessBuilder
+from tuner.measure.local_runner import LocalRunner
+from tuner.measure.measurement import RecordKey
+from tuner.options import TuneOptions
+from tuner.store import MemoryStore
+from tuner.tasks import make_task
+
+
+@dataclass(slots=True)
+class PairedResult:
+    """Fastest seconds of a run by engine; why an engine is missing; its error to the reference."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+
+    def speed(self, engine: str) -> float | None:
+        """The reference's time over the engine's: above 1 the engine is faster."""
+        if engine not in self.seconds or REFERENCE not in self.seconds:
+            return None
+        return self.seconds[REFERENCE] / self.seconds[engine]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """`samples` turns an engine, each of about `sample_seconds` and one run at least."""
+
+    samples: int = 20
+    sample_seconds: float = 0.002
+
+
+class Tuner:
+    """Tunes small models on this machine; use it as a context manager."""
+
+    def __init__(self, trials: int) -> None:
+        """`trials` is for each workload."""
+        self.trials = trials
+        self._builder = ProcessBuilder()
+        self._runner = LocalRunner()
+
+    def schedules(self, model: Any) -> ScheduleSource:
+        """The best schedules of the model's workloads after `trials` trials each."""
+        target = host_target()
+        plan = driver.make_plan(driver.optimise(driver.load_graph(model)), target)
+        tasks = [make_task(workload, target, count=count) for workload, count in plan.tasks()]
+        store = MemoryStore()
+        options = TuneOptions(
+            trials=self.trials * len(tasks),
+            batch_size=min(8, self.trials),
+            codegen_version=CODEGEN_VERSION,
+        )
+        tune(tasks, self._builder, self._runner, store, options)
+        return _Found(store)
+
+    def __enter__(self) -> Tuner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.close()
+        self._builder.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The records of a store as a source of schedules."""
+
+    store: MemoryStore
+
+    def best(
+        self, workload_key: str, target_key: str, threads: int, numerics: str
+    ) -> Schedule | None:
+        record = self.store.best_record(RecordKey(workload_key, target_key, threads, numerics))
+        return None if record is None else record.schedule
+
+
+def aligned(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy that no engine has to copy again: aligned to 64 bytes."""
+    copy: NDArray[Any] = np.ndarray(array.shape, array.dtype, aligned_empty(array.nbytes))
+    copy[...] = array
+    return copy
+
+
+def random_feeds(model: Any, seed: int) -> dict[str, NDArray[Any]]:
+    """Standard normal values for every input, aligned."""
+    random = np.random.default_rng(seed)
+    return {
+        info.name: aligned(
+            random.standard_normal(
+                [dim.dim_value for dim in info.type.tensor_type.shape.dim], np.float32
+            )
+        )
+        for info in model.graph.input
+    }
+
+
+def compare_engines(
+    model: Any,
+    feeds: Arrays,
+    sampling: Sampling,
+    *,
+    tuner: Tuner | None = None,
+    openvino: bool = False,
+) -> PairedResult:
+    """The reference, Tilewright untuned, and those of the others that are asked for."""
+    result = PairedResult()
+    runs: dict[str, Run] = {REFERENCE: _onnxruntime(model, feeds)}
+    if openvino:
+        runs["openvino"] = load_openvino(model, feeds, 1, "")
+    with _failure_in(result, "untuned"):
+        runs["untuned"] = _tilewright(model, feeds, None)
+    if tuner is not None:
+        with _failure_in(result, "tuned"):
+            runs["tuned"] = _tilewright(model, feeds, tuner.schedules(model))
+    expected = runs[REFERENCE]()
+    for name in [name for name in runs if name != REFERENCE]:
+        error = max(map(relative_error, runs[name](), expected))
+        result.errors[name] = error
+        if not error <= LARGEST_ERROR:
+            result.failures[name] = f"its output differs by {error:.1e} of the largest"
+            del runs[name]
+    result.seconds = fastest_seconds(runs, sampling)
+    return result
+
+
+def fastest_seconds(runs: Mapping[str, Run], sampling: Sampling) -> dict[str, float]:
+    """The fastest mean of a group of runs, by engine; the engines take turns."""
+    groups = {}
+    for name, run in runs.items():
+        run()
+        started = time.perf_counter()
+        run()
+        once = time.perf_counter() - started
+        groups[name] = max(1, round(sampling.sample_seconds / once))
+    best = dict.fromkeys(runs, float("inf"))
+    order = list(runs)
+    for _ in range(sampling.samples):
+        for name in order:
+            run, group = runs[name], groups[name]
+            started = time.process_time()
+            for _ in range(group):
+                run()
+            best[name] = min(best[name], (time.process_time() - started) / group)
+        order.append(order.pop(0))
+    return best
+
+
+def versions(packages: Iterable[str]) -> str:
+    """For a report: names with versions."""
+    return ", ".join(f"{package} {version(package)}" for package in packages)
+
+
+def _onnxruntime(model: Any, feeds: Arrays) -> Run:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    inputs = dict(feeds)
+    return lambda: list(session.run(None, inputs))
+
+
+def _tilewright(model: Any, feeds: Arrays, schedules: ScheduleSource | None) -> Run:
+    executable = driver.compile_model(model, schedules=schedules)
+    inputs = dict(feeds)
+    return lambda: executable.run(inputs)
+
+
+@contextmanager
+def _failure_in(result: PairedResult, engine: str) -> Iterator[None]:
+    """What the compiler cannot do is a result too."""
+    try:
+        yield
+    except CompilerError as error:
+        result.failures[engine] = str(error)

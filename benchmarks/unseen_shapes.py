@@ -1,0 +1,358 @@
+"""Shapes that nobody looked at: `python -m benchmarks.unseen_shapes --family conv --count 200`.
+
+Draws shapes of an operator family from a seed, odd sizes and all, and compares Tilewright, untuned
+and with `--trials` tuned, with ONNX Runtime. A default schedule that was fitted to well-known
+networks shows here. Shapes are large enough that calling an engine is a small part of the time.
+
+Rows are written as they come; `--resume` goes on where a run of the same commit and seed ended, and
+`--first` starts at a later shape, so that a long run can be cut in pieces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import operators
+from benchmarks.onnx_writer import OnnxWriter
+from benchmarks.paired import Sampling, Tuner, compare_engines, random_feeds, versions
+from benchmarks.race import REFERENCE, RESULTS_FOLDER
+from benchmarks.report import Origin, geometric_mean, markdown_table
+
+WORST = 10
+"""Shapes that a report lists, of each family."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A drawn operator: how it reads in a table, and its model."""
+
+    name: str
+    build: Callable[[], Any]
+
+
+class Draw:
+    """Random extents; every shape has a generator of its own, so that any may be drawn alone."""
+
+    def __init__(self, seed: int, family: str, number: int) -> None:
+        self._random = np.random.default_rng([seed, *family.encode(), number])
+
+    def size(self, low: int, high: int) -> int:
+        """Log-uniform from `low` to `high`, both included: small sizes are as likely as large."""
+        return int(math.exp(self._random.uniform(math.log(low), math.log(high + 1))))
+
+    def pick(self, *choices: Any) -> Any:
+        return choices[int(self._random.integers(len(choices)))]
+
+
+def _conv(draw: Draw) -> Shape:
+    while True:
+        kernel = draw.pick((1, 1), (1, 1), (3, 3), (3, 3), (3, 3), (5, 5), (7, 7), (1, 5), (3, 1))
+        stride = draw.pick((1, 1), (1, 1), (2, 2), (2, 1))
+        dilation = draw.pick((1, 1), (1, 1), (1, 1), (2, 2))
+        group = draw.pick(1, 1, 1, 1, 1, 2, 4)
+        channels, filters = draw.size(3, 512), draw.size(8, 512)
+        channels, filters = -(-channels // group) * group, -(-filters // group) * group
+        size = draw.size(7, 160), draw.size(7, 160)
+        pads = tuple(draw.pick(0, k // 2 * d) for k, d in zip(kernel, dilation, strict=True)) * 2
+        batch = draw.pick(1, 1, 1, 2)
+        out = [
+            operators.extent(size[i], kernel[i], stride[i], 2 * pads[i], dilation[i])
+            for i in range(2)
+        ]
+        if min(out) < 1:
+            continue
+        taps = channels // group * kernel[0] * kernel[1]
+        if 1e7 <= 2 * batch * filters * out[0] * out[1] * taps <= 6e8:
+            break
+    name = f"{batch}x{channels}x{size[0]}x{size[1]}, {filters} of {kernel[0]}x{kernel[1]}"
+    name += f", pads {pads[0]} {pads[1]}" if any(pads) else ""
+    name += f", stride {stride[0]} {stride[1]}" if stride != (1, 1) else ""
+    name += f", dilation {dilation[0]}" if dilation != (1, 1) else ""
+    name += f", {group} groups" if group > 1 else ""
+    return Shape(
+        name,
+        lambda: operators.conv(
+            channels, filters, size, kernel, stride, pads, dilation, group, batch
+        ),
+    )
+
+
+def _depthwise(draw: Draw) -> Shape:
+    while True:
+        kernel = draw.pick((3, 3), (3, 3), (5, 5), (7, 7), (1, 3))
+        stride = draw.pick((1, 1), (1, 1), (2, 2))
+        channels = draw.size(16, 1024)
+        size = draw.size(7, 160), draw.size(7, 160)
+        pads = tuple(draw.pick(0, k // 2, k // 2) for k in kernel) * 2
+        out = [operators.extent(size[i], kernel[i], stride[i], 2 * pads[i]) for i in range(2)]
+        if min(out) < 1:
+            continue
+        if 3e6 <= 2 * channels * out[0] * out[1] * kernel[0] * kernel[1] <= 6e7:
+            break
+    name = f"{channels}x{size[0]}x{size[1]}, {kernel[0]}x{kernel[1]}"
+    name += f", pads {pads[0]} {pads[1]}" if any(pads) else ""
+    name += f", stride {stride[0]}" if stride != (1, 1) else ""
+    return Shape(
+        name,
+        lambda: operators.conv(
+            channels, channels, size, kernel, stride, pads, group=channels, chain=1
+        ),
+    )
+
+
+def _matmul(draw: Draw) -> Shape:
+    while True:
+        rows, columns, depth = draw.size(1, 1024), draw.size(8, 4096), draw.size(8, 4096)
+        work = 2 * rows * columns * depth
+        # a single row reads its weights once: bytes decide
+        if work <= 6e8 and (work >= 1e7 or (rows <= 4 and columns * depth >= 1 << 20)):
+            break
+    return Shape(f"{rows}x{columns}x{depth}", lambda: operators.matmul(rows, columns, depth))
+
+
+def _batch_matmul(draw: Draw) -> Shape:
+    while True:
+        batch = draw.size(2, 32)
+        rows, columns, depth = draw.size(8, 400), draw.size(8, 400), draw.size(8, 400)
+        if 1e7 <= 2 * batch * rows * columns * depth <= 4e8:
+            break
+    return Shape(
+        f"{batch} of {rows}x{columns}x{depth}",
+        lambda: operators.matmul(rows, columns, depth, batch),
+    )
+
+
+def _pool(draw: Draw) -> Shape:
+    operator = draw.pick("MaxPool", "MaxPool", "AveragePool")
+    while True:
+        kernel = draw.pick((2, 2), (3, 3), (3, 3), (5, 5), (7, 7), (3, 1))
+        stride = draw.pick((1, 1), (2, 2), (3, 3), kernel)
+        channels = draw.size(8, 512)
+        size = draw.size(7, 224), draw.size(7, 224)
+        pads = tuple(draw.pick(0, k // 2) for k in kernel) * 2
+        out = [operators.extent(size[i], kernel[i], stride[i], 2 * pads[i]) for i in range(2)]
+        if min(out) < 1:
+            continue
+        if 1.5e6 <= channels * out[0] * out[1] * kernel[0] * kernel[1] <= 3e7:
+            break
+    name = f"{operator} {channels}x{size[0]}x{size[1]}, {kernel[0]}x{kernel[1]}"
+    name += f", pads {pads[0]} {pads[1]}" if any(pads) else ""
+    name += f", stride {stride[0]} {stride[1]}"
+    return Shape(name, lambda: operators.pool(operator, channels, size, kernel, stride, pads))
+
+
+def _rows(draw: Draw) -> Shape:
+    operator = draw.pick(
+        "Softmax", "Softmax", "LogSoftmax", "LayerNormalization", "LayerNormalization",
+        "ReduceMean", "ReduceSum", "ReduceMax",
+    )  # fmt: skip
+    least = 1e6 if operator.startswith("Reduce") else 2e5  # a sum costs less than a softmax
+    while True:
+        shape = tuple(draw.size(2, 2048) for _ in range(draw.pick(2, 2, 3)))
+        if shape[-1] >= 8 and least <= math.prod(shape) <= 4e6:
+            break
+    name = f"{operator} {'x'.join(map(str, shape))}"
+    match operator:
+        case "LayerNormalization":
+            return Shape(name, lambda: operators.layer_norm(shape))
+        case "Softmax" | "LogSoftmax":
+            axis = draw.pick(-1, -1, -1, 0) if len(shape) == 2 else draw.pick(-1, -1, -1, 1)
+            text = name if axis == -1 else f"{name}, axis {axis}"
+            return Shape(text, lambda: operators.softmax(shape, axis, operator))
+        case _:
+            axis = draw.pick(-1, 0)
+            return Shape(f"{name}, axis {axis}", lambda: operators.reduction(operator, shape, axis))
+
+
+FAMILIES: dict[str, Callable[[Draw], Shape]] = {
+    "conv": _conv,
+    "depthwise": _depthwise,
+    "matmul": _matmul,
+    "batch-matmul": _batch_matmul,
+    "pool": _pool,
+    "rows": _rows,
+}
+
+
+def draw_shape(family: str, seed: int, number: int) -> Shape:
+    """Shape `number` of a family: the same for the same arguments, whatever else is drawn."""
+    return FAMILIES[family](Draw(seed, family, number))
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeRow:
+    """A shape as measured; speeds are ONNX Runtime's time over the engine's.
+
+    `call_share` is the part of ONNX Runtime's time that a call of an empty model takes.
+    """
+
+    family: str
+    number: int
+    name: str
+    microseconds: dict[str, float]
+    speed: dict[str, float]
+    failures: dict[str, str]
+    call_share: float
+
+
+def call_seconds() -> dict[str, float]:
+    """What calling each engine takes with next to nothing to compute."""
+    writer = OnnxWriter("call", 0)
+    model = writer.finish([(writer.node("Relu", writer.input("x", (16,))), (16,))])
+    return compare_engines(model, random_feeds(model, 0), Sampling()).seconds
+
+
+def measure(
+    wanted: Sequence[tuple[str, int]], seed: int, sampling: Sampling, trials: int
+) -> Iterator[ShapeRow]:
+    """Rows as they come, in the order of `wanted`: family and number."""
+    calls = call_seconds()
+    with contextlib.ExitStack() as stack:
+        tuner = stack.enter_context(Tuner(trials)) if trials else None
+        for family, number in wanted:
+            shape = draw_shape(family, seed, number)
+            model = shape.build()
+            result = compare_engines(model, random_feeds(model, number), sampling, tuner=tuner)
+            yield ShapeRow(
+                family,
+                number,
+                shape.name,
+                {name: round(value * 1e6, 2) for name, value in result.seconds.items()},
+                {
+                    name: round(speed, 4)
+                    for name in result.seconds
+                    if name != REFERENCE and (speed := result.speed(name)) is not None
+                },
+                result.failures,
+                round(calls[REFERENCE] / result.seconds[REFERENCE], 4),
+            )
+
+
+def report(rows: Sequence[ShapeRow], engines: Sequence[str], origin: Origin, how: str) -> str:
+    """Per family the geometric mean, the spread and the worst shapes."""
+    summary = []
+    families = [family for family in FAMILIES if any(row.family == family for row in rows)]
+    for family in families:
+        of = [row for row in rows if row.family == family]
+        for engine in engines:
+            speeds = sorted(row.speed[engine] for row in of if engine in row.speed)
+            if not speeds:
+                continue
+            slower = sum(speed < 1 for speed in speeds)
+            tenth = speeds[len(speeds) // 10]
+            summary.append(
+                [
+                    family,
+                    engine,
+                    f"{len(speeds)} of {len(of)}",
+                    f"{geometric_mean(speeds):.3f}",
+                    f"{speeds[0]:.3f}",
+                    f"{tenth:.3f}",
+                    f"{speeds[-1]:.2f}",
+                    f"{100 * slower / len(speeds):.0f} %",
+                    f"{100 * max(row.call_share for row in of):.1f} %",
+                ]
+            )
+    header = ["family", "engine", "shapes", "geometric mean", "minimum", "10th percentile"]
+    header += ["maximum", "slower", "calls at most"]
+    lines = [
+        "# Unseen shapes, 1 thread, float32",
+        "",
+        f"{origin.sentence()} {how}.",
+        "",
+        "Speeds are ONNX Runtime's time over Tilewright's: above 1 Tilewright is faster. Calls at "
+        "most: the largest part of ONNX Runtime's time that goes into calling it.",
+        "",
+        markdown_table(header, summary, text=2),
+        "",
+    ]
+    for family in families:
+        of = [row for row in rows if row.family == family and "untuned" in row.speed]
+        worst = sorted(of, key=lambda row: row.speed["untuned"])[:WORST]
+        cells = [
+            [
+                f"{row.number}",
+                row.name,
+                f"{row.microseconds[REFERENCE]:.0f}",
+                *(f"{row.speed[engine]:.2f}" if engine in row.speed else "" for engine in engines),
+            ]
+            for row in worst
+        ]
+        lines += [f"## The worst of {family}", ""]
+        header = ["number", "shape", "ONNX Runtime us", *engines]
+        lines += [markdown_table(header, cells, text=2), ""]
+    failed = [
+        f"- {row.family} {row.number}, {row.name}: {engine}: {text}"
+        for row in rows
+        for engine, text in row.failures.items()
+    ]
+    lines += ["## Not run", "", *failed] if failed else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _earlier(path: Path, seed: int, trials: int, parser: argparse.ArgumentParser) -> list[ShapeRow]:
+    """The rows of an earlier run, which must be of the same seed, trials, commit and CPU."""
+    if not path.exists():
+        return []
+    document = json.loads(path.read_text())
+    now, then = asdict(Origin()), document["origin"]
+    for what in ("commit", "cpu"):
+        if now[what] != then[what]:
+            parser.error(f"--resume: {path} is of {what} {then[what]}, this is {now[what]}")
+    if (document["seed"], document["trials"]) != (seed, trials):
+        parser.error(f"--resume: {path} has another seed or other trials")
+    return [ShapeRow(**row) for row in document["rows"]]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--family", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
+    parser.add_argument("--count", type=int, default=200, help="shapes of each family")
+    parser.add_argument("--first", type=int, default=0, help="number of the first shape")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trials", type=int, default=0, help="tune each shape with so many")
+    parser.add_argument("--samples", type=int, default=20)
+    parser.add_argument("--resume", action="store_true", help="keep what an earlier run measured")
+    parser.add_argument("--name", default="unseen-shapes", help="of the files in the results")
+    parser.add_argument("--results", type=Path, default=RESULTS_FOLDER)
+    options = parser.parse_args(arguments)
+    engines = ["untuned", "tuned"] if options.trials else ["untuned"]
+    options.results.mkdir(parents=True, exist_ok=True)
+    stem = options.results / options.name
+    path = stem.with_suffix(".json")
+    rows = _earlier(path, options.seed, options.trials, parser) if options.resume else []
+    done = {(row.family, row.number) for row in rows}
+    numbers = range(options.first, options.first + options.count)
+    wanted = [(f, n) for f in options.family for n in numbers if (f, n) not in done]
+    origin = Origin()
+    how = f"{versions(['onnxruntime', 'tilewright'])}. Seed {options.seed}; fastest of "
+    how += f"{options.samples} samples, taken in turns"
+    how += f"; {options.trials} trials a workload" if options.trials else ""
+    sampling = Sampling(options.samples)
+    for row in measure(wanted, options.seed, sampling, options.trials):
+        rows.append(row)
+        speeds = " ".join(f"{name} {speed:.2f}" for name, speed in row.speed.items())
+        print(f"{row.family} {row.number}: {row.name}: {speeds} {row.failures or ''}", flush=True)
+        document = {
+            "origin": asdict(origin),
+            "how": how,
+            "seed": options.seed,
+            "trials": options.trials,
+            "rows": [asdict(row) for row in rows],
+        }
+        path.write_text(json.dumps(document, indent=1) + "\n")
+        stem.with_suffix(".md").write_text(report(rows, engines, origin, how))
+    print("\n" + report(rows, engines, origin, how))
+
+
+if __name__ == "__main__":
+    main()
