@@ -15,16 +15,23 @@ from compiler.codegen.link import link_shared
 from compiler.codegen.object import load_objects
 from compiler.dtypes import DType
 from compiler.errors import CompilerError, InvalidArgumentError, enough_memory_for
-from compiler.frontend.onnx_import import import_model
+from compiler.frontend.dimensions import check_dims, model_dims
+from compiler.frontend.onnx_import import ReadModel, import_model, read_model
 from compiler.graph.ir import Graph
 from compiler.partition import plan_graph
 from compiler.passes.pipeline import Observer
 from compiler.passes.pipeline import optimise as run_passes
 from compiler.plan import GraphPlan
-from compiler.program_builder import CompiledProgram, ScheduleSource, build_program
+from compiler.program_builder import (
+    CompiledProgram,
+    ProgramBuilder,
+    ScheduleSource,
+    build_program,
+)
 from compiler.runtime import artifact
 from compiler.runtime.executable import Executable
 from compiler.runtime.native import check_threads
+from compiler.runtime.sized import OpenPorts, SizedExecutable, Sizes
 from compiler.target import Target, host_target, resolve_target
 from compiler.timings import Timings, timed
 
@@ -33,9 +40,13 @@ if TYPE_CHECKING:
 
     import onnx
 
-    Model: TypeAlias = str | Path | bytes | onnx.ModelProto
+    Model: TypeAlias = str | Path | bytes | onnx.ModelProto | ReadModel
 
 NUMERICS = ("fast", "strict")
+
+SPARE = 8
+"""With open dimensions, how often the first sizes' weights fit into the block that all sizes share.
+Most sizes pack them alike, and pages that nothing touches take no memory."""
 
 
 def load_graph(
@@ -89,10 +100,8 @@ def compile_plan(
     Raises:
         CompilerError: if the target does not run on this machine, or a workload does not compile.
     """
-    if not target.runs_on(host_target()):
-        raise CompilerError(f"target '{target.name}' does not run on this machine")
     compiled = build_program(
-        plan, schedules, target, threads, numerics, weight_limit_bytes, timings
+        plan, schedules, _host(target), threads, numerics, weight_limit_bytes, timings
     )
     return load_program(compiled, threads, timings)
 
@@ -107,44 +116,49 @@ def load_program(
 
 
 def save_artifact(
-    plan: GraphPlan,
-    schedules: ScheduleSource | None,
-    target: Target,
-    threads: int,
-    numerics: str,
+    plans: Mapping[Sizes, GraphPlan],
+    builder: ProgramBuilder,
     folder: str | Path,
-    sizes: Mapping[str, int] | None = None,
-    weight_limit_bytes: int | None = None,
+    ports: OpenPorts | None = None,
     timings: Timings | None = None,
-) -> CompiledProgram:
-    """Compile a plan into an artifact folder that loads with NumPy alone.
+) -> tuple[CompiledProgram, ...]:
+    """Compile a plan for each combination of sizes into one artifact, which NumPy alone can load.
+
+    Args:
+        plans: by sizes; `()` where no dimension is named.
+        builder: what the plans are built with.
+        folder: where the artifact goes.
+        ports: the open dimensions of inputs and outputs.
+        timings: counts the time of every stage.
 
     Raises:
         CompilerError: if a workload does not compile, or the folder cannot be written.
     """
-    compiled = build_program(
-        plan, schedules, target, threads, numerics, weight_limit_bytes, timings
-    )
-    metadata = {
+    builder.reserve(list(plans.values()))
+    compiled = {sizes: builder.build(plan) for sizes, plan in plans.items()}
+    details = {
         "codegen_version": CODEGEN_VERSION,
-        "target_key": target.key,
-        "threads": threads,
-        "numerics": numerics,
+        "target_key": builder.target.key,
+        "threads": builder.threads,
+        "numerics": builder.numerics,
         "schedules": {
-            key: {"schedule": schedule.to_json(), "tuned": key in compiled.tuned}
-            for key, schedule in compiled.schedules.items()
+            key: {"schedule": schedule.to_json(), "tuned": key in program.tuned}
+            for program in compiled.values()
+            for key, schedule in program.schedules.items()
         },
     }
-    program = artifact.SizedProgram(tuple(sorted((sizes or {}).items())), compiled.program)
+    objects = dict.fromkeys(code for program in compiled.values() for code in program.objects)
     with timed(timings, "link"), tempfile.TemporaryDirectory() as work:
         library = Path(work) / "kernels.so"
-        link_shared(compiled.objects, library)
+        link_shared(list(objects), library)
         code = library.read_bytes()
+    programs = [artifact.SizedProgram(sizes, c.program) for sizes, c in compiled.items()]
+    whole = max((c.weights for c in compiled.values()), key=lambda weights: weights.nbytes)
     with timed(timings, "write"):
         artifact.save_artifact(
-            folder, [program], code, compiled.weights, target.to_json(), metadata
+            folder, programs, code, whole, builder.target.to_json(), details, ports
         )
-    return compiled
+    return tuple(compiled.values())
 
 
 def compile_model(
@@ -156,8 +170,11 @@ def compile_model(
     numerics: str = "fast",
     weight_limit_bytes: int | None = None,
     timings: Timings | None = None,
-) -> Executable:
+) -> Executable | SizedExecutable:
     """Compile an ONNX model for this machine.
+
+    Where dimensions stay open, nothing is compiled yet: the executable compiles when it meets sizes
+    of its inputs for the first time, and keeps what it made (`SizedExecutable.made`).
 
     Args:
         model: a path, the bytes of a model, or a ModelProto.
@@ -165,7 +182,7 @@ def compile_model(
         threads: threads that a run uses, the calling one included.
         dims: sizes of named dimensions.
         schedules: where tuned schedules are looked up; None compiles with the defaults.
-        numerics: "strict" turns off algorithms that change rounding (Winograd).
+        numerics: "strict" turns off algorithms that change rounding (Winograd, Strassen).
         weight_limit_bytes: most memory that packed weights may take; algorithms that expand them
             (Winograd) give way first.
         timings: counts the time of every stage.
@@ -175,11 +192,28 @@ def compile_model(
     """
     check_numerics(numerics)
     check_threads(threads)
-    chosen = resolve_target(target)
-    with enough_memory_for("to compile the model"):
-        graph = optimise(load_graph(model, dims, timings), numerics, timings=timings)
-        plan = make_plan(graph, chosen, numerics, timings)
-        return compile_plan(plan, schedules, chosen, threads, numerics, weight_limit_bytes, timings)
+    chosen = _host(resolve_target(target))
+    builder = ProgramBuilder(schedules, chosen, threads, numerics, weight_limit_bytes, timings)
+    with timed(timings, "read"), enough_memory_for("to read the model"):
+        source = read_model(model)
+    given = check_dims(source.proto.graph, dims or {})
+
+    def at(sizes: Mapping[str, int], spare: int) -> Executable:
+        with enough_memory_for("to compile the model"):
+            graph = load_graph(source, {**given, **sizes}, timings)
+            plan = make_plan(optimise(graph, numerics, timings=timings), chosen, numerics, timings)
+            return load_program(builder.build(plan, spare), threads, timings)
+
+    ports = model_dims(source.proto.graph).fixed(given)
+    if not ports.open:
+        return at({}, 1)
+    return SizedExecutable(OpenPorts(ports.inputs, ports.outputs), lambda s: at(dict(s), SPARE))
+
+
+def _host(target: Target) -> Target:
+    if not target.runs_on(host_target()):
+        raise CompilerError(f"target '{target.name}' does not run on this machine")
+    return target
 
 
 def check_numerics(numerics: str) -> None:
@@ -189,6 +223,7 @@ def check_numerics(numerics: str) -> None:
 
 
 __all__ = [
+    "ProgramBuilder",
     "ScheduleSource",
     "build_kernel",
     "build_program",

@@ -135,7 +135,9 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
             model.graph.input.extend(kept)
             tensors = (numpy_helper.from_array(array, name) for name, array in values.items())
             model.graph.initializer.extend(tensors)
-        return compile_model(model, **self._options)
+        executable = compile_model(model, **self._options)
+        assert isinstance(executable, Executable)  # the shapes are given
+        return executable
 
 
 _Key = tuple[tuple[tuple[int, ...], ...], tuple[tuple[tuple[int, ...], str, bytes], ...]]

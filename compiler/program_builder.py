@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -55,57 +55,114 @@ def build_program(
     weight_limit_bytes: int | None = None,
     timings: Timings | None = None,
 ) -> CompiledProgram:
-    """Compile every workload of a plan and lay out its memory.
-
-    A schedule that the source knows but that no longer fits gives way to the default. Where packed
-    weights would take more than the limit, those that an algorithm expands most (Winograd) are
-    stored plainly instead.
+    """Compile every workload of a plan and lay out its memory: a `ProgramBuilder` used once.
 
     Raises:
         CompilerError: if a workload compiles with no schedule, or the weights do not fit the limit.
     """
-    compiler = _Compiler(target, threads, timings)
-    built: dict[Workload, Chosen] = {}
-    for workload, _ in plan.tasks():
-        built[workload] = compiler.build(workload, source, numerics)
-    if weight_limit_bytes is not None:
-        _limit_weights(plan, built, compiler, weight_limit_bytes)
-    shared = {
-        position: [b.bytes for b in built[step.workload][0].spec.buffers if b.role is Role.SHARED]
-        for position, step in enumerate(plan.steps)
-        if isinstance(step, KernelStep)
-    }
-    with timed(timings, "memory plan"):
-        memory = plan_memory(plan, {p: sizes for p, sizes in shared.items() if sizes})
-    weights = WeightBlock(_weight_capacity(plan, built))
-    kernels: dict[KernelSpec, int] = {}
-    calls: list[KernelCall] = []
-    for position, step in enumerate(plan.steps):
-        if not isinstance(step, KernelStep):
-            continue
-        spec = built[step.workload][0].spec
-        number = kernels.setdefault(spec, len(kernels))
-        places = _Places(plan, memory, position, weights)
-        with timed(timings, "pack weights"):
-            refs = tuple(places.ref(step, buffer) for buffer in spec.buffers)
-        calls.append(KernelCall(number, refs))
-    program = Program(
-        plan.graph.name,
-        tuple(_port(plan, name) for name in plan.graph.inputs),
-        tuple(_port(plan, name) for name in plan.graph.outputs),
-        tuple(kernels),
-        tuple(calls),
-        memory.arena_bytes,
-        weights.bytes,
-    )
-    block = weights.built()
-    return CompiledProgram(
-        program,
-        block,
-        tuple({kernel.digest: kernel.object for kernel, _, _ in built.values()}.values()),
-        {w.key: schedule for w, (_, schedule, _) in built.items()},
-        frozenset(w.key for w, (_, _, known) in built.items() if known),
-    )
+    builder = ProgramBuilder(source, target, threads, numerics, weight_limit_bytes, timings)
+    return builder.build(plan)
+
+
+class ProgramBuilder:
+    """Builds programs that share kernels and packed weights: one model at one or several sizes.
+
+    A schedule that the source knows but that no longer fits gives way to the default. Where packed
+    weights would take more than the limit, those that an algorithm expands most (Winograd) are
+    stored plainly instead.
+    """
+
+    def __init__(
+        self,
+        source: ScheduleSource | None,
+        target: Target,
+        threads: int = 1,
+        numerics: str = "fast",
+        weight_limit_bytes: int | None = None,
+        timings: Timings | None = None,
+    ) -> None:
+        self.target = target
+        self.threads = threads
+        self.numerics = numerics
+        self._source = source
+        self._compiler = _Compiler(target, threads, timings)
+        self._limit = weight_limit_bytes
+        self._timings = timings
+        self._built: dict[Workload, Chosen] = {}
+        self._weights: WeightBlock | None = None
+
+    def reserve(self, plans: Sequence[GraphPlan]) -> None:
+        """Compile the kernels of several plans, and make one block that holds all their weights.
+
+        Raises:
+            CompilerError: see `build_program`.
+        """
+        self._weights = WeightBlock(sum(_weight_capacity(p, self._kernels(p)) for p in plans))
+
+    def build(self, plan: GraphPlan, spare: int = 1) -> CompiledProgram:
+        """The program of a plan. Its weights go into the block of the programs before it.
+
+        Where the block is full, a new one is made, `spare` times as large as this plan needs.
+
+        Raises:
+            CompilerError: see `build_program`.
+        """
+        built = self._kernels(plan)
+        needed = _weight_capacity(plan, built)
+        if self._weights is None or self._weights.room < needed:
+            self._weights = WeightBlock(spare * needed)
+        program = self._program(plan, built, self._weights)
+        self._weights.release_sources()
+        return CompiledProgram(
+            program,
+            self._weights.built(),
+            tuple({kernel.digest: kernel.object for kernel, _, _ in built.values()}.values()),
+            {w.key: schedule for w, (_, schedule, _) in built.items()},
+            frozenset(w.key for w, (_, _, known) in built.items() if known),
+        )
+
+    def _kernels(self, plan: GraphPlan) -> dict[Workload, Chosen]:
+        """A kernel for each workload of a plan."""
+        for workload, _ in plan.tasks():
+            if workload not in self._built:
+                self._built[workload] = self._compiler.build(workload, self._source, self.numerics)
+        built = {workload: self._built[workload] for workload, _ in plan.tasks()}
+        if self._limit is not None:
+            _limit_weights(plan, built, self._compiler, self._limit)
+        return built
+
+    def _program(
+        self, plan: GraphPlan, built: Mapping[Workload, Chosen], weights: WeightBlock
+    ) -> Program:
+        shared = {
+            position: [
+                b.bytes for b in built[step.workload][0].spec.buffers if b.role is Role.SHARED
+            ]
+            for position, step in enumerate(plan.steps)
+            if isinstance(step, KernelStep)
+        }
+        with timed(self._timings, "memory plan"):
+            memory = plan_memory(plan, {p: sizes for p, sizes in shared.items() if sizes})
+        kernels: dict[KernelSpec, int] = {}
+        calls: list[KernelCall] = []
+        for position, step in enumerate(plan.steps):
+            if not isinstance(step, KernelStep):
+                continue
+            spec = built[step.workload][0].spec
+            number = kernels.setdefault(spec, len(kernels))
+            places = _Places(plan, memory, position, weights)
+            with timed(self._timings, "pack weights"):
+                refs = tuple(places.ref(step, buffer) for buffer in spec.buffers)
+            calls.append(KernelCall(number, refs))
+        return Program(
+            plan.graph.name,
+            tuple(_port(plan, name) for name in plan.graph.inputs),
+            tuple(_port(plan, name) for name in plan.graph.outputs),
+            tuple(kernels),
+            tuple(calls),
+            memory.arena_bytes,
+            weights.bytes,
+        )
 
 
 Chosen = tuple[BuiltKernel, Schedule, bool]

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from compiler import costs, driver
+from compiler.errors import InvalidArgumentError
+from compiler.frontend.dimensions import model_dims
+from compiler.frontend.onnx_import import read_model
 from compiler.graph.ir import Graph
 from compiler.loops.nest import LoopNest
 from compiler.passes.pipeline import Observer
 from compiler.plan import GraphPlan
+from compiler.runtime.sized import OpenPorts, Sizes
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import Target, resolve_target
 from compiler.workload import Workload
 from tuner.statements import statements
 from tuner.tasks import Task
+
+COMBINATIONS = 64
+"""Most combinations of sizes in one artifact."""
 
 TRANSFORMING = frozenset({"winograd", "strassen"})
 """Algorithms that execute other operations than the workload's definition names."""
@@ -43,6 +53,8 @@ class Planned:
     graph: Graph
     plan: GraphPlan
     target: Target
+    sizes: Sizes = ()
+    """Of the dimensions that the request gives several sizes."""
 
     @property
     def threads(self) -> int:
@@ -71,20 +83,66 @@ def plan_model(request: ModelRequest, observer: Observer | None = None) -> Plann
     return Planned(request, graph, plan, target)
 
 
-def tasks_of(planned: Planned) -> list[Task]:
-    """The tuning tasks of a model, in the order of their first use."""
+def plan_sizes(
+    request: ModelRequest, dims: Mapping[str, Sequence[int]], observer: Observer | None = None
+) -> tuple[Planned, ...]:
+    """`plan_model` for every combination of sizes, in the order in which they are given.
+
+    Raises:
+        CompilerError: if the model or the target is wrong or not supported, or there are more
+            combinations than an artifact is for.
+    """
+    count = prod(len(sizes) for sizes in dims.values())
+    if count > COMBINATIONS:
+        raise InvalidArgumentError(
+            f"the dimensions have {count} combinations of sizes, at most {COMBINATIONS} are allowed"
+        )
+    varying = sorted(name for name, sizes in dims.items() if len(sizes) > 1)
+    found = []
+    for combination in product(*dims.values()):
+        chosen = dict(zip(dims, combination, strict=True))
+        planned = plan_model(replace(request, dims=chosen), observer)
+        found.append(replace(planned, sizes=tuple((name, chosen[name]) for name in varying)))
+    return tuple(found)
+
+
+def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:
+    """Inputs and outputs with the dimensions that vary between plans; None where none does.
+
+    Raises:
+        InvalidArgumentError: if `pad` is asked for and nothing varies.
+    """
+    first = planned[0]
+    names = dict(first.sizes)
+    if not names:
+        if pad:
+            raise InvalidArgumentError("there is one size, so that nothing can be padded to it")
+        return None
+    fixed = {n: s for n, s in (first.request.dims or {}).items() if n not in names}
+    dims = model_dims(read_model(first.request.model).proto.graph).fixed(fixed)
+    ports = OpenPorts(dims.inputs, dims.outputs, pad)
+    ports.check_padding()
+    return ports
+
+
+def tasks_of(*planned: Planned) -> list[Task]:
+    """The tuning tasks of one model at one or several sizes, in the order of their first use."""
+    counts: Counter[Workload] = Counter()
+    for each in planned:
+        counts.update(dict(each.workloads))
+    first = planned[0]
     return [
         Task(
             name=workload_name(workload),
             workload=workload,
-            target=planned.target,
-            space=schedule_space(workload, planned.target, planned.threads, planned.numerics),
-            lower=partial(_nest, workload, planned.target, planned.threads),
+            target=first.target,
+            space=schedule_space(workload, first.target, first.threads, first.numerics),
+            lower=partial(_nest, workload, first.target, first.threads),
             count=count,
-            threads=planned.threads,
-            numerics=planned.numerics,
+            threads=first.threads,
+            numerics=first.numerics,
         )
-        for workload, count in planned.workloads
+        for workload, count in counts.items()
     ]
 
 

@@ -290,7 +290,7 @@ class _Run:
         self._phase("building", tracker.progress)
         with tempfile.TemporaryDirectory(prefix="tilewright-artifact-") as temporary:
             folder = Path(temporary) / "artifact"
-            build_artifact(planned, storage, folder)
+            build_artifact([planned], storage, folder)
             self._phase("verifying", tracker.progress)
             error = verify_artifact(planned, folder)
             digest = store_artifact(folder, storage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from compiler.errors import CompilerError
 from compiler.ops.interpret import run_graph
 from compiler.program_builder import CompiledProgram
 from compiler.target import host_target
-from service.planning import Planned
+from service.planning import Planned, open_ports
 from service.storage import Storage
 from service.version import version
 from tuner.cancel import CancelToken
@@ -113,23 +113,27 @@ def random_arrays(
 
 
 def build_artifact(
-    planned: Planned, storage: Storage, folder: Path, weight_limit_bytes: int | None = None
-) -> CompiledProgram:
-    """Compile with the best schedules known and write the artifact folder.
+    planned: Sequence[Planned],
+    storage: Storage,
+    folder: Path,
+    weight_limit_bytes: int | None = None,
+    *,
+    pad: bool = False,
+) -> tuple[CompiledProgram, ...]:
+    """Compile one model at one or several sizes with the best schedules known: an artifact folder.
+
+    With `pad`, sizes between those are padded up to the next ones when the artifact runs.
 
     Raises:
-        CompilerError: if it cannot be linked, or the packed weights do not fit the limit.
-        OSError: if the folder cannot be written.
+        CompilerError: if it cannot be linked or written, the packed weights do not fit the limit,
+            or outputs of padded inputs could not be cut back.
     """
-    return driver.save_artifact(
-        planned.plan,
-        storage.records,
-        planned.target,
-        planned.threads,
-        planned.numerics,
-        folder,
-        weight_limit_bytes=weight_limit_bytes,
+    first = planned[0]
+    builder = driver.ProgramBuilder(
+        storage.records, first.target, first.threads, first.numerics, weight_limit_bytes
     )
+    ports = open_ports(planned, pad=pad)
+    return driver.save_artifact({p.sizes: p.plan for p in planned}, builder, folder, ports)
 
 
 def verify_artifact(planned: Planned, folder: Path) -> float | None:
@@ -146,7 +150,8 @@ def verify_artifact(planned: Planned, folder: Path) -> float | None:
 
     types = planned.graph.types
     inputs = random_arrays({v: (types[v].shape, types[v].dtype) for v in planned.graph.inputs})
-    actual = load_artifact(folder, threads=planned.threads).run(inputs)
+    sizes = dict(planned.sizes)
+    actual = load_artifact(folder, threads=planned.threads, sizes=sizes).run(inputs)
     expected = run_graph(planned.graph, inputs)
     error = largest_model_error(actual, expected)
     if not error <= MODEL_TOLERANCE:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import index
 
-from onnx import GraphProto, ModelProto, ValueInfoProto
+from onnx import GraphProto, ValueInfoProto
+
+from compiler.errors import InvalidArgumentError
 
 Dims = tuple[int | str, ...]
 """Sizes; an open dimension is a name."""
@@ -46,9 +49,8 @@ class ModelDims:
         return ModelDims(inputs, outputs)
 
 
-def model_dims(model: ModelProto) -> ModelDims:
+def model_dims(graph: GraphProto) -> ModelDims:
     """The dimensions of a model's inputs and outputs, as its file states them."""
-    graph: GraphProto = model.graph
     filled = {tensor.name for tensor in graph.initializer}
     inputs = {
         info.name: tuple(
@@ -64,6 +66,36 @@ def model_dims(model: ModelProto) -> ModelDims:
         for info in graph.output
     }
     return ModelDims(inputs, outputs)
+
+
+def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> dict[str, int]:
+    """The sizes. Raises InvalidArgumentError where one is no integer, or of no open dimension.
+
+    A size that changes nothing, beside dimensions that are open, is a mistake of whoever gave it. A
+    model that leaves nothing open takes any: callers may state `batch` for whatever they compile.
+    """
+    constants = {tensor.name for tensor in graph.initializer}
+    known: dict[str, None] = {}
+    for info in graph.input:
+        if info.name in constants:
+            continue
+        for position, dim in enumerate(info.type.tensor_type.shape.dim):
+            if not dim.HasField("dim_value"):
+                if dim.dim_param:
+                    known[dim.dim_param] = None
+                known[f"{info.name}[{position}]"] = None
+    sizes: dict[str, int] = {}
+    for name, size in dims.items():
+        if known and name not in known:
+            names = ", ".join(f"'{n}'" for n in known)
+            raise InvalidArgumentError(
+                f"the inputs have no open dimension '{name}', open are: {names}"
+            )
+        try:
+            sizes[name] = index(size)
+        except TypeError as error:
+            raise InvalidArgumentError(f"dimension '{name}': {size!r} is no integer") from error
+    return sizes
 
 
 def _dims(info: ValueInfoProto) -> Dims:

@@ -7,14 +7,16 @@ taken from the file. What is known at import folds: constants, shape arithmetic,
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Set
-from operator import index
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no types
-from onnx import GraphProto, ModelProto, ValueInfoProto
+from onnx import ModelProto, ValueInfoProto
 
-from compiler.errors import InvalidArgumentError, InvalidModelError
+from compiler.errors import InvalidModelError
+from compiler.frontend.dimensions import check_dims
 from compiler.frontend.functions import inline_functions
 from compiler.frontend.nodes import Body, NodeImporter, domain_of
 from compiler.frontend.old_opsets import OLDEST_OPSET
@@ -31,14 +33,23 @@ FILE_LIMIT_BYTES = 1 << 31
 """What protobuf can hold in one message."""
 
 
-def import_model(
-    model: str | Path | bytes | ModelProto, dims: Mapping[str, int] | None = None
-) -> Graph:
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadModel:
+    """A model's message, and the folder of its file, where external data lies."""
+
+    proto: ModelProto
+    folder: Path | None = None
+
+
+ModelSource: TypeAlias = str | Path | bytes | ModelProto | ReadModel
+
+
+def import_model(model: ModelSource, dims: Mapping[str, int] | None = None) -> Graph:
     """Read a model as a graph with static shapes.
 
     Args:
-        model: path of a file, its bytes, or the message. External data is read from the file's
-            folder only.
+        model: path of a file, its bytes, the message, or what `read_model` gave. External data is
+            read from the file's folder only.
         dims: sizes of symbolic dimensions by their name (`batch`), or by the input and the
             position of the dimension (`x[0]`) where they have none.
 
@@ -47,17 +58,27 @@ def import_model(
         UnsupportedOperatorError: if it uses an operator, or a form of one, without a rule.
         InvalidArgumentError: if `dims` names what is no open dimension, or gives no number.
     """
-    proto, folder = _load(model)
-    _check_header(proto)
-    proto = inline_functions(proto)
-    return _Importer(proto, folder, _check_header(proto), dims or {}).graph()
+    read = read_model(model)
+    proto = inline_functions(read.proto)
+    return _Importer(proto, read.folder, _check_header(proto), dims or {}).graph()
 
 
-def _load(model: str | Path | bytes | ModelProto) -> tuple[ModelProto, Path | None]:
+def read_model(model: ModelSource) -> ReadModel:
+    """Read a model's message; imports of it at several sizes need no more than one reading.
+
+    Raises:
+        InvalidModelError: if it cannot be read, or is no ONNX model.
+    """
+    read = model if isinstance(model, ReadModel) else _load(model)
+    _check_header(read.proto)
+    return read
+
+
+def _load(model: str | Path | bytes | ModelProto) -> ReadModel:
     if isinstance(model, ModelProto):
-        return model, None
+        return ReadModel(model)
     if isinstance(model, bytes | bytearray | memoryview):
-        return _parse(bytes(model), "the model"), None
+        return ReadModel(_parse(bytes(model), "the model"))
     if not isinstance(model, str | os.PathLike):
         raise InvalidModelError(
             f"a model is a path, bytes or a ModelProto, not of type {type(model).__name__}"
@@ -74,7 +95,7 @@ def _load(model: str | Path | bytes | ModelProto) -> tuple[ModelProto, Path | No
         raise InvalidModelError(f"'{path}' cannot be read: {error.strerror}") from error
     except ValueError as error:  # a null character
         raise InvalidModelError(f"'{path}' cannot be read: {error}") from error
-    return _parse(data, f"'{path}'"), path.resolve().parent
+    return ReadModel(_parse(data, f"'{path}'"), path.resolve().parent)
 
 
 def _parse(data: bytes, what: str) -> ModelProto:
@@ -123,7 +144,7 @@ class _Importer:
 
     def graph(self) -> Graph:
         self._constants()
-        self._dims = _checked_dims(self._graph, set(self._values), self._dims)
+        self._dims = check_dims(self._graph, self._dims)
         self._inputs()
         nodes = NodeImporter(self._builder, self._folder)
         wanted = [info.name for info in self._graph.output]
@@ -198,37 +219,6 @@ class _Importer:
         if not outputs:
             raise InvalidModelError("the model has no outputs")
         return outputs
-
-
-def _checked_dims(
-    graph: GraphProto, constants: Set[str], dims: Mapping[str, int]
-) -> Mapping[str, int]:
-    """The sizes. Raises InvalidArgumentError where one is no integer, or of no open dimension.
-
-    A size that changes nothing, beside dimensions that are open, is a mistake of whoever gave it. A
-    model that leaves nothing open takes any: callers may state `batch` for whatever they compile.
-    """
-    known: dict[str, None] = {}
-    for info in graph.input:
-        if info.name in constants:
-            continue
-        for position, dim in enumerate(info.type.tensor_type.shape.dim):
-            if not dim.HasField("dim_value"):
-                if dim.dim_param:
-                    known[dim.dim_param] = None
-                known[f"{info.name}[{position}]"] = None
-    sizes: dict[str, int] = {}
-    for name, size in dims.items():
-        if known and name not in known:
-            names = ", ".join(f"'{n}'" for n in known)
-            raise InvalidArgumentError(
-                f"the inputs have no open dimension '{name}', open are: {names}"
-            )
-        try:
-            sizes[name] = index(size)
-        except TypeError as error:
-            raise InvalidArgumentError(f"dimension '{name}': {size!r} is no integer") from error
-    return sizes
 
 
 def _check_stated(info: ValueInfoProto, kind: TensorType) -> None:

@@ -86,6 +86,11 @@ class Executable:
         return self.program.outputs
 
     @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of what `run` returns, in order."""
+        return tuple(port.name for port in self.program.outputs)
+
+    @property
     def weights(self) -> Bytes:
         """The packed constants."""
         return self._weights

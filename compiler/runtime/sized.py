@@ -107,6 +107,17 @@ class SizedExecutable:
         self._lock = threading.Lock()
 
     @property
+    def open(self) -> tuple[str, ...]:
+        """The names of the open dimensions, each once, in order."""
+        names = (dim for dims in self.ports.inputs.values() for dim in dims if isinstance(dim, str))
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of what `run` returns, in order."""
+        return tuple(self.ports.outputs)
+
+    @property
     def made(self) -> tuple[Sizes, ...]:
         """The sizes that there are programs for, in the order in which they were first needed."""
         return tuple(self._made)

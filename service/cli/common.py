@@ -44,6 +44,18 @@ DimsOption = Annotated[
     list[str] | None,
     typer.Option("--dim", metavar="NAME=SIZE", help="Size of a named dimension; repeatable"),
 ]
+SizesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dim",
+        metavar="NAME=SIZE[,SIZE...]",
+        help="Sizes of a named dimension; the artifact holds them all; repeatable",
+    ),
+]
+PadOption = Annotated[
+    bool,
+    typer.Option("--pad", help="Pad inputs with zeros up to the artifact's next sizes"),
+]
 TrialsOption = Annotated[int, typer.Option("--trials", min=0, help="Most candidates to measure")]
 SecondsOption = Annotated[
     float | None, typer.Option("--seconds", min=0.001, help="Most time to tune")
@@ -98,6 +110,18 @@ def parse_dims(given: list[str] | None) -> dict[str, int]:
             raise UserError(f"--dim '{text}': '{name}' is {dims[name]} already")
         dims[name] = number
     return dims
+
+
+def parse_sizes(given: list[str] | None) -> dict[str, tuple[int, ...]]:
+    """{"sequence": (16, 32)} from ["sequence=16,32"]. Raises UserError."""
+    sizes: dict[str, tuple[int, ...]] = {}
+    for text in given or ():
+        name, _, listed = text.partition("=")
+        each = [parse_dims([f"{name}={size}"])[name] for size in listed.split(",")]
+        if sizes.get(name, tuple(each)) != tuple(each):
+            raise UserError(f"--dim '{text}': '{name}' has sizes already")
+        sizes[name] = tuple(dict.fromkeys(each))
+    return sizes
 
 
 def existing_file(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,8 @@ from service.cli.common import (
     ModelPath,
     Numerics,
     NumericsOption,
+    PadOption,
+    SizesOption,
     TargetOption,
     ThreadsOption,
     UserError,
@@ -23,10 +26,14 @@ from service.cli.common import (
     load_settings,
     milliseconds,
     parse_dims,
+    parse_sizes,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from compiler.runtime.executable import Executable
+    from compiler.runtime.sized import SizedExecutable
 
 
 class Peer(StrEnum):
@@ -74,7 +81,8 @@ def compile_(
     target: TargetOption = "host",
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
-    dim: DimsOption = None,
+    dim: SizesOption = None,
+    pad: PadOption = False,
     weight_limit: Annotated[
         int | None,
         typer.Option(min=1, help="Most bytes of packed weights; Winograd gives way first"),
@@ -82,26 +90,27 @@ def compile_(
     dump_after: DumpOption = None,
 ) -> None:
     """Compile to an artifact folder, with whatever the database knows."""
-    from service.planning import ModelRequest, plan_model
+    from service.planning import ModelRequest, plan_sizes
     from service.storage import Storage
     from service.tuning import build_artifact
     from tuner.measure.measurement import RecordKey
 
-    request = ModelRequest(existing_file(model), target, threads, numerics.value, parse_dims(dim))
-    planned = plan_model(request, dump_observer(dump_after))
+    request = ModelRequest(existing_file(model), target, threads, numerics.value)
+    plans = plan_sizes(request, parse_sizes(dim), dump_observer(dump_after))
     storage = Storage.open(load_settings())
-    keys = [
+    keys = {
         RecordKey(workload.key, planned.target.key, threads, numerics.value)
+        for planned in plans
         for workload, _ in planned.workloads
-    ]
-    known = storage.records.best_records(keys)
-    compiled = build_artifact(planned, storage, output, weight_limit)
+    }
+    known = storage.records.best_records(list(keys))
+    compiled = build_artifact(plans, storage, output, weight_limit, pad=pad)
     storage.close()
-    plain = sum(array.nbytes for array in planned.plan.graph.constants.values())
+    packed = max(each.program.weight_bytes for each in compiled)
+    plain = sum(array.nbytes for array in plans[0].plan.graph.constants.values())
     console().print(
         f"artifact: {output} ({len(known)} of {len(keys)} workloads with tuned schedules; "
-        f"packed weights take {compiled.program.weight_bytes / 2**20:.1f} MiB, "
-        f"the model's {plain / 2**20:.1f} MiB)",
+        f"packed weights take {packed / 2**20:.1f} MiB, the model's {plain / 2**20:.1f} MiB)",
         soft_wrap=True,
     )
 
@@ -118,9 +127,9 @@ def run(
     from service.arrays import save_arrays
 
     arrays = _load_arrays(inputs)
-    executable = _executable(model, threads, numerics, parse_dims(dim))
-    results = executable.run(arrays)
-    names = [port.name for port in executable.program.outputs]
+    with _opened(model, threads, numerics, parse_dims(dim)) as executable:
+        results = executable.run(arrays)
+    names = executable.output_names
     save_arrays(outputs, zip(names, results, strict=True))
     out = console()
     for name, array in zip(names, results, strict=True):
@@ -136,20 +145,25 @@ def _load_arrays(path: Path) -> dict[str, Any]:
         raise UserError(str(error)) from error
 
 
-def _executable(model: Path, threads: int, numerics: Numerics, dims: dict[str, int]) -> Executable:
+@contextmanager
+def _opened(
+    model: Path, threads: int, numerics: Numerics, dims: dict[str, int]
+) -> Iterator[Executable | SizedExecutable]:
     """An artifact as it is; a model compiled with the schedules that the database knows."""
     if model.is_dir():
         # an artifact needs neither the compiler nor the database
         from compiler.runtime.artifact import load_artifact
 
-        return load_artifact(model, threads=threads)
+        yield load_artifact(model, threads=threads, sizes=dims or None)
+        return
     import compiler
     from service.storage import Storage
 
     existing_file(model)
     storage = Storage.open(load_settings())
     try:
-        return compiler.compile_model(
+        # with dimensions left open it compiles, and asks the database, when it runs
+        yield compiler.compile_model(
             model,
             threads=threads,
             dims=dims,
@@ -158,6 +172,16 @@ def _executable(model: Path, threads: int, numerics: Numerics, dims: dict[str, i
         )
     finally:
         storage.close()
+
+
+def _closed(model: Path, threads: int, numerics: Numerics, dims: dict[str, int]) -> Executable:
+    """As `_opened`, for one size. Raises UserError where a dimension is left open."""
+    from compiler.runtime.sized import SizedExecutable
+
+    with _opened(model, threads, numerics, dims) as executable:
+        if isinstance(executable, SizedExecutable):
+            raise UserError(f"dimension '{executable.open[0]}' has no size; give one with --dim")
+        return executable
 
 
 def bench(
@@ -182,7 +206,7 @@ def bench(
     from service.comparison import Run, onnxruntime_run, race
     from service.tuning import largest_model_error
 
-    executable = _executable(model, threads, numerics, parse_dims(dim))
+    executable = _closed(model, threads, numerics, parse_dims(dim))
     arrays = _seeded_inputs(executable)
     runs: dict[str, Run] = {"tilewright": lambda: executable.run(arrays)}
     error = None

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli.common import (
-    DimsOption,
     ModelPath,
     Numerics,
     NumericsOption,
+    PadOption,
     SecondsOption,
     SeedOption,
+    SizesOption,
     TargetOption,
     ThreadsOption,
     TrialsOption,
@@ -23,7 +24,7 @@ from service.cli.common import (
     existing_file,
     load_settings,
     milliseconds,
-    parse_dims,
+    parse_sizes,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def tune(
     target: TargetOption = "host",
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
-    dim: DimsOption = None,
+    dim: SizesOption = None,
+    pad: PadOption = False,
     seed: SeedOption = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
@@ -54,7 +56,7 @@ def tune(
 
     from compiler.runtime.artifact import check_destination
     from service.cli.view import progress_line, task_table
-    from service.planning import ModelRequest, plan_model, tasks_of
+    from service.planning import ModelRequest, open_ports, plan_sizes, tasks_of
     from service.schemas import ProgressView
     from service.storage import Storage
     from service.tracker import Tracker
@@ -73,14 +75,16 @@ def tune(
     from tuner.measure.local_runner import LocalRunner
     from tuner.measure.oracle import ReferenceCache
 
-    request = ModelRequest(existing_file(model), target, threads, numerics.value, parse_dims(dim))
+    request = ModelRequest(existing_file(model), target, threads, numerics.value)
     if output is not None:
         check_destination(output)  # now, and not after an hour of tuning
-    planned = plan_model(request)
+    plans = plan_sizes(request, parse_sizes(dim))
+    open_ports(plans, pad=pad)  # says now what padding would refuse after an hour
     settings = load_settings()
     storage = Storage.open(settings)
-    save_texts(planned, storage)
-    tasks = tasks_of(planned)
+    for planned in plans:
+        save_texts(planned, storage)
+    tasks = tasks_of(*plans)
     tracker = Tracker(tasks, trials)
     token = CancelToken()
     signal.signal(signal.SIGINT, lambda *_: token.cancel("interrupted"))
@@ -131,9 +135,10 @@ def tune(
         soft_wrap=True,
     )
     if output is not None:
-        build_artifact(planned, storage, output)
-        error = verify_artifact(planned, output)
-        checked = "not run here" if error is None else f"largest error {error:.1e}"
+        build_artifact(plans, storage, output, pad=pad)
+        errors = [verify_artifact(planned, output) for planned in plans]
+        known = [error for error in errors if error is not None]
+        checked = f"largest error {max(known):.1e}" if known else "not run here"
         out.print(f"artifact: {output}, {checked}", soft_wrap=True)
     storage.close()
     if finished.cancelled:

@@ -154,7 +154,7 @@ def test_an_artifact_gives_the_same_bits(
     model: onnx.ModelProto, image: np.ndarray, tmp_path: Path
 ) -> None:
     plan, target = planned(model)
-    driver.save_artifact(plan, None, target, 1, "fast", tmp_path / "artifact")
+    driver.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "artifact")
     (loaded,) = compiler.load_artifact(tmp_path / "artifact").run({"x": image})
     (compiled,) = driver.compile_plan(plan, None, target).run({"x": image})
     assert np.array_equal(loaded, compiled)
@@ -204,7 +204,8 @@ def test_every_stage_is_timed(model: onnx.ModelProto, tmp_path: Path) -> None:
     target = host_target()
     graph = driver.optimise(driver.load_graph(model, timings=timings), timings=timings)
     plan = driver.make_plan(graph, target, timings=timings)
-    driver.save_artifact(plan, None, target, 1, "fast", tmp_path / "model", timings=timings)
+    builder = driver.ProgramBuilder(None, target, timings=timings)
+    driver.save_artifact({(): plan}, builder, tmp_path / "model", timings=timings)
     stages = [stage.stage for stage in timings.stages]
     assert stages[0] == "import"
     assert [f"pass {step.__name__}" for step in PASSES] == stages[1 : 1 + len(PASSES)]

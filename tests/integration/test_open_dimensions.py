@@ -1,0 +1,156 @@
+"""Models whose sizes are not known when they are compiled, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import compiler
+from compiler.runtime.sized import SizedExecutable
+from service import cli
+
+WIDTH = 24
+
+# Sums of 24 float32 products in another order than ONNX Runtime's.
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    """Two layers over (batch, sequence, 24), reshaped by the shape of the input, and masked."""
+    rng = np.random.default_rng(5)
+    weights = {
+        name: (rng.standard_normal((WIDTH, WIDTH)) / WIDTH**0.5).astype(np.float32)
+        for name in ("w0", "w1")
+    }
+    constants: dict[str, Any] = {**weights, "tail": np.array([-1, WIDTH], np.int64)}
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Reshape", ["x", "tail"], ["rows"]),
+        helper.make_node("MatMul", ["rows", "w0"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("MatMul", ["b", "w1"], ["c"]),
+        helper.make_node("Reshape", ["c", "shape"], ["d"]),
+        helper.make_node("Mul", ["d", "mask"], ["y"]),
+    ]
+    dims = ["batch", "sequence"]
+    graph = helper.make_graph(
+        nodes,
+        "open",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [*dims, WIDTH]),
+            helper.make_tensor_value_info("mask", TensorProto.FLOAT, [*dims, 1]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [*dims, WIDTH])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(made)
+    return made
+
+
+def feeds(batch: int, sequence: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(batch * 1000 + sequence)
+    return {
+        "x": rng.standard_normal((batch, sequence, WIDTH)).astype(np.float32),
+        "mask": np.ones((batch, sequence, 1), np.float32),
+    }
+
+
+def check(model: onnx.ModelProto, inputs: dict[str, np.ndarray], output: np.ndarray) -> None:
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    (expected,) = session.run(None, inputs)
+    np.testing.assert_allclose(output, expected, atol=TOLERANCE * np.abs(expected).max(), rtol=0)
+
+
+def test_sizes_are_compiled_when_they_are_met(model: onnx.ModelProto) -> None:
+    executable = compiler.compile_model(model)
+    assert isinstance(executable, SizedExecutable)
+    assert executable.open == ("batch", "sequence")
+    assert executable.made == ()
+    for batch, sequence in ((1, 7), (2, 16), (1, 7), (3, 1)):
+        inputs = feeds(batch, sequence)
+        check(model, inputs, executable.run(inputs)[0])
+    assert [tuple(dict(sizes).values()) for sizes in executable.made] == [(1, 7), (2, 16), (3, 1)]
+
+
+def test_one_dimension_may_be_fixed(model: onnx.ModelProto) -> None:
+    executable = compiler.compile_model(model, dims={"batch": 2})
+    assert isinstance(executable, SizedExecutable)
+    assert executable.open == ("sequence",)
+    inputs = feeds(2, 5)
+    check(model, inputs, executable.run(inputs)[0])
+    with pytest.raises(compiler.InvalidInputError, match=r"\(1, 5, 24\), expected \(2, sequence"):
+        executable.run(feeds(1, 5))
+    with pytest.raises(compiler.InvalidArgumentError, match="no open dimension 'batsh'"):
+        compiler.compile_model(model, dims={"batsh": 2})
+
+
+def test_programs_share_their_weights(model: onnx.ModelProto) -> None:
+    executable = compiler.compile_model(model, dims={"batch": 1})
+    assert isinstance(executable, SizedExecutable)
+    # as many rows as these have one default schedule, so that each packs its weights alike
+    first = executable.executable({"sequence": 64})
+    second = executable.executable({"sequence": 128})
+    assert first.weights.ctypes.data == second.weights.ctypes.data
+    assert first.program.weight_bytes == second.program.weight_bytes
+
+
+def test_an_artifact_of_several_sizes(
+    model: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
+    path, folder = tmp_path / "open.onnx", tmp_path / "artifact"
+    path.write_bytes(model.SerializeToString())
+    sizes = ["--dim", "batch=1", "--dim", "sequence=8,16"]
+    assert cli.run(["compile", str(path), "-o", str(folder), *sizes]) == 0
+    loaded = compiler.load_artifact(folder)
+    for sequence in (8, 16):
+        inputs = feeds(1, sequence)
+        check(model, inputs, loaded.run(inputs)[0])
+    with pytest.raises(compiler.InvalidInputError, match="sequence=9 is not served, only sequence"):
+        loaded.run(feeds(1, 9))
+    assert cli.run(["compile", str(path), "-o", str(folder), *sizes, "--pad"]) == 0
+    inputs = feeds(1, 9)
+    check(model, inputs, compiler.load_artifact(folder).run(inputs)[0])
+
+
+def test_padding_needs_sizes_to_pad_to(
+    model: onnx.ModelProto,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
+    path = tmp_path / "open.onnx"
+    path.write_bytes(model.SerializeToString())
+    compile_ = ["compile", str(path), "-o", str(tmp_path / "artifact"), "--dim", "batch=1"]
+    assert cli.run([*compile_, "--dim", "sequence=8", "--pad"]) != 0
+    assert "nothing can be padded" in capsys.readouterr().err
+    many = ",".join(str(size) for size in range(1, 66))
+    assert cli.run([*compile_, "--dim", f"sequence={many}"]) != 0
+    assert "65 combinations of sizes, at most 64" in capsys.readouterr().err
+
+
+def test_a_run_from_the_command_line_takes_its_sizes_from_the_inputs(
+    model: onnx.ModelProto,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
+    path, arrays, results = (tmp_path / name for name in ("open.onnx", "in.npz", "out.npz"))
+    path.write_bytes(model.SerializeToString())
+    inputs = feeds(2, 3)
+    np.savez(arrays, **inputs)
+    command = ["run", str(path), "--inputs", str(arrays), "--outputs", str(results)]
+    assert cli.run(command) == 0
+    check(model, inputs, np.load(results)["y"])
+    assert cli.run(["bench", str(path)]) != 0
+    assert "dimension 'batch' has no size; give one with --dim" in capsys.readouterr().err
