@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor
-from compiler.loops.index import affine
+from compiler.loops.index import Axis, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
 from compiler.schedule.kernel import Kernel
@@ -21,6 +21,9 @@ from compiler.schedule.templates.contraction_analysis import (
     needs_static_taps,
 )
 from compiler.target import Target
+
+ENOUGH_ACCUMULATORS = 8
+"""Two multiply-adds a cycle, each of which takes four."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ def lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
         reduce=tuple(reduce),
         unroll=(*points, Tile(found.lanes, lanes)),
         vector=found.lanes,
+        partial=_partial(found, tile * vectors, unroll, target.vector_registers - vectors - 1),
         skip_padding=static_taps,
         prefetch=schedule.integer("prefetch") if is_weight(found.panel) else 0,
     )
@@ -68,6 +72,15 @@ def lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
         (*panels.stages, stage, *halo_stage(output, lanes)),
     )
     return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+
+
+def _partial(found: Contraction, tile: int, unroll: int, registers: int) -> tuple[Axis, ...]:
+    """The reduction, where a tile of few vectors leaves room for accumulators of its own steps.
+
+    A multiply-add waits for the one before into the same accumulator.
+    """
+    few = tile < ENOUGH_ACCUMULATORS and tile * unroll <= registers
+    return (found.channel,) if few and not found.window and found.channel.extent > 1 else ()
 
 
 def replace_tensors(tensors: Sequence[Tensor], changed: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -181,7 +194,8 @@ def _packing_stage(found: Contraction, load: Load, width: int, lanes: int) -> _P
             vector=found.channel,
             store_vector=found.lanes,
         )
-        loops = [Loop(found.lanes, width), Loop(found.channel, lanes), Loop(found.lanes, lanes)]
+        # Along the reduction innermost: as many streams as lanes, which hardware follows.
+        loops = [Loop(found.lanes, width), Loop(found.lanes, lanes), Loop(found.channel, lanes)]
     else:
         compute = Compute(
             (Store(target, Accumulator(load.dtype)),),

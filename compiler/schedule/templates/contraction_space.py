@@ -16,7 +16,10 @@ from compiler.schedule.templates.contraction_analysis import (
     is_weight,
     needs_static_taps,
 )
-from compiler.schedule.templates.contraction_lowering import loops_around
+from compiler.schedule.templates.contraction_lowering import (
+    ENOUGH_ACCUMULATORS,
+    loops_around,
+)
 from compiler.target import Target
 
 PREFETCHES = (0, 2048)
@@ -128,15 +131,15 @@ def default_schedule(
             "tile": tile,
             "vectors": vectors,
             "order": order,
-            "unroll": _default_unroll(found, values["unroll"], spare),
+            "unroll": _default_unroll(found, values["unroll"], int(tile) * int(vectors), spare),
         }
         if "taps" in values:
             choice["taps"] = values["taps"][0]
         if "pack" in values:
             choice["pack"] = values["pack"][0]
         if "prefetch" in values:
-            # A product with a vector reads its weights in one stream, which hardware follows.
-            choice["prefetch"] = PREFETCHES[-1] if found.tile else 0
+            # A product reads a panel of weights in one stream, which hardware follows.
+            choice["prefetch"] = PREFETCHES[-1] if found.window else 0
         score = _tile_score(int(tile), int(vectors), extent, whole, target.vector_registers)
         loops = loops_around(found, str(order), int(tile), int(vectors) * lanes, False)
         score *= parallel_balance(loops, threads)
@@ -148,9 +151,14 @@ def default_schedule(
     return best[1]
 
 
-def _default_unroll(found: Contraction, unrolls: Sequence[Choice], spare: int) -> Choice:
-    """How far the reduction is unrolled; not at all where the tile takes every register, for then
-    LLVM, which loads ahead, spills in the innermost loop."""
+def _default_unroll(found: Contraction, unrolls: Sequence[Choice], tile: int, spare: int) -> Choice:
+    """How far the reduction is unrolled.
+
+    So far that a tile of few vectors has accumulators enough; not at all where it takes every
+    register, for then LLVM, which loads ahead, spills in the innermost loop.
+    """
+    if tile < ENOUGH_ACCUMULATORS and not found.window:
+        return next((u for u in unrolls if int(u) * tile >= ENOUGH_ACCUMULATORS), unrolls[-1])
     if found.tile is None:
         most = 2
     elif spare < 2:

@@ -84,8 +84,7 @@ class _Template:
 
         plain = default_schedule(quarter, target, "strassen", knobs, threads)
         sums = len(_SUMS) * found.rows.extent * found.depth.extent
-        # Each panel is one stream, which the hardware follows: asking ahead gained nothing.
-        choices = dict(plain.choices) | {"order": _ORDERS[sums > _CACHED_SUMS], "prefetch": 0}
+        choices = dict(plain.choices) | {"order": _ORDERS[sums > _CACHED_SUMS]}
         return SubSpace("strassen", knobs, valid, Schedule.of("strassen", **choices))
 
     def lower(

@@ -12,6 +12,7 @@ from compiler.codegen.lower import lower_nest
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Role
 from compiler.loops.layout import blocked
+from compiler.loops.text import print_nest
 from compiler.loops.verify import verify_nest
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
@@ -168,6 +169,22 @@ def test_points_are_fewer_where_registers_are() -> None:
         return max(p.integer("tile") * p.integer("vectors") for p in space)
 
     assert largest("x86-64-v3") <= 14 < largest("x86-64-v4") <= 30
+
+
+@pytest.mark.parametrize(
+    ("columns", "accumulators"), [(10, 8), (48, 12), (112, 7 * 2), (768, 8), (1000, 8)]
+)
+def test_untuned_products_with_a_vector_have_accumulators_enough(
+    columns: int, accumulators: int
+) -> None:
+    """Fewer than eight would wait for each other: then unrolled steps have some of their own."""
+    target = resolve_target("x86-64-v4")
+    workload = matmul(1, columns, 512)
+    nest = lower_schedule(workload, schedule_space(workload, target).default(), target).nest
+    text = print_nest(nest)
+    schedule = schedule_space(workload, target).default()
+    steps = schedule.integer("unroll") if "partial k" in text else 1
+    assert schedule.integer("vectors") * steps == accumulators
 
 
 def test_untuned_schedules_begin_with_the_default_and_end_with_one_that_always_lowers() -> None:
