@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.live import Live
 
 from benchmarks import models
-from benchmarks.peak import peak_flops
 from benchmarks.race import EngineResult, RaceOptions, fastest, race, round_ratio
+from compiler.roofline import peak_flops
+from compiler.target import host_target
 from examples.demo_processes import (
     ProcessDied,
     Processes,
@@ -63,7 +64,7 @@ def _demo(options: argparse.Namespace, console: Console) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model_path = _write_model(options.model, folder, console)
     # before anything else wants the cores
-    peak = peak_flops() * options.threads
+    peak = peak_flops(host_target()) * options.threads
     url = f"http://127.0.0.1:{free_port()}"
     environment = {"TILEWRIGHT_DATA_FOLDER": str(data_folder), "OMP_NUM_THREADS": "1"}
     with Processes(folder / "logs", environment) as processes:

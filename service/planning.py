@@ -23,6 +23,7 @@ from compiler.runtime.sized import OpenPorts, Sizes
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import Target, resolve_target
+from compiler.timings import Timings
 from compiler.workload import Workload
 from tuner.statements import statements
 from tuner.tasks import Task
@@ -70,21 +71,26 @@ class Planned:
         return self.plan.tasks()
 
 
-def plan_model(request: ModelRequest, observer: Observer | None = None) -> Planned:
+def plan_model(
+    request: ModelRequest, observer: Observer | None = None, timings: Timings | None = None
+) -> Planned:
     """Import a model and cut it into workloads; `observer` sees the graph after each pass.
 
     Raises:
         CompilerError: if the model or the target is wrong or not supported.
     """
     target = resolve_target(request.target)
-    graph = driver.load_graph(request.model, dict(request.dims or {}))
-    optimised = driver.optimise(graph, request.numerics, observer)
-    plan = driver.make_plan(optimised, target, request.numerics)
+    graph = driver.load_graph(request.model, dict(request.dims or {}), timings)
+    optimised = driver.optimise(graph, request.numerics, observer, timings)
+    plan = driver.make_plan(optimised, target, request.numerics, timings)
     return Planned(request, graph, plan, target)
 
 
 def plan_sizes(
-    request: ModelRequest, dims: Mapping[str, Sequence[int]], observer: Observer | None = None
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[int]],
+    observer: Observer | None = None,
+    timings: Timings | None = None,
 ) -> tuple[Planned, ...]:
     """`plan_model` for every combination of sizes, in the order in which they are given.
 
@@ -101,7 +107,7 @@ def plan_sizes(
     found = []
     for combination in product(*dims.values()):
         chosen = dict(zip(dims, combination, strict=True))
-        planned = plan_model(replace(request, dims=chosen), observer)
+        planned = plan_model(replace(request, dims=chosen), observer, timings)
         found.append(replace(planned, sizes=tuple((name, chosen[name]) for name in varying)))
     return tuple(found)
 
@@ -194,23 +200,26 @@ def workload_facts(workload: Workload) -> dict[str, Any]:
 
 
 def schedule_facts(task: Task, schedule: Schedule) -> dict[str, Any]:
-    """What a schedule makes of a workload: algorithm, knobs, operations really executed.
-
-    Executed operations are those of the algorithm; what a ragged tile computes in vain is waste and
-    not counted.
-    """
-    executed = float(costs.flops(task.workload))
-    if schedule.algorithm in TRANSFORMING:
-        # a reduction's multiply and add are counted as one fused operation
-        executed = sum(
-            statement.operations * (2.0 if statement.is_reduction else 1.0)
-            for statement in statements(task.lower(schedule))
-        )
+    """What a schedule makes of a workload: algorithm, knobs, operations really executed."""
     return {
         "algorithm": schedule.algorithm,
         "schedule": schedule.to_json(),
-        "executed_flops": executed,
+        "executed_flops": executed_flops(task.workload, schedule, task.lower(schedule)),
     }
+
+
+def executed_flops(workload: Workload, schedule: Schedule, nest: LoopNest) -> float:
+    """The operations of the algorithm that a schedule chose; `nest` is what it lowers to.
+
+    What a ragged tile computes in vain is waste and not counted.
+    """
+    if schedule.algorithm not in TRANSFORMING:
+        return float(costs.flops(workload))
+    # a reduction's multiply and add are counted as one fused operation
+    return sum(
+        statement.operations * (2.0 if statement.is_reduction else 1.0)
+        for statement in statements(nest)
+    )
 
 
 def _nest(workload: Workload, target: Target, threads: int, schedule: Schedule) -> LoopNest:

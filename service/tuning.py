@@ -18,6 +18,7 @@ from compiler.errors import CompilerError
 from compiler.ops.interpret import run_graph
 from compiler.program_builder import CompiledProgram
 from compiler.target import host_target
+from compiler.timings import Timings
 from service.planning import Planned, open_ports
 from service.storage import Storage
 from service.version import version
@@ -119,6 +120,7 @@ def build_artifact(
     weight_limit_bytes: int | None = None,
     *,
     pad: bool = False,
+    timings: Timings | None = None,
 ) -> tuple[CompiledProgram, ...]:
     """Compile one model at one or several sizes with the best schedules known: an artifact folder.
 
@@ -130,10 +132,10 @@ def build_artifact(
     """
     first = planned[0]
     builder = driver.ProgramBuilder(
-        storage.records, first.target, first.threads, first.numerics, weight_limit_bytes
+        storage.records, first.target, first.threads, first.numerics, weight_limit_bytes, timings
     )
     ports = open_ports(planned, pad=pad)
-    return driver.save_artifact({p.sizes: p.plan for p in planned}, builder, folder, ports)
+    return driver.save_artifact({p.sizes: p.plan for p in planned}, builder, folder, ports, timings)
 
 
 def verify_artifact(planned: Planned, folder: Path) -> float | None:

@@ -7,7 +7,6 @@ a candidate takes to compile.
 from __future__ import annotations
 
 import ctypes
-import string
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from compiler.codegen.elf import is_elf, undefined_symbols
-from compiler.codegen.statistics import KernelStatistics, statistics
 from compiler.errors import CompilerError
 from compiler.target import Target
 from compiler.timings import Timings, timed
@@ -50,27 +48,6 @@ def emit_object(
             module = _parse(ir_text, target, machine)
         with timed(timings, "LLVM codegen"):
             return _checked(bytes(machine.emit_object(module)), target)
-
-
-def emit_with_statistics(
-    ir_text: str, target: Target, machine_scheduler: bool = False
-) -> tuple[bytes, KernelStatistics]:
-    """The object file, and what its assembly says about it; arguments and errors as `emit_object`.
-
-    Code generation takes most of the time of a candidate. Where LLVM can parse the assembly (that
-    of this machine) it runs once, and the assembly is assembled; elsewhere it runs twice.
-    """
-    assembly = emit_assembly(ir_text, target, machine_scheduler)
-    counts = statistics(assembly, target)
-    if target.arch != llvm.get_process_triple().partition("-")[0]:
-        return emit_object(ir_text, target, machine_scheduler), counts
-    escaped = "".join(
-        chr(byte) if byte in _PLAIN else f"\\{byte:02X}" for byte in assembly.encode()
-    )
-    with _machine(target, machine_scheduler) as machine:
-        llvm.initialize_native_asmparser()
-        module = _parse(f'module asm "{escaped}"', target, machine)
-        return _checked(bytes(machine.emit_object(module)), target), counts
 
 
 def _checked(data: bytes, target: Target) -> bytes:
@@ -144,9 +121,6 @@ def load_objects(objects: Sequence[bytes]) -> JitLibrary:
         except RuntimeError as error:
             raise CompilerError(f"cannot load object code: {error}") from error
 
-
-_PLAIN = frozenset(f" _.,%$(){string.ascii_letters}{string.digits}".encode())
-"""Bytes that stand for themselves in a string of LLVM IR, as far as assembly has many of them."""
 
 _lock = threading.RLock()
 """Guards LLVM's command-line options, which are global, the machine cache and the engine."""

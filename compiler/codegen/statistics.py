@@ -7,7 +7,7 @@ that a static count is a filter worth having before anything is measured.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 
 from compiler.target import Target
@@ -66,6 +66,43 @@ def function_statistics(assembly: str, target: Target) -> dict[str, KernelStatis
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class InnerLoop:
+    """One innermost loop: its function, the label of its header, its instructions as text.
+
+    `fmas` and `spills` count among the instructions; a spill is a vector register on its way to or
+    from the stack.
+    """
+
+    function: str
+    label: str
+    instructions: tuple[str, ...]
+    fmas: int
+    spills: int
+
+
+def inner_loops(assembly: str, target: Target) -> tuple[InnerLoop, ...]:
+    """The innermost loops of a module, in the order of the code; arguments as above."""
+    syntax = _SYNTAX.get(target.arch, _PLAIN)
+    found: list[InnerLoop] = []
+    for match in _FUNCTION.finditer(assembly):
+        loops: dict[str, list[_Line]] = {}
+        for line in _lines(match["body"], syntax):
+            if line.loop:
+                loops.setdefault(line.loop, []).append(line)
+        found += [
+            InnerLoop(
+                match["name"],
+                label,
+                tuple(line.text for line in lines),
+                sum(line.fma for line in lines),
+                sum(line.stack is not None for line in lines),
+            )
+            for label, lines in loops.items()
+        ]
+    return tuple(found)
+
+
 _FUNCTION = re.compile(r"-- Begin function (?P<name>\S+)\n(?P<body>.*?)-- End function", re.DOTALL)
 _INSTRUCTION = re.compile(r"\t(?P<name>[a-z][\w.]*)(?:[ \t]+(?P<operands>[^#;\n]*))?")
 _INNER = re.compile(r"This Inner Loop Header")
@@ -116,30 +153,49 @@ _SYNTAX = {
 _FRAME_SETUP = re.compile(r"\tmovq\t%rsp, %rbp|\tmov\tx29, sp")
 
 
-def _count(body: str, syntax: _Syntax) -> KernelStatistics:
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """An instruction: the header of the innermost loop that it is in ("" outside), what it is."""
+
+    text: str
+    loop: str
+    fma: bool
+    stack: str | None
+
+
+def _lines(body: str, syntax: _Syntax) -> Iterator[_Line]:
+    """The instructions of a function."""
     has_frame = _FRAME_SETUP.search(body) is not None
     inner_headers = _inner_headers(body)
-    numbers = dict.fromkeys((f.name for f in fields(KernelStatistics)), 0)
-    inner = False
+    loop = ""
     for line in body.splitlines():
-        if _BLOCK.match(line):
-            match = _BLOCK.match(line)
-            inner = match is not None and match["label"] in inner_headers
-        loop = _IN_LOOP.search(line)
-        if loop is not None and "Parent" not in line:
-            inner = loop["header"] in inner_headers
+        if (block := _BLOCK.match(line)) is not None:
+            loop = block["label"] if block["label"] in inner_headers else ""
+        inside = _IN_LOOP.search(line)
+        if inside is not None and "Parent" not in line:
+            loop = inside["header"] if inside["header"] in inner_headers else ""
         instruction = _INSTRUCTION.match(line)
         if instruction is None:
             continue
         name, operands = instruction["name"], (instruction["operands"] or "").strip()
-        fma = syntax.fma.search(name) is not None
+        yield _Line(
+            f"{name} {operands}".strip(),
+            loop,
+            syntax.fma.search(name) is not None,
+            _stack_traffic(line, name, operands, syntax, has_frame),
+        )
+
+
+def _count(body: str, syntax: _Syntax) -> KernelStatistics:
+    numbers = dict.fromkeys((f.name for f in fields(KernelStatistics)), 0)
+    for line in _lines(body, syntax):
+        inner = line.loop != ""
         numbers["instructions"] += 1
-        numbers["fmas"] += fma
+        numbers["fmas"] += line.fma
         numbers["inner_instructions"] += inner
-        numbers["inner_fmas"] += inner and fma
-        kind = _stack_traffic(line, name, operands, syntax, has_frame)
-        if kind:
-            numbers[kind] += 1
+        numbers["inner_fmas"] += inner and line.fma
+        if line.stack:
+            numbers[line.stack] += 1
             numbers["inner_spills"] += inner
     return KernelStatistics(**numbers)
 

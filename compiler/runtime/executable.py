@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import addressof, c_char, c_void_p
+from functools import partial
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compiler.dtypes import DType
 from compiler.errors import InvalidInputError, OutOfMemoryError, enough_memory_for
@@ -73,7 +75,7 @@ class Executable:
             )
         )
         self._idle: list[_Context] = []
-        self._run = native().tw_run_program
+        self._run: Callable[[int], int] = native().tw_run_program
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -149,6 +151,29 @@ class Executable:
         if status:
             raise RuntimeError(f"program '{self.program.name}': bad instruction ({status})")
         return outputs
+
+    def profile(
+        self, inputs: Mapping[str, Array] | Sequence[Array], samples: int
+    ) -> NDArray[np.float64]:
+        """Time every instruction of the program, each in its place in the model.
+
+        Args:
+            inputs: as in `run`.
+            samples: how often the model is run, after one run that is not counted.
+
+        Returns:
+            (samples, instructions): seconds, CPU time with one thread and wall time with several.
+
+        Raises:
+            InvalidInputError, OutOfMemoryError: as `run` does.
+        """
+        seconds = np.zeros((samples, len(self.program.instructions)), np.float64)
+        other = self.with_threads(self.threads)
+        other.run(inputs)
+        for row in seconds:
+            other._run = partial(native().tw_profile_program, row.ctypes.data)
+            other.run(inputs)
+        return seconds
 
     def _positions(self, space: Space, count: int) -> list[tuple[int, ...]]:
         """For each port, which arguments of the code point to it."""

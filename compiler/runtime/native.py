@@ -73,6 +73,7 @@ def native() -> ctypes.CDLL:
         "tw_pool_workers": (ctypes.c_int, ()),
         "tw_pool_sleeping": (ctypes.c_int, ()),
         "tw_run_program": (ctypes.c_int, (pointer,)),
+        "tw_profile_program": (ctypes.c_int, (pointer, pointer)),
         "tw_call": (None, (pointer, ctypes.c_int)),
         "tw_evict": (None, (pointer, integer)),
         "tw_bench": (None, (pointer, ctypes.c_int, integer, pointer)),

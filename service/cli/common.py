@@ -77,6 +77,11 @@ DumpOption = Annotated[
 ]
 
 
+TimingsOption = Annotated[
+    bool, typer.Option("--timings", help="Print the milliseconds that each stage took")
+]
+
+
 def dump_observer(names: list[str] | None) -> Observer | None:
     """What prints the graph after the named passes, in each of their rounds. Raises UserError."""
     if not names:

@@ -19,6 +19,7 @@ from service.cli.common import (
     SizesOption,
     TargetOption,
     ThreadsOption,
+    TimingsOption,
     UserError,
     console,
     dump_observer,
@@ -88,15 +89,19 @@ def compile_(
         typer.Option(min=1, help="Most bytes of packed weights; Winograd gives way first"),
     ] = None,
     dump_after: DumpOption = None,
+    timings: TimingsOption = False,
 ) -> None:
     """Compile to an artifact folder, with whatever the database knows."""
+    from compiler.timings import Timings
+    from service.cli.view import timings_table
     from service.planning import ModelRequest, plan_sizes
     from service.storage import Storage
     from service.tuning import build_artifact
     from tuner.measure.measurement import RecordKey
 
     request = ModelRequest(existing_file(model), target, threads, numerics.value)
-    plans = plan_sizes(request, parse_sizes(dim), dump_observer(dump_after))
+    recorder = Timings()
+    plans = plan_sizes(request, parse_sizes(dim), dump_observer(dump_after), recorder)
     storage = Storage.open(load_settings())
     keys = {
         RecordKey(workload.key, planned.target.key, threads, numerics.value)
@@ -104,7 +109,7 @@ def compile_(
         for workload, _ in planned.workloads
     }
     known = storage.records.best_records(list(keys))
-    compiled = build_artifact(plans, storage, output, weight_limit, pad=pad)
+    compiled = build_artifact(plans, storage, output, weight_limit, pad=pad, timings=recorder)
     storage.close()
     packed = max(each.program.weight_bytes for each in compiled)
     plain = sum(array.nbytes for array in plans[0].plan.graph.constants.values())
@@ -113,6 +118,8 @@ def compile_(
         f"packed weights take {packed / 2**20:.1f} MiB, the model's {plain / 2**20:.1f} MiB)",
         soft_wrap=True,
     )
+    if timings:
+        console().print(timings_table(recorder.stages))
 
 
 def run(

@@ -19,6 +19,7 @@ from service.cli.common import (
     SizesOption,
     TargetOption,
     ThreadsOption,
+    TimingsOption,
     TrialsOption,
     console,
     existing_file,
@@ -50,12 +51,14 @@ def tune(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
     ] = None,
+    timings: TimingsOption = False,
 ) -> None:
     """Tune a model on this machine. Ctrl-C stops; what was measured is kept."""
     from rich.live import Live
 
     from compiler.runtime.artifact import check_destination
-    from service.cli.view import progress_line, task_table
+    from compiler.timings import Timings
+    from service.cli.view import progress_line, task_table, timings_table
     from service.planning import ModelRequest, open_ports, plan_sizes, tasks_of
     from service.schemas import ProgressView
     from service.storage import Storage
@@ -78,13 +81,15 @@ def tune(
     request = ModelRequest(existing_file(model), target, threads, numerics.value)
     if output is not None:
         check_destination(output)  # now, and not after an hour of tuning
-    plans = plan_sizes(request, parse_sizes(dim))
+    recorder, building = Timings(), Timings()
+    plans = plan_sizes(request, parse_sizes(dim), timings=recorder)
     open_ports(plans, pad=pad)  # says now what padding would refuse after an hour
     settings = load_settings()
     storage = Storage.open(settings)
     for planned in plans:
         save_texts(planned, storage)
-    tasks = tasks_of(*plans)
+    with recorder.stage("schedule spaces"):
+        tasks = tasks_of(*plans)
     tracker = Tracker(tasks, trials)
     token = CancelToken()
     signal.signal(signal.SIGINT, lambda *_: token.cancel("interrupted"))
@@ -103,23 +108,24 @@ def tune(
         view = ProgressView.model_validate(tracker.progress, from_attributes=True)
         return progress_line(view, {"candidates_per_second": tracker.candidates_per_second})
 
-    builder = ProcessBuilder(settings.builders or default_builders())
+    builder = ProcessBuilder(settings.builders or default_builders(), timings=building)
     runner = LocalRunner("local", device_facts())
     if live is not None:
         live.start()
     try:
-        finished = tune_tasks(
-            tasks,
-            storage,
-            builder,
-            runner,
-            Budget(trials, seconds, seed),
-            # its own: two runs at once, each with its trials
-            job_id=f"tune-{secrets.token_hex(8)}",
-            on_event=on_event,
-            token=token,
-            references=ReferenceCache(),
-        )
+        with recorder.stage("tune"):
+            finished = tune_tasks(
+                tasks,
+                storage,
+                builder,
+                runner,
+                Budget(trials, seconds, seed),
+                # its own: two runs at once, each with its trials
+                job_id=f"tune-{secrets.token_hex(8)}",
+                on_event=on_event,
+                token=token,
+                references=ReferenceCache(),
+            )
     finally:
         if live is not None:
             live.stop()
@@ -135,11 +141,15 @@ def tune(
         soft_wrap=True,
     )
     if output is not None:
-        build_artifact(plans, storage, output, pad=pad)
-        errors = [verify_artifact(planned, output) for planned in plans]
+        build_artifact(plans, storage, output, pad=pad, timings=recorder)
+        with recorder.stage("verify"):
+            errors = [verify_artifact(planned, output) for planned in plans]
         known = [error for error in errors if error is not None]
         checked = f"largest error {max(known):.1e}" if known else "not run here"
         out.print(f"artifact: {output}, {checked}", soft_wrap=True)
     storage.close()
+    if timings:
+        out.print(timings_table(recorder.stages))
+        out.print(timings_table(building.stages, "Builders, all candidates"))
     if finished.cancelled:
         raise typer.Exit(130)

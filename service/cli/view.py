@@ -9,11 +9,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from compiler.timings import StageTime
 from service.cli.common import duration, milliseconds
 from service.schemas import JobView, LookupView, ProgressView, TaskView
 
 
-def _table(*columns: str, title: str | None = None) -> Table:
+def make_table(*columns: str, title: str | None = None) -> Table:
     """A table whose columns are to the right but for those that start with '<'."""
     table = Table(title=title, title_justify="left", box=None, header_style="bold")
     for name in columns:
@@ -36,7 +37,7 @@ def schedule_text(schedule: Mapping[str, Any] | None) -> str:
 
 def task_table(tasks: Sequence[TaskView]) -> Table:
     """The tasks of a job, the most expensive first; rates count a MAC as two operations."""
-    table = _table(
+    table = make_table(
         "<workload", "count", "default us", "best us", "GFLOP/s", "executed", "trials", "<schedule"
     )
     for task in sorted(tasks, key=_cost, reverse=True):
@@ -54,7 +55,7 @@ def task_table(tasks: Sequence[TaskView]) -> Table:
 
 
 def job_table(jobs: Sequence[JobView]) -> Table:
-    table = _table(
+    table = make_table(
         "<job", "<state", "<model", "<target", "threads", "tasks", "trials", "best", "age"
     )
     now = time.time()
@@ -75,7 +76,7 @@ def job_table(jobs: Sequence[JobView]) -> Table:
 
 
 def lookup_table(found: LookupView) -> Table:
-    table = _table("<workload", "<key", "count", "us", "error", "<schedule")
+    table = make_table("<workload", "<key", "count", "us", "error", "<schedule")
     for entry in found.schedules:
         record = entry.record
         error = None if record is None else record.measurement.get("max_error")
@@ -87,6 +88,14 @@ def lookup_table(found: LookupView) -> Table:
             "-" if error is None else f"{error:.1e}",
             Text(schedule_text(record.schedule if record else None)),
         )
+    return table
+
+
+def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> Table:
+    """Milliseconds and runs of every stage, in their order."""
+    table = make_table("<stage", "ms", "times", title=title)
+    for stage in stages:
+        table.add_row(stage.stage, f"{stage.seconds * 1e3:.1f}", str(stage.count))
     return table
 
 

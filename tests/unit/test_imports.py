@@ -49,6 +49,7 @@ INSIDE: dict[str, set[str]] = {
     "codegen": _BASE | {"loops"},
     "runtime": {"errors", "dtypes", "loops"},
     # one candidate from schedule to object: it meets a workload, never a graph plan
+    "roofline": _BASE | {"codegen", "runtime"},
     "build": _IR | {"workload", "schedule", "codegen", "runtime"},
     "program_builder": _IR | {"workload", "plan", "memory_plan", "schedule", "build", "runtime"},
 }

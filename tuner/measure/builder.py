@@ -22,6 +22,7 @@ from pebble import ProcessExpired, ProcessPool
 from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
 from compiler.target import Target
+from compiler.timings import Timings
 from compiler.workload import Workload
 from tuner.measure.measurement import Status
 from tuner.tasks import Task
@@ -47,7 +48,9 @@ class Built:
 
 
 Compile = Callable[[str, Mapping[str, Any], Mapping[str, Any], int], Mapping[str, Any]]
-"""(workload text, schedule JSON, target JSON, threads) -> {object, spec, digest}.
+"""(workload text, schedule JSON, target JSON, threads) -> {object, spec, digest, stages}.
+
+`stages` are the seconds of each step by its name; they may be left out.
 
 Picklable, since it runs in another process. Raises CompilerError for a candidate to refuse."""
 
@@ -83,9 +86,12 @@ class ProcessBuilder:
         workers: int | None = None,
         limit_seconds: float = 20.0,
         compile_candidate: Compile | None = None,
+        timings: Timings | None = None,
     ) -> None:
+        """`timings` counts what the steps of a build take, all processes together."""
         self._limit_seconds = limit_seconds
         self._compile = compile_candidate or compile_with_compiler
+        self._timings = timings
         # Not fork: this process has threads. The first build of a process pays its imports.
         self._pool = ProcessPool(
             max_workers=workers or max(1, (os.cpu_count() or 2) - 1),
@@ -111,7 +117,7 @@ class ProcessBuilder:
                 timeout=self._limit_seconds,
             )
             parts.append(_Pending(schedule, identity, future))
-        return _PoolTicket(parts, self._remember)
+        return _PoolTicket(parts, self._remember, self._timings)
 
     def close(self) -> None:
         self._pool.stop()
@@ -154,9 +160,11 @@ class _PoolTicket:
         self,
         parts: list[Built | _Pending],
         remember: Callable[[tuple[str, str, int, str], Built], None],
+        timings: Timings | None,
     ) -> None:
         self._parts = parts
         self._remember = remember
+        self._timings = timings
 
     def done(self) -> bool:
         return all(isinstance(part, Built) or part.future.done() for part in self._parts)
@@ -184,6 +192,9 @@ class _PoolTicket:
         except Exception as error:  # noqa: BLE001 - a bug in one candidate's lowering is recorded
             text = f"internal error: {type(error).__name__}: {error}"
             return Built(pending.schedule, Status.BUILD_ERROR, text)
+        if self._timings is not None:
+            for stage, seconds in made.get("stages", {}).items():
+                self._timings.add(stage, seconds)
         data = bytes(made["object"])
         built = Built(
             pending.schedule,
@@ -206,13 +217,19 @@ def compile_with_compiler(
     """Compile with `compiler.build`; runs in a builder process."""
     from compiler.build import build_kernel
 
+    timings = Timings()
     built = build_kernel(
-        _workload(text), Schedule.from_json(dict(schedule)), Target.from_json(target), threads
+        _workload(text),
+        Schedule.from_json(dict(schedule)),
+        Target.from_json(target),
+        threads,
+        timings,
     )
     return {
         "object": built.object,
         "spec": built.spec.to_json(),
         "digest": built.digest,
+        "stages": {stage.stage: stage.seconds for stage in timings.stages},
     }
 
 

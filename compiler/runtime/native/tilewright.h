@@ -73,6 +73,10 @@ typedef struct {
 /* Run a program. Returns TW_OK or what is wrong with the code. */
 TW_EXPORT int tw_run_program(const tw_program *program);
 
+/* The same, with the seconds of each instruction: CPU time where threads is 1, wall time otherwise.
+ */
+TW_EXPORT int tw_profile_program(double *seconds, const tw_program *program);
+
 /* bench.c */
 
 /* A kernel bound to its buffers. */

@@ -160,6 +160,18 @@ def test_an_input_without_elements_and_a_read_only_one() -> None:
     np.testing.assert_array_equal(copied, np.arange(16))
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_profile_has_the_time_of_every_instruction(executable: Executable, threads: int) -> None:
+    executable = executable.with_threads(threads)
+    given = inputs(6)
+    seconds = executable.profile(given, 5)
+    assert seconds.shape == (5, 4)
+    assert (seconds >= 0).all() and seconds.any()
+    expect(executable.run(given), given)
+    with pytest.raises(InvalidInputError, match="missing"):
+        executable.profile({"a": given["a"]}, 1)
+
+
 def test_runs_at_the_same_time(executable: Executable) -> None:
     executable = executable.with_threads(2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,52 @@ def test_the_graph_is_printed_after_a_pass(model: Path, capsys: pytest.CaptureFi
     assert "# after algebra\n" in capsys.readouterr().out
     assert run(*arguments, "magic") == 1
     assert "constant_folding" in capsys.readouterr().err
+
+
+EXPLAIN = ("explain", "--dim", "batch=2")
+
+
+def test_explain_shows_every_kernel(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*EXPLAIN, model) == 0
+    text = capsys.readouterr().out
+    assert "1 kernels of 1 workloads" in text
+    assert "matmul k4 +relu" in text and "default" in text and "GFLOP/s" in text
+    assert "buffer" not in text and "fma" not in text
+
+    assert run(*EXPLAIN, model, "--kernel", 1, "--nest", "--asm", "--timings") == 0
+    text = capsys.readouterr().out
+    assert "= matmul(" in text and "the untuned default" in text
+    assert "buffer in0: input float32[2, 4]" in text
+    assert "LLVM codegen" in text and "pass algebra" in text
+
+    assert run(*EXPLAIN, model, "--kernel", 2) == 1
+    assert "--kernel 2: the kernels of this model are 1 to 1" in capsys.readouterr().err
+
+
+def test_explain_gives_all_its_facts_as_json(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*EXPLAIN, model, "--json", "--timings") == 0
+    report = json.loads(capsys.readouterr().out)
+    (kernel,) = report["kernels"]
+    assert kernel["flops"] == 2 * 2 * 4 * 4 + 2 * 4
+    assert kernel["value_bytes"] == 2 * 2 * 4 * 4
+    assert kernel["share"] == 1.0 and kernel["seconds"] == report["seconds"] > 0
+    assert kernel["of_roofline"] == kernel["bound"]["seconds"] / kernel["seconds"]
+    assert kernel["schedule"]["algorithm"] in kernel["schedule"].values()
+    assert kernel["spills"] == 0
+    assert report["timings"]["import"] > 0
+
+
+def test_explain_times_nothing_that_does_not_run_here(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = "x86-64-v3" if platform.machine() == "aarch64" else "aarch64"
+    assert run(*EXPLAIN, model, "--target", other) == 0
+    assert "nothing is timed" in capsys.readouterr().out
+    assert run(*EXPLAIN, model, "--target", other, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["seconds"] is report["speeds"] is report["kernels"][0]["bound"] is None
 
 
 def test_run_computes_the_outputs(model: Path, inputs: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from compiler.errors import ScheduleError
 from compiler.schedule.schedule import Schedule
+from compiler.timings import StageTime, Timings
 from tuner.measure.builder import ProcessBuilder
 from tuner.measure.measurement import RecordKey, Status
 
@@ -33,7 +34,8 @@ def pretend(
         case "bug":
             raise IndexError("off by one")
     code = f"{text} {schedule} {target} {threads} {os.getpid()} {time.time_ns()}".encode()
-    return {"object": code, "spec": {"name": text}, "digest": str(schedule["algorithm"])}
+    digest, stages = str(schedule["algorithm"]), {"lower": 0.25, "codegen": 2.0}
+    return {"object": code, "spec": {"name": text}, "digest": digest, "stages": stages}
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,18 @@ def test_what_was_built_is_not_built_again(builder: ProcessBuilder) -> None:
     other = FakeTask(key=RecordKey("conv", "x", 1))
     third = builder.submit(other, schedules).results()  # type: ignore[arg-type]
     assert third[0].object != first[0].object
+
+
+def test_steps_are_timed_once_for_each_build() -> None:
+    timings = Timings()
+    pool = ProcessBuilder(workers=1, compile_candidate=pretend, timings=timings)
+    try:
+        schedules = _schedules("one", "refused", "two")
+        for _ in range(2):
+            pool.submit(FakeTask(), schedules).results()  # type: ignore[arg-type]
+    finally:
+        pool.close()
+    assert timings.stages == (StageTime("lower", 0.5, 2), StageTime("codegen", 4.0, 2))
 
 
 def test_a_batch_can_be_given_up(builder: ProcessBuilder) -> None:

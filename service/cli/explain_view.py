@@ -1,0 +1,152 @@
+"""What `tilewright explain` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from compiler.codegen.statistics import InnerLoop
+from service.cli.inspect_view import quantity, size
+from service.cli.view import make_table, microseconds
+from service.explain import KernelReport, ModelReport
+
+LEGEND = (
+    "us: one run of the kernel, in its place in the model; share: of the model's time, all runs. "
+    "roofline: how near the kernel is to what this machine allows, and what limits it - arithmetic "
+    "at the peak rate, or the bytes it moves at the rate of the cache that holds them. "
+    "spills: vector registers that the worst innermost loop keeps on the stack; 0 is good. "
+    "from: whether the schedule was tuned or is the default."
+)
+
+
+def report_view(report: ModelReport) -> RenderableType:
+    """One line a kernel, the most expensive first."""
+    rows = make_table(
+        "#",
+        "<kernel",
+        "count",
+        "us",
+        "share",
+        "GFLOP/s",
+        "<roofline",
+        "spills",
+        "<from",
+        "<schedule",
+    )
+    order = sorted(report.kernels, key=lambda kernel: -(report.share(kernel) or 0.0))
+    for kernel in order:
+        share = report.share(kernel)
+        rows.add_row(
+            str(kernel.number),
+            Text(kernel.name),
+            str(kernel.count),
+            microseconds(kernel.seconds),
+            "-" if share is None else f"{100 * share:.1f} %",
+            _rate(kernel),
+            _roofline(kernel),
+            str(kernel.spills),
+            "tuning" if kernel.tuned else "default",
+            Text(str(kernel.schedule)),
+        )
+    return Group(Text(_headline(report)), Text(), rows, Text(), Text(LEGEND, style="dim"))
+
+
+def kernel_view(report: ModelReport, kernel: KernelReport) -> RenderableType:
+    """All facts of one kernel but its code."""
+    facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    facts.add_column()
+    facts.add_column()
+    share = report.share(kernel)
+    lines = [
+        ("schedule", f"{kernel.schedule}"),
+        ("from", "the database" if kernel.tuned else "the untuned default"),
+        ("workload", kernel.workload_key),
+        ("operations", _operations(kernel)),
+        (
+            "bytes",
+            f"{size(kernel.weight_bytes)} of packed weights, {size(kernel.value_bytes)} of inputs "
+            "and outputs",
+        ),
+    ]
+    if kernel.seconds is not None and kernel.bound is not None and share is not None:
+        lines += [
+            (
+                "time",
+                f"{microseconds(kernel.seconds)} us, {kernel.count} a run of the model: "
+                f"{100 * share:.1f} % of it, {_rate(kernel)} GFLOP/s",
+            ),
+            (
+                "machine allows",
+                f"{microseconds(kernel.bound.seconds)} us: "
+                f"{microseconds(kernel.bound.compute_seconds)} us of arithmetic, "
+                f"{microseconds(kernel.bound.memory_seconds)} us of memory; {_roofline(kernel)}",
+            ),
+        ]
+    for name, value in lines:
+        facts.add_row(Text(name, style="bold"), Text(value))
+    loops = make_table("<innermost loop", "instructions", "FMAs", "spills")
+    for loop in kernel.loops:
+        loops.add_row(
+            f"{loop.function} {loop.label}",
+            str(len(loop.instructions)),
+            str(loop.fmas),
+            str(loop.spills),
+        )
+    title = Text(f"{kernel.number}: {kernel.name}", style="bold")
+    graph = Text(kernel.operators.rstrip())
+    return Group(title, facts, Text(), graph, Text(), loops if kernel.loops else Text("no loop"))
+
+
+def assembly_text(kernel: KernelReport) -> str:
+    """The instructions of the innermost loops, under a line with their counts."""
+    return "\n".join(line for loop in kernel.loops for line in _assembly(loop))
+
+
+def _assembly(loop: InnerLoop) -> Iterator[str]:
+    yield (
+        f"# {loop.function}, loop {loop.label}: {len(loop.instructions)} instructions, "
+        f"{loop.fmas} FMAs, {loop.spills} spills"
+    )
+    for instruction in loop.instructions:
+        yield f"    {instruction}"
+
+
+def _headline(report: ModelReport) -> str:
+    runs = sum(kernel.count for kernel in report.kernels)
+    threads = "1 thread" if report.threads == 1 else f"{report.threads} threads"
+    text = (
+        f"{report.name}: {runs} kernels of {len(report.kernels)} workloads, {report.target}, "
+        f"{threads}, {report.numerics} numerics"
+    )
+    if report.seconds is None or report.speeds is None:
+        return f"{text}. Its code does not run on this machine: nothing is timed."
+    tuned = sum(kernel.tuned for kernel in report.kernels)
+    levels = ", ".join(
+        f"{level.name} {level.bytes_per_second / 1e9:.0f}" for level in report.speeds.levels
+    )
+    return (
+        f"{text}, {tuned} tuned. All kernels: {report.seconds * 1e3:.3f} ms.\n"
+        f"A core of this machine: {report.speeds.flops_per_second / 1e9:.0f} GFLOP/s; "
+        f"reads GB/s: {levels}."
+    )
+
+
+def _operations(kernel: KernelReport) -> str:
+    text = quantity(kernel.flops)
+    if kernel.executed_flops != kernel.flops:
+        text += f" by definition, {quantity(kernel.executed_flops)} executed"
+    return text
+
+
+def _rate(kernel: KernelReport) -> str:
+    """Operations of the definition a second: what comparisons between algorithms need."""
+    return f"{kernel.flops / kernel.seconds / 1e9:.1f}" if kernel.seconds else "-"
+
+
+def _roofline(kernel: KernelReport) -> str:
+    if kernel.of_roofline is None or kernel.bound is None:
+        return "-"
+    return f"{100 * kernel.of_roofline:.0f} % {kernel.bound.limit}"

@@ -1,0 +1,100 @@
+"""`tilewright explain`: what was made of a model, kernel by kernel."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from service.cli.common import (
+    DimsOption,
+    DumpOption,
+    ModelPath,
+    Numerics,
+    NumericsOption,
+    TargetOption,
+    ThreadsOption,
+    TimingsOption,
+    UserError,
+    console,
+    dump_observer,
+    existing_file,
+    load_settings,
+    parse_dims,
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(explain)
+
+
+def explain(
+    model: ModelPath,
+    kernel: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--kernel", metavar="N", help="All facts of a kernel of the table; repeatable"
+        ),
+    ] = None,
+    nest: Annotated[
+        bool, typer.Option("--nest", help="Print loop nests, of all kernels or those chosen")
+    ] = False,
+    asm: Annotated[
+        bool, typer.Option("--asm", help="Print the assembly of innermost loops")
+    ] = False,
+    target: TargetOption = "host",
+    threads: ThreadsOption = 1,
+    numerics: NumericsOption = Numerics.FAST,
+    dim: DimsOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON")] = False,
+    dump_after: DumpOption = None,
+    timings: TimingsOption = False,
+) -> None:
+    """Every kernel of a model: operators, schedule, time against what the machine allows, code.
+
+    Compiles with the schedules that the database knows, runs the model on seeded inputs and times
+    each kernel in its place.
+    """
+    import json
+
+    from compiler.timings import Timings
+    from service.cli.explain_view import assembly_text, kernel_view, report_view
+    from service.cli.view import timings_table
+    from service.explain import explain as explain_model
+    from service.planning import ModelRequest, plan_model
+    from service.storage import Storage
+
+    recorder = Timings()
+    request = ModelRequest(existing_file(model), target, threads, numerics.value, parse_dims(dim))
+    planned = plan_model(request, dump_observer(dump_after), recorder)
+    known = len(planned.workloads)
+    for number in kernel or ():
+        if not 1 <= number <= known:
+            raise UserError(f"--kernel {number}: the kernels of this model are 1 to {known}")
+    storage = Storage.open(load_settings())
+    try:
+        report = explain_model(planned, storage.records, recorder)
+    finally:
+        storage.close()
+    if as_json:
+        data = report.to_json()
+        if timings:
+            data["timings"] = {stage.stage: stage.seconds for stage in recorder.stages}
+        print(json.dumps(data, indent=2))
+        return
+    out = console()
+    chosen = [report.kernels[number - 1] for number in kernel or ()]
+    if not chosen:
+        out.print(report_view(report))
+    for one in chosen or (report.kernels if nest or asm else ()):
+        out.print()
+        out.print(kernel_view(report, one))
+        # as they are: the console would wrap long lines and read brackets as markup
+        if nest:
+            print(f"\n{one.nest}", end="")
+        if asm:
+            print(f"\n{assembly_text(one)}")
+    if timings:
+        out.print()
+        out.print(timings_table(recorder.stages))

@@ -1,0 +1,68 @@
+"""The machine's limits: the probes do what they say, and kernels are held against the right one."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.codegen.object import emit_assembly
+from compiler.codegen.statistics import inner_loops
+from compiler.device import Device, find_device
+from compiler.roofline import (
+    CHAINS,
+    Level,
+    Speeds,
+    bound,
+    measure_speeds,
+    peak_ir,
+    read_ir,
+)
+from compiler.target import host_target, resolve_target
+
+SPEEDS = Speeds(
+    100e9, (Level("L1", 1 << 15, 200e9), Level("L2", 1 << 20, 100e9), Level("memory", 0, 20e9))
+)
+
+
+@pytest.mark.parametrize("bits", [256, 512])
+def test_the_peak_is_of_multiply_adds_on_registers(bits: int) -> None:
+    target = resolve_target(f"x86-64-v4:{bits}")
+    (loop,) = inner_loops(emit_assembly(peak_ir(target), target), target)
+    assert loop.fmas == CHAINS
+    assert not any("(%r" in line for line in loop.instructions), "the loop touches memory"
+
+
+@pytest.mark.parametrize("bits", [256, 512])
+def test_the_read_probe_loads_every_vector_once(bits: int) -> None:
+    target = resolve_target(f"x86-64-v4:{bits}")
+    (loop,) = inner_loops(emit_assembly(read_ir(target), target), target)
+    assert sum("(%r" in line for line in loop.instructions) == CHAINS
+    assert loop.spills == 0
+
+
+def test_a_level_is_the_smallest_that_holds_the_bytes() -> None:
+    names = [SPEEDS.level_for(size).name for size in (0, 1 << 15, (1 << 15) + 1, 1 << 21)]
+    assert names == ["L1", "L1", "L2", "memory"]
+
+
+def test_arithmetic_or_memory_limits() -> None:
+    # 1e6 operations at 100e9; 1000 bytes of weights from memory, which holds all 2 MiB of them,
+    # and 1000 of values from L1, which holds both
+    limit = bound(SPEEDS, 1e6, 1000, 1000, 2 << 20)
+    assert limit.compute_seconds == pytest.approx(1e-5)
+    assert limit.memory_seconds == pytest.approx(1000 / 20e9 + 1000 / 200e9)
+    assert (limit.seconds, limit.limit) == (limit.compute_seconds, "compute")
+    slow = bound(SPEEDS, 1e3, 1 << 20, 0, 1 << 20, threads=2)
+    assert (slow.seconds, slow.limit) == (pytest.approx((1 << 20) / 100e9 / 2), "memory")
+
+
+def test_this_machine_is_measured() -> None:
+    speeds = measure_speeds(host_target(), find_device())
+    assert speeds.flops_per_second > 0
+    assert all(level.bytes_per_second > 0 for level in speeds.levels)
+    sizes = [level.bytes for level in speeds.levels]
+    assert sizes == [*sorted(sizes[:-1]), 0]
+
+
+def test_a_machine_that_hides_its_caches_has_a_memory() -> None:
+    bare = Device("", "", "", 1, 1, 0, "", ())
+    assert [level.name for level in measure_speeds(host_target(), bare).levels] == ["memory"]
