@@ -105,7 +105,14 @@ def _expression(
 
 
 def _onnx(node: OnnxNode) -> str:
-    x, w = node.input(0), node.input(1)
+    bias = node.optional(2)
+    operands = [node.input(0), node.input(1)]
+    return convolve(node, operands if bias is None else [*operands, bias])
+
+
+def convolve(node: OnnxNode, operands: Sequence[str]) -> str:
+    """The convolution of an image, a weight and perhaps a bias as the node's attributes say."""
+    x, w = operands[:2]
     kernel = node.shape(w)[2:]
     stated = node.ints("kernel_shape")
     if stated is not None and stated != kernel:
@@ -114,10 +121,9 @@ def _onnx(node: OnnxNode) -> str:
     strides = node.ints("strides") or (1,) * rank
     dilations = node.ints("dilations") or (1,) * rank
     pads = resolve_pads(node, node.shape(x)[2:], kernel, strides, dilations)
-    bias = node.optional(2)
     return node.emit(
         "conv",
-        [x, w] if bias is None else [x, w, bias],
+        operands,
         strides=strides,
         pads=pads,
         dilations=dilations,

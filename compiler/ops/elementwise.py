@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from compiler.loops import maths, semantics
 from compiler.loops.expr import Const, Expr, Operation, op
 from compiler.loops.index import Affine
 from compiler.ops.attributes import integer
+from compiler.ops.integers import power
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Fresh, Infer, OnnxRule, Operator, OpKind, Reference, Source
 from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype
@@ -105,18 +107,28 @@ def _extremum(operation: Operation) -> Scalar:
 def _onnx_pow(node: OnnxNode) -> str:
     base, exponent = node.input(0), node.input(1)
     # ONNX lets the exponent have another type; the result has the base's.
-    if node.type(exponent).dtype is not node.type(base).dtype:
-        if not node.type(base).dtype.is_float:
-            raise node.unsupported("an integer base with an exponent of another type")
-        exponent = node.emit("cast", [exponent], to=node.type(base).dtype.value)
-    return node.emit("pow", [base, exponent])
+    kind, other = node.type(base).dtype, node.type(exponent).dtype
+    if other is kind:
+        return node.emit("pow", [base, exponent])
+    if kind.is_float or not other.is_float:
+        return node.emit("pow", [base, node.emit("cast", [exponent], to=kind.value)])
+    # a fractional exponent of an integer: the float result, towards zero
+    wide = node.emit("cast", [base], to=other.value)
+    return node.emit("cast", [node.emit("pow", [wide, exponent])], to=kind.value)
 
 
 def _pow_reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:
     base, exponent = arrays
-    if base.dtype.kind == "f":
+    if base.dtype.kind != "i":
         return np.asarray(np.power(base, exponent))
-    return np.asarray(np.power(base.astype(np.float64), exponent), base.dtype)
+    # NumPy refuses negative exponents of integers: 1 and -1 stay, all else becomes 0
+    units = np.where(np.abs(base) == 1, np.where(exponent % 2 == 0, 1, base), 0)
+    return np.where(exponent < 0, units, np.power(base, np.maximum(exponent, 0))).astype(base.dtype)
+
+
+def _pow(values: Sequence[Expr], _attrs: Attrs) -> Expr:
+    base, exponent = values
+    return maths.pow(base, exponent) if base.dtype.is_float else power(base, exponent)
 
 
 def _mod_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
@@ -126,7 +138,12 @@ def _mod_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
 
 def _mod(values: Sequence[Expr], attrs: Attrs) -> Expr:
     left, right = values
-    rest = op(Operation.REM, left, right)
+    rest: Expr = op(Operation.REM, left, right)
+    if left.dtype.is_float:
+        # IEEE: x mod inf is x for every finite x
+        finite = op(Operation.LT, maths.absolute(left), Const(inf, left.dtype))
+        endless = op(Operation.EQ, maths.absolute(right), Const(inf, left.dtype))
+        rest = maths.select(op(Operation.AND, finite, endless), left, rest)
     if integer(attrs, "fmod", 0) or not left.dtype.is_signed:
         return rest
     zero = Const(0, left.dtype)
@@ -183,7 +200,7 @@ OPERATORS = (
         "pow",
         2,
         _pow_reference,
-        lambda values, _attrs: maths.pow(*values),
+        _pow,
         (OnnxRule("Pow", _onnx_pow),),
     ),
     pointwise(

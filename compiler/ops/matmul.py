@@ -115,8 +115,11 @@ def _scaled(value: Expr, factor: float) -> Expr:
 
 
 def _onnx_matmul(node: OnnxNode) -> str:
-    """Vectors become matrices of one row or column, so that every matmul has rank 2 or more."""
-    a, b = node.input(0), node.input(1)
+    return product(node, node.input(0), node.input(1))
+
+
+def product(node: OnnxNode, a: str, b: str) -> str:
+    """a @ b. Vectors become matrices of one row or column: every matmul has rank 2 or more."""
     row, column = len(node.shape(a)) == 1, len(node.shape(b)) == 1
     left = node.reshape(a, (1, *node.shape(a))) if row else a
     right = node.reshape(b, (*node.shape(b), 1)) if column else b

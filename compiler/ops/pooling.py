@@ -133,7 +133,7 @@ def _average_expression(
     return total * Const(1.0 / prod(window.kernel), types[0].dtype)
 
 
-def _window_attrs(node: OnnxNode) -> tuple[dict[str, Shape], Shape, Shape]:
+def window_attrs(node: OnnxNode) -> tuple[dict[str, Shape], Shape, Shape]:
     """kernel, strides, pads and dilations; then the pads without what ceil_mode adds."""
     spatial = node.shape(node.input(0))[2:]
     kernel = node.ints("kernel_shape")
@@ -154,13 +154,13 @@ def _window_attrs(node: OnnxNode) -> tuple[dict[str, Shape], Shape, Shape]:
 def _onnx_max(node: OnnxNode) -> str:
     if len(node.outputs) > 1 and node.outputs[1]:
         raise node.unsupported("the output Indices")
-    attrs, _, _ = _window_attrs(node)
+    attrs, _, _ = window_attrs(node)
     return node.emit("max_pool", [node.input(0)], **attrs)
 
 
 def _onnx_average(node: OnnxNode) -> str:
     """Windows that are cut by the edge divide by their own count, a constant operand."""
-    attrs, pads, spatial = _window_attrs(node)
+    attrs, pads, spatial = window_attrs(node)
     x = node.input(0)
     rank = len(spatial)
     include = node.integer("count_include_pad", 0)

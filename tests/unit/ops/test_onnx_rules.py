@@ -2,93 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
 import numpy as np
-import onnxruntime
 import pytest
-from onnx import ModelProto, TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
+from onnx import TensorProto, numpy_helper
 
 from compiler import ops
 from compiler.errors import InvalidModelError, UnsupportedOperatorError
 from compiler.frontend.onnx_import import import_model
 from compiler.ops.interpret import run_graph
-
-FLOAT = np.float32
-
-
-@dataclass(frozen=True)
-class Case:
-    """One node. Shapes become random float inputs; arrays become initializers."""
-
-    op_type: str
-    inputs: tuple[Any, ...]
-    attrs: dict[str, Any] = field(default_factory=dict)
-    opset: int = 17
-    outputs: int = 1
-    low: float = -2.0
-    domain: str = ""
-
-    @property
-    def name(self) -> str:
-        shapes = "x".join(str(getattr(i, "shape", i)) for i in self.inputs)
-        attrs = "-".join(f"{k}={v}" for k, v in self.attrs.items() if not hasattr(v, "dims"))
-        return f"{self.op_type}{self.opset}-{shapes}-{attrs}".replace(" ", "")
-
-    def model(self) -> tuple[ModelProto, dict[str, np.ndarray]]:
-        random = np.random.default_rng(3)
-        feeds: dict[str, np.ndarray] = {}
-        names, inputs, initializers = [], [], []
-        for number, entry in enumerate(self.inputs):
-            name = f"x{number}"
-            if entry is None:
-                names.append("")
-                continue
-            names.append(name)
-            if isinstance(entry, np.ndarray) and entry.dtype.kind in "iu" and not _is_data(entry):
-                initializers.append(numpy_helper.from_array(entry, name))
-                continue
-            array = entry
-            if isinstance(entry, tuple):
-                array = random.uniform(self.low, 2.0, entry).astype(FLOAT)
-            feeds[name] = array
-            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-            inputs.append(helper.make_tensor_value_info(name, kind, array.shape))
-        outputs = [f"y{i}" for i in range(self.outputs)]
-        node = helper.make_node(
-            self.op_type, names, outputs, name="node", domain=self.domain, **self.attrs
-        )
-        infos = [onnx_info(name) for name in outputs]
-        graph = helper.make_graph([node], "case", inputs, infos, initializers)
-        imports = [helper.make_opsetid("", self.opset)]
-        if self.domain:
-            imports.append(helper.make_opsetid(self.domain, 1))
-        return helper.make_model(graph, opset_imports=imports, ir_version=8), feeds
-
-
-class Data(np.ndarray):
-    """An integer array that is a run-time input."""
-
-
-def _is_data(array: np.ndarray) -> bool:
-    return isinstance(array, Data)
-
-
-def data(values: Any, dtype: Any = np.int64) -> np.ndarray:
-    return np.asarray(values, dtype).view(Data)
-
-
-def i64(*values: int) -> np.ndarray:
-    return np.array(values, np.int64)
-
-
-def onnx_info(name: str) -> Any:
-    info = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
-    info.ClearField("type")
-    return info
-
+from tests.unit.ops.decomposition_cases import CASES as DECOMPOSITIONS
+from tests.unit.ops.rule_case import FLOAT, Case, data, expected_outputs, i64
 
 BOOLS = data([[True, False, True], [False, False, True]], np.bool_)
 UNARY = (
@@ -252,13 +175,14 @@ CASES = [
     Case("Constant", (), {"value_float": 1.5}),
     Case("Constant", (), {"value_int": 3}),
     Case("Constant", (), {"value": numpy_helper.from_array(np.eye(3, dtype=FLOAT))}),
+    *DECOMPOSITIONS,
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_import_agrees_with_onnx_runtime(case: Case) -> None:
     model, feeds = case.model()
-    expected = _expected(model, feeds)
+    expected = expected_outputs(model, feeds)
     graph = import_model(model)
     found = run_graph(graph, {name: np.asarray(array) for name, array in feeds.items()})
     assert len(found) == len(expected)
@@ -266,20 +190,6 @@ def test_the_import_agrees_with_onnx_runtime(case: Case) -> None:
         assert mine.dtype == theirs.dtype
         assert mine.shape == theirs.shape
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
-
-
-def _expected(model: ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """ONNX Runtime's outputs; those of onnx's reference where ONNX Runtime has no kernel."""
-    plain = {name: np.asarray(array) for name, array in feeds.items()}
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    try:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        session = onnxruntime.InferenceSession(copy.SerializeToString(), options)
-    except Exception:  # noqa: BLE001  # any of its errors means that it cannot run the node
-        return list(ReferenceEvaluator(copy).run(None, plain))
-    return list(session.run(None, plain))
 
 
 def test_every_rule_has_a_case() -> None:
@@ -326,7 +236,7 @@ def test_contradictions_name_the_node(case: Case, message: str) -> None:
         (Case("Dropout", ((3,),), opset=12, outputs=2), "mask"),
         (Case("Reshape", ((2, 3), data([3, 2]))), "shape .input 1. depends on a run-time value"),
         (Case("Cast", ((3,),), {"to": TensorProto.STRING}), "element type 8"),
-        (Case("Resize", ((1, 1, 2, 2), None, None, i64(1, 1, 4, 4))), "not implemented"),
+        (Case("NonZero", ((2, 3),)), "not implemented"),
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",
 )

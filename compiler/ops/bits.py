@@ -1,0 +1,118 @@
+"""Operators on the bits of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.loops.expr import Expr, Operation
+from compiler.loops.index import Affine
+from compiler.ops.attributes import word
+from compiler.ops.cast import ONNX_TYPES
+from compiler.ops.elementwise import native, pointwise, same
+from compiler.ops.integers import shift_left, shift_right
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
+from compiler.ops.shapes import broadcast, operand_count, same_dtype
+
+
+def _infer(count: int) -> Callable[[Sequence[TensorType], Attrs], TensorType]:
+    def infer(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
+        operand_count(types, count)
+        dtype = same_dtype(types)
+        if dtype.numpy.kind not in "iu" or dtype.is_float:
+            raise InvalidModelError(f"element type {dtype} where an integer is needed")
+        return TensorType(dtype, broadcast(*(t.shape for t in types)))
+
+    return infer
+
+
+def _bitwise(
+    name: str, op_type: str, count: int, function: np.ufunc, operation: Operation
+) -> Operator:
+    return pointwise(
+        name,
+        count,
+        lambda arrays, _attrs: np.asarray(function(*arrays)),
+        native(operation),
+        (OnnxRule(op_type, same(name)),),
+        _infer(count),
+    )
+
+
+def _shift(name: str, function: np.ufunc, scalar: Callable[[Expr, Expr], Expr]) -> Operator:
+    """By a negative amount, or by more than there are bits: the sign alone is left, or nothing."""
+
+    def reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:
+        x, amount = arrays
+        width = 8 * x.dtype.itemsize
+        inside = (amount >= 0) & (amount < width)
+        shifted = function(x, np.where(inside, amount, 0))
+        sign = x < 0 if name == "shift_right" else np.zeros(x.shape, bool)
+        return np.where(inside, shifted, np.where(sign, -1, 0)).astype(x.dtype)
+
+    return pointwise(name, 2, reference, lambda values, _attrs: scalar(*values), (), _infer(2))
+
+
+def _onnx_shift(node: OnnxNode) -> str:
+    direction = node.word("direction")
+    if direction not in ("LEFT", "RIGHT"):
+        raise node.invalid(f"direction is '{direction}', not LEFT or RIGHT")
+    return node.emit(f"shift_{direction.lower()}", [node.input(0), node.input(1)])
+
+
+def _infer_bitcast(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 1)
+    to = DType(word(attrs, "to"))
+    if to.bytes != types[0].dtype.bytes:
+        raise InvalidModelError(f"{types[0].dtype} and {to} differ in size")
+    return TensorType(to, types[0].shape)
+
+
+def _bitcast_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    return np.ascontiguousarray(arrays[0]).view(DType(word(attrs, "to")).numpy)
+
+
+def _bitcast_expression(
+    operands: Sequence[Source],
+    types: Sequence[TensorType],
+    attrs: Attrs,
+    index: tuple[Affine, ...],
+    fresh: Fresh,
+) -> Expr:
+    """Raises ValueError: a view has no expression, its bytes are its operand's."""
+    raise ValueError("a view has no expression")
+
+
+def _onnx_bitcast(node: OnnxNode) -> str:
+    number = node.integer("to")
+    dtype = ONNX_TYPES.get(number)
+    source = node.type(node.input(0)).dtype
+    if dtype is None or DType.BFLOAT16 in (dtype, source):
+        raise node.unsupported(f"from {source} to ONNX element type {number}")
+    return node.input(0) if dtype is source else node.emit("bitcast", [node.input(0)], to=dtype)
+
+
+OPERATORS = (
+    _bitwise("bit_and", "BitwiseAnd", 2, np.bitwise_and, Operation.AND),
+    _bitwise("bit_or", "BitwiseOr", 2, np.bitwise_or, Operation.OR),
+    _bitwise("bit_xor", "BitwiseXor", 2, np.bitwise_xor, Operation.XOR),
+    _bitwise("bit_not", "BitwiseNot", 1, np.bitwise_not, Operation.NOT),
+    _shift("shift_left", np.left_shift, shift_left),
+    _shift("shift_right", np.right_shift, shift_right),
+    Operator(
+        "bitcast",
+        OpKind.VIEW,
+        _infer_bitcast,
+        _bitcast_reference,
+        _bitcast_expression,
+        (OnnxRule("BitCast", _onnx_bitcast),),
+    ),
+)
+
+RULES = (OnnxRule("BitShift", _onnx_shift),)

@@ -1,0 +1,88 @@
+"""Rows in which one element differs: one-hot vectors, the largest of a row, the diagonal."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.loops.semantics import to_memory
+from compiler.ops.cast import ONNX_TYPES, cast_to
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+
+def _onnx_one_hot(node: OnnxNode) -> str:
+    """on where the position along the new axis is the index, else off."""
+    indices, values = node.input(0), node.input(2)
+    depths = node.static(1, "depth")
+    if depths is None or depths.size != 1 or int(depths.item()) < 1:
+        raise node.invalid("depth (input 1) is no positive number")
+    if node.shape(values) != (2,):
+        raise node.invalid(f"values (input 2) have the shape {show(node.shape(values))}, not (2)")
+    depth, shape = int(depths.item()), node.shape(indices)
+    rank = len(shape) + 1
+    axis = node.integer("axis", -1)
+    if not -rank <= axis < rank:
+        raise node.invalid(f"axis {axis} is out of range for rank {rank}")
+    dim = axis % rank
+    whole = cast_to(node, indices, DType.INT64)
+    count = node.scalar(depth, DType.INT64)
+    negative = node.emit("less", [whole, node.scalar(0, DType.INT64)])
+    wrapped = node.emit("where", [negative, node.emit("add", [whole, count]), whole])
+    column = node.reshape(wrapped, (*shape[:dim], 1, *shape[dim:]))
+    positions = node.constant(
+        np.arange(depth, dtype=np.int64).reshape((-1, *(1,) * (rank - 1 - dim)))
+    )
+    off, on = (
+        node.reshape(node.emit("slice", [values], starts=(i,), steps=(1,), sizes=(1,)), ())
+        for i in range(2)
+    )
+    return node.emit("where", [node.emit("equal", [column, positions]), on, off])
+
+
+def _onnx_hardmax(node: OnnxNode) -> str:
+    """1 at the first of the largest elements of each row, else 0."""
+    x = node.input(0)
+    shape, dtype = node.shape(x), node.type(x).dtype
+    rank = len(shape)
+    axis = node.integer("axis", -1 if node.opset >= 13 else 1)
+    if not -rank <= axis < rank:
+        raise node.invalid(f"axis {axis} is out of range for rank {rank}")
+    dim = axis % rank
+    value = x
+    if node.opset < 13:  # rows are everything from the axis on
+        rows = int(np.prod(shape[:dim]))
+        value = node.reshape(x, (rows, int(np.prod(shape[dim:]))))
+        dim = 1
+    extent, behind = node.shape(value)[dim], len(node.shape(value)) - 1 - dim
+    largest = node.emit("reduce_max", [value], axes=(dim,), keepdims=1)
+    positions = node.constant(np.arange(extent, dtype=np.int32).reshape((-1, *(1,) * behind)))
+    beyond = node.scalar(extent, DType.INT32)
+    candidates = node.emit("where", [node.emit("equal", [value, largest]), positions, beyond])
+    first = node.emit("reduce_min", [candidates], axes=(dim,), keepdims=1)
+    found = node.emit("cast", [node.emit("equal", [positions, first])], to=dtype)
+    return node.reshape(found, shape)
+
+
+def _onnx_eye_like(node: OnnxNode) -> str:
+    """Ones on a diagonal, in the shape of the operand."""
+    x = node.input(0)
+    shape = node.shape(x)
+    if len(shape) != 2:
+        raise node.invalid(f"the input has rank {len(shape)}, not 2")
+    dtype = node.type(x).dtype
+    if "dtype" in node.attrs:
+        wanted = ONNX_TYPES.get(node.integer("dtype"))
+        if wanted is None:
+            raise node.unsupported(f"ONNX element type {node.integer('dtype')}")
+        dtype = wanted
+    node.reserve(f"shape {show(shape)}", shape[0] * shape[1] * dtype.bytes)
+    return node.constant(to_memory(np.eye(*shape, node.integer("k", 0)), dtype), dtype)
+
+
+RULES = (
+    OnnxRule("OneHot", _onnx_one_hot),
+    OnnxRule("Hardmax", _onnx_hardmax),
+    OnnxRule("EyeLike", _onnx_eye_like),
+)

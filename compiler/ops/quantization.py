@@ -1,0 +1,153 @@
+"""Quantised tensors: x = (q - zero_point) * scale.
+
+Scaling is done in float32 at least. Products of integers are exact: operands go to int32, their
+zero points are taken off, and the products are summed in int32.
+"""
+
+from __future__ import annotations
+
+from compiler.dtypes import DType
+from compiler.ops.cast import ONNX_TYPES, cast_to
+from compiler.ops.convolution import convolve
+from compiler.ops.matmul import product
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+WIDE = DType.FLOAT32
+
+
+def _along(node: OnnxNode, parameter: str, x: str, block: int) -> str:
+    """A scale or zero point that broadcasts with x: one of all, of each place along an axis, or of
+    each block along it."""
+    shape, given = node.shape(x), node.shape(parameter)
+    if given in ((), (1,)):
+        return node.reshape(parameter, ())
+    rank, axis = len(shape), node.integer("axis", 1)
+    if not -rank <= axis < rank:
+        raise node.invalid(f"axis {axis} is out of range for rank {rank}")
+    dim = axis % rank
+    if not block:
+        if given != (shape[dim],):
+            raise node.invalid(
+                f"a scale or zero point {show(given)} for axis {dim} of {show(shape)}"
+            )
+        return node.reshape(parameter, (shape[dim], *(1,) * (rank - 1 - dim)))
+    wanted = (*shape[:dim], -(-shape[dim] // block), *shape[dim + 1 :])
+    if given != wanted:
+        raise node.invalid(f"a scale or zero point {show(given)}, not {show(wanted)}")
+    split = node.reshape(parameter, (*given[: dim + 1], 1, *given[dim + 1 :]))
+    full = (*given[: dim + 1], block, *given[dim + 1 :])
+    merged = (*given[:dim], given[dim] * block, *given[dim + 1 :])
+    repeated = node.reshape(node.emit("expand", [split], shape=full), merged)
+    if merged == shape:
+        return repeated
+    return node.emit("slice", [repeated], starts=(0,) * rank, steps=(1,) * rank, sizes=shape)
+
+
+def _quantise(node: OnnxNode, scaled: str, zero: str | None, dtype: DType) -> str:
+    """The nearest integers to float32 numbers, ties to even, moved and saturated."""
+    value = node.emit("round", [scaled])
+    if zero is not None:
+        value = node.emit("add", [value, cast_to(node, zero, WIDE)])
+    return cast_to(node, value, dtype)
+
+
+def _onnx_quantize(node: OnnxNode) -> str:
+    x, scale, zero = node.input(0), node.input(1), node.optional(2)
+    block = node.integer("block_size", 0)
+    number = node.integer("output_dtype", 0)
+    if zero is not None:
+        dtype: DType | None = node.type(zero).dtype
+    else:
+        dtype = ONNX_TYPES.get(number) if number else DType.UINT8
+    if dtype is None or dtype.is_float:
+        raise node.unsupported(f"quantisation to ONNX element type {number}")
+    factor = cast_to(node, _along(node, scale, x, block), WIDE)
+    scaled = node.emit("div", [cast_to(node, x, WIDE), factor])
+    moved = None if zero is None else _along(node, zero, x, block)
+    return _quantise(node, scaled, moved, dtype)
+
+
+def _onnx_dequantize(node: OnnxNode) -> str:
+    x, scale, zero = node.input(0), node.input(1), node.optional(2)
+    block = node.integer("block_size", 0)
+    number = node.integer("output_dtype", 0)
+    result = ONNX_TYPES.get(number) if number else node.type(scale).dtype
+    if result is None or node.type(x).dtype.is_float:
+        raise node.unsupported(f"from {node.type(x).dtype} to ONNX element type {number}")
+    moved = _centred(node, x, None if zero is None else _along(node, zero, x, block))
+    factor = cast_to(node, _along(node, scale, x, block), WIDE)
+    return cast_to(node, node.emit("mul", [cast_to(node, moved, WIDE), factor]), result)
+
+
+def _centred(node: OnnxNode, x: str, zero: str | None) -> str:
+    """x - zero_point in int32."""
+    wide = cast_to(node, x, DType.INT32)
+    return wide if zero is None else node.emit("sub", [wide, cast_to(node, zero, DType.INT32)])
+
+
+def _column(node: OnnxNode, parameter: str, rank: int, dim: int) -> str:
+    """A parameter so that it broadcasts with values of this rank, if it is one number, or one for
+    each place along a dimension."""
+    extents = node.shape(parameter)
+    if len(extents) != 1:
+        return parameter
+    behind = rank - 1 - dim % rank
+    return node.reshape(parameter, () if extents == (1,) else (*extents, *(1,) * behind))
+
+
+def _optional_column(node: OnnxNode, position: int, rank: int, dim: int) -> str | None:
+    parameter = node.optional(position)
+    return None if parameter is None else _column(node, parameter, rank, dim)
+
+
+def _rescaled(node: OnnxNode, total: str, scales: tuple[str, str, str], zero: str) -> str:
+    """An int32 product as quantised numbers: times a_scale * b_scale / y_scale."""
+    a, b, y = (cast_to(node, scale, WIDE) for scale in scales)
+    factor = node.emit("div", [node.emit("mul", [a, b]), y])
+    scaled = node.emit("mul", [cast_to(node, total, WIDE), factor])
+    return _quantise(node, scaled, zero, node.type(zero).dtype)
+
+
+def _onnx_matmul_integer(node: OnnxNode) -> str:
+    a, b = node.input(0), node.input(1)
+    left = _optional_column(node, 2, len(node.shape(a)), -2)
+    right = _optional_column(node, 3, len(node.shape(b)), -1)
+    return product(node, _centred(node, a, left), _centred(node, b, right))
+
+
+def _onnx_qlinear_matmul(node: OnnxNode) -> str:
+    a, b = node.input(0), node.input(3)
+    a_scale, a_zero = (_column(node, node.input(i), len(node.shape(a)), -2) for i in (1, 2))
+    b_scale, b_zero = (_column(node, node.input(i), len(node.shape(b)), -1) for i in (4, 5))
+    total = product(node, _centred(node, a, a_zero), _centred(node, b, b_zero))
+    y_scale, y_zero = (_column(node, node.input(i), len(node.shape(total)), -2) for i in (6, 7))
+    return _rescaled(node, total, (a_scale, b_scale, y_scale), y_zero)
+
+
+def _onnx_conv_integer(node: OnnxNode) -> str:
+    x, w = node.input(0), node.input(1)
+    rank = len(node.shape(x))
+    image = _centred(node, x, _optional_column(node, 2, rank, 0))
+    return convolve(node, [image, _centred(node, w, _optional_column(node, 3, rank, 0))])
+
+
+def _onnx_qlinear_conv(node: OnnxNode) -> str:
+    x, w, bias = node.input(0), node.input(3), node.optional(8)
+    rank = len(node.shape(x))
+    image = _centred(node, x, _column(node, node.input(2), rank, 0))
+    weight = _centred(node, w, _column(node, node.input(5), rank, 0))
+    total = convolve(node, [image, weight] if bias is None else [image, weight, bias])
+    x_scale, w_scale, y_scale = (_column(node, node.input(i), rank, 1) for i in (1, 4, 6))
+    return _rescaled(node, total, (x_scale, w_scale, y_scale), node.reshape(node.input(7), ()))
+
+
+RULES = (
+    OnnxRule("QuantizeLinear", _onnx_quantize),
+    OnnxRule("DequantizeLinear", _onnx_dequantize),
+    OnnxRule("MatMulInteger", _onnx_matmul_integer),
+    OnnxRule("QLinearMatMul", _onnx_qlinear_matmul),
+    OnnxRule("ConvInteger", _onnx_conv_integer),
+    OnnxRule("QLinearConv", _onnx_qlinear_conv),
+)

@@ -1,0 +1,116 @@
+"""Cases of the rules that make one ONNX node of several operators."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.unit.ops.rule_case import FLOAT, Case, data
+
+BYTES = data([[3, 250, 17], [128, 0, 255]], np.uint8)
+SIGNED = data([[-128, 127, 5], [0, -1, 64]], np.int8)
+
+
+def scale(*values: float) -> np.ndarray:
+    return data(values if len(values) > 1 else values[0], FLOAT)
+
+
+BITS = [
+    *(
+        Case(op, (data([12, -7, 255]), data([10, 3, -1])), opset=18)
+        for op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
+    ),
+    Case("BitwiseNot", (BYTES,), opset=18),
+    *(
+        Case("BitShift", (data(x, t), data(y, t)), {"direction": direction}, opset=opset)
+        for direction in ("LEFT", "RIGHT")
+        for x, y, t, opset in (
+            ([1, 200, 77], [1, 7, 0], np.uint8, 11),
+            ([1, 1 << 40, 3], [63, 20, 5], np.uint64, 11),
+            ([-128, 100, -1, 5], [3, 1, 9, -2], np.int8, 28),
+        )
+    ),
+    Case("BitCast", ((2, 3),), {"to": 6}, opset=26),
+    Case("Pow", (data([-3, 2, 7, 1, -1]), data([3, 20, 0, 9, 5])), opset=15),
+    Case("Pow", (data([3, 2, 7], np.int32), data([2.0, 5.0, 1.0], FLOAT)), opset=15),
+    Case("Mod", (data([1.5, -2.0], FLOAT), data([np.inf, np.inf], FLOAT)), {"fmod": 1}),
+]
+
+CUMULATIVE = [
+    *(
+        Case(op, ((2, 5, 3), np.array(axis)), {"exclusive": e, "reverse": r}, opset=opset)
+        for op, opset in (("CumSum", 14), ("CumProd", 26))
+        for axis, e, r in ((1, 0, 0), (-1, 1, 0), (0, 0, 1), (1, 1, 1))
+    ),
+    Case("CumSum", ((7,), np.array(0))),
+    Case("CumSum", (data([[1, 2, 3]], np.int32), np.array(1)), {"exclusive": 1}),
+]
+
+ONE_HOT = [
+    Case("OneHot", (data([[0, 2], [-1, 7]]), np.array(3), data([2.0, 5.0], FLOAT))),
+    Case("OneHot", (data([1, -3]), np.array(4), data([0, 1])), {"axis": 0}),
+    Case("Hardmax", ((3, 4, 5),), {"axis": 1}),
+    Case("Hardmax", (data([[1, 3, 3], [2, 1, 2]], FLOAT),)),
+    Case("Hardmax", ((3, 4, 5),), {"axis": 1}, opset=11),
+    Case("EyeLike", (data(np.zeros((3, 4)), np.int32),), {"k": -1}),
+    Case("EyeLike", ((4, 2),), {"dtype": 11, "k": 1}),
+]
+
+LP = [
+    Case("LpPool", ((1, 2, 9),), {"kernel_shape": [3], "p": 3}, opset=18),
+    Case("LpPool", ((1, 2, 7, 6),), {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1]}, opset=18),
+    Case("LpPool", ((1, 1, 6, 6),), {"kernel_shape": [2, 2], "strides": [3, 2], "p": 1}, opset=18),
+    Case("GlobalLpPool", ((2, 3, 4, 5),), {"p": 2}),
+    Case("GlobalLpPool", ((2, 3, 4),), {"p": 1}),
+    Case("LpNormalization", ((3, 4, 5),), {"axis": 1, "p": 1}),
+    Case("LpNormalization", ((3, 4),)),
+]
+
+QUANTISED = [
+    Case("QuantizeLinear", ((3, 4), scale(0.02), data(128, np.uint8)), opset=13),
+    Case("QuantizeLinear", ((3, 4), scale(0.02, 0.5, 1.0), data([1, 0, -5], np.int8)), {"axis": 0}),
+    Case("QuantizeLinear", ((3, 4), scale(0.01)), opset=13),
+    Case(
+        "QuantizeLinear",
+        ((2, 5), data([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]], FLOAT), data(np.ones((2, 3)), np.uint8)),
+        {"axis": 1, "block_size": 2},
+        opset=21,
+    ),
+    Case("DequantizeLinear", (BYTES, scale(0.5), data(128, np.uint8)), opset=13),
+    Case("DequantizeLinear", (SIGNED, scale(0.5, 2.0), data([3, -4], np.int8)), {"axis": 0}),
+    Case("DequantizeLinear", (data([[5, -70000]], np.int32), scale(0.5)), opset=13),
+    Case("MatMulInteger", (BYTES, data(np.arange(6).reshape(3, 2), np.uint8))),
+    Case(
+        "MatMulInteger",
+        (BYTES, data(np.arange(6).reshape(3, 2), np.int8), data(7, np.uint8), data(1, np.int8)),
+    ),
+    Case(
+        "QLinearMatMul",
+        (
+            *(BYTES, scale(0.1), data(12, np.uint8)),
+            *(data(np.arange(6).reshape(3, 2) * 40, np.uint8), scale(0.2), data(99, np.uint8)),
+            *(scale(3.0), data(100, np.uint8)),
+        ),
+    ),
+    Case(
+        "ConvInteger",
+        (
+            data(np.arange(50).reshape(1, 2, 5, 5), np.uint8),
+            data(np.arange(36).reshape(2, 2, 3, 3), np.uint8),
+            data(9, np.uint8),
+            data(17, np.uint8),
+        ),
+        {"pads": [1, 1, 1, 1]},
+    ),
+    Case(
+        "QLinearConv",
+        (
+            *(data(np.arange(50).reshape(1, 2, 5, 5) * 5, np.uint8), scale(0.1), data(9, np.uint8)),
+            data(np.arange(36).reshape(2, 2, 3, 3) * 7, np.uint8),
+            *(scale(0.2, 0.3), data([17, 17], np.uint8), scale(20.0), data(33, np.uint8)),
+            np.array([500, -300], np.int32),
+        ),
+        {"strides": [2, 2]},
+    ),
+]
+
+CASES = [*BITS, *CUMULATIVE, *ONE_HOT, *LP, *QUANTISED]
