@@ -115,9 +115,10 @@ def make_weight(spec: BufferSpec, source: Array) -> Array:
     if spec.einsum:
         matrices = [np.array(matrix, np.float64) for matrix in spec.matrices]
         operands = [*matrices[:1], value.astype(np.float64), *matrices[1:]]
-        # The matrices are joined first: what is left is one matrix product over the whole weight.
-        path = ["einsum_path", *([(0, 2), (0, 1)] if len(operands) == 3 else [(0, 1)])]
-        value = np.einsum(spec.einsum, *operands, optimize=path)
+        # Several matrices are joined first: what is left is one matrix product over the whole
+        # weight. A single one has so few columns that the product is slower than plain sums.
+        joined = ["einsum_path", (0, 2), (0, 1)] if len(operands) == 3 else False
+        value = np.einsum(spec.einsum, *operands, optimize=joined)
     if spec.dtype is DType.BFLOAT16 and value.dtype.kind == "f":
         value = to_bfloat16(value)
     if value.shape != spec.shape and value.size == math.prod(spec.shape):
