@@ -50,7 +50,7 @@ def macs(workload: Workload) -> int:
 
 
 def graph_macs(graph: Graph) -> int:
-    """Multiply-accumulates of all convolutions and matrix products of a graph."""
+    """Multiply-accumulates of all convolutions, matrix products and attentions of a graph."""
     return sum(_node_macs(node, graph) for node in graph.nodes)
 
 
@@ -63,6 +63,9 @@ def _node_macs(node: Node, graph: Graph) -> int:
         case "matmul" | "gemm":
             a = types[node.inputs[0]].shape
             return output * (a[0] if node.op == "gemm" and node.attr("trans_a", 0) else a[-1])
+        case "attention":
+            query, value = types[node.inputs[0]].shape, types[node.inputs[2]].shape
+            return prod(query[:3]) * value[2] * (query[3] + value[3])
     return 0
 
 
@@ -84,6 +87,9 @@ def _node_flops(node: Node, graph: Graph) -> int:
             return output * window
         case OpKind.REDUCTION:
             return operand
+        case OpKind.ATTENTION:
+            scores = prod(graph.types[node.output].shape[:3]) * graph.types[node.inputs[1]].shape[2]
+            return 2 * _node_macs(node, graph) + 14 * scores
         case OpKind.ROW:
             return (14 if "softmax" in node.op else 8) * operand
         case OpKind.ELEMENTWISE:

@@ -38,6 +38,8 @@ class OpKind(StrEnum):
     REDUCTION = "reduction"
     ROW = "row"
     """Normalisations: reductions along a row whose results every element of the row needs."""
+    ATTENTION = "attention"
+    """Two contractions with a row between them, whose values never reach memory as a whole."""
     MOVEMENT = "movement"
     """Each output element is one input element, at an affine index."""
     PIECES = "pieces"

@@ -175,7 +175,13 @@ class _Composer:
 
 def anchor(workload: Workload) -> Node | None:
     """The node that decides the loop structure, if the workload has one."""
-    anchors = (OpKind.CONTRACTION, OpKind.WINDOW, OpKind.REDUCTION, OpKind.ROW)
+    anchors = (
+        OpKind.CONTRACTION,
+        OpKind.WINDOW,
+        OpKind.REDUCTION,
+        OpKind.ROW,
+        OpKind.ATTENTION,
+    )
     return next((n for n in workload.graph.nodes if ops.get(n.op).kind in anchors), None)
 
 

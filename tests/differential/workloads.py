@@ -249,6 +249,48 @@ def normalisation(random: Random, lanes: int) -> Case:
     return case(make, make(kind, x, axis=axis), random, exact=False)
 
 
+def attention(random: Random, lanes: int) -> Case:
+    """Heads as they lie in rows of tokens, in a cache, or in one product of three; any mask."""
+    make = Maker()
+    batch, tokens, size = pick(random, 1, 1, 2), extent(random, 1, 20), extent(random, 1, 20)
+    heads = pick(random, 1, 2, 3, 4)
+    past = extent(random, 0, 12)
+    keys = tokens + past
+    if past == 0 and random.integers(2):
+        operands = _joined(make, batch, tokens, heads, size)
+    else:
+        key_heads = heads // 2 if heads % 2 == 0 and random.integers(2) else heads
+        value_size = pick(random, size, extent(random, 1, 20))
+        q = make.input("q", batch, tokens, heads, size)
+        operands = [make("transpose", q, perm=(0, 2, 1, 3))]
+        if random.integers(2):
+            k = make.input("k", batch, key_heads, size, keys)
+            operands.append(make("transpose", k, perm=(0, 1, 3, 2)))
+        else:
+            operands.append(make.input("k", batch, key_heads, keys, size))
+        operands.append(make.input("v", batch, key_heads, keys, value_size))
+    if random.integers(2):
+        full = (batch, heads, tokens, keys)
+        operands.append(make.input("mask", *(pick(random, 1, e) for e in full)))
+    causal = int(random.integers(2))
+    value = make("attention", *operands, scale=0.3, causal=causal, past=past)
+    if random.integers(3):
+        value = make("transpose", value, perm=(0, 2, 1, 3))
+    return case(make, value, random, exact=False)
+
+
+def _joined(make: Maker, batch: int, tokens: int, heads: int, size: int) -> list[str]:
+    hidden = heads * size
+    x = make.input("x", batch, tokens, 3 * hidden)
+    parts = []
+    for number in range(3):
+        starts, sizes = (0, 0, number * hidden), (batch, tokens, hidden)
+        box = make("slice", x, starts=starts, steps=(1, 1, 1), sizes=sizes)
+        split = make("reshape", box, shape=(batch, tokens, heads, size))
+        parts.append(make("transpose", split, perm=(0, 2, 1, 3)))
+    return parts
+
+
 def reduction(random: Random, lanes: int) -> Case:
     make = Maker()
     rank = pick(random, 1, 2, 3, 4)
@@ -373,7 +415,7 @@ def gather(random: Random, lanes: int) -> Case:
 FAMILIES: dict[str, Callable[[Random, int], Case]] = {
     f.__name__: f
     for f in (
-        convolution, winograd, depthwise, matmul, pool, normalisation, reduction, elementwise,
-        movement, relayout, pieces, blocked_pieces, gather,
+        convolution, winograd, depthwise, matmul, pool, normalisation, attention, reduction,
+        elementwise, movement, relayout, pieces, blocked_pieces, gather,
     )
 }  # fmt: skip

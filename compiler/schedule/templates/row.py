@@ -80,6 +80,8 @@ def analyse(workload: Workload) -> Rows | None:
     if not problem.reductions:
         return None
     shared = frozenset().union(*(_free(r) for r in problem.reductions))
+    if not shared <= {*problem.axes}:
+        return None  # a reduction for each step of another: a product inside a row
     outer = tuple(a for a in problem.axes if a.extent > 1 and a in shared)
     inner = tuple(a for a in problem.axes if a.extent > 1 and a not in shared)
     return Rows(problem, outer, inner, vector_axis(problem.output, problem.axes))

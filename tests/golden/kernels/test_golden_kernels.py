@@ -67,6 +67,14 @@ CASES: dict[str, tuple[str, Schedule]] = {
     "softmax": ("softmax", Schedule.of("row", unroll=8, keep=False)),
     "softmax_kept": ("softmax", Schedule.of("row", unroll=1, keep=True)),
     "arg_max": ("arg_max", Schedule.of("row", unroll=4, keep=False)),
+    "attention": (
+        "attention",
+        Schedule.of("attention", tile=5, vectors=4, rows=4, unroll=4, keys="packed"),
+    ),
+    "attention_of_one_query": (
+        "attention of one query",
+        Schedule.of("attention", tile=1, vectors=5, rows=1, unroll=4, keys="rows"),
+    ),
     "transpose": ("matrix transpose", Schedule.of("map", unroll=1, transpose=True)),
     "map": ("relu", Schedule.of("map", unroll=4, transpose=False)),
     "pieces": ("concat", Schedule.of("pieces", unroll=4)),

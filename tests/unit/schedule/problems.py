@@ -76,6 +76,27 @@ def max_pool(lanes: int) -> Workload:
     )  # fmt: skip
 
 
+def attention(queries: int, keys: int, heads: int, size: int) -> Workload:
+    """Queries in rows of all heads; keys and values as a cache keeps them, or (as many keys as
+    queries) side by side with the queries."""
+    make = Maker()
+    hidden, joined = heads * size, queries == keys
+    source = make.input("x", 1, queries, hidden * (3 if joined else 1))
+
+    def part(number: int) -> str:
+        box = make(
+            "slice", source, starts=(0, 0, number * hidden), steps=(1, 1, 1),
+            sizes=(1, queries, hidden),
+        )  # fmt: skip
+        split = make("reshape", box, shape=(1, queries, heads, size))
+        return make("transpose", split, perm=(0, 2, 1, 3))
+
+    cached = [] if joined else [make.input(name, 1, heads, keys, size) for name in "kv"]
+    operands = [part(0), *(cached or [part(1), part(2)])]
+    mixed = make("attention", *operands, scale=size**-0.5)
+    return as_workload(make.graph(make("transpose", mixed, perm=(0, 2, 1, 3))))
+
+
 PROBLEMS: dict[str, Callable[[int], Workload]] = {
     "3x3": conv,
     "3x3 deep and small": lambda lanes: conv(lanes, channels=512, filters=512, size=7),
@@ -103,6 +124,8 @@ PROBLEMS: dict[str, Callable[[int], Workload]] = {
     "softmax": lambda lanes: unary("softmax", 12, 128, 128, axis=2),
     "log_softmax over columns": lambda lanes: unary("log_softmax", 7, 40, 3, axis=1),
     "arg_max": lambda lanes: unary("arg_max", 128, 1000, axis=1, keepdims=0),
+    "attention": lambda lanes: attention(128, 128, 12, 64),
+    "attention of one query": lambda lanes: attention(1, 65, 12, 64),
     "transpose": lambda lanes: unary("transpose", 1, 128, 12, 64, perm=(0, 2, 1, 3)),
     "matrix transpose": lambda lanes: unary("transpose", 100, 200, perm=(1, 0)),
     "relu": lambda lanes: unary("relu", 1, 64, 56, 56),

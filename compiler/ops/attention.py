@@ -1,0 +1,106 @@
+"""Scaled dot-product attention: softmax(scale * Q K^T + mask) V, one softmax a query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.loops import maths
+from compiler.loops.expr import Combiner, Const, Expr, IndexValue, Op, Operation, Reduce, op
+from compiler.loops.index import Affine, affine
+from compiler.ops.attributes import integer, number
+from compiler.ops.elementwise import floats_only
+from compiler.ops.registry import Fresh, Operator, OpKind, Source
+from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype, show
+
+
+def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    """Operands and attributes as ONNX's Attention (opset 23) has them in four dimensions.
+
+    query: (batch, heads, queries, size); key: (batch, key heads, keys, size); value: (batch, key
+    heads, keys, value size); optional mask, added to the scores: broadcasts to (batch, heads,
+    queries, keys). Each key head serves `heads / key heads` neighbouring heads (Ainslie et al.,
+    "GQA", 2023). With `causal`, query i sees keys 0 to `past + i` alone. The result is (batch,
+    heads, queries, value size).
+    """
+    operand_count(types, 3, 4)
+    dtype = same_dtype(types)
+    floats_only(types)
+    query, key, value = (kind.shape for kind in types[:3])
+    for name, shape in (("query", query), ("key", key), ("value", value)):
+        if len(shape) != 4:
+            raise InvalidModelError(f"{name} is {show(shape)}, expected four dimensions")
+    if key[3] != query[3]:
+        raise InvalidModelError(f"head size differs, query {query[3]} against key {key[3]}")
+    if value[:3] != key[:3] or key[0] != query[0]:
+        raise InvalidModelError(
+            f"query {show(query)}, key {show(key)} and value {show(value)} do not fit"
+        )
+    if 0 in key or query[1] % key[1]:
+        raise InvalidModelError(f"{query[1]} heads share {show(key)} keys")
+    scores = (*query[:3], key[2])
+    if len(types) == 4 and broadcast(scores, types[3].shape) != scores:
+        raise InvalidModelError(f"mask {show(types[3].shape)} for scores of {show(scores)}")
+    number(attrs, "scale")
+    if integer(attrs, "past", 0) < 0:
+        raise InvalidModelError(f"{integer(attrs, 'past')} keys before the first query")
+    return TensorType(dtype, (*query[:3], value[3]))
+
+
+def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    query, key, value = arrays[:3]
+    group = query.shape[1] // key.shape[1]
+    key, value = (np.repeat(array, group, axis=1) for array in (key, value))
+    scores = np.matmul(query, key.swapaxes(2, 3)) * query.dtype.type(number(attrs, "scale"))
+    if len(arrays) == 4:
+        scores = scores + arrays[3]
+    if integer(attrs, "causal", 0):
+        rows, columns = scores.shape[2:]
+        seen = np.tri(rows, columns, integer(attrs, "past", 0), dtype=bool)
+        scores = np.where(seen, scores, scores.dtype.type(-np.inf))
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    mixed = np.matmul(powers, value) / powers.sum(axis=-1, keepdims=True)
+    return np.asarray(mixed, arrays[0].dtype)
+
+
+def _expression(
+    operands: Sequence[Source],
+    types: Sequence[TensorType],
+    attrs: Attrs,
+    index: tuple[Affine, ...],
+    fresh: Fresh,
+) -> Expr:
+    """sum over j of p[j] * v[j] / sum over j of p[j], p[j] = exp(score[j] - largest score).
+
+    The three reductions over keys have one axis, so that what they share is one expression.
+    """
+    batch, head, query, element = index
+    key_head = head // (types[0].shape[1] // types[1].shape[1])
+    size, keys = fresh("d", types[0].shape[3]), fresh("j", types[1].shape[2])
+    j = affine(keys)
+    left = operands[0]((batch, head, query, affine(size)))
+    right = operands[1]((batch, key_head, j, affine(size)))
+    score: Expr = Reduce(Combiner.SUM, (size,), left * right)
+    scale = number(attrs, "scale")
+    if scale != 1.0:
+        score = score * Const(scale, score.dtype)
+    if len(types) == 4:
+        place = (batch, head, query, j)
+        score = score + operands[3](broadcast_index(place, types[3].shape))
+    if integer(attrs, "causal", 0):
+        last = IndexValue(query + integer(attrs, "past", 0), DType.INT32)
+        seen = Op(Operation.LE, (IndexValue(j, DType.INT32), last))
+        score = op(Operation.SELECT, seen, score, Const(float("-inf"), score.dtype))
+    power = maths.exp(score - Reduce(Combiner.MAX, (keys,), score))
+    total = Reduce(Combiner.SUM, (keys,), power)
+    value = operands[2]((batch, key_head, j, element))
+    mixed = Reduce(Combiner.SUM, (keys,), power * value)
+    return mixed * (Const(1.0, total.dtype) / total)
+
+
+OPERATORS = (Operator("attention", OpKind.ATTENTION, _infer, _reference, _expression),)
