@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.unit.ops.rule_case import FLOAT, Case, data
+from tests.unit.ops.rule_case import FLOAT, Case, data, i64
 
 BYTES = data([[3, 250, 17], [128, 0, 255]], np.uint8)
 SIGNED = data([[-128, 127, 5], [0, -1, 64]], np.int8)
+
+
+def scales(*values: float) -> np.ndarray:
+    """Known at import."""
+    return np.array(values, FLOAT)
 
 
 def scale(*values: float) -> np.ndarray:
@@ -113,4 +118,78 @@ QUANTISED = [
     ),
 ]
 
-CASES = [*BITS, *CUMULATIVE, *ONE_HOT, *LP, *QUANTISED]
+CONV_TRANSPOSED = [
+    Case("ConvTranspose", ((1, 3, 5, 4), (3, 2, 3, 3))),
+    Case("ConvTranspose", ((1, 3, 5, 4), (3, 2, 3, 3), (2,)), {"strides": [2, 3]}),
+    Case("ConvTranspose", ((2, 4, 6), (4, 3, 4)), {"strides": [2], "pads": [1, 2]}),
+    Case("ConvTranspose", ((1, 4, 5), (4, 2, 2), (4,)), {"strides": [3], "group": 2}),
+    Case(
+        "ConvTranspose",
+        ((1, 2, 4, 4), (2, 1, 3, 2)),
+        {"dilations": [2, 3], "strides": [1, 2], "output_padding": [0, 1]},
+    ),
+    Case("ConvTranspose", ((1, 1, 4), (1, 1, 3)), {"strides": [2], "auto_pad": "SAME_LOWER"}),
+    Case("ConvTranspose", ((1, 1, 4), (1, 1, 3)), {"strides": [3], "output_shape": [12]}),
+    Case("ConvTranspose", ((1, 1, 2, 3, 2), (1, 2, 2, 2, 2)), {"strides": [2, 1, 2]}),
+    Case("Col2Im", ((1, 5, 5), i64(5, 5), i64(1, 5)), opset=18),
+    Case("Col2Im", ((2, 12, 4), i64(5, 4), i64(2, 3)), {"strides": [3, 1]}, opset=18),
+    Case("Col2Im", ((1, 8, 6), i64(5, 4), i64(2, 2)), {"dilations": [2, 2]}, opset=18),
+]
+
+EVERY_MODE = [
+    {"mode": "linear", "coordinate_transformation_mode": mode}
+    for mode in ("half_pixel", "asymmetric", "pytorch_half_pixel", "align_corners")
+] + [
+    {"mode": "nearest", "nearest_mode": mode}
+    for mode in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+]
+
+RESIZED = [
+    *(Case("Resize", ((1, 2, 4, 6), None, None, i64(1, 2, 8, 3)), attrs) for attrs in EVERY_MODE),
+    *(Case("Resize", ((1, 1, 3, 5), None, None, i64(1, 1, 7, 5)), attrs) for attrs in EVERY_MODE),
+    Case("Resize", ((1, 1, 4, 4), None, scales(1, 1, 2.0, 3.0))),
+    Case("Resize", ((1, 1, 4, 4), None, scales(1, 1, 0.8, 0.8)), {"mode": "cubic"}),
+    Case(
+        "Resize",
+        ((1, 1, 4, 5), None, None, i64(1, 1, 9, 3)),
+        {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1},
+    ),
+    *(
+        Case("Resize", ((1, 1, 9, 7), None, None, i64(4, 3)), {**attrs, "axes": [2, 3]}, opset=18)
+        for attrs in ({"mode": "linear", "antialias": 1}, {"mode": "cubic", "antialias": 1})
+    ),
+    Case(
+        "Resize",
+        ((1, 1, 4, 6), None, None, i64(7, 8)),
+        {"axes": [2, 3], "keep_aspect_ratio_policy": "not_larger"},
+        opset=18,
+    ),
+    Case(
+        "Resize",
+        ((1, 1, 4, 4), np.array([0.0, 0, 0.2, 0.4, 1, 1, 1.3, 0.8], FLOAT), None, i64(1, 1, 3, 3)),
+        {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"},
+    ),
+    Case("Resize", ((1, 1, 2, 3), scales(1, 1, 2, 2)), {"mode": "linear"}, opset=10),
+    Case("Upsample", ((1, 1, 2, 3), scales(1, 1, 2, 3)), opset=9),
+    Case("Upsample", ((1, 1, 2, 3),), {"scales": [1.0, 1.0, 2.0, 2.0]}, opset=7),
+]
+
+EINSUM = [
+    Case("Einsum", shapes, {"equation": equation})
+    for equation, shapes in (
+        ("ij,jk->ik", ((2, 3), (3, 4))),
+        ("bij, bjk -> bik", ((5, 2, 3), (5, 3, 4))),
+        ("i,i", ((4,), (4,))),
+        ("ij->ji", ((2, 3),)),
+        ("ij->i", ((2, 3),)),
+        ("ii->i", ((4, 4),)),
+        ("...ii->...i", ((2, 4, 4),)),
+        ("...ij,...jk->...ik", ((2, 1, 2, 3), (5, 3, 4))),
+        ("i,j->ij", ((2,), (3,))),
+        ("ab,bc,cd->da", ((2, 3), (3, 4), (4, 5))),
+        ("bhqd,bhkd->bhqk", ((2, 3, 4, 5), (2, 3, 6, 5))),
+        ("ba", ((2, 3),)),
+    )
+]
+
+CASES = [*CONV_TRANSPOSED, *RESIZED, *EINSUM, *BITS, *CUMULATIVE, *ONE_HOT, *LP, *QUANTISED]

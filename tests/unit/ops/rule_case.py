@@ -15,7 +15,7 @@ FLOAT = np.float32
 
 @dataclass(frozen=True)
 class Case:
-    """One node. Shapes become random float inputs; arrays become initializers."""
+    """One node. Shapes become random float inputs, arrays initializers, and `data` inputs."""
 
     op_type: str
     inputs: tuple[Any, ...]
@@ -41,7 +41,7 @@ class Case:
                 names.append("")
                 continue
             names.append(name)
-            if isinstance(entry, np.ndarray) and entry.dtype.kind in "iu" and not _is_data(entry):
+            if isinstance(entry, np.ndarray) and not _is_data(entry):
                 initializers.append(numpy_helper.from_array(entry, name))
                 continue
             array = entry

@@ -1,0 +1,154 @@
+"""Transposed convolution, and the sum of overlapping blocks.
+
+Output o + p = q * s + r takes part in the products of inputs q - j with taps r + j * s. So a
+transposed convolution with stride s is one convolution for each remainder r, over j, and all of
+them are one convolution with s times the filters a dimension, whose output is interleaved. No
+product with an inserted zero is computed. Shi et al., "Is the deconvolution layer the same as a
+convolutional layer?" (2016).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from compiler.loops.semantics import to_memory
+from compiler.ops.moves import flip, spread, transposed, window
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import Shape, show
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """How a transposed convolution moves; `before` is cut off the full result, `output` is kept."""
+
+    strides: Shape
+    dilations: Shape
+    before: Shape
+    output: Shape
+
+
+def _transposed(node: OnnxNode, x: str, w: str, group: int, steps: _Steps) -> str:
+    """x: (N, C, ...), w: (C, filters of a group, ...). Returns (N, filters, *output)."""
+    rank = len(steps.strides)
+    dims = range(2, 2 + rank)
+    w = spread(node, w, 2, steps.dilations)
+    reach = node.shape(w)[2:]
+    strides = steps.strides
+    counts = tuple(-(-k // s) for k, s in zip(reach, strides, strict=True))
+    w = window(node, w, {d: (0, c * s) for d, c, s in zip(dims, counts, strides, strict=True)})
+    channels, filters = node.shape(w)[:2]
+    pairs = tuple(e for pair in zip(counts, strides, strict=True) for e in pair)
+    split = node.reshape(w, (group, channels // group, filters, *pairs))
+    taps, remainders = range(3, 3 + 2 * rank, 2), range(4, 4 + 2 * rank, 2)
+    weight = transposed(node, split, (0, 2, *remainders, 1, *taps))
+    weight = node.reshape(weight, (group * filters * prod(strides), channels // group, *counts))
+    full = node.emit(
+        "conv",
+        [x, flip(node, weight, dims)],
+        strides=(1,) * rank,
+        dilations=(1,) * rank,
+        pads=tuple(c - 1 for c in counts) * 2,
+        group=group,
+    )
+    batch, places = node.shape(full)[0], node.shape(full)[2:]
+    parts = node.reshape(full, (batch, group * filters, *strides, *places))
+    order = tuple(e for d in dims for e in (d + rank, d))
+    merged = tuple(q * s for q, s in zip(places, strides, strict=True))
+    image = node.reshape(transposed(node, parts, (0, 1, *order)), (batch, group * filters, *merged))
+    kept = zip(dims, steps.before, steps.output, strict=True)
+    return window(node, image, {dim: (start, size) for dim, start, size in kept})
+
+
+def _onnx_conv_transpose(node: OnnxNode) -> str:
+    x, w, bias = node.input(0), node.input(1), node.optional(2)
+    shape, weight = node.shape(x), node.shape(w)
+    rank, group = len(shape) - 2, node.integer("group", 1)
+    if rank < 1 or len(weight) != len(shape) or group < 1 or shape[1] != weight[0]:
+        raise node.invalid(f"input {show(shape)}, weight {show(weight)}, {group} groups")
+    if weight[0] % group:
+        raise node.invalid(f"{weight[0]} channels do not divide by {group} groups")
+    stated = node.ints("kernel_shape")
+    if stated is not None and stated != weight[2:]:
+        raise node.invalid(f"kernel_shape {stated} contradicts the weight {show(weight)}")
+    ones = (1,) * rank
+    strides = node.ints("strides", ones) or ones
+    dilations = node.ints("dilations", ones) or ones
+    extra = node.ints("output_padding", (0,) * rank) or (0,) * rank
+    if not len(strides) == len(dilations) == len(extra) == rank or min(*strides, *dilations) < 1:
+        raise node.invalid(f"strides {strides}, dilations {dilations}, output_padding {extra}")
+    reach = tuple(d * (k - 1) + 1 for d, k in zip(dilations, weight[2:], strict=True))
+    full = tuple(
+        s * (extent - 1) + k + e
+        for s, extent, k, e in zip(strides, shape[2:], reach, extra, strict=True)
+    )
+    before, output = _placed(node, full, strides, shape[2:])
+    result = _transposed(node, x, w, group, _Steps(strides, dilations, before, output))
+    if bias is None:
+        return result
+    return node.emit("add", [result, node.reshape(bias, (node.shape(bias)[0], *ones))])
+
+
+def _placed(node: OnnxNode, full: Shape, strides: Shape, spatial: Shape) -> tuple[Shape, Shape]:
+    """What is cut off before the output, and the output's extents.
+
+    `full` are the extents without padding.
+    """
+    rank = len(full)
+    mode = node.word("auto_pad", "NOTSET")
+    wanted = node.ints("output_shape")
+    if wanted is not None:
+        wanted = wanted[-rank:]  # older models state batch and channels too
+    elif mode in ("SAME_UPPER", "SAME_LOWER"):
+        wanted = tuple(s * extent for s, extent in zip(strides, spatial, strict=True))
+    elif mode not in ("NOTSET", "VALID"):
+        raise node.invalid(f"auto_pad is '{mode}'")
+    if wanted is not None:
+        if len(wanted) != rank:
+            raise node.invalid(f"output_shape {wanted} for {rank} spatial dimensions")
+        cut = [f - w for f, w in zip(full, wanted, strict=True)]
+        before = tuple(c // 2 if mode == "SAME_UPPER" else c - c // 2 for c in cut)
+        output = wanted
+    else:
+        pads = node.ints("pads") or (0,) * (2 * rank)
+        if len(pads) != 2 * rank:
+            raise node.invalid(f"pads {pads} for {rank} spatial dimensions")
+        before = pads[:rank]
+        output = tuple(f - b - a for f, b, a in zip(full, before, pads[rank:], strict=True))
+    if min(output) < 1:
+        raise node.invalid(f"padding leaves nothing of {show(full)}")
+    return before, output
+
+
+def _onnx_col2im(node: OnnxNode) -> str:
+    """The sum of overlapping blocks: a transposed convolution whose taps each pick one channel."""
+    x = node.input(0)
+    image, block = node.static_ints(1, "image_shape"), node.static_ints(2, "block_shape")
+    if image is None or block is None or len(image) != len(block) or len(node.shape(x)) != 3:
+        raise node.invalid(f"image_shape {image}, block_shape {block} for {show(node.shape(x))}")
+    rank, taps = len(block), prod(block)
+    ones = (1,) * rank
+    strides, dilations = node.ints("strides") or ones, node.ints("dilations") or ones
+    pads = node.ints("pads") or (0,) * (2 * rank)
+    counts = tuple(
+        (i + pads[d] + pads[rank + d] - dilations[d] * (block[d] - 1) - 1) // strides[d] + 1
+        for d, i in enumerate(image)
+    )
+    batch, channels, blocks = node.shape(x)
+    if channels % taps or blocks != prod(counts):
+        raise node.invalid(f"blocks {show(node.shape(x))} for {taps} taps at {show(counts)} places")
+    dtype = node.type(x).dtype
+    picks = np.tile(np.eye(taps).reshape(taps, 1, *block), (channels // taps, *(1,) * (rank + 1)))
+    weight = node.constant(to_memory(picks.astype(np.float32), dtype), dtype)
+    grid = node.reshape(x, (batch, channels, *counts))
+    steps = _Steps(strides, dilations, pads[:rank], image)
+    return _transposed(node, grid, weight, channels // taps, steps)
+
+
+RULES = (
+    OnnxRule("ConvTranspose", _onnx_conv_transpose),
+    OnnxRule("Col2Im", _onnx_col2im),
+)

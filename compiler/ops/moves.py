@@ -1,0 +1,65 @@
+"""Parts of values, and values with more room: slices and pads as rules need them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from compiler.ops.onnx_node import OnnxNode
+
+
+def part(node: OnnxNode, value: str, dim: int, start: int, size: int) -> str:
+    """`size` places along a dimension from `start` on."""
+    return window(node, value, {dim: (start, size)})
+
+
+def window(node: OnnxNode, value: str, kept: Mapping[int, tuple[int, int]]) -> str:
+    """Start and size along each dimension named; elements outside of the value are zeros."""
+    shape = node.shape(value)
+    rank = len(shape)
+    starts, sizes, before, after = [0] * rank, list(shape), [0] * rank, [0] * rank
+    for dim, (start, size) in kept.items():
+        first, last = max(start, 0), min(start + size, shape[dim])
+        starts[dim], sizes[dim] = first, max(last - first, 0)
+        before[dim] = min(max(-start, 0), size)
+        after[dim] = size - sizes[dim] - before[dim]
+    if tuple(sizes) != shape:
+        attrs = {"starts": tuple(starts), "steps": (1,) * rank, "sizes": tuple(sizes)}
+        value = node.emit("slice", [value], **attrs)
+    if not any((*before, *after)):
+        return value
+    return node.emit("pad", [value], pads=(*before, *after), value=0.0)
+
+
+def flip(node: OnnxNode, value: str, dims: Sequence[int]) -> str:
+    """The value with the order along some dimensions reversed."""
+    shape = node.shape(value)
+    turned = [dim for dim in dims if shape[dim] > 1]
+    if not turned:
+        return value
+    starts = tuple(extent - 1 if dim in turned else 0 for dim, extent in enumerate(shape))
+    steps = tuple(-1 if dim in turned else 1 for dim in range(len(shape)))
+    return node.emit("slice", [value], starts=starts, steps=steps, sizes=shape)
+
+
+def spread(node: OnnxNode, value: str, first: int, distances: Sequence[int]) -> str:
+    """Zeros between neighbours: elements are `distances` apart along the dimensions from `first`.
+
+    Before: (2, 3), distances (2,) along dimension 1. After: (2, 5), zeros at 1 and 3.
+    """
+    for dim, distance in enumerate(distances, first):
+        if distance == 1:
+            continue
+        shape = node.shape(value)
+        column = node.reshape(value, (*shape[: dim + 1], 1, *shape[dim + 1 :]))
+        wide = window(node, column, {dim + 1: (0, distance)})
+        extent = shape[dim] * distance
+        value = node.reshape(wide, (*shape[:dim], extent, *shape[dim + 1 :]))
+        value = part(node, value, dim, 0, extent - distance + 1)
+    return value
+
+
+def transposed(node: OnnxNode, value: str, perm: Sequence[int]) -> str:
+    """The value with its dimensions in this order."""
+    if tuple(perm) == tuple(range(len(perm))):
+        return value
+    return node.emit("transpose", [value], perm=tuple(perm))

@@ -1,0 +1,254 @@
+"""Resizing by interpolation, one dimension after the other.
+
+Along a dimension, each output is a weighted sum of a few inputs; which ones and with what weights
+is known from the extents. So each tap is a gather with constant positions, times a constant row of
+weights. Coordinates and coefficients are those of the ONNX specification of Resize, version 19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import floor
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.loops.semantics import to_memory
+from compiler.ops.cast import cast_to
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import Shape, show
+
+Floats = np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One dimension: extents before and after, their ratio, and the part of the input to show."""
+
+    inputs: int
+    outputs: int
+    scale: float
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Taps:
+    """(taps, outputs): which inputs each output reads, and how much of each.
+
+    `outside` marks outputs whose place lies beyond the input.
+    """
+
+    positions: np.ndarray
+    weights: Floats
+    outside: np.ndarray
+
+
+def _coordinates(node: OnnxNode, mode: str, line: _Line) -> Floats:
+    """The place in the input for each output.
+
+    Lengths of outputs are those that the scale gives, before they are rounded down: so the
+    reference of the specification has it.
+    """
+    x = np.arange(line.outputs, dtype=np.float64)
+    length = line.scale * line.inputs
+    match mode:
+        case "asymmetric":
+            return x / line.scale
+        case "half_pixel":
+            return (x + 0.5) / line.scale - 0.5
+        case "pytorch_half_pixel":
+            return (x + 0.5) / line.scale - 0.5 if line.outputs > 1 else np.zeros(1)
+        case "half_pixel_symmetric":
+            offset = line.inputs / 2 * (1 - line.outputs / length)
+            return offset + (x + 0.5) / line.scale - 0.5
+        case "align_corners":
+            return x * (line.inputs - 1) / (length - 1 if line.outputs > 1 else 1)
+        case "tf_half_pixel_for_nn":
+            return (x + 0.5) / line.scale
+        case "tf_crop_and_resize":
+            if line.outputs == 1:
+                return np.full(1, 0.5 * (line.start + line.end) * (line.inputs - 1))
+            step = (line.end - line.start) * (line.inputs - 1) / (length - 1)
+            return line.start * (line.inputs - 1) + x * step
+        case _:
+            raise node.invalid(f"coordinate_transformation_mode is '{mode}'")
+
+
+def _nearest(node: OnnxNode, places: Floats) -> np.ndarray:
+    mode = node.word("nearest_mode", "round_prefer_floor")
+    rounded: dict[str, Callable[[Floats], Floats]] = {
+        "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+        "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+        "floor": np.floor,
+        "ceil": np.ceil,
+    }
+    if mode not in rounded:
+        raise node.invalid(f"nearest_mode is '{mode}'")
+    return np.asarray(rounded[mode](places), np.int64)
+
+
+def _triangle(distance: Floats) -> Floats:
+    return np.asarray(np.maximum(1 - np.abs(distance), 0))
+
+
+def _cubic(a: float) -> Callable[[Floats], Floats]:
+    """Keys, "Cubic convolution interpolation for digital image processing" (1981)."""
+
+    def coefficient(distance: Floats) -> Floats:
+        d = np.abs(distance)
+        near = ((a + 2) * d - (a + 3)) * d * d + 1
+        far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+        return np.where(d <= 1, near, np.where(d < 2, far, 0))
+
+    return coefficient
+
+
+def _taps(node: OnnxNode, mode: str, line: _Line) -> _Taps:
+    default = "half_pixel" if node.op_type == "Resize" and node.opset >= 11 else "asymmetric"
+    transformation = node.word("coordinate_transformation_mode", default)
+    places = _coordinates(node, transformation, line)
+    outside = np.zeros(line.outputs, bool)
+    if transformation == "tf_crop_and_resize":
+        outside = (places < 0) | (places > line.inputs - 1)
+    if mode == "nearest":
+        if node.op_type == "Upsample" or node.opset < 11:
+            found = np.floor(places).astype(np.int64)
+        else:
+            found = _nearest(node, places)
+        inside = np.clip(found, 0, line.inputs - 1)[None]
+        return _Taps(inside, np.ones(inside.shape), outside)
+    reach, kernel = (
+        (1, _triangle) if mode == "linear" else (2, _cubic(node.number("cubic_coeff_a", -0.75)))
+    )
+    shrink = min(line.scale, 1.0) if node.integer("antialias", 0) else 1.0
+    first = floor(-reach / shrink) + 1
+    offsets = np.arange(first, 2 - first)[:, None]
+    base = np.floor(places).astype(np.int64)
+    # the place itself is a neighbour from the left: the ratio is in (0, 1]
+    base = np.where(base == places, base - 1, base)
+    weights = kernel((offsets - (places - base)) * shrink)
+    found = base + offsets
+    if node.integer("exclude_outside", 0):
+        weights = np.where((found < 0) | (found >= line.inputs), 0, weights)
+    if shrink < 1 or node.integer("exclude_outside", 0):
+        weights = weights / weights.sum(axis=0)
+    return _Taps(np.clip(found, 0, line.inputs - 1), weights, outside)
+
+
+def _applied(node: OnnxNode, x: str, dim: int, taps: _Taps) -> str:
+    """The dimension interpolated."""
+    shape, dtype = node.shape(x), node.type(x).dtype
+    used = [k for k in range(len(taps.weights)) if taps.weights[k].any()]
+    if len(used) == 1 and (taps.weights[used[0]] == 1).all():
+        return _picked(node, x, dim, taps.positions[used[0]])
+    column = (-1, *(1,) * (len(shape) - 1 - dim))
+    total = ""
+    for k in used:
+        weights = to_memory(taps.weights[k].astype(np.float32).reshape(column), dtype)
+        value = _picked(node, x, dim, taps.positions[k])
+        value = node.emit("mul", [value, node.constant(weights, dtype)])
+        total = node.emit("add", [total, value]) if total else value
+    return total
+
+
+def _picked(node: OnnxNode, x: str, dim: int, positions: np.ndarray) -> str:
+    """Places along a dimension; a whole number of times each is a broadcast."""
+    shape = node.shape(x)
+    extent, times = shape[dim], len(positions) // shape[dim]
+    if np.array_equal(positions, np.arange(extent)):
+        return x
+    if times and np.array_equal(positions, np.repeat(np.arange(extent), times)):
+        column = node.reshape(x, (*shape[: dim + 1], 1, *shape[dim + 1 :]))
+        wide = node.emit("expand", [column], shape=(*shape[: dim + 1], times, *shape[dim + 1 :]))
+        return node.reshape(wide, (*shape[:dim], extent * times, *shape[dim + 1 :]))
+    return node.emit("gather", [x, node.constant(positions)], axis=dim)
+
+
+def _lines(node: OnnxNode, shape: Shape, scale_position: int) -> list[_Line]:
+    rank = len(shape)
+    axes = node.ints("axes") or tuple(range(rank))
+    if any(not -rank <= axis < rank for axis in axes):
+        raise node.invalid(f"axes {axes} for an input of rank {rank}")
+    dims = [axis % rank for axis in axes]
+    scales = node.static(scale_position, "scales")
+    given = node.attrs.get("scales")
+    if scales is None and isinstance(given, tuple):
+        scales = np.array(given, np.float64)
+    sizes = node.static_ints(3, "sizes") if node.op_type == "Resize" else None
+    if sizes:
+        wanted = _fitted(node, tuple(shape[dim] for dim in dims), sizes)
+    elif scales is not None and scales.size == len(dims) and float(scales.min()) > 0:
+        wanted = [
+            (floor(shape[dim] * float(s)), float(s)) for dim, s in zip(dims, scales, strict=True)
+        ]
+    else:
+        raise node.invalid(f"neither sizes nor {len(dims)} positive scales are given")
+    roi = node.static(1, "roi") if scale_position == 2 else None
+    region = np.tile([[0.0], [1.0]], len(dims))
+    if roi is not None and roi.size == 2 * len(dims):
+        region = np.asarray(roi, np.float64).reshape(2, len(dims))
+    lines = [_Line(extent, extent, 1.0, 0.0, 1.0) for extent in shape]
+    for position, (dim, (outputs, scale)) in enumerate(zip(dims, wanted, strict=True)):
+        if outputs < 1:
+            raise node.invalid(f"nothing is left of dimension {dim} of {show(shape)}")
+        lines[dim] = _Line(shape[dim], outputs, scale, region[0][position], region[1][position])
+    return lines
+
+
+def _fitted(node: OnnxNode, extents: Shape, sizes: Shape) -> list[tuple[int, float]]:
+    """Extents and scales for the sizes asked for; a policy may ask for one scale of all."""
+    if len(sizes) != len(extents):
+        raise node.invalid(f"{len(sizes)} sizes for {len(extents)} dimensions")
+    ratios = [size / extent for size, extent in zip(sizes, extents, strict=True)]
+    policy = node.word("keep_aspect_ratio_policy", "stretch")
+    match policy:
+        case "stretch":
+            return list(zip(sizes, ratios, strict=True))
+        case "not_larger" | "not_smaller":
+            scale = min(ratios) if policy == "not_larger" else max(ratios)
+            return [(floor(scale * extent + 0.5), scale) for extent in extents]
+        case _:
+            raise node.invalid(f"keep_aspect_ratio_policy is '{policy}'")
+
+
+def _resized(node: OnnxNode, scale_position: int) -> str:
+    x = node.input(0)
+    shape, dtype = node.shape(x), node.type(x).dtype
+    mode = node.word("mode", "nearest")
+    if mode not in ("nearest", "linear", "cubic"):
+        raise node.invalid(f"mode is '{mode}'")
+    lines = _lines(node, shape, scale_position)
+    full = tuple(line.outputs for line in lines)
+    node.reserve(f"shape {show(full)}", sum(full) * 8)
+    value = x if dtype.is_float or mode == "nearest" else cast_to(node, x, DType.FLOAT32)
+    outside = np.zeros((1,) * len(shape), bool)
+    # what shrinks first leaves less to do for the others
+    for dim in sorted(range(len(shape)), key=lambda d: lines[d].outputs / lines[d].inputs):
+        line = lines[dim]
+        if line == _Line(line.inputs, line.inputs, 1.0, 0.0, 1.0):
+            continue
+        taps = _taps(node, mode, line)
+        value = _applied(node, value, dim, taps)
+        outside = outside | taps.outside.reshape((-1, *(1,) * (len(shape) - 1 - dim)))
+    value = cast_to(node, value, dtype)
+    if not outside.any():
+        return value
+    beyond = node.scalar(node.number("extrapolation_value", 0.0), dtype)
+    return node.emit("where", [node.constant(outside), beyond, value])
+
+
+def _onnx_resize(node: OnnxNode) -> str:
+    return _resized(node, 1 if node.opset < 11 else 2)
+
+
+def _onnx_upsample(node: OnnxNode) -> str:
+    return _resized(node, 1)
+
+
+RULES = (
+    OnnxRule("Resize", _onnx_resize),
+    OnnxRule("Upsample", _onnx_upsample),
+)
