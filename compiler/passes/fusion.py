@@ -18,7 +18,11 @@ from dataclasses import dataclass
 
 from compiler import ops
 from compiler.graph.ir import Graph, Node
+from compiler.graph.types import TensorType
+from compiler.loops.expr import Const, Expr
+from compiler.loops.index import Affine, Axis, affine
 from compiler.ops.registry import OpKind
+from compiler.passes.merge_matmuls import INDEX_MAPS
 
 EPILOGUE_LIMIT = 24
 """Nodes that an epilogue, or an elementwise group, may hold."""
@@ -29,6 +33,7 @@ ANCHORS = (
     OpKind.REDUCTION,
     OpKind.ROW,
     OpKind.GATHER,
+    OpKind.ATTENTION,
 )
 MOVEMENT = (OpKind.ELEMENTWISE, OpKind.MOVEMENT)
 
@@ -111,12 +116,14 @@ class _Fusion:
         members: list[tuple[Node, list[Node]]] = []
         for anchor in reversed(anchors):
             nodes = [anchor, *self._epilogue(anchor)]
-            if anchor.op == "matmul":
+            if anchor.op in ("matmul", "attention"):
                 nodes += self._trailing_transpose(nodes[-1])
             members.append((anchor, nodes))
         for anchor, nodes in members:
             if anchor.op == "matmul":
                 self._take_transposes(anchor, nodes)
+            elif anchor.op == "attention":
+                nodes += self._index_maps(anchor)
             elif _kind(anchor) in (OpKind.REDUCTION, OpKind.ROW):
                 self._grow_up(nodes, cheap=_kind(anchor) is OpKind.ROW)
             found.append(self._group(nodes, anchor))
@@ -210,6 +217,29 @@ class _Fusion:
                 self._taken.add(node.name)
                 nodes.append(node)
 
+    def _index_maps(self, anchor: Node) -> list[Node]:
+        """Nodes before an attention that only move its operands: index maps of its loads."""
+        chains = [node for value in anchor.inputs for node in affine_chain(self._graph, value)]
+        accepted = {
+            node.name: node
+            for node in chains
+            if node.name not in self._taken and node.output not in self._outputs
+        }
+        inside = {anchor.name, *accepted}
+        while True:
+            loose = [
+                name
+                for name, node in accepted.items()
+                if any(user.name not in inside for user in self._graph.consumers(node.output))
+            ]
+            if not loose:
+                break
+            for name in loose:
+                del accepted[name]
+            inside = {anchor.name, *accepted}
+        self._taken.update(accepted)
+        return list(accepted.values())
+
     def _grow_up(self, nodes: list[Node], *, cheap: bool) -> None:
         """Take producers that only this group reads; `cheap` ones only where values are reread."""
         inside = {node.name for node in nodes}
@@ -243,3 +273,34 @@ class _Fusion:
 
 def _kind(node: Node) -> OpKind:
     return ops.get(node.op).kind
+
+
+def affine_chain(graph: Graph, value: str) -> list[Node]:
+    """The producers of a value, nearest first, that read one element each at an affine index."""
+    index: tuple[Affine, ...] | None
+    index = tuple(affine(Axis(f"d{d}", e)) for d, e in enumerate(graph.types[value].shape))
+    chain: list[Node] = []
+    while (node := graph.producer(value)) is not None and node.op in INDEX_MAPS:
+        value = node.inputs[0]
+        index = _index_of_operand(node, graph.types[value], index)
+        if index is None:
+            break
+        chain.append(node)
+    return chain
+
+
+def _index_of_operand(
+    node: Node, kind: TensorType, index: tuple[Affine, ...]
+) -> tuple[Affine, ...] | None:
+    """Where a movement reads its operand; None for a reshape that cuts across a dimension."""
+    found: list[tuple[Affine, ...]] = []
+
+    def read(index: tuple[Affine, ...], indirect: tuple[tuple[int, Expr], ...] = ()) -> Expr:
+        found.append(index)
+        return Const(0.0)
+
+    try:
+        ops.get(node.op).expression([read], [kind], node.attrs, index, Axis)
+    except ValueError:
+        return None
+    return found[0]

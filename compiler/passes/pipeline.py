@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from compiler.graph.ir import Graph
 from compiler.passes.algebra import algebra
+from compiler.passes.attention import attention
 from compiler.passes.common_subexpressions import common_subexpressions
 from compiler.passes.constant_folding import constant_folding
 from compiler.passes.dead_code import dead_code
@@ -14,6 +15,7 @@ from compiler.passes.fold_scale import fold_scale
 from compiler.passes.gelu import gelu
 from compiler.passes.layer_norm import layer_norm
 from compiler.passes.lower_gemm import lower_gemm
+from compiler.passes.merge_matmuls import merge_matmuls
 from compiler.passes.no_ops import no_ops
 from compiler.passes.pool_first import pool_first
 from compiler.passes.reshapes import reshapes
@@ -30,6 +32,7 @@ PASSES: tuple[Pass, ...] = (
     common_subexpressions,
     layer_norm,  # the idioms first: what follows would take their parts away
     gelu,
+    attention,
     lower_gemm,
     fold_batch_norm,
     no_ops,
@@ -38,6 +41,7 @@ PASSES: tuple[Pass, ...] = (
     pool_first,
     transposes,
     reshapes,
+    merge_matmuls,
 )
 
 ROUNDS = 8

@@ -12,6 +12,7 @@ import pytest
 from compiler.graph.ir import Graph
 from compiler.graph.text import print_graph
 from compiler.passes.algebra import algebra
+from compiler.passes.attention import attention
 from compiler.passes.common_subexpressions import common_subexpressions
 from compiler.passes.constant_folding import constant_folding
 from compiler.passes.dead_code import dead_code
@@ -20,6 +21,7 @@ from compiler.passes.fold_scale import fold_scale
 from compiler.passes.gelu import gelu
 from compiler.passes.layer_norm import layer_norm
 from compiler.passes.lower_gemm import lower_gemm
+from compiler.passes.merge_matmuls import merge_matmuls
 from compiler.passes.no_ops import no_ops
 from compiler.passes.pipeline import PASSES, Pass, optimise
 from compiler.passes.pool_first import pool_first
@@ -91,6 +93,46 @@ def tanh_gelu() -> Graph:
     cube = g("mul", g("pow", x, three), g.constant("k", 0.044715))
     inner = g("mul", g("add", x, cube), g.constant("c", sqrt(2 / pi)))
     return g.graph(g("mul", g("mul", half, x), g("add", g("tanh", inner), one)))
+
+
+def heads(g: Maker, x: str, tokens: int, *perm: int) -> str:
+    return g("transpose", g("reshape", x, shape=(1, tokens, 2, 4)), perm=perm)
+
+
+def decomposed_attention() -> Graph:
+    """As exporters write it, with a mask that is an input."""
+    g = Maker()
+    q, k, v = (g.input(name, 1, 5, 8) for name in "qkv")
+    query, key = heads(g, q, 5, 0, 2, 1, 3), heads(g, k, 5, 0, 2, 3, 1)
+    scores = g("div", g("matmul", query, key), g.constant("root", 2.0))
+    scores = g("add", scores, g.input("mask", 1, 1, 1, 5))
+    mixed = g("matmul", g("softmax", scores, axis=-1), heads(g, v, 5, 0, 2, 1, 3))
+    joined = g("transpose", mixed, perm=(0, 2, 1, 3))
+    return g.graph(g("reshape", joined, shape=(1, 5, 8)))
+
+
+def causal_attention() -> Graph:
+    """Scaled operands, and keys after each query hidden by `where`; there are two earlier keys."""
+    g = Maker()
+    q, k, v = g.input("q", 1, 2, 3, 4), g.input("k", 1, 2, 5, 4), g.input("v", 1, 2, 5, 4)
+    half = g.constant("half", 0.5)
+    turned = g("mul", g("transpose", k, perm=(0, 1, 3, 2)), half)
+    scores = g("matmul", g("mul", q, half), turned)
+    seen = g.constant("seen", np.tri(3, 5, 2, dtype=bool).reshape(1, 1, 3, 5))
+    least = g.constant("least", np.array(np.finfo(np.float32).min))
+    weights = g("softmax", g("where", seen, scores, least), axis=3)
+    return g.graph(g("matmul", weights, v))
+
+
+def three_projections() -> Graph:
+    g = Maker()
+    x = g.input("x", 1, 5, 6)
+    parts = [
+        heads(g, g("matmul", x, g.weight(f"w{n}", 6, 8), *biases), 5, 0, 2, 1, 3)
+        for n, biases in enumerate(([g.weight("b0", 8)], [], [g.weight("b2", 8)]))
+    ]
+    mixed = g("attention", *parts, scale=0.5)
+    return g.graph(g("transpose", mixed, perm=(0, 2, 1, 3)))
 
 
 def gemms() -> Graph:
@@ -215,6 +257,9 @@ GOLDEN: dict[str, tuple[Pass, Make]] = {
     "layer_norm_reciprocal": (layer_norm, lambda: decomposed_layer_norm(power=False)),
     "gelu": (gelu, erf_gelu),
     "gelu_tanh": (gelu, tanh_gelu),
+    "attention": (attention, decomposed_attention),
+    "attention_causal": (attention, causal_attention),
+    "merge_matmuls": (merge_matmuls, three_projections),
     "lower_gemm": (lower_gemm, gemms),
     "fold_batch_norm": (fold_batch_norm, batch_norms),
     "fold_scale": (fold_scale, scales),

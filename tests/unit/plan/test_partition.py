@@ -148,15 +148,10 @@ def test_layers_of_attention() -> None:
     plan = planned(optimise(g.graph(g("layer_norm", out, axis=2, epsilon=1e-5))))
     assert kernels(plan) == [
         ("matmul",),
-        ("matmul",),
-        ("matmul",),
-        ("transpose", "transpose", "matmul", "mul"),
-        ("softmax",),
-        ("transpose", "matmul", "transpose"),
+        (*("slice", "reshape", "transpose") * 3, "attention", "transpose"),
         ("matmul", "add"),
         ("layer_norm",),
     ]
-    assert [count for _, count in plan.tasks()] == [3, 1, 1, 1, 1, 1]
 
 
 def test_a_block_may_be_partly_unused() -> None:

@@ -1,0 +1,264 @@
+"""Recognise scaled dot-product attention.
+
+Before:                                         After:
+    %1 = transpose(%k) {perm=(0, 1, 3, 2)}          %7 = attention(%q, %k, %v, %mask) {scale=0.125}
+    %2 = matmul(%q, %1)
+    %3 = mul(%2, 0.125)      (or div; or %q, %k scaled)
+    %4 = add(%3, %mask)      (or none; or where(%seen, %3, -inf))
+    %5 = softmax(%4)
+    %7 = matmul(%5, %v)
+
+A constant mask that hides the keys after each query becomes `causal`. Leading dimensions become
+batch and heads. Vaswani et al., "Attention Is All You Need" (2017); also called
+scaled_dot_product_attention (PyTorch) or Attention (ONNX opset 23).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.graph.ir import AttrValue, Graph, Node
+from compiler.passes.attributes import number
+from compiler.passes.rewrite import Rewriter, rewrite
+
+HIDDEN = -1e9
+"""A number added to a score that leaves nothing of its exponential, and of rounding no more than
+the score itself."""
+
+
+def attention(graph: Graph) -> Graph:
+    """Replace each softmax between two matrix products by one operator."""
+    return rewrite(graph, _recognise)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mask:
+    """A value that is added to scores of `rank` dimensions; `factor` multiplies both after that."""
+
+    value: str
+    factor: float
+    rank: int
+
+
+@dataclass(slots=True)
+class _Scores:
+    """What stands between the first product and the softmax, read from the softmax upwards."""
+
+    scale: float = 1.0
+    masks: list[_Mask] = field(default_factory=list)
+    leading: tuple[int, ...] = ()
+    """The longest list of dimensions before (queries, keys) that scores are given."""
+
+
+def _recognise(rewriter: Rewriter, node: Node) -> str | None:
+    if node.op != "matmul" or len(node.inputs) != 2:
+        return None
+    softmax = rewriter.producer(_unviewed(rewriter, node.inputs[0]), "softmax")
+    if softmax is None or not _is_last_axis(rewriter, softmax):
+        return None
+    found = _Scores()
+    product = _product(rewriter, softmax.inputs[0], found)
+    if product is None or rewriter.type(node.outputs[0]).dtype is not DType.FLOAT32:
+        return None
+    query, transposed, value = (*product.inputs, node.inputs[1])
+    query, by_query = _unscaled(rewriter, query)
+    transposed, by_key = _unscaled(rewriter, transposed)
+    found.scale *= by_query * by_key
+    return _emit(rewriter, node, query, transposed, value, found)
+
+
+def _unviewed(rewriter: Rewriter, value: str) -> str:
+    """The value behind a reshape that splits or joins leading dimensions, if nothing else reads
+    either."""
+    view = rewriter.producer(value, "reshape")
+    if view is None or rewriter.shape(view.inputs[0])[-2:] != rewriter.shape(value)[-2:]:
+        return value
+    return view.inputs[0] if rewriter.used_once(value) else value
+
+
+def _is_last_axis(rewriter: Rewriter, softmax: Node) -> bool:
+    rank = len(rewriter.shape(softmax.outputs[0]))
+    axis = int(number(softmax, "axis", -1))
+    return axis % rank == rank - 1 and rewriter.used_once(softmax.outputs[0])
+
+
+def _product(rewriter: Rewriter, value: str, found: _Scores) -> Node | None:
+    """The product that scores come from; what lies between goes into `found`."""
+    while rewriter.used_once(value):
+        node, shape = rewriter.producer(value), rewriter.shape(value)
+        if node is None or len(shape) < 2:
+            return None
+        if len(shape) > len(found.leading) + 2:
+            found.leading = shape[:-2]
+        step = None
+        match node.op:
+            case "matmul" if len(node.inputs) == 2:
+                return node
+            case "mul" | "div":
+                step = _scaled(rewriter, node, found)
+            case "add":
+                step = _masked(rewriter, node, found)
+            case "where":
+                step = _selected(rewriter, node, found)
+            case "reshape":
+                inner = _unviewed(rewriter, value)
+                step = inner if inner != value else None
+        if step is None:
+            return None
+        value = step
+    return None
+
+
+def _scaled(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
+    value, factor = _factor(rewriter, node)
+    found.scale *= factor
+    return value if value != node.outputs[0] else None
+
+
+def _factor(rewriter: Rewriter, node: Node) -> tuple[str, float]:
+    """`x * c` or `x / c` as (x, factor); the node's own output and 1 where it is neither."""
+    left, right = node.inputs
+    for value, other in ((left, right), (right, left)):
+        number_ = rewriter.scalar(other)
+        if (
+            number_ is None
+            or number_ == 0
+            or rewriter.shape(value) != rewriter.shape(node.outputs[0])
+        ):
+            continue
+        if node.op == "mul":
+            return value, number_
+        if value == left:
+            return value, 1 / number_
+    return node.outputs[0], 1.0
+
+
+def _unscaled(rewriter: Rewriter, value: str) -> tuple[str, float]:
+    """An operand of the first product without its scale; also behind a transpose."""
+    node = rewriter.producer(value)
+    if node is None or node.op not in ("mul", "div"):
+        return value, 1.0
+    return _factor(rewriter, node)
+
+
+def _masked(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
+    shape = rewriter.shape(node.outputs[0])
+    for value, other in (node.inputs, node.inputs[::-1]):
+        if rewriter.shape(value) == shape and _leads_to_product(rewriter, value):
+            found.masks.append(_Mask(other, found.scale, len(shape)))
+            return value
+    return None
+
+
+def _leads_to_product(rewriter: Rewriter, value: str) -> bool:
+    """Whether a value is a product of matrices, as far as one can see through `_product`."""
+    return _product(rewriter, value, _Scores()) is not None
+
+
+def _selected(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
+    """`where(seen, x, c)` with a c that hides is `x + where(seen, 0, c)`."""
+    seen, chosen, other = node.inputs
+    shape = rewriter.shape(node.outputs[0])
+    for value, fill, ends in (
+        (chosen, other, lambda low: (0.0, low)),
+        (other, chosen, lambda low: (low, 0.0)),
+    ):
+        low = rewriter.scalar(fill)
+        if low is None or low > HIDDEN or rewriter.shape(value) != shape:
+            continue
+        known = rewriter.array(seen)
+        numbers = [np.array(end, np.float32) for end in ends(low)]
+        if known is not None:
+            mask = rewriter.constant(np.where(known, *numbers), f"{seen}.mask")
+        else:
+            constants = [rewriter.constant(array, f"{seen}.end") for array in numbers]
+            mask = rewriter.emit("where", [seen, *constants])
+        found.masks.append(_Mask(mask, found.scale, len(shape)))
+        return value
+    return None
+
+
+def _emit(
+    rewriter: Rewriter, node: Node, query: str, transposed: str, value: str, found: _Scores
+) -> str | None:
+    """The operator on four dimensions, and its result as the second product had it."""
+    heads = _batch_and_heads(rewriter, query, found.leading)
+    key_heads = _batch_and_heads(rewriter, transposed, found.leading)
+    if heads is None or key_heads is None or key_heads not in (heads, (heads[0], 1)):
+        return None
+    if rewriter.shape(value)[:-2] != rewriter.shape(transposed)[:-2]:
+        return None
+    rank = len(rewriter.shape(transposed))
+    swap = (*range(rank - 2), rank - 1, rank - 2)
+    key = rewriter.emit("transpose", [transposed], {"perm": swap})
+    operands = [
+        _in_heads(rewriter, operand, leading)
+        for operand, leading in ((query, heads), (key, key_heads), (value, key_heads))
+    ]
+    attrs: dict[str, AttrValue] = {"scale": found.scale, "causal": 0, "past": 0}
+    past = rewriter.shape(key)[-2] - rewriter.shape(query)[-2]
+    total: str | None = None
+    for mask in found.masks:
+        if mask.factor > 0 and _hides_the_future(rewriter.array(mask.value), past):
+            attrs |= {"causal": 1, "past": past}
+            continue
+        given = _mask_in_heads(rewriter, mask, heads)
+        if given is None:
+            return None
+        total = given if total is None else rewriter.emit("add", [total, given])
+    if total is not None:
+        operands.append(total)
+    result = rewriter.emit("attention", operands, attrs)
+    shape = rewriter.shape(node.outputs[0])
+    if rewriter.shape(result) == shape:
+        return result
+    return rewriter.emit("reshape", [result], {"shape": shape})
+
+
+def _batch_and_heads(
+    rewriter: Rewriter, operand: str, scores: tuple[int, ...]
+) -> tuple[int, int] | None:
+    """The two leading dimensions of an operand: its own, or as those of the scores cut them."""
+    own = rewriter.shape(operand)[:-2]
+    chosen = scores if len(scores) > len(own) and prod(scores) == prod(own) else own
+    if len(chosen) > 2:
+        return None
+    padded = (*(1,) * (2 - len(chosen)), *chosen)
+    return padded[0], padded[1]
+
+
+def _in_heads(rewriter: Rewriter, value: str, heads: tuple[int, int]) -> str:
+    shape = (*heads, *rewriter.shape(value)[-2:])
+    if rewriter.shape(value) == shape:
+        return value
+    return rewriter.emit("reshape", [value], {"shape": shape})
+
+
+def _mask_in_heads(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str | None:
+    """A mask that broadcasts to (batch, heads, queries, keys), with its factor; None where its
+    first dimension counts something else."""
+    value, shape = mask.value, rewriter.shape(mask.value)
+    if mask.rank == 3 == len(shape) and shape[0] != 1 and heads[0] != 1:
+        if shape[0] != prod(heads):
+            return None
+        value = _in_heads(rewriter, value, heads)
+    if mask.factor == 1.0:
+        return value
+    factor = rewriter.constant(np.array(mask.factor, np.float32), f"{value}.factor")
+    return rewriter.emit("mul", [value, factor])
+
+
+def _hides_the_future(array: np.ndarray | None, past: int) -> bool:
+    """Whether a constant mask hides exactly the keys after each query, and leaves the others be."""
+    if array is None or array.ndim < 2 or past < 0 or prod(array.shape[:-2]) != 1:
+        return False
+    rows, columns = array.shape[-2:]
+    mask = array.reshape(rows, columns)
+    if columns != rows + past:
+        return False
+    seen = np.tri(rows, columns, past, dtype=bool)
+    return bool((mask[seen] == 0).all() and (mask[~seen] <= HIDDEN).all())

@@ -1,0 +1,64 @@
+"""Small transformers, compiled, against ONNX Runtime: attention, merged projections, caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from benchmarks import models
+from compiler.driver import compile_model, load_graph, make_plan, optimise
+from compiler.target import resolve_target
+from tests.kernels import WIDTHS
+
+VOCABULARY = models.BERT_VOCABULARY
+
+SMALL: dict[str, tuple[str, Callable[[], Any]]] = {
+    "bert": (
+        "bert-base-128",
+        lambda: models.bert(
+            tokens=19, layers=2, hidden=48, heads=4, intermediate=96, vocabulary=VOCABULARY
+        ),
+    ),
+    "deit": ("deit-small", lambda: models.deit(size=48, layers=2, hidden=40, heads=5, classes=10)),
+    "gpt2": ("gpt2-prefill-64", lambda: models.gpt2(tokens=21, layers=2, hidden=32, heads=2)),
+    "gpt2 with a cache": (
+        "gpt2-decode-64",
+        lambda: models.gpt2(tokens=1, past=13, layers=2, hidden=32, heads=4),
+    ),
+    "gpt2, five tokens and a cache": (
+        "gpt2-decode-64",
+        lambda: models.gpt2(tokens=5, past=13, layers=2, hidden=32, heads=4),
+    ),
+}
+
+# Two layers of sums of up to 200 terms and two normalisations, each within a few 2**-24 of its
+# largest element; both engines round.
+ROUNDING = 2e-5
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("name", SMALL)
+def test_a_transformer_agrees_with_onnx_runtime(name: str, bits: int) -> None:
+    case, make = SMALL[name]
+    model = make()
+    feeds = models.feeds(case, model)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    expected = session.run(None, feeds)
+    found = compile_model(model, target=f"host:{bits}").run(feeds)
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_allclose(b, a, rtol=0, atol=ROUNDING * float(np.abs(a).max()))
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "gpt2 with a cache"])
+def test_attention_needs_no_kernel_that_only_moves(name: str) -> None:
+    """One product makes queries, keys and values; heads are read and written where they lie."""
+    plan = make_plan(optimise(load_graph(SMALL[name][1]())), resolve_target("host"))
+    kernels = [step.workload.operators for step in plan.kernels]
+    assert sum("attention" in names for names in kernels) == 2
+    assert not any(set(names) <= {"transpose", "slice"} for names in kernels)
+    # three products a layer beside it: output, and two of the perceptron; at the end of some, one
+    assert sum(names[0] == "matmul" for names in kernels) in (8, 9)
