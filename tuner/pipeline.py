@@ -157,10 +157,16 @@ class Pipeline:
         state = self._states[batch.task]
         entries: list[Entry] = []
         first: dict[str, Entry] = {}
+        default = state.task.space.default()  # measured anyhow: gains are gains over it
         for (name, _), result in zip(batch.schedules, built, strict=True):
             entry = Entry(name, result)
             if result.status is not Status.OK:
                 batch.trials.append(self._trial(batch, entry, _failure(result)))
+            elif result.spills and batch.phase is Phase.SCREEN and result.schedule != default:
+                refused = Measurement(
+                    Status.SPILLS, result.spills, build_seconds=result.build_seconds
+                )
+                batch.trials.append(self._trial(batch, entry, refused))
             elif result.object_digest in first:
                 # The same code from another schedule: one measurement serves both.
                 twin_of = first[result.object_digest].trial_id

@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as BuildTimeoutError
 from dataclasses import dataclass, field
-from functools import lru_cache
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, Protocol
 
@@ -21,9 +20,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
-from compiler.target import Target
 from compiler.timings import Timings
-from compiler.workload import Workload
 from tuner.measure.measurement import Status
 from tuner.tasks import Task
 
@@ -36,6 +33,7 @@ class Built:
     """A candidate after its build. `spec` is its KernelSpec as JSON; empty for a failure.
 
     `object_digest` names the code, whatever its symbols are called: equal code, equal digest.
+    `spills` says what is wrong with code that keeps too many vectors on the stack; else empty.
     """
 
     schedule: Schedule
@@ -45,12 +43,13 @@ class Built:
     object_digest: str = ""
     spec: Mapping[str, Any] = field(default_factory=dict)
     build_seconds: float = 0.0
+    spills: str = ""
 
 
 Compile = Callable[[str, Mapping[str, Any], Mapping[str, Any], int], Mapping[str, Any]]
-"""(workload text, schedule JSON, target JSON, threads) -> {object, spec, digest, stages}.
+"""(workload text, schedule JSON, target JSON, threads) -> {object, spec, digest, spills, stages}.
 
-`stages` are the seconds of each step by its name; they may be left out.
+`spills` is that of `Built`, `stages` the seconds of each step by its name; both may be left out.
 
 Picklable, since it runs in another process. Raises CompilerError for a candidate to refuse."""
 
@@ -203,6 +202,7 @@ class _PoolTicket:
             object_digest=made["digest"],
             spec=made["spec"],
             build_seconds=made["build_seconds"],
+            spills=made.get("spills", ""),
         )
         return self._kept(pending, built)
 
@@ -214,28 +214,10 @@ class _PoolTicket:
 def compile_with_compiler(
     text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
 ) -> Mapping[str, Any]:
-    """Compile with `compiler.build`; runs in a builder process."""
-    from compiler.build import build_kernel
+    """Compile with the compiler, which only a builder process imports."""
+    from tuner.measure.candidate import compile_candidate
 
-    timings = Timings()
-    built = build_kernel(
-        _workload(text),
-        Schedule.from_json(dict(schedule)),
-        Target.from_json(target),
-        threads,
-        timings,
-    )
-    return {
-        "object": built.object,
-        "spec": built.spec.to_json(),
-        "digest": built.digest,
-        "stages": {stage.stage: stage.seconds for stage in timings.stages},
-    }
-
-
-@lru_cache(maxsize=64)
-def _workload(text: str) -> Workload:
-    return Workload.parse(text)
+    return compile_candidate(text, schedule, target, threads)
 
 
 def _prepare() -> None:

@@ -22,6 +22,8 @@ class Status(StrEnum):
     OK = "ok"
     BUILD_ERROR = "build_error"
     BUILD_TIMEOUT = "build_timeout"
+    SPILLS = "spills"
+    """Its code keeps so many vectors on the stack that it was not measured."""
     CRASH = "crash"
     RUN_ERROR = "run_error"
     """The candidate could not be run: its library or its buffers did not fit the device."""

@@ -14,7 +14,9 @@ from compiler.codegen.object import (
     emit_object,
     load_objects,
 )
+from compiler.codegen.spills import spilling_loop, stack_accesses
 from compiler.codegen.statistics import (
+    InnerLoop,
     KernelStatistics,
     function_statistics,
     inner_loops,
@@ -241,6 +243,46 @@ def test_spills_are_counted(name: str, lanes: int, registers: int) -> None:
     assert spills.spill_reloads >= 8
     assert 8 <= spills.inner_spills <= spills.spills
     assert spills.fmas == registers + 8
+
+
+@pytest.mark.parametrize(
+    ("name", "lanes"), [("x86-64-v4", 16), ("x86-64-v4", 8), ("x86-64-v3", 8), ("aarch64", 4)]
+)
+def test_a_loop_that_lives_on_the_stack_is_found(name: str, lanes: int) -> None:
+    target = resolve_target(name)
+    printed: list[str] = []
+
+    def judge(count: int) -> InnerLoop | None:
+        text = many_accumulators(count, lanes)
+        code = emit_object(text, target)
+        assembly = emit_assembly(text, target)
+        counted, scanned = statistics(assembly, target).spills, stack_accesses(code, target)
+        assert scanned == pytest.approx(counted, abs=2)
+        return spilling_loop(code, lambda: printed.append(name) or assembly, target)
+
+    assert judge(target.vector_registers // 2 - 4) is None
+    assert not printed, "code without stack traffic is not printed"
+    loop = judge(2 * target.vector_registers)
+    assert loop is not None and printed
+    assert loop.spills > target.vector_registers and loop.fmas == 2 * target.vector_registers
+
+
+def test_few_spills_among_many_instructions_are_no_reason() -> None:
+    """What Winograd's F(6) transform does: 80 of 640 instructions."""
+    target = resolve_target("x86-64-v4")
+    head = "# -- Begin function f\n.LBB0_1: # =>This Inner Loop Header: Depth=1\n"
+    spill, other = "\tvmovaps\t64(%rsp), %zmm0\n", "\tvaddps\t%zmm0, %zmm1, %zmm1\n"
+    suspect = b"\x62\xf1\x7c\x48\x28\x44\x24\x01" * 80
+    assert stack_accesses(suspect, target) == 80
+
+    def judge(spills: int, others: int) -> InnerLoop | None:
+        assembly = head + spill * spills + other * others + "# -- End function\n"
+        return spilling_loop(suspect, lambda: assembly, target)
+
+    assert judge(80, 560) is None
+    assert judge(20, 10) is None
+    found = judge(80, 200)
+    assert found is not None and found.spills == 80
 
 
 def test_callee_saved_registers_are_no_spills() -> None:

@@ -86,6 +86,7 @@ class FakeBuilder:
 
     refuses: Callable[[Schedule], bool] = lambda schedule: False
     code: Callable[[Schedule], str] = lambda schedule: schedule.digest
+    spills: Callable[[Schedule], bool] = lambda schedule: False
 
     def submit(self, task: Any, schedules: Sequence[Schedule]) -> FakeTicket:
         return FakeTicket([self._build(s) for s in schedules])
@@ -94,7 +95,8 @@ class FakeBuilder:
         if self.refuses(schedule):
             return Built(schedule, Status.BUILD_ERROR, "refused")
         code = self.code(schedule)
-        return Built(schedule, Status.OK, object=code.encode(), object_digest=code)
+        spills = "90 of 100" if self.spills(schedule) else ""
+        return Built(schedule, Status.OK, object=code.encode(), object_digest=code, spills=spills)
 
     def close(self) -> None: ...
 
@@ -349,6 +351,24 @@ def test_equal_code_is_measured_once(world: World) -> None:
     # Batches that are on their way together may repeat each other.
     assert len(screened) < 0.75 * len(trials)
     assert all(t.measurement.ok for t in trials)
+
+
+def test_code_that_spills_is_data_and_not_measured(world: World, gemm: Any) -> None:
+    default = gemm.space.default()
+    world.builder.spills = lambda s: s == default or s.integer("nv") > 3
+    finished = world.tune(trials=5000)
+    refused = [t for t in world.trials() if t.measurement.status is Status.SPILLS]
+    assert {t.schedule for t in refused} == {
+        s for s in gemm.space.points if s.integer("nv") > 3 and s != default
+    }
+    assert all(t.measurement.error == "90 of 100" for t in refused)
+    sent = {
+        Schedule.from_json(dict(c.schedule)) for r in world.queue.submitted for c in r.candidates
+    }
+    assert default in sent, "what gains are measured against is measured anyhow"
+    assert not sent & {t.schedule for t in refused}
+    best = min(sent, key=gemm.seconds)
+    assert all(r is not None and r.schedule == best for r in finished.records)
 
 
 def test_small_spaces_end_by_themselves(world: World, gemm: Any) -> None:

@@ -1,0 +1,71 @@
+"""One candidate from texts to an object: what a builder process does."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from compiler.build import LoweredKernel, compile_lowered, lower_workload
+from compiler.codegen.spills import spilling_loop
+from compiler.schedule.schedule import Schedule
+from compiler.target import Target
+from compiler.timings import Timings
+from compiler.workload import Workload
+
+KEPT_OBJECTS = 64
+"""Objects that a process keeps: other schedules of a batch may lower to the same code."""
+
+
+def compile_candidate(
+    text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
+) -> Mapping[str, Any]:
+    """Compile a workload with a schedule.
+
+    Returns:
+        object, spec (JSON), digest (of the code under a neutral name), spills (what is wrong with
+        its use of the stack, or empty), stages (seconds by step).
+
+    Raises:
+        CompilerError: if the schedule does not fit, or LLVM refuses the code.
+    """
+    timings = Timings()
+    chosen = Target.from_json(target)
+    parsed = Schedule.from_json(dict(schedule))
+    lowered = lower_workload(_workload(text), parsed, chosen, threads, timings)
+    code = _objects.get(lowered.digest)
+    if code is None:
+        code = _objects[lowered.digest] = _compile(lowered, chosen, timings)
+        while len(_objects) > KEPT_OBJECTS:
+            _objects.popitem(last=False)
+    stages = {stage.stage: stage.seconds for stage in timings.stages}
+    return {**code, "spec": lowered.spec.to_json(), "stages": stages}
+
+
+def _compile(lowered: LoweredKernel, target: Target, timings: Timings) -> Mapping[str, Any]:
+    code = compile_lowered(lowered, target, timings).object
+    with timings.stage("spills"):
+        loop = spilling_loop(code, lambda: lowered.assembly(target), target)
+    complaint = ""
+    if loop is not None:
+        complaint = (
+            f"{loop.spills} of the {len(loop.instructions)} instructions of an innermost loop move "
+            f"vectors to or from the stack, for {loop.fmas} multiply-adds"
+        )
+    neutral = code.replace(lowered.nest.name.encode(), b"kernel")
+    return {
+        "object": code,
+        "digest": hashlib.sha256(neutral).hexdigest(),
+        "spills": complaint,
+    }
+
+
+_objects: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+"""What this process compiled last, by the digest of its LLVM IR."""
+
+
+@lru_cache(maxsize=64)
+def _workload(text: str) -> Workload:
+    return Workload.parse(text)
