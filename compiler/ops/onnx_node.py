@@ -113,6 +113,16 @@ class OnnxNode:
             raise self.invalid(self._wanted(key, "a list of integers"))
         return found
 
+    def numbers(self, key: str) -> list[float]:
+        """A list of numbers; empty where it is left out."""
+        value = self.attrs.get(key, ())
+        if not isinstance(value, tuple):
+            raise self.invalid(self._wanted(key, "a list of numbers"))
+        found = [float(item) for item in value if isinstance(item, float | int)]
+        if len(found) != len(value):
+            raise self.invalid(self._wanted(key, "a list of numbers"))
+        return found
+
     def tensor(self, key: str) -> OnnxTensor | None:
         """A tensor attribute, or None where it is left out."""
         value = self.attrs.get(key)

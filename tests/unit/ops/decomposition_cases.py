@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.unit.ops.rule_case import FLOAT, Case, data, i64
@@ -192,4 +194,49 @@ EINSUM = [
     )
 ]
 
-CASES = [*CONV_TRANSPOSED, *RESIZED, *EINSUM, *BITS, *CUMULATIVE, *ONE_HOT, *LP, *QUANTISED]
+
+def recurrent(op: str, gates: int, **attrs: Any) -> Case:
+    """5 steps, a batch of 3, 2 inputs, 4 hidden."""
+    directions = 2 if attrs.get("direction") == "bidirectional" else 1
+    lengths = attrs.pop("lengths", None)
+    rows = gates * 4
+    inputs = [
+        (5, 3, 2),
+        (directions, rows, 2),
+        (directions, rows, 4),
+        (directions, 2 * rows),
+        None if lengths is None else data(lengths, np.int32),
+        (directions, 3, 4),
+    ]
+    if op == "LSTM":
+        inputs += [(directions, 3, 4), (directions, 12)]
+    attrs["hidden_size"] = 4
+    return Case(op, tuple(inputs), attrs, outputs=3 if op == "LSTM" else 2)
+
+
+RECURRENT = [
+    recurrent(op, gates, **attrs)
+    for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4))
+    for attrs in (
+        {},
+        {"direction": "reverse", "clip": 0.5},
+        {"direction": "bidirectional", "lengths": [5, 2, 4]},
+    )
+] + [
+    recurrent("GRU", 3, linear_before_reset=1),
+    recurrent("RNN", 1, activations=["LeakyRelu"], activation_alpha=[0.3]),
+    recurrent("LSTM", 4, input_forget=1),
+    Case("LSTM", ((4, 2, 3), (1, 8, 3), (1, 8, 2)), {"hidden_size": 2}, outputs=3),
+]
+
+CASES = [
+    *RECURRENT,
+    *CONV_TRANSPOSED,
+    *RESIZED,
+    *EINSUM,
+    *BITS,
+    *CUMULATIVE,
+    *ONE_HOT,
+    *LP,
+    *QUANTISED,
+]

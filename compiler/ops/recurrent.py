@@ -1,0 +1,286 @@
+"""Recurrent layers, step by step: RNN, GRU and LSTM.
+
+What the steps share is done once for all of them: the products of the inputs with W. A step is the
+product of the state with R and arithmetic; every step is the same kernels. Sequences of several
+lengths keep their state where they have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ops.cast import cast_to
+from compiler.ops.moves import part, transposed
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+STEP_LIMIT = 4096
+"""Steps are spelled out: more would make a graph too large to compile."""
+
+_Activation = Callable[[str], str]
+
+_PARAMETERS = {
+    "LeakyRelu": {"alpha": 0.01},
+    "Elu": {"alpha": 1.0},
+    "HardSigmoid": {"alpha": 0.2, "beta": 0.5},
+}
+_PLAIN = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softplus": "softplus"}
+_NAMES = {"LeakyRelu": "leaky_relu", "Elu": "elu", "HardSigmoid": "hard_sigmoid"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One direction of a recurrent layer.
+
+    Attributes:
+        steps: (batch, gates * hidden) at each step: input times W, plus biases.
+        recurrence: (hidden, gates * hidden), R transposed.
+        recurrence_bias: (gates * hidden,), where it is not among the steps' biases.
+        peepholes: (3 * hidden,), what gates i, o and f take of an LSTM's cell; or None.
+        activations: in ONNX's order.
+        active: (batch, 1) at each step: whether the sequence still goes on; None where all do.
+    """
+
+    node: OnnxNode
+    hidden: int
+    steps: Sequence[str]
+    recurrence: str
+    recurrence_bias: str | None
+    peepholes: str | None
+    activations: Sequence[_Activation]
+    active: Sequence[str | None]
+
+    def gate(self, value: str, number: int) -> str:
+        """The columns of one gate."""
+        dim = len(self.node.shape(value)) - 1
+        return part(self.node, value, dim, number * self.hidden, self.hidden)
+
+    def clipped(self, value: str) -> str:
+        limit = self.node.attrs.get("clip")
+        if not isinstance(limit, float | int) or not limit:
+            return value
+        return self.node.emit("clip", [value], min=-float(limit), max=float(limit))
+
+    def kept(self, step: int, new: str, old: str) -> str:
+        """The new state of the sequences that go on, the old of the others."""
+        active = self.active[step]
+        return new if active is None else self.node.emit("where", [active, new, old])
+
+
+_Step = Callable[[_Layer, int, tuple[str, ...]], tuple[str, ...]]
+"""The states (hidden first) after a step from those before it."""
+
+
+def _rnn_step(layer: _Layer, step: int, states: tuple[str, ...]) -> tuple[str, ...]:
+    """h = f(x W + h R + b)"""
+    node, (h,) = layer.node, states
+    total = node.emit("add", [layer.steps[step], node.emit("matmul", [h, layer.recurrence])])
+    return (layer.activations[0](layer.clipped(total)),)
+
+
+def _gru_step(layer: _Layer, step: int, states: tuple[str, ...]) -> tuple[str, ...]:
+    """z, r gates; h~ = g(x Wh + (r * h) Rh) or, before the reset, g(x Wh + r * (h Rh));
+    h = (1 - z) h~ + z h"""
+    node, (h,) = layer.node, states
+    f, g = layer.activations
+    given, bias = layer.steps[step], layer.recurrence_bias
+
+    def recurrent(value: str, number: int) -> str:
+        product = node.emit("matmul", [value, layer.gate(layer.recurrence, number)])
+        if bias is None:
+            return product
+        return node.emit("add", [product, layer.gate(bias, number)])
+
+    gates = [
+        f(layer.clipped(node.emit("add", [layer.gate(given, i), recurrent(h, i)]))) for i in (0, 1)
+    ]
+    update, reset = gates
+    if node.integer("linear_before_reset", 0):
+        memory = node.emit("mul", [reset, recurrent(h, 2)])
+    else:
+        memory = recurrent(node.emit("mul", [reset, h]), 2)
+    candidate = g(layer.clipped(node.emit("add", [layer.gate(given, 2), memory])))
+    change = node.emit("mul", [update, node.emit("sub", [h, candidate])])
+    return (node.emit("add", [candidate, change]),)
+
+
+def _lstm_step(layer: _Layer, step: int, states: tuple[str, ...]) -> tuple[str, ...]:
+    """i, o, f, c gates; C = f C + i c, h = o * h(C)"""
+    node, (h, cell) = layer.node, states
+    peepholes = layer.peepholes
+    f, g, last = layer.activations
+    total = node.emit("add", [layer.steps[step], node.emit("matmul", [h, layer.recurrence])])
+
+    def gate(number: int, state: str, activation: _Activation) -> str:
+        value = layer.gate(total, number)
+        if peepholes is not None and number < 3:
+            look = node.emit("mul", [layer.gate(peepholes, number), state])
+            value = node.emit("add", [value, look])
+        return activation(layer.clipped(value))
+
+    entry = gate(0, cell, f)
+    if node.integer("input_forget", 0):
+        forget = node.emit("sub", [node.scalar(1, node.type(cell).dtype), entry])
+    else:
+        forget = gate(2, cell, f)
+    added = node.emit("mul", [entry, gate(3, cell, g)])
+    new = node.emit("add", [node.emit("mul", [forget, cell]), added])
+    return node.emit("mul", [gate(1, new, f), last(new)]), new
+
+
+def _activations(node: OnnxNode, names: tuple[str, ...], directions: int) -> list[_Activation]:
+    """Activations of all directions; `names` are the defaults of one."""
+    given = node.attrs.get("activations")
+    chosen = names * directions
+    if isinstance(given, tuple) and given:
+        chosen = tuple(str(name) for name in given)
+    if len(chosen) != len(names) * directions:
+        raise node.invalid(f"{len(chosen)} activations instead of {len(names) * directions}")
+    numbers = {key: node.numbers(f"activation_{key}") for key in ("alpha", "beta")}
+    made = []
+    for name in chosen:
+        parameters = dict(_PARAMETERS.get(name, {}))
+        for key in parameters:
+            if numbers[key]:
+                parameters[key] = numbers[key].pop(0)
+        if name not in _PLAIN and name not in _NAMES:
+            raise node.unsupported(f"activation '{name}'")
+        made.append(_activation(node, _PLAIN.get(name) or _NAMES[name], parameters))
+    return made
+
+
+def _activation(node: OnnxNode, op_name: str, parameters: dict[str, float]) -> _Activation:
+    return lambda value: node.emit(op_name, [value], **parameters)
+
+
+def _recurrent(node: OnnxNode, gates: int, names: tuple[str, ...], step: _Step) -> list[str]:
+    """Y, Y_h and, for two states, Y_c."""
+    x, w, r, bias = node.input(0), node.input(1), node.input(2), node.optional(3)
+    swapped = node.integer("layout", 0) == 1
+    if len(node.shape(x)) != 3 or len(node.shape(w)) != 3 or len(node.shape(r)) != 3:
+        raise node.invalid(f"input {show(node.shape(x))}, weight {show(node.shape(w))}")
+    if swapped:
+        x = transposed(node, x, (1, 0, 2))
+    length, batch, width = node.shape(x)
+    directions, rows, _ = node.shape(w)
+    hidden = rows // gates
+    direction = node.word("direction", "forward")
+    known = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+    if direction not in known or len(known[direction]) != directions:
+        raise node.invalid(f"direction '{direction}' for {directions} directions")
+    if node.shape(w)[2] != width or node.shape(r) != (directions, gates * hidden, hidden):
+        raise node.invalid(f"weights {show(node.shape(w))} and {show(node.shape(r))}")
+    if length > STEP_LIMIT:
+        raise node.unsupported(f"{length} steps, the limit is {STEP_LIMIT}")
+    activations = _activations(node, names, directions)
+    active = _active(node, length, batch)
+    count = 2 if node.op_type == "LSTM" else 1
+    rows_of: list[list[str]] = []
+    finals: list[tuple[str, ...]] = []
+    for number, backward in enumerate(known[direction]):
+        weight, recurrence = (
+            transposed(node, _row(node, value, number), (1, 0)) for value in (w, r)
+        )
+        flat = node.reshape(x, (length * batch, width))
+        projected = node.emit("matmul", [flat, weight])
+        recurrence_bias = None
+        if bias is not None:
+            both = _row(node, bias, number)
+            given, recurrent = (part(node, both, 0, i * rows, rows) for i in range(2))
+            if node.op_type == "GRU":  # which multiplies one of them by a gate
+                recurrence_bias = recurrent
+            else:
+                given = node.emit("add", [given, recurrent])
+            projected = node.emit("add", [projected, given])
+        peepholes = node.optional(7) if node.op_type == "LSTM" else None
+        layer = _Layer(
+            node,
+            hidden,
+            [part(node, projected, 0, t * batch, batch) for t in range(length)],
+            recurrence,
+            recurrence_bias,
+            None if peepholes is None else _row(node, peepholes, number),
+            activations[number * len(names) : (number + 1) * len(names)],
+            active,
+        )
+        states = tuple(_initial(node, 5 + i, number, batch, hidden, swapped) for i in range(count))
+        outputs = [""] * length
+        for t in reversed(range(length)) if backward else range(length):
+            new = step(layer, t, states)
+            nothing = node.scalar(0, node.type(x).dtype)
+            outputs[t] = layer.kept(t, new[0], nothing)
+            states = tuple(layer.kept(t, n, o) for n, o in zip(new, states, strict=True))
+        rows_of.append(outputs)
+        finals.append(states)
+    return _results(node, rows_of, finals, swapped)
+
+
+def _row(node: OnnxNode, value: str, number: int) -> str:
+    """One direction's part of a parameter."""
+    return node.reshape(part(node, value, 0, number, 1), node.shape(value)[1:])
+
+
+def _initial(
+    node: OnnxNode, position: int, number: int, batch: int, hidden: int, swapped: bool
+) -> str:
+    value = node.optional(position)
+    if value is None:
+        dtype = node.type(node.input(0)).dtype
+        return node.emit("expand", [node.scalar(0, dtype)], shape=(batch, hidden))
+    if swapped:
+        value = transposed(node, value, (1, 0, 2))
+    return _row(node, value, number)
+
+
+def _active(node: OnnxNode, length: int, batch: int) -> Sequence[str | None]:
+    lengths = node.optional(4)
+    if lengths is None:
+        return [None] * length
+    known = node.builder.known(lengths)
+    if known is not None and (known == length).all():
+        return [None] * length
+    column = node.reshape(cast_to(node, lengths, DType.INT64), (batch, 1))
+    return [
+        node.emit("less", [node.constant(np.array(t, np.int64)), column]) for t in range(length)
+    ]
+
+
+def _results(
+    node: OnnxNode, outputs: list[list[str]], finals: list[tuple[str, ...]], swapped: bool
+) -> list[str]:
+    """Y: (length, directions, batch, hidden); the final states: (directions, batch, hidden)."""
+
+    def stacked(values: Sequence[str]) -> str:
+        rows = [node.reshape(value, (1, *node.shape(value))) for value in values]
+        return rows[0] if len(rows) == 1 else node.emit("concat", rows, axis=0)
+
+    whole = stacked([stacked(values) for values in outputs])
+    y = transposed(node, whole, (2, 1, 0, 3) if swapped else (1, 0, 2, 3))
+    last = [stacked(values) for values in zip(*finals, strict=True)]
+    if swapped:
+        last = [transposed(node, value, (1, 0, 2)) for value in last]
+    return [y, *last]
+
+
+def _onnx_rnn(node: OnnxNode) -> list[str]:
+    return _recurrent(node, 1, ("Tanh",), _rnn_step)
+
+
+def _onnx_gru(node: OnnxNode) -> list[str]:
+    return _recurrent(node, 3, ("Sigmoid", "Tanh"), _gru_step)
+
+
+def _onnx_lstm(node: OnnxNode) -> list[str]:
+    return _recurrent(node, 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_step)
+
+
+RULES = (
+    OnnxRule("RNN", _onnx_rnn),
+    OnnxRule("GRU", _onnx_gru),
+    OnnxRule("LSTM", _onnx_lstm),
+)
