@@ -37,7 +37,7 @@ class _Template:
         found = analyse(workload)
         if found is None:
             return None
-        knobs = knobs_of(found, target)
+        knobs = knobs_of(found, target, threads)
         if not all(knob.values for knob in knobs):
             return None
 

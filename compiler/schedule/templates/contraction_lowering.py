@@ -20,6 +20,7 @@ from compiler.schedule.templates.contraction_analysis import (
     is_weight,
     needs_static_taps,
 )
+from compiler.schedule.templates.contraction_split import joining_stage, split_sum
 from compiler.target import Target
 
 ENOUGH_ACCUMULATORS = 8
@@ -36,6 +37,33 @@ class _Panels:
 
 
 def lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
+    """The nest of a product or a convolution.
+
+    Raises:
+        ScheduleError: if its sum does not divide into the parts asked for, or would be read from
+            panels that are made at run time: a kernel has one buffer of shared work space.
+    """
+    count = int(dict(schedule.choices).get("split", 1))
+    if count == 1:
+        return _lower(found, schedule, target)
+    if found.window or found.channel.extent % (count * (found.channel_block or 1)):
+        raise ScheduleError(f"the sum does not divide into {count} parts")
+    if not is_weight(found.panel) and _is_packed(found, schedule):
+        raise ScheduleError("a sum in parts is not read from panels made at run time")
+    lanes = target.lanes(DType.FLOAT32)
+    split = split_sum(found, count)
+    kernel = _lower(split, schedule, target)
+    join = joining_stage(found, split.problem.output, lanes)
+    output = found.problem.output.tensor
+    nest = replace(
+        kernel.nest,
+        buffers=(*kernel.nest.buffers, output),
+        stages=(*kernel.nest.stages, join, *halo_stage(output, lanes)),
+    )
+    return replace(kernel, nest=nest)
+
+
+def _lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
     problem = found.problem
     lanes = target.lanes(DType.FLOAT32)
     tile, vectors = schedule.integer("tile"), schedule.integer("vectors")

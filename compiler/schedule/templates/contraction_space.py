@@ -7,9 +7,16 @@ from itertools import product
 
 from compiler.dtypes import DType
 from compiler.loops.expr import loads
+from compiler.loops.index import Axis
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob
-from compiler.schedule.structure import edges, edges_are_static, needs_padding, parallel_balance
+from compiler.schedule.structure import (
+    Loop,
+    edges,
+    edges_are_static,
+    needs_padding,
+    parallel_balance,
+)
 from compiler.schedule.templates.contraction_analysis import (
     Contraction,
     can_stream_unpacked,
@@ -20,16 +27,20 @@ from compiler.schedule.templates.contraction_lowering import (
     ENOUGH_ACCUMULATORS,
     loops_around,
 )
+from compiler.schedule.templates.contraction_split import is_worth_splitting, split_counts
 from compiler.target import Target
 
 PREFETCHES = (0, 2048)
 """Bytes; further ahead than a few thousand showed nothing more."""
 
+_JOINING = 0.85
+"""Worth of a tile whose sum is joined by a stage of its own."""
+
 _UNROLLS = (1, 2, 4, 8)
 _TILES = (*range(1, 17), 18, 20, 24, 28)
 
 
-def knobs_of(found: Contraction, target: Target) -> tuple[Knob, ...]:
+def knobs_of(found: Contraction, target: Target, threads: int) -> tuple[Knob, ...]:
     lanes = target.lanes(DType.FLOAT32)
     widest = 8 if found.tile is None else 6
     most = min(widest, -(-found.lanes.extent // lanes))
@@ -54,6 +65,9 @@ def knobs_of(found: Contraction, target: Target) -> tuple[Knob, ...]:
         knobs.append(Knob("prefetch", PREFETCHES))
     if can_stream_unpacked(found) and not found.window:
         knobs.append(Knob("pack", (False, True)))
+    if is_weight(found.panel) or can_stream_unpacked(found):
+        counts = split_counts(found, lanes, threads)
+        knobs += [Knob("split", counts)] if len(counts) > 1 else []
     return tuple(knobs)
 
 
@@ -92,6 +106,8 @@ def fits(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bo
         return False
     lanes = target.lanes(DType.FLOAT32)
     width = vectors * lanes
+    if int(choice.get("split", 1)) > 1 and choice.get("pack"):
+        return False
     if _in_groups(found) and found.lanes.extent % width:
         return False
     extent = found.tile.extent if found.tile else 1
@@ -124,7 +140,10 @@ def default_schedule(
     extent = found.tile.extent if found.tile else 1
     whole = -(-found.lanes.extent // lanes)
     best: tuple[float, Schedule] | None = None
-    for tile, vectors, order in product(values["tile"], values["vectors"], values["order"]):
+    splits = [s for s in values.get("split", (1,)) if int(s) == 1 or is_worth_splitting(found)]
+    for tile, vectors, order, split in product(
+        values["tile"], values["vectors"], values["order"], splits
+    ):
         used = int(tile) * int(vectors) + int(vectors) + 1
         spare = target.vector_registers - used
         choice: dict[str, Choice] = {
@@ -137,11 +156,16 @@ def default_schedule(
             choice["taps"] = values["taps"][0]
         if "pack" in values:
             choice["pack"] = values["pack"][0]
+        if "split" in values:
+            choice["split"] = split
         if "prefetch" in values:
             # A product reads a panel of weights in one stream, which hardware follows.
             choice["prefetch"] = PREFETCHES[-1] if found.window else 0
         score = _tile_score(int(tile), int(vectors), extent, whole, target.vector_registers)
         loops = loops_around(found, str(order), int(tile), int(vectors) * lanes, False)
+        if int(split) > 1:
+            loops = [Loop(Axis("part", int(split)))]
+            score *= _JOINING
         score *= parallel_balance(loops, threads)
         score += 10.0 if fits(found, target, choice) else 0.0
         # Of equal scores the first order wins: panels outermost, so that each stays in the cache.

@@ -74,7 +74,7 @@ class _Template:
         quarter = found.quarter
         knobs = tuple(
             Knob("order", _ORDERS) if knob.name == "order" else knob
-            for knob in knobs_of(quarter, target)
+            for knob in knobs_of(quarter, target, threads=1)
         )
         if not all(knob.values for knob in knobs):
             return None

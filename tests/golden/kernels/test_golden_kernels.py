@@ -48,6 +48,12 @@ CASES: dict[str, tuple[str, Schedule]] = {
         "gemv",
         Schedule.of("gemv", tile=1, vectors=8, order="lanes-inner", unroll=2, prefetch=0),
     ),
+    "gemv_split": (
+        "gemv",
+        Schedule.of(
+            "gemv", tile=1, vectors=8, order="lanes-inner", unroll=2, prefetch=0, split=2
+        ),
+    ),
     "dot": ("gemv of rows", Schedule.of("dot", tile=4, unroll=1)),
     "direct": (
         "3x3",
@@ -121,7 +127,8 @@ def test_golden_nests_read_back(case: str) -> None:
 def test_schedules_are_in_their_space(case: str) -> None:
     problem, schedule = CASES[case]
     target = resolve_target(CPU)
-    assert schedule in schedule_space(PROBLEMS[problem](16), target)
+    threads = dict(schedule.choices).get("split", 1)
+    assert schedule in schedule_space(PROBLEMS[problem](16), target, int(threads))
 
 
 def statistics_of(problem: str, schedule: Schedule | None, name: str) -> KernelStatistics:

@@ -201,7 +201,7 @@ def test_knobs_are_documented() -> None:
     page = (DOCS / "schedules.md").read_text()
     words = set(re.findall(r"`([^`]+)`", page))
     for make in PROBLEMS.values():
-        for sub in schedule_space(make(16), resolve_target("x86-64-v4")).subspaces:
+        for sub in schedule_space(make(16), resolve_target("x86-64-v4"), threads=2).subspaces:
             assert sub.algorithm in words
             assert {knob.name for knob in sub.knobs} <= words, sub.algorithm
 

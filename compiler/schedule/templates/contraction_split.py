@@ -1,0 +1,100 @@
+"""Products of few rows and columns on several threads: the sum in parts, one tile of work each.
+
+Before: `out[m, n] = f(sum over k: 4096 of a[m, k] * b[k, n])`, one tile of rows, one of columns.
+After: `parts[p, m, n] = sum over k: 1024 of a[m, 1024 p + k] * b[1024 p + k, n]`, p parallel; then
+`out[m, n] = f(sum over p of parts[p, m, n])`. Elsewhere: split-K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.loops.expr import (
+    Combiner,
+    Expr,
+    Load,
+    Reduce,
+    Role,
+    Tensor,
+    rewrite,
+)
+from compiler.loops.index import Axis, affine
+from compiler.loops.nest import Compute, Stage, Store, Tile
+from compiler.schedule.structure import Loop, parallel_stage
+from compiler.schedule.templates.contraction_analysis import Contraction
+
+_LEAST_PART = 128
+"""Terms of a sum, below which its parts cost more than they share out."""
+
+_LEAST_PRODUCTS = 1 << 17
+"""Some microseconds' worth."""
+
+_VECTORS_A_THREAD = 64
+"""Vectors of output for each thread, from which on threads share those."""
+
+
+def split_counts(found: Contraction, lanes: int, threads: int) -> tuple[int, ...]:
+    """Into how many parts the sum may be cut: one, and more where threads find too few tiles."""
+    rows = found.tile.extent if found.tile else 1
+    vectors = rows * -(-found.lanes.extent // lanes)
+    for axis in (*found.outer, *found.batch):
+        vectors *= axis.extent
+    if threads == 1 or found.window or found.padded or vectors > _VECTORS_A_THREAD * threads:
+        return (1,)
+    whole, block = found.channel.extent, found.channel_block or 1
+    counts = [
+        count
+        for count in range(2, 2 * threads + 1)
+        if whole % (count * block) == 0 and whole // count >= _LEAST_PART
+    ]
+    return (1, *counts)
+
+
+def is_worth_splitting(found: Contraction) -> bool:
+    """Whether the products are so many that a second stage costs less than another thread gains."""
+    count = found.channel.extent * found.lanes.extent * (found.tile.extent if found.tile else 1)
+    for axis in (*found.outer, *found.batch):
+        count *= axis.extent
+    return count >= _LEAST_PRODUCTS
+
+
+def split_sum(found: Contraction, count: int) -> Contraction:
+    """The product with the part as its outermost axis, whose output is shared work space."""
+    problem = found.problem
+    part, channel = Axis("part", count), Axis(found.channel.name, found.channel.extent // count)
+    position = {found.channel: part * channel.extent + channel}
+
+    def moved(node: Expr) -> Expr | None:
+        if not isinstance(node, Load):
+            return None
+        return Load(node.tensor, tuple(i.substitute(position) for i in node.index), node.indirect)
+
+    axes = (part, *(a for a in problem.axes if a != found.lanes), found.lanes)
+    dtype = problem.reduction.dtype
+    parts = Tensor("parts", tuple(a.extent for a in axes), dtype, role=Role.SHARED)
+    reduction = Reduce(Combiner.SUM, (channel,), rewrite(problem.reduction.body, moved))
+    return replace(
+        found,
+        problem=replace(
+            problem, axes=axes, output=Load(parts, tuple(map(affine, axes))), expr=reduction
+        ),
+        broadcast=rewrite(found.broadcast, moved),
+        streamed=rewrite(found.streamed, moved),
+        batch=(part, *found.batch),
+        channel=channel,
+    )
+
+
+def joining_stage(found: Contraction, parts: Load, lanes: int) -> Stage:
+    """The parts' sums added up, and the epilogue."""
+    problem = found.problem
+    (part,) = parts.index[0].axes()
+    compute = Compute(
+        (Store(problem.output, problem.epilogue),),
+        parts,
+        Combiner.SUM,
+        unroll=(Tile(part), Tile(found.lanes, lanes)),
+        vector=found.lanes,
+    )
+    loops = [Loop(a) for a in problem.axes if a != found.lanes]
+    return parallel_stage("join", [*loops, Loop(found.lanes, 4 * lanes)], compute)
