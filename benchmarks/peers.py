@@ -79,7 +79,12 @@ def load_iree(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
         text,
         input_type="onnx",
         target_backends=["llvm-cpu"],
-        extra_args=["--iree-llvmcpu-target-cpu=host", "--iree-opt-level=O3"],
+        extra_args=[
+            "--iree-llvmcpu-target-cpu=host",
+            "--iree-opt-level=O3",
+            # normalisations over 384 values need a little more stack than it allows itself
+            "--iree-llvmcpu-fail-on-out-of-bounds-stack-allocation=false",
+        ],
     )
     iree.runtime.flags.parse_flags(f"--task_topology_group_count={threads}")
     config = iree.runtime.Config("local-sync" if threads == 1 else "local-task")

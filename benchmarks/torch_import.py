@@ -6,6 +6,7 @@ torch.compile sees it whole. What depends on constants alone is computed once, o
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -228,13 +229,33 @@ def _softmax(attributes: Attributes, constants: Constants) -> Kernel:
 
 
 def _transpose(attributes: Attributes, constants: Constants) -> Kernel:
-    permutation = list(attributes["perm"])
-    return lambda x: x.permute(permutation)
+    *front, last, end = attributes["perm"]
+    if last > end:  # as people write the key of attention; torch.compile stumbles over one permute
+        return lambda x: x.permute([*front, end, last]).transpose(-1, -2)
+    return lambda x: x.permute([*front, last, end])
 
 
 def _concat(attributes: Attributes, constants: Constants) -> Kernel:
     axis = attributes["axis"]
     return lambda *parts: torch.cat(parts, axis)
+
+
+def _arithmetic(kernel: Kernel) -> Callable[[Attributes, Constants], Kernel]:
+    """Of two operands; a constant with one value becomes a number, as a person would write it."""
+
+    def make(attributes: Attributes, constants: Constants) -> Kernel:
+        if all(constant is not None for constant in constants):
+            return kernel
+        left, right = (
+            float(value) if value is not None and value.ndim == 0 else None for value in constants
+        )
+        if right is not None:
+            return lambda x, _: kernel(x, right)
+        if left is not None:
+            return lambda _, y: kernel(left, y)
+        return kernel
+
+    return make
 
 
 def _plain(kernel: Kernel) -> Callable[[Attributes, Constants], Kernel]:
@@ -249,13 +270,13 @@ def _sum(*terms: torch.Tensor) -> torch.Tensor:
 
 
 _OPERATORS: dict[str, Callable[[Attributes, Constants], Kernel]] = {
-    "Add": _plain(torch.add),
+    "Add": _arithmetic(operator.add),
     "AveragePool": _average_pool,
     "BatchNormalization": _batch_norm,
     "Clip": _clip,
     "Concat": _concat,
     "Conv": _conv,
-    "Div": _plain(torch.div),
+    "Div": _arithmetic(operator.truediv),
     "Dropout": _plain(lambda x, *_: x),
     "Erf": _plain(torch.erf),
     "Flatten": _plain(lambda x: x.flatten(1)),
@@ -267,7 +288,7 @@ _OPERATORS: dict[str, Callable[[Attributes, Constants], Kernel]] = {
     "LayerNormalization": _layer_norm,
     "MatMul": _plain(torch.matmul),
     "MaxPool": _max_pool,
-    "Mul": _plain(torch.mul),
+    "Mul": _arithmetic(operator.mul),
     "Pow": _pow,
     "Relu": _plain(torch.relu),
     "Reshape": _reshape,
