@@ -377,10 +377,13 @@ def store(stage: StageLowering, access: Access, value: Value, point: Point, acti
 def prefetch(
     stage: StageLowering, accesses: Accesses, points: Sequence[Point], distance: int
 ) -> None:
-    """Ask for the cache lines of weights `distance` bytes ahead of what the points load."""
+    """Ask for the cache lines of weights, and of vectors of inputs, `distance` bytes ahead."""
     emitter = stage.emitter
     for access in accesses.values():
-        if not isinstance(access, Access) or access.tensor.role is not Role.WEIGHT:
+        if not isinstance(access, Access) or access.tensor.space is not Space.MEMORY:
+            continue
+        role = access.tensor.role
+        if role is not Role.WEIGHT and not (role is Role.INPUT and access.is_vector):
             continue
         if not access.contiguous or access.base is None or access.base.depth < emitter.depth:
             continue

@@ -11,21 +11,18 @@ from fractions import Fraction
 
 Rational = tuple[tuple[Fraction, ...], ...]
 
+_HALF = Fraction(1, 2)
+
 POINTS: dict[int, tuple[Fraction, ...]] = {
-    2: (Fraction(0), Fraction(1), Fraction(-1)),
+    2: (Fraction(0), Fraction(1)),
+    3: (Fraction(0), Fraction(1), Fraction(-1)),
+    4: (Fraction(0), Fraction(1), Fraction(-1), -_HALF),
     # 1/2 and -2 in place of 2 and -2: a third of the rounding error.
-    4: (Fraction(0), Fraction(1), Fraction(-1), Fraction(1, 2), Fraction(-2)),
-    6: (
-        Fraction(0),
-        Fraction(1),
-        Fraction(-1),
-        Fraction(2),
-        Fraction(-2),
-        Fraction(1, 2),
-        Fraction(-1, 2),
-    ),
+    5: (Fraction(0), Fraction(1), Fraction(-1), _HALF, Fraction(-2)),
+    6: (Fraction(0), Fraction(1), Fraction(-1), -_HALF, Fraction(-2), 3 * _HALF),
+    7: (Fraction(0), Fraction(1), Fraction(-1), Fraction(2), Fraction(-2), _HALF, -_HALF),
 }
-"""Interpolation points of F(m, 3), by m."""
+"""Interpolation points beside infinity, by how many there are: `outputs + taps - 2`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,22 +119,31 @@ def convolution(random: Random, lanes: int) -> Case:
 
 
 def winograd(random: Random, lanes: int) -> Case:
-    """3x3 in blocked channels with a halo: every algorithm for convolutions applies."""
+    """A window in blocked channels with a halo: every algorithm for convolutions applies."""
     make = Maker()
-    channels, filters = lanes * pick(random, 1, 2), lanes * pick(random, 1, 2, 3)
-    batch, height, width = pick(random, 1, 2), extent(random, 2, 15), extent(random, 2, 15)
-    x = make.input("x", batch, channels, height, width)
-    w = make.input("w", filters, channels, 3, 3)
+    kernel = pick(random, (3, 3), (3, 3), (5, 5), (1, 7), (3, 1), (2, 3), (3,), (5,), (1, 3, 3))
+    rank = len(kernel)
+    square = len(set(kernel)) == 1
+    strides = tuple(2 if square and random.integers(3) == 0 else 1 for _ in kernel)
+    channels = lanes * pick(random, 1, 2) if random.integers(3) else extent(random, 9, 24)
+    filters = lanes * pick(random, 1, 2, 3) if random.integers(3) else extent(random, 9, 40)
+    size = tuple(extent(random, max(k, 3), 15 if rank < 3 else 8) for k in kernel)
+    pads = tuple(int(random.integers(0, k)) for k in (*kernel, *kernel))
+    more = int(random.integers(2))
+    x = make.input("x", pick(random, 1, 2), channels, *size)
+    w = make.input("w", filters, channels, *kernel)
     attrs: dict[str, AttrValue] = {
-        "strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1,
+        "strides": strides, "pads": pads, "dilations": (1,) * rank, "group": 1,
     }  # fmt: skip
-    places: Places = {
-        "x": (blocked(4, 1, lanes), ((0, 0), (0, 0), (1, 1), (1, 1))),
-        "out": (blocked(4, 1, lanes), pick(random, (), ((0, 0), (0, 0), (1, 1), (1, 1)))),
-    }
+    around = ((0, 0), (0, 0), *((pads[d] + more, pads[d + rank] + more) for d in range(rank)))
+    layout = blocked(rank + 2, 1, lanes)
+    # Lanes that a layout rounds up are nobody's, in a halo too: there would be nothing to compare.
+    whole = filters % lanes == 0
+    halo: Halo = ((0, 0), (0, 0), *(((1, 1),) * rank)) if whole and random.integers(2) else ()
+    places: Places = {"x": (layout, around), "out": (layout, halo)}
     value = make("conv", x, w, make.input("b", filters), **attrs)
-    value, more = epilogue(make, value, random, places)
-    return case(make, value, random, ("w", "b", *more), _named(places, value))
+    value, weights = epilogue(make, value, random, places)
+    return case(make, value, random, ("w", "b", *weights), _named(places, value))
 
 
 def depthwise(random: Random, lanes: int) -> Case:

@@ -67,7 +67,18 @@ CASES: dict[str, tuple[str, Schedule]] = {
             "direct", tile=14, vectors=2, order="lanes-middle", unroll=1, taps="unroll", prefetch=0
         ),
     ),
-    "winograd": ("3x3", Schedule.of("winograd", outputs=4, rows=2, tile=14, vectors=2, unroll=2)),
+    "winograd": (
+        "3x3",
+        Schedule.of("winograd", outputs=4, block=14, tile=14, vectors=2, unroll=1),
+    ),
+    "winograd_stride_2": (
+        "3x3 stride 2",
+        Schedule.of("winograd", outputs=4, block=8, tile=8, vectors=2, unroll=2),
+    ),
+    "winograd_row": (
+        "1x7",
+        Schedule.of("winograd", outputs=2, block=14, tile=14, vectors=2, unroll=1),
+    ),
     "depthwise": ("depthwise", Schedule.of("window", tile=7, rows=2, taps="all", order="greedy")),
     "max_pool": ("max_pool", Schedule.of("window", tile=7, rows=1, taps="row", order="program")),
     "softmax": ("softmax", Schedule.of("row", unroll=8, keep=False)),

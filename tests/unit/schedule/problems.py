@@ -20,20 +20,24 @@ def conv(
     channels: int = 64,
     filters: int = 64,
     size: int = 28,
-    kernel: int = 3,
+    kernel: int | tuple[int, int] = 3,
     stride: int = 1,
     group: int = 1,
     planar: bool = False,
     halo: bool = True,
+    dilation: int = 1,
+    batch: int = 1,
 ) -> Workload:
-    make, pad = Maker(), kernel // 2
+    make = Maker()
+    kernel = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+    pads = tuple(dilation * (k // 2) for k in kernel)
     attrs: dict[str, AttrValue] = {
-        "strides": (stride, stride), "pads": (pad,) * 4, "dilations": (1, 1), "group": group,
+        "strides": (stride, stride), "pads": pads * 2, "dilations": (dilation,) * 2, "group": group,
     }  # fmt: skip
-    x = make.input("x", 1, channels, size, size)
-    w = make.input("w", filters, channels // group, kernel, kernel)
+    x = make.input("x", batch, channels, size, size)
+    w = make.input("w", filters, channels // group, *kernel)
     y = make("relu", make("conv", x, w, make.input("b", filters), **attrs))
-    around: Halo = ((0, 0), (0, 0), (pad, pad), (pad, pad)) if halo and pad else ()
+    around: Halo = ((0, 0), (0, 0), *((p, p) for p in pads)) if halo and any(pads) else ()
     inside = ROW_MAJOR if planar or channels % lanes else blocked(4, 1, lanes)
     outside = ROW_MAJOR if filters % lanes else blocked(4, 1, lanes)
     places: dict[str, Place] = {x: (inside, around), y: (outside, HALO)}
@@ -102,6 +106,7 @@ PROBLEMS: dict[str, Callable[[int], Workload]] = {
     "3x3 deep and small": lambda lanes: conv(lanes, channels=512, filters=512, size=7),
     "3x3 without halo": lambda lanes: conv(lanes, halo=False),
     "3x3 stride 2": lambda lanes: conv(lanes, stride=2, filters=128),
+    "1x7": lambda lanes: conv(lanes, kernel=(1, 7), size=17),
     "1x1": lambda lanes: conv(lanes, kernel=1, size=14, channels=256, filters=1024),
     "stem": lambda lanes: conv(lanes, channels=3, kernel=7, stride=2, size=112, planar=True),
     "groups": lambda lanes: conv(lanes, group=2),

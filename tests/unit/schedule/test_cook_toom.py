@@ -25,15 +25,20 @@ def product(first: Rational, second: Rational) -> Rational:
     return tuple(tuple(times((column,), list(row))[0] for column in columns) for row in first)
 
 
-@pytest.mark.parametrize("outputs", sorted(POINTS))
-def test_filtering_is_exact(outputs: int) -> None:
-    algorithm = filtering(outputs, 3, POINTS[outputs])
+SIZES = [(m, r) for m in (2, 3, 4, 6) for r in (2, 3, 4, 5, 7) if m + r - 2 in POINTS]
+"""F(m, r) for all tiles and windows that the template offers."""
+
+
+@pytest.mark.parametrize(("outputs", "taps"), SIZES)
+def test_filtering_is_exact(outputs: int, taps: int) -> None:
+    algorithm = filtering(outputs, taps, POINTS[outputs + taps - 2])
     for seed in range(5):
-        data, taps = numbers(outputs + 2, seed), numbers(3, seed + 99)
-        pairs = zip(times(algorithm.g, taps), times(algorithm.bt, data), strict=True)
+        data, weights = numbers(outputs + taps - 1, seed), numbers(taps, seed + 99)
+        pairs = zip(times(algorithm.g, weights), times(algorithm.bt, data), strict=True)
         got = times(algorithm.at, [a * b for a, b in pairs])
         assert got == [
-            sum((data[i + k] * taps[k] for k in range(3)), Fraction(0)) for i in range(outputs)
+            sum((data[i + k] * weights[k] for k in range(taps)), Fraction(0))
+            for i in range(outputs)
         ]
 
 
@@ -48,12 +53,13 @@ def test_other_sizes(outputs: int, taps: int) -> None:
     ]
 
 
-@pytest.mark.parametrize("outputs", sorted(POINTS))
-def test_sizes_and_leading_coefficients(outputs: int) -> None:
+@pytest.mark.parametrize(("outputs", "taps"), SIZES)
+def test_sizes_and_leading_coefficients(outputs: int, taps: int) -> None:
     """B^T is applied at run time: scaled to ones, its denominators are powers of two."""
-    algorithm, alpha = filtering(outputs, 3, POINTS[outputs]), outputs + 2
+    algorithm = filtering(outputs, taps, POINTS[outputs + taps - 2])
+    alpha = outputs + taps - 1
     assert (len(algorithm.at), len(algorithm.at[0])) == (outputs, alpha)
-    assert (len(algorithm.g), len(algorithm.g[0])) == (alpha, 3)
+    assert (len(algorithm.g), len(algorithm.g[0])) == (alpha, taps)
     assert (len(algorithm.bt), len(algorithm.bt[0])) == (alpha, alpha)
     for row in algorithm.bt:
         assert abs(next(x for x in reversed(row) if x)) == 1
@@ -64,12 +70,12 @@ def test_sizes_and_leading_coefficients(outputs: int) -> None:
 
 def test_wrong_number_of_points() -> None:
     with pytest.raises(ValueError, match=r"F\(4, 3\) needs 5 points"):
-        filtering(4, 3, POINTS[2])
+        filtering(4, 3, POINTS[3])
 
 
-@pytest.mark.parametrize("outputs", sorted(POINTS))
-def test_factors_multiply_to_the_matrix(outputs: int) -> None:
-    algorithm = filtering(outputs, 3, POINTS[outputs])
+@pytest.mark.parametrize(("outputs", "taps"), SIZES)
+def test_factors_multiply_to_the_matrix(outputs: int, taps: int) -> None:
+    algorithm = filtering(outputs, taps, POINTS[outputs + taps - 2])
     for matrix in (algorithm.bt, transposed(algorithm.at), algorithm.g):
         first, second = factored(matrix)
         assert product(first, second) == matrix
@@ -83,8 +89,16 @@ def test_factors_cost_no_more(outputs: int, saved: int) -> None:
     def operations(*matrices: Rational) -> int:
         return sum(sum(1 for x in row if x) - 1 for matrix in matrices for row in matrix)
 
-    matrix = filtering(outputs, 3, POINTS[outputs]).bt
+    matrix = filtering(outputs, 3, POINTS[outputs + 1]).bt
     assert operations(matrix) - operations(*factored(matrix)) == saved
+
+
+@pytest.mark.parametrize(("outputs", "taps"), SIZES)
+def test_only_the_last_point_reads_the_last_number(outputs: int, taps: int) -> None:
+    """A filter with a tap less needs no product at infinity, and no data for it."""
+    algorithm = filtering(outputs, taps, POINTS[outputs + taps - 2])
+    assert all(row[-1] == 0 for row in algorithm.bt[:-1])
+    assert algorithm.g[-1] == (*[0] * (taps - 1), 1)
 
 
 def test_rows_without_a_mirror_stay() -> None:

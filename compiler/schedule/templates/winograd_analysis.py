@@ -1,0 +1,145 @@
+"""Which convolutions Winograd applies to, and what it transforms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from compiler.dtypes import DType
+from compiler.graph.ir import Node
+from compiler.loops.expr import Expr, Load, Role, Tensor
+from compiler.schedule.problem import Problem, compose
+from compiler.schedule.structure import needs_padding
+from compiler.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A dimension of the output along which a window of several taps is transformed.
+
+    Moving by `stride` pixels, it is `stride` phases of `reach` taps each, that move by one; only
+    the first `full` phases have a last tap.
+    """
+
+    dim: int
+    taps: int
+    stride: int
+
+    @property
+    def reach(self) -> int:
+        return -(-self.taps // self.stride)
+
+    @property
+    def full(self) -> int:
+        return self.taps - self.stride * (self.reach - 1)
+
+    def alpha(self, outputs: int) -> int:
+        """Points of a tile of this many outputs: products for each pair of channels."""
+        return outputs + self.reach - 1
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """A convolution in blocked channels whose input holds its padding as a halo.
+
+    `strides` and `pads` (those before) are of all spatial dimensions; `sides` are one or two.
+    """
+
+    problem: Problem
+    image: Load
+    weight: Tensor
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    sides: tuple[Side, ...]
+
+    @property
+    def filters(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def channels(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the output: batch, then the spatial dimensions."""
+        batch, _, *spatial = self.problem.output.tensor.shape
+        return (batch, *spatial)
+
+    def steps(self, outputs: int) -> tuple[int, ...]:
+        """Outputs of a tile along each dimension of `shape`."""
+        sides = {side.dim - 1 for side in self.sides}
+        return tuple(outputs if d in sides else 1 for d in range(len(self.shape)))
+
+    def points(self, outputs: int) -> int:
+        """Points of a tile in the transformed domain."""
+        return prod(side.alpha(outputs) for side in self.sides)
+
+    def products(self, outputs: int) -> int:
+        """Multiplications of a tile for each pair of channels, over all phases."""
+        return prod(s.stride * (s.alpha(outputs) - 1) + s.full for s in self.sides)
+
+    def tile_counts(self, outputs: int) -> tuple[int, ...]:
+        """Tiles along each dimension of `shape`; the last one may overlap."""
+        steps = self.steps(outputs)
+        return tuple(-(-extent // step) for extent, step in zip(self.shape, steps, strict=True))
+
+    def starts(self, outputs: int) -> tuple[int, ...]:
+        """Where tiles may start along each dimension of `shape`: how many values there are."""
+        steps = self.steps(outputs)
+        return tuple(extent - step + 1 for extent, step in zip(self.shape, steps, strict=True))
+
+
+@lru_cache(maxsize=256)
+def analyse(workload: Workload) -> Winograd | None:
+    """The convolution, where Winograd applies; else None."""
+    convolution = next((n for n in workload.graph.nodes if n.op == "conv"), None)
+    if convolution is None or not _is_plain(convolution, workload):
+        return None
+    problem = compose(workload)
+    if problem.product is None:
+        return None
+    image = next((e for e in problem.product if _is_load(e, Role.INPUT)), None)
+    weight = next((e for e in problem.product if _is_load(e, Role.WEIGHT)), None)
+    if not isinstance(image, Load) or not isinstance(weight, Load):
+        return None
+    if needs_padding(image):
+        return None
+    blocks = [_block(t) for t in (image.tensor, problem.output.tensor)]
+    if blocks[0] is None or blocks[0] != blocks[1]:
+        return None
+    spatial = len(weight.tensor.shape) - 2
+    strides = _ints(convolution, "strides", (1,) * spatial)
+    pads = _ints(convolution, "pads", (0,) * 2 * spatial)[:spatial]
+    sides = tuple(
+        Side(2 + d, taps, stride)
+        for d, (taps, stride) in enumerate(zip(weight.tensor.shape[2:], strides, strict=True))
+        if taps > 1
+    )
+    if not 1 <= len(sides) <= 2 or any(side.reach < 2 for side in sides):
+        return None
+    return Winograd(problem, image, weight.tensor, strides, pads, sides)
+
+
+def _is_plain(node: Node, workload: Workload) -> bool:
+    """No dilation, no groups, float32."""
+    spatial = len(workload.graph.types[node.inputs[1]].shape) - 2
+    return (
+        workload.output.type.dtype is DType.FLOAT32
+        and node.attr("group", 1) == 1
+        and set(_ints(node, "dilations", (1,) * spatial)) == {1}
+    )
+
+
+def _ints(node: Node, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+    value = node.attr(name, default)
+    return tuple(v for v in value if isinstance(v, int)) if isinstance(value, tuple) else default
+
+
+def _is_load(expr: Expr, role: Role) -> bool:
+    return isinstance(expr, Load) and expr.tensor.role is role
+
+
+def _block(tensor: Tensor) -> int | None:
+    return next((f.mod for f in tensor.layout.factors if f.dim == 1 and f.mod), None)

@@ -1,0 +1,359 @@
+"""The loop nests of Winograd convolution: transform the input, multiply, transform the output.
+
+A block of tiles passes through three nests while V and M stay in the cache:
+
+    V[x, y, tile, phase, ic] = (B^T d B)[x, y]
+    M[x, y, oc, tile] = sum over phase, ic of V[x, y, tile, phase, ic] * U[x, y, oc, phase, ic]
+    output[oc, tile] = A^T M A, then the epilogue
+
+Tiles are numbered through all images, rows and columns, so that a block has any number of them.
+Where they do not divide, the start of a tile and the number of the last are clamped: what overlaps
+is computed twice. A window that moves by `s` pixels is `s` windows that move by one, a phase each
+(polyphase decomposition): phases are more channels. Those that have one tap less than the others
+need no product at infinity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+from math import prod
+
+from compiler.dtypes import DType
+from compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Space, Tensor, rewrite
+from compiler.loops.index import Affine, Axis, affine
+from compiler.loops.layout import Factor, Layout
+from compiler.loops.nest import Compute, Let, LoopNest, Order, Store, Tile
+from compiler.loops.nest import Node as NestNode
+from compiler.schedule.cook_toom import POINTS, Rational, factored, filtering, transposed
+from compiler.schedule.kernel import Kernel, Transform
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.structure import Loop, halo_stage, nest, parallel_stage
+from compiler.schedule.templates.winograd_analysis import Side, Winograd
+from compiler.target import Target
+
+_WEIGHT_PREFETCH = 2048
+_IMAGE_PREFETCH = 512
+"""Bytes ahead. Hardware prefetchers do not follow several short rows at once."""
+
+_STAGGER = 16
+"""Elements between the slices of V and M, against slices that share cache sets."""
+
+
+def lower(found: Winograd, schedule: Schedule, target: Target) -> Kernel:
+    """The kernel of a schedule."""
+    return _Lowering(found, schedule, target).kernel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A range of points of a side, and how many of its phases have a product there."""
+
+    first: int
+    count: int
+    phases: int
+
+
+class _Lowering:
+    """One kernel; the axes and tensors that its nests share."""
+
+    def __init__(self, found: Winograd, schedule: Schedule, target: Target) -> None:
+        self.found = found
+        self.schedule = schedule
+        self.lanes = target.lanes(DType.FLOAT32)
+        self.outputs = schedule.integer("outputs")
+        self.sides = found.sides
+        self.algorithms = [
+            filtering(self.outputs, s.reach, POINTS[self.outputs + s.reach - 2]) for s in self.sides
+        ]
+        self.counts = found.tile_counts(self.outputs)
+        self.tiles = min(schedule.integer("block"), prod(self.counts))
+        self.block = Axis("tb", -(-prod(self.counts) // self.tiles))
+        self.tile = Axis("bt", self.tiles)
+        self.number = Axis("tile", prod(self.counts))
+        self.starts = tuple(
+            Axis(f"at{d}", extent) for d, extent in enumerate(found.starts(self.outputs))
+        )
+        alphas = tuple(s.alpha(self.outputs) for s in self.sides)
+        phases = tuple(s.stride for s in self.sides)
+        channels, filters = found.channels, found.filters
+        rank = len(alphas)
+        self.transformed = Tensor(
+            "V",
+            (*alphas, self.tiles, *phases, channels),
+            layout=Layout(
+                (
+                    *map(Factor, range(rank)),
+                    Factor(rank, pad=_STAGGER),
+                    *map(Factor, range(rank + 1, 2 * rank + 2)),
+                )
+            ),
+            role=Role.SCRATCH,
+        )
+        self.products = Tensor(
+            "M",
+            (*alphas, self.tiles, filters),
+            layout=Layout(
+                (
+                    *map(Factor, range(rank)),
+                    Factor(rank + 1, self.lanes, pad=_STAGGER),
+                    Factor(rank),
+                    Factor(rank + 1, 1, self.lanes),
+                )
+            ),
+            role=Role.SCRATCH,
+        )
+        phased = list(zip(alphas, phases, strict=True))
+        panel = schedule.integer("vectors") * self.lanes
+        # The transform gives the points of all phases along one dimension: (phase, point).
+        self.weights = Tensor(
+            found.weight.name,
+            (*(a * p for a, p in phased), filters, channels),
+            layout=Layout(
+                (
+                    *(Factor(d, 1, a if p > 1 else None) for d, (a, p) in enumerate(phased)),
+                    Factor(rank, panel),
+                    *(Factor(d, a) for d, (a, p) in enumerate(phased) if p > 1),
+                    Factor(rank + 1),
+                    Factor(rank, 1, panel),
+                )
+            ),
+            role=Role.WEIGHT,
+        )
+
+    def kernel(self) -> Kernel:
+        found, output = self.found, self.found.problem.output.tensor
+        body = (*self._input_transforms(), *self._products(), *self._output_transform())
+        stage = parallel_stage("main", [Loop(self.block)], *body)
+        inputs = tuple(
+            self.weights if t.name == self.weights.name else t for t in found.problem.inputs
+        )
+        return Kernel(
+            LoopNest(
+                "kernel",
+                (*inputs, output),
+                (self.transformed, self.products),
+                (stage, *halo_stage(output, self.lanes)),
+            ),
+            tuple((t.name, i) for i, t in enumerate(inputs)),
+            ((self.weights.name, self._weight_transform()),),
+        )
+
+    def _weight_transform(self) -> Transform:
+        """U = G w G^T for each phase, over the dimensions of the weight that are transformed."""
+        spatial = len(self.found.weight.shape) - 2
+        taps, points_ = "klm"[:spatial], "xyz"
+        transformed = {s.dim - 2: points_[n] for n, s in enumerate(self.sides)}
+        matrices = tuple(
+            _phased(algorithm.g, side)
+            for algorithm, side in zip(self.algorithms, self.sides, strict=True)
+        )
+        first, *rest = (f"{transformed[d]}{taps[d]}" for d in transformed)
+        result = "".join(transformed.values())
+        subscripts = ",".join((first, f"oi{taps}", *rest))
+        return Transform(f"{subscripts}->{result}oi", matrices)
+
+    # ---- tiles
+
+    def _tile_loops(self, channel: Axis) -> list[Loop]:
+        """Loops over channels and the tiles of a block; the lets say where a tile starts."""
+        number = self.block * self.tiles + self.tile
+        lets = [Let(self.number, number, self.number.extent - 1)]
+        inside = prod(self.counts)
+        for count, start, step in zip(
+            self.counts, self.starts, self.found.steps(self.outputs), strict=True
+        ):
+            outside = inside < self.number.extent
+            size, inside = inside, inside // count
+            if start.extent == 1:
+                continue
+            index = affine(self.number) // inside
+            if outside:
+                index = index - affine(self.number) // size * count
+            lets.append(Let(start, index * step, start.extent - 1))
+        return [Loop(channel, self.lanes), Loop(self.tile, lets=tuple(lets))]
+
+    # ---- the three nests
+
+    def _input_transforms(self) -> tuple[NestNode, ...]:
+        """V = B^T d B, phase by phase."""
+        c = Axis("ic", self.found.channels)
+        nodes: list[NestNode] = []
+        for number, phases in enumerate(product(*(range(s.stride) for s in self.sides))):
+            factors = []
+            for algorithm, side, phase in zip(self.algorithms, self.sides, phases, strict=True):
+                size = side.alpha(self.outputs) - (phase >= side.full)
+                factors.append(factored(tuple(row[:size] for row in algorithm.bt[:size])))
+
+            def read(at: Sequence[Axis], phases: tuple[int, ...] = phases) -> Load:
+                index = [affine(self.starts[0]), affine(c)]
+                index += [
+                    affine(start) * stride - pad
+                    for start, stride, pad in zip(
+                        self.starts[1:], self.found.strides, self.found.pads, strict=True
+                    )
+                ]
+                for side, i, phase in zip(self.sides, at, phases, strict=True):
+                    index[side.dim] = index[side.dim] + i * side.stride + phase
+                return Load(self.found.image.tensor, tuple(index))
+
+            def write(at: Sequence[Axis], phases: tuple[int, ...] = phases) -> Load:
+                tile = (*map(affine, at), affine(self.tile))
+                return Load(self.transformed, (*tile, *map(affine, phases), affine(c)))
+
+            prefix = f"B{number}" if number else "B"
+            nodes += _transform(prefix, factors, read, write, c, prefetch=_IMAGE_PREFETCH)
+        return nest(self._tile_loops(c), *nodes)
+
+    def _products(self) -> tuple[NestNode, ...]:
+        """One matrix product for each point of the transformed domain."""
+        t, oc = Axis("t", self.tiles), Axis("go", self.found.filters)
+        ic = Axis("gi", self.found.channels)
+        unroll, vectors = self.schedule.integer("unroll"), self.schedule.integer("vectors")
+        nodes: list[NestNode] = []
+        for parts in product(*(self._parts(side) for side in self.sides)):
+            at = [Axis(f"g{'xyz'[n]}{p.first or ''}", p.count) for n, p in enumerate(parts)]
+            phase = [Axis(f"p{'xyz'[n]}{p.first or ''}", p.phases) for n, p in enumerate(parts)]
+            point = [affine(a) + p.first for a, p in zip(at, parts, strict=True)]
+            shifted = [
+                x + p * side.alpha(self.outputs)
+                for x, p, side in zip(point, phase, self.sides, strict=True)
+            ]
+            left = Load(self.transformed, (*point, affine(t), *map(affine, phase), affine(ic)))
+            right = Load(self.weights, (*shifted, affine(oc), affine(ic)))
+            target = Load(self.products, (*point, affine(t), affine(oc)))
+            compute = Compute(
+                (Store(target, Accumulator()),),
+                left * right,
+                Combiner.SUM,
+                reduce=(*(Tile(p) for p in phase if p.extent > 1), Tile(ic, unroll)),
+                unroll=(Tile(ic), Tile(t), Tile(oc, self.lanes)),
+                vector=oc,
+                prefetch=_WEIGHT_PREFETCH,
+            )
+            loops = [*map(Loop, at), Loop(oc, vectors * self.lanes)]
+            nodes += nest([*loops, Loop(t, self.schedule.integer("tile"))], compute)
+        return tuple(nodes)
+
+    def _parts(self, side: Side) -> list[_Part]:
+        alpha = side.alpha(self.outputs)
+        if side.full == side.stride:
+            return [_Part(0, alpha, side.stride)]
+        return [_Part(0, alpha - 1, side.stride), _Part(alpha - 1, 1, side.full)]
+
+    def _output_transform(self) -> tuple[NestNode, ...]:
+        """Y = A^T M A, then the epilogue of the workload at each output of the tile."""
+        c = Axis("oc", self.found.filters)
+        # A^T has mirrored columns: factor its transpose, and apply the factors in reverse.
+        factors = []
+        for algorithm in self.algorithms:
+            first, second = factored(transposed(algorithm.at))
+            factors.append((transposed(second), transposed(first)))
+
+        def position(at: Sequence[Axis]) -> tuple[Affine, ...]:
+            index = [affine(self.starts[0]), affine(c), *map(affine, self.starts[1:])]
+            for side, y in zip(self.sides, at, strict=True):
+                index[side.dim] = index[side.dim] + y
+            return tuple(index)
+
+        def read(at: Sequence[Axis]) -> Load:
+            return Load(self.products, tuple(map(affine, (*at, self.tile, c))))
+
+        def write(at: Sequence[Axis]) -> Load:
+            return Load(self.found.problem.output.tensor, position(at))
+
+        def epilogue(at: Sequence[Axis]) -> Expr:
+            here = dict(zip(self.found.problem.axes, position(at), strict=True))
+
+            def moved(node: Expr) -> Expr | None:
+                if isinstance(node, Load):
+                    index = tuple(i.substitute(here) for i in node.index)
+                    return Load(node.tensor, index, node.indirect)
+                return None
+
+            return rewrite(self.found.problem.epilogue, moved)
+
+        return nest(self._tile_loops(c), *_transform("A", factors, read, write, c, epilogue))
+
+
+At = Callable[[Sequence[Axis]], Load]
+
+
+def _transform(
+    prefix: str,
+    factors: Sequence[tuple[Rational, Rational]],
+    read: At,
+    write: At,
+    lanes: Axis,
+    value: Callable[[Sequence[Axis]], Expr] | None = None,
+    prefetch: int = 0,
+) -> tuple[NestNode, ...]:
+    """`write[k, l] = sum over i, j of first[k, i] * second[l, j] * read[i, j]`, all unrolled.
+
+    One side after the other, each as the product of its two factors; any number of sides.
+    """
+    ins = [Axis(f"{prefix}i{n}", len(inner[0])) for n, (_, inner) in enumerate(factors)]
+    outs = [Axis(f"{prefix}o{n}", len(outer)) for n, (outer, _) in enumerate(factors)]
+    source = read(ins)
+    nodes: list[NestNode] = []
+    for n, (outer, inner) in enumerate(factors):
+        middle = Axis(f"{prefix}m{n}", len(inner))
+        others = [*outs[:n], *ins[n + 1 :]]
+        shape = [a.extent for a in others]
+        last = n == len(factors) - 1
+        half = Tensor(f"{prefix}h{n}", (middle.extent, *shape, lanes.extent), space=Space.REGISTER)
+        half_at = Load(half, tuple(map(affine, (middle, *others, lanes))))
+        if last:
+            target = write(outs)
+        else:
+            whole = Tensor(
+                f"{prefix}r{n}",
+                (*(a.extent for a in (*outs[: n + 1], *ins[n + 1 :])), lanes.extent),
+                space=Space.REGISTER,
+            )
+            target = Load(whole, tuple(map(affine, (*outs[: n + 1], *ins[n + 1 :], lanes))))
+        first = _matrix(f"{prefix}p{n}", inner)[middle, ins[n]]
+        second = _matrix(f"{prefix}q{n}", outer)[outs[n], middle]
+        final = value(outs) if last and value else Accumulator()
+        nodes += nest(
+            [Loop(a, unroll=True) for a in others],
+            _stage(half_at, first * source, middle, ins[n], lanes, Accumulator(), prefetch),
+            _stage(target, second * half_at, outs[n], middle, lanes, final),
+        )
+        source, prefetch = target, 0
+    return tuple(nodes)
+
+
+def _stage(
+    target: Load, body: Expr, outer: Axis, inner: Axis, lanes: Axis, value: Expr, prefetch: int = 0
+) -> Compute:
+    """`target[outer] = sum over inner of matrix[outer, inner] * operand[inner]`, all unrolled."""
+    return Compute(
+        (Store(target, value),),
+        body,
+        Combiner.SUM,
+        unroll=(Tile(outer), Tile(inner)),
+        vector=lanes,
+        order=Order.PROGRAM,
+        prefetch=prefetch,
+    )
+
+
+def _matrix(name: str, values: Rational) -> Tensor:
+    """A constant matrix; codegen leaves out its zeros."""
+    flat = tuple(float(x) for row in values for x in row)
+    return Tensor(name, (len(values), len(values[0])), space=Space.CONSTANT, values=flat)
+
+
+def _phased(g: Rational, side: Side) -> tuple[tuple[float, ...], ...]:
+    """G over the taps of each phase, one phase under the other: (phases * alpha, taps)."""
+    return tuple(
+        tuple(
+            float(row[tap // side.stride] if tap % side.stride == phase else Fraction(0))
+            for tap in range(side.taps)
+        )
+        for phase in range(side.stride)
+        for row in g
+    )

@@ -1,0 +1,157 @@
+"""Where Winograd applies, what it takes by default, and how it rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compiler.ops.interpret import run_graph
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import schedule_space
+from compiler.schedule.space import SubSpace
+from compiler.schedule.templates.winograd import TEMPLATE
+from compiler.schedule.templates.winograd_analysis import Side, analyse
+from compiler.target import Target, resolve_target
+from compiler.workload import Workload
+from tests.kernels import WIDTHS, run_workload, width
+from tests.unit.schedule.problems import conv
+
+TARGET = resolve_target("x86-64-v4")
+
+
+def space(workload: Workload, target: Target = TARGET, threads: int = 1) -> SubSpace:
+    found = TEMPLATE.space(workload, target, threads=threads, strict=False)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        conv(16, halo=False),
+        conv(16, group=2),
+        conv(16, dilation=2),
+        conv(16, kernel=1),
+        conv(16, planar=True),
+        conv(16, kernel=3, stride=3),
+        conv(16, size=1),
+    ],
+)
+def test_what_it_does_not_apply_to(workload: Workload) -> None:
+    """Padding is in a halo, channels are blocked, and a phase of the window has two taps."""
+    assert TEMPLATE.space(workload, TARGET, threads=1, strict=False) is None
+
+
+def test_strict_numerics_leave_it_out() -> None:
+    assert TEMPLATE.space(conv(16), TARGET, threads=1, strict=True) is None
+
+
+@pytest.mark.parametrize(
+    ("taps", "stride", "reach", "full"),
+    [(3, 1, 3, 1), (3, 2, 2, 1), (4, 2, 2, 2), (5, 2, 3, 1), (7, 2, 4, 1), (5, 3, 2, 2)],
+)
+def test_phases_of_a_window(taps: int, stride: int, reach: int, full: int) -> None:
+    """Taps k, k + stride, k + 2 * stride... are a phase; together they are the window."""
+    side = Side(2, taps, stride)
+    assert (side.reach, side.full) == (reach, full)
+    assert side.full * side.reach + (side.stride - side.full) * (side.reach - 1) == taps
+
+
+@pytest.mark.parametrize(
+    ("workload", "outputs", "products"),
+    [
+        (conv(16), 4, 36),
+        (conv(16, kernel=5), 2, 36),
+        (conv(16, kernel=(1, 7)), 2, 8),
+        # 3 taps at stride 2 are a phase of 2 and one of 1: 5 and 4 points along each side
+        (conv(16, stride=2), 4, 81),
+        (conv(16, kernel=7, stride=2, size=56), 3, 121),
+    ],
+)
+def test_products_of_a_tile(workload: Workload, outputs: int, products: int) -> None:
+    found = analyse(workload)
+    assert found is not None
+    assert found.products(outputs) == products
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("workload", "outputs"),
+    [
+        (conv(16), 4),
+        (conv(16, channels=256, filters=256, size=14), 4),
+        (conv(16, channels=512, filters=512, size=7), 2),
+        (conv(16, kernel=5), 2),
+        (conv(16, kernel=(1, 3)), 6),
+        (conv(16, kernel=(7, 1)), 2),
+        (conv(16, stride=2, size=56, filters=128), 4),
+    ],
+)
+def test_defaults(workload: Workload, outputs: int, threads: int) -> None:
+    """Tiles that round well, as large as the weights, which they make larger, allow."""
+    default = schedule_space(workload, TARGET, threads).default()
+    assert default.algorithm == "winograd"
+    assert default.integer("outputs") == outputs
+
+
+def test_few_outputs_of_many_weights_stay_direct() -> None:
+    """Where each weight is used once or twice, more weights cost more than products save."""
+    for workload in (
+        conv(16, channels=512, filters=512, size=2),
+        conv(16, channels=512, filters=512, size=14, stride=2),
+    ):
+        assert schedule_space(workload, TARGET).default().algorithm == "direct"
+
+
+def test_a_loop_is_written_out_only_where_registers_are_spare() -> None:
+    for point in space(conv(16)).points:
+        tile, vectors = point.integer("tile"), point.integer("vectors")
+        spare = TARGET.vector_registers - (tile * vectors + vectors + 1)
+        assert spare >= (0 if point.integer("unroll") == 1 else 2), str(point)
+
+
+def error(workload: Workload, schedule: Schedule, target: Target, threads: int = 1) -> float:
+    """Largest error against float64, relative to the largest output."""
+    random = np.random.default_rng(5)
+    graph = workload.graph
+    arrays = []
+    for name in graph.inputs:
+        shape = graph.types[name].shape
+        array = random.standard_normal(shape)
+        if name == "w":
+            array /= np.sqrt(np.prod(shape[1:]))
+        arrays.append(array.astype(np.float32))
+    inputs = dict(zip(graph.inputs, arrays, strict=True))
+    (expected,) = run_graph(graph, inputs, float64=True)
+    got = run_workload(workload, schedule, target, tuple(arrays), random, threads=threads)
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+KERNELS = [(3, 1), (3, 2), (5, 1), (5, 2), (7, 2), ((1, 3), 1), ((5, 1), 1), ((1, 7), 1)]
+
+
+@pytest.mark.parametrize(("kernel", "stride"), KERNELS)
+def test_default_tiles_round_within_1e_5(kernel: int | tuple[int, int], stride: int) -> None:
+    """Larger ones, which a search may take, within 3e-5."""
+    target = width(WIDTHS[-1])
+    workload = conv(
+        target.vector_bits // 32, channels=256, filters=32, size=17 * stride, kernel=kernel,
+        stride=stride,
+    )  # fmt: skip
+    found = space(workload, target)
+    default = dict(found.default.choices)
+    assert error(workload, found.default, target) <= 1e-5
+    for outputs in next(k.values for k in found.knobs if k.name == "outputs"):
+        if outputs != default["outputs"]:
+            small = {"block": 7, "tile": 4, "vectors": 1, "unroll": 1, "outputs": outputs}
+            assert error(workload, Schedule.of("winograd", **small), target) <= 3e-5
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_blocks_of_tiles_reach_over_images(bits: int, threads: int) -> None:
+    """Three images of four tiles in blocks of five: the last block is clamped."""
+    lanes = bits // 32
+    workload = conv(lanes, channels=lanes, filters=lanes, size=7, batch=3)
+    schedule = Schedule.of("winograd", outputs=4, block=5, tile=5, vectors=1, unroll=1)
+    assert error(workload, schedule, width(bits), threads) <= 1e-5
