@@ -14,6 +14,7 @@ from compiler import ops
 from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.layout import strides
+from compiler.memory_plan import plan_memory
 from compiler.ops.registry import OpKind
 from compiler.passes.attributes import ints
 from compiler.plan import GraphPlan, ViewStep
@@ -168,6 +169,9 @@ class PlanSummary:
     kernels: int
     views: int
     relayouts: int
+    arena_bytes: int
+    """Most memory that the values between kernels take at one time; what kernels need beside their
+    operands and results depends on their schedules, and is not in it."""
     tasks: tuple[TaskSummary, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -211,5 +215,6 @@ def plan_summary(plan: GraphPlan) -> PlanSummary:
         kernels=len(plan.kernels),
         views=sum(isinstance(step, ViewStep) for step in plan.steps),
         relayouts=sum(step.workload.operators == ("identity",) for step in plan.kernels),
+        arena_bytes=plan_memory(plan).arena_bytes,
         tasks=tuple(sorted(rows, key=lambda row: -row.share)),
     )

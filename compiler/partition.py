@@ -17,7 +17,8 @@ from compiler.loops.layout import ROW_MAJOR, Layout
 from compiler.ops.registry import OpKind
 from compiler.passes.dead_code import dead_code
 from compiler.passes.fusion import Group, fuse
-from compiler.passes.layouts import Choice, Demand, assign_layouts
+from compiler.passes.layout_options import Choice, Demand
+from compiler.passes.layouts import assign_layouts
 from compiler.plan import (
     GraphPlan,
     KernelStep,

@@ -24,7 +24,7 @@ from compiler.graph.types import TensorType
 from compiler.loops.layout import strides
 from compiler.passes.attributes import ints
 from compiler.passes.fusion import Group
-from compiler.passes.layouts import Choice, Demand
+from compiler.passes.layout_options import Choice, Demand
 from compiler.plan import Placement, distance, same_bytes
 from compiler.regions import ALIGNMENT_BYTES, Region, Regions
 from compiler.workload import Halo

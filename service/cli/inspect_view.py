@@ -32,6 +32,7 @@ def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableTy
             f"{summary.kernels} kernels of {len(summary.tasks)} workloads, {summary.views} views, "
             f"{summary.relayouts} relayouts",
         ),
+        ("arena", f"{size(summary.arena_bytes)} for the values between kernels"),
         ("operators", ", ".join(f"{count} {name}" for name, count in summary.operators)),
     ]
     for name, value in rows:

@@ -15,6 +15,7 @@ import numpy as np
 from compiler.dtypes import DType
 from compiler.graph.ir import AttrValue
 from compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from compiler.passes.layout_options import channels_last
 from compiler.workload import Halo, Workload
 from tests.graphs import Maker
 from tests.kernels import as_workload
@@ -85,8 +86,13 @@ def epilogue(make: Maker, value: str, random: Random, places: Places) -> tuple[s
 def placed(
     random: Random, lanes: int, channels: int, rank: int, pads: tuple[int, ...]
 ) -> tuple[Layout, Halo]:
-    """Blocked where channels allow, a halo of at least the padding or none."""
-    layout = blocked(rank, 1, lanes) if channels % lanes == 0 and random.integers(4) else ROW_MAJOR
+    """In some layout that channels allow, with a halo of at least the padding or none."""
+    layouts = [ROW_MAJOR, channels_last(rank)]
+    if channels % lanes == 0:
+        layouts += [blocked(rank, 1, lanes)] * 4
+    if channels % (lanes // 2) == 0:
+        layouts.append(blocked(rank, 1, lanes // 2))
+    layout = pick(random, *layouts)
     halo: Halo = ()
     if random.integers(3):
         more = int(random.integers(2))

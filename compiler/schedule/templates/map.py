@@ -93,6 +93,13 @@ def transposed_axis(target: Load, expr: Expr, axes: Sequence[Axis]) -> Axis | No
     return None
 
 
+def _tile_width(target: Load, lanes: int) -> int:
+    """Elements that a store writes side by side: a vector, or a narrower block of the layout."""
+    factors = target.tensor.layout.factors
+    block = factors[-1].mod if factors else None
+    return min(lanes, block or lanes)
+
+
 def map_stage(
     name: str,
     target: Load,
@@ -108,14 +115,15 @@ def map_stage(
     moving = [a for a in axes if a.extent > 1]
     turned = transposed_axis(target, expr, axes) if schedule["transpose"] else None
     if turned is not None and along is not None:
+        width = _tile_width(target, lanes)
         compute = Compute(
             (store,),
             expr,
-            unroll=(Tile(along), Tile(turned, lanes)),
+            unroll=(Tile(along), Tile(turned, width)),
             vector=turned,
             store_vector=along,
         )
-        steps = {along: lanes, turned: lanes}
+        steps = {along: width, turned: width}
         order = [a for a in moving if a not in steps] + [a for a in moving if a in steps]
         return parallel_stage(name, [Loop(a, steps.get(a, 1)) for a in order], compute)
     if along is None:

@@ -1,0 +1,286 @@
+"""The layouts that a group of nodes may read and write, and what each costs.
+
+Values of convolutions may be row-major (NCHW), blocked by channels (NCHW16c; NCHW8c where whole
+vectors would be a third empty), or channels-last (NHWC). Matrix products, rows and gathers read and
+write rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from compiler import ops
+from compiler.graph.ir import Graph, Node
+from compiler.graph.types import TensorType
+from compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
+from compiler.ops.registry import OpKind
+from compiler.passes import layout_costs as costs
+from compiler.passes.attributes import ints, number
+from compiler.passes.fusion import Group
+from compiler.plan import Placement, distance, same_bytes
+from compiler.regions import ALIGNMENT_BYTES
+from compiler.workload import Halo
+
+BLOCKED_RANKS = (3, 4, 5)
+"""Batch, channels, then one to three spatial dimensions."""
+
+PADDING_LIMIT = 1 / 3
+"""Unused channels that a blocked layout may add: 24 channels of 16 lanes take the room of 32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """How a group wants to read a value; `layout=None` takes any."""
+
+    layout: Layout | None
+    halo: Halo = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one group reads and writes."""
+
+    output: Layout
+    demands: dict[str, Demand]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A choice and what its kernel costs; copies before and after it not counted."""
+
+    choice: Choice
+    cost: float
+
+
+@cache
+def channels_last(rank: int) -> Layout:
+    """NCHW as it lies in NHWC."""
+    return Layout((Factor(0), *(Factor(dim) for dim in range(2, rank)), Factor(1)))
+
+
+def fits_block(channels: int, groups: int, block: int) -> bool:
+    """Whether channels may be stored in blocks of this many.
+
+    The last block may be partly unused, if that adds at most `PADDING_LIMIT` of the channels. With
+    groups, the channels of each group divide by the block, or each group is one channel.
+    """
+    each = channels // groups
+    if groups > 1 and each > 1:
+        return each % block == 0
+    return channels >= block and -channels % block <= PADDING_LIMIT * channels
+
+
+class Options:
+    """Options for the groups of one graph, for vectors of `lanes` elements."""
+
+    def __init__(self, graph: Graph, lanes: int) -> None:
+        self._graph = graph
+        self._lanes = lanes
+
+    def of(self, group: Group) -> list[Option]:
+        """At least one; the first is row-major."""
+        anchor = group.anchor
+        if group.is_view:
+            return [Option(self._rows(group), 0.0)]
+        if anchor is None:
+            if ops.get(group.nodes[0].op).kind is OpKind.PIECES:
+                return self._pieces(group)
+            if any(ops.get(node.op).kind is OpKind.MOVEMENT for node in group.nodes):
+                return self._movement(group)
+            return self._elementwise(group)
+        match ops.get(anchor.op).kind:
+            case OpKind.CONTRACTION if anchor.op == "conv":
+                return self._conv(group, anchor)
+            case OpKind.WINDOW:
+                return self._window(group, anchor)
+            case OpKind.REDUCTION:
+                return self._reduction(group, anchor)
+        return [self._option(self._rows(group), 0.0)]
+
+    def layouts(self, value: str, groups: int = 1) -> list[Layout]:
+        """What a value may lie in, row-major first."""
+        shape = self._graph.types[value].shape
+        if len(shape) not in BLOCKED_RANKS:
+            return [ROW_MAJOR]
+        found = [ROW_MAJOR]
+        channels = shape[1]
+        if fits_block(channels, groups, self._lanes):
+            found.append(blocked(len(shape), 1, self._lanes))
+        half = self._lanes // 2
+        if half >= 4 and channels % self._lanes and fits_block(channels, groups, half):
+            found.append(blocked(len(shape), 1, half))
+        single = groups == 1 or groups == channels
+        if single and channels % half and channels >= half >= 4:
+            found.append(channels_last(len(shape)))
+        return found
+
+    def _rows(self, group: Group) -> Choice:
+        return Choice(ROW_MAJOR, {value: Demand(ROW_MAJOR) for value in group.inputs})
+
+    def _option(self, choice: Choice, work: float, output: str = "") -> Option:
+        """The option with the traffic added; `output` is what the choice writes."""
+        traffic = 0.0
+        types = self._graph.types
+        for value, wish in choice.demands.items():
+            if value not in self._graph.constants:
+                traffic += costs.moved(types[value], wish.layout or ROW_MAJOR, wish.halo)
+        if output:
+            traffic += costs.moved(types[output], choice.output)
+        return Option(choice, work + traffic)
+
+    def _operands(self, group: Group, output: Layout, taken: dict[str, Demand]) -> Choice:
+        """Epilogue operands: those of the output's shape lie like the output, others row-major."""
+        shape = self._graph.types[group.output].shape
+        demands = dict(taken)
+        for value in group.inputs:
+            if value not in taken:
+                full = self._graph.types[value].shape == shape
+                demands[value] = Demand(output if full else ROW_MAJOR)
+        return Choice(output, demands)
+
+    def _conv(self, group: Group, anchor: Node) -> list[Option]:
+        x = anchor.inputs[0]
+        groups = int(number(anchor, "group", 1))
+        halo = conv_halo(self._graph, anchor)
+        constants = {value: Demand(ROW_MAJOR) for value in anchor.inputs[1:]}
+        found: list[Option] = []
+        for output in self.layouts(anchor.output, groups):
+            for source in self.layouts(x, groups):
+                if groups > 1 and source != output:
+                    continue  # groups are cut out of both alike
+                taken = {x: Demand(source, halo), **constants}
+                work = costs.convolution(self._graph, anchor, source, output, self._lanes)
+                choice = self._operands(group, output, taken)
+                found.append(self._option(choice, work, group.output))
+        return found
+
+    def _window(self, group: Group, anchor: Node) -> list[Option]:
+        """Pools keep the layout that their operand has."""
+        x = anchor.inputs[0]
+        rows = {value: Demand(ROW_MAJOR) for value in anchor.inputs[1:]}
+        return [
+            self._option(
+                self._operands(group, layout, {x: Demand(layout), **rows}),
+                costs.window(self._graph, anchor, layout),
+                group.output,
+            )
+            for layout in self.layouts(x)
+        ]
+
+    def _reduction(self, group: Group, anchor: Node) -> list[Option]:
+        """Over space alone, channels may be the lanes; other reductions read rows."""
+        x = anchor.inputs[0]
+        rank = len(self._graph.types[x].shape)
+        axes = {axis % rank for axis in ints(anchor, "axes", tuple(range(rank)))}
+        prologue = len(group.nodes) > 1 and x not in group.inputs
+        if prologue or rank not in BLOCKED_RANKS or axes & {0, 1}:
+            return [self._option(self._rows(group), 0.0, group.output)]
+        keeps = bool(number(anchor, "keepdims", 1)) and len(axes) < rank - 2
+        return [
+            self._option(
+                self._operands(group, layout if keeps else ROW_MAJOR, {x: Demand(layout)}),
+                costs.reduction(self._graph, anchor, layout),
+                group.output,
+            )
+            for layout in self.layouts(x)
+        ]
+
+    def _elementwise(self, group: Group) -> list[Option]:
+        """Operands of the output's shape lie like the output."""
+        types, shape = self._graph.types, self._graph.types[group.output].shape
+        full = [v for v in group.inputs if types[v].shape == shape]
+        layouts = self.layouts(group.output)
+        if all(value in self._graph.constants for value in full):
+            layouts = [ROW_MAJOR]
+        return [
+            self._option(self._operands(group, layout, {}), 0.0, group.output) for layout in layouts
+        ]
+
+    def _movement(self, group: Group) -> list[Option]:
+        """Slices of whole blocks keep the layout; other movement reads any and writes rows."""
+        anything = Choice(ROW_MAJOR, {value: Demand(None) for value in group.inputs})
+        found = [self._option(anything, 0.0, group.output)]
+        alone = len(group.nodes) == 1
+        for layout in self.layouts(group.output):
+            block = max((factor.mod or 1 for factor in layout.factors), default=1)
+            if (layout == ROW_MAJOR and not alone) or not all(
+                _keeps_blocks(node, block) for node in group.nodes
+            ):
+                continue
+            demands = {
+                v: Demand(layout if layout in self.layouts(v) else ROW_MAJOR) for v in group.inputs
+            }
+            choice = Choice(layout, demands)
+            node = group.nodes[0]
+            if alone and self._lies_inside(
+                node.inputs[0], node.output, ints(node, "starts"), layout
+            ):
+                found.append(Option(choice, 0.0))
+            elif layout != ROW_MAJOR:
+                found.append(self._option(choice, 0.0, group.output))
+        return found
+
+    def _pieces(self, group: Group) -> list[Option]:
+        """Blocked where every piece starts at a whole block; free where all can lie in place."""
+        (node,) = group.nodes
+        types = self._graph.types
+        pieces = ops.get(node.op).pieces
+        assert pieces is not None
+        boxes = pieces([types[v] for v in node.inputs], node.attrs)
+        found: list[Option] = []
+        for layout in self.layouts(node.output):
+            block = max((factor.mod or 1 for factor in layout.factors), default=1)
+            starts = [box.offset for box in boxes]
+            whole = all(start[1] % block == 0 for start in starts) if block > 1 else True
+            if not whole or not all(layout in self.layouts(v) for v in node.inputs):
+                continue
+            choice = Choice(layout, {value: Demand(layout) for value in node.inputs})
+            if node.op == "concat" and all(
+                box.operand is not None
+                and self._lies_inside(node.output, node.inputs[box.operand], box.offset, layout)
+                for box in boxes
+            ):
+                found.append(Option(choice, 0.0))
+            else:
+                found.append(self._option(choice, 0.0, node.output))
+        return found
+
+    def _lies_inside(self, whole: str, part: str, start: tuple[int, ...], layout: Layout) -> bool:
+        """Whether a part lies in its whole as it would alone, in this layout."""
+        types, place = self._graph.types, Placement(layout)
+        apart = distance(types[whole].shape, place, types[part].shape, place, start)
+        return apart is not None and apart * types[whole].dtype.bytes % ALIGNMENT_BYTES == 0
+
+
+@lru_cache(maxsize=4096)
+def copy_cost(kind: TensorType, source: Layout, target: Layout | None) -> float:
+    """What it costs to bring a value from one layout to another; None takes any."""
+    if target is None or same_bytes(kind.shape, Placement(source), Placement(target)):
+        return 0.0
+    return costs.moved(kind, source) + costs.moved(kind, target)
+
+
+def _keeps_blocks(node: Node, block: int) -> bool:
+    if ops.get(node.op).kind is OpKind.ELEMENTWISE:
+        return True
+    if node.op != "slice":
+        return False
+    starts, steps = ints(node, "starts"), ints(node, "steps")
+    return len(starts) > 1 and starts[1] % block == 0 and steps[1] == 1
+
+
+def conv_halo(graph: Graph, node: Node) -> Halo:
+    """The zeros that a convolution's windows reach around its operand: `()` if none."""
+    shape = graph.types[node.inputs[0]].shape
+    kernel = graph.types[node.inputs[1]].shape[2:]
+    output = graph.types[node.output].shape[2:]
+    spatial = len(kernel)
+    pads = ints(node, "pads", (0,) * (2 * spatial))
+    strides = ints(node, "strides", (1,) * spatial)
+    dilations = ints(node, "dilations", (1,) * spatial)
+    halo = [(0, 0), (0, 0)]
+    for dim in range(spatial):
+        last = (output[dim] - 1) * strides[dim] + (kernel[dim] - 1) * dilations[dim] - pads[dim]
+        halo.append((max(pads[dim], 0), max(last - shape[2 + dim] + 1, 0)))
+    return tuple(halo) if any(any(pair) for pair in halo) else ()

@@ -1,0 +1,159 @@
+"""Choices that depend on each other in pairs: partitioned boolean quadratic programming.
+
+Each node has a cost for each of its options, each edge one for each pair. What has one neighbour,
+or two, is folded into them without loss, as in a dynamic program over a series-parallel graph; only
+where every node left has three or more is one decided by what looks best. Scholz and Eckstein,
+"Register Allocation for Irregular Architectures" (2002); Anderson and Gregg, "Optimal DNN Primitive
+Selection with Partitioned Boolean Quadratic Programming" (2018).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Costs = NDArray[np.float64]
+
+
+class Quadratic:
+    """A problem under construction; `solve` gives an option for each node, the same each time."""
+
+    def __init__(self) -> None:
+        self._costs: list[Costs] = []
+        self._edges: list[dict[int, Costs]] = []
+
+    def node(self, costs: Sequence[float]) -> int:
+        """Add a node with these options; returns its number."""
+        self._costs.append(np.array(costs, np.float64))
+        self._edges.append({})
+        return len(self._costs) - 1
+
+    def edge(self, first: int, second: int, costs: Costs) -> None:
+        """Add `costs[i, j]` where the first node takes option i and the second option j."""
+        if first == second:
+            self._costs[first] = self._costs[first] + np.diagonal(costs)
+            return
+        known = self._edges[first].get(second)
+        total = costs if known is None else known + costs
+        self._edges[first][second] = total
+        self._edges[second][first] = total.T
+
+    def total(self, options: Sequence[int]) -> float:
+        """What a choice of options costs."""
+        total = sum(
+            float(costs[option]) for costs, option in zip(self._costs, options, strict=True)
+        )
+        for first, edges in enumerate(self._edges):
+            for second, costs in edges.items():
+                if first < second:
+                    total += float(costs[options[first], options[second]])
+        return total
+
+    def solve(self) -> list[int]:
+        """The cheapest options; where nodes of three or more neighbours had to be decided alone, at
+        least none that are dearer than those of a walk in order of the nodes."""
+        found, exact = _Reduction(self._costs, self._edges).run()
+        if exact:
+            return found
+        return min(self._improved(found), self._improved(self._in_order()), key=self.total)
+
+    def _in_order(self) -> list[int]:
+        options: list[int] = []
+        for node, costs in enumerate(self._costs):
+            seen = costs.copy()
+            for other, edge in self._edges[node].items():
+                seen += edge[:, options[other]] if other < node else edge.min(axis=1)
+            options.append(int(seen.argmin()))
+        return options
+
+    def _improved(self, options: list[int]) -> list[int]:
+        """Options changed one by one, as long as that saves anything, in a few rounds."""
+        options = list(options)
+        for _ in range(4):
+            changed = False
+            for node, costs in enumerate(self._costs):
+                seen = costs.copy()
+                for other, edge in self._edges[node].items():
+                    seen += edge[:, options[other]]
+                best = int(seen.argmin())
+                if seen[best] < seen[options[node]]:
+                    options[node], changed = best, True
+            if not changed:
+                break
+        return options
+
+
+class _Reduction:
+    """Nodes are taken out, fewest neighbours first, and decided in reverse order."""
+
+    def __init__(self, costs: Sequence[Costs], edges: Sequence[dict[int, Costs]]) -> None:
+        self._costs = list(costs)
+        self._edges = [dict(each) for each in edges]
+        self._removed: list[tuple[int, dict[int, Costs]]] = []
+        self._decided: dict[int, int] = {}
+        self._queue = [(min(len(e), 3), node) for node, e in enumerate(self._edges)]
+        heapq.heapify(self._queue)
+
+    def run(self) -> tuple[list[int], bool]:
+        """An option for each node, and whether they are the cheapest."""
+        exact = True
+        gone = [False] * len(self._costs)
+        while self._queue:
+            degree, node = heapq.heappop(self._queue)
+            if gone[node] or degree != min(len(self._edges[node]), 3):
+                continue
+            gone[node] = True
+            if degree == 3:
+                exact = False
+                self._decide(node)
+            else:
+                self._fold(node)
+        for node, edges in reversed(self._removed):
+            seen = self._costs[node].copy()
+            for other, costs in edges.items():
+                seen += costs[:, self._decided[other]]
+            self._decided[node] = int(seen.argmin())
+        return [self._decided[node] for node in range(len(self._costs))], exact
+
+    def _fold(self, node: int) -> None:
+        """Replace a node of at most two neighbours by what it adds to them at its best."""
+        edges = self._detach(node)
+        self._removed.append((node, edges))
+        match list(edges.items()):
+            case [(other, costs)]:
+                self._costs[other] = self._costs[other] + (self._costs[node][:, None] + costs).min(
+                    0
+                )
+            case [(first, left), (second, right)]:
+                through = self._costs[node][:, None, None] + left[:, :, None] + right[:, None, :]
+                added = through.min(axis=0)
+                known = self._edges[first].get(second)
+                total = added if known is None else known + added
+                self._edges[first][second] = total
+                self._edges[second][first] = total.T
+        self._enqueue(edges)
+
+    def _decide(self, node: int) -> None:
+        """Take the option that is best if each neighbour could then do what is best for it."""
+        edges = self._detach(node)
+        seen = self._costs[node].copy()
+        for other, costs in edges.items():
+            seen += (costs + self._costs[other]).min(axis=1)
+        option = int(seen.argmin())
+        self._decided[node] = option
+        for other, costs in edges.items():
+            self._costs[other] = self._costs[other] + costs[option]
+        self._enqueue(edges)
+
+    def _detach(self, node: int) -> dict[int, Costs]:
+        edges, self._edges[node] = self._edges[node], {}
+        for other in edges:
+            del self._edges[other][node]
+        return edges
+
+    def _enqueue(self, nodes: dict[int, Costs]) -> None:
+        for node in nodes:
+            heapq.heappush(self._queue, (min(len(self._edges[node]), 3), node))
