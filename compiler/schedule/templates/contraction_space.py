@@ -155,7 +155,7 @@ def default_schedule(
         if "taps" in values:
             choice["taps"] = values["taps"][0]
         if "pack" in values:
-            choice["pack"] = values["pack"][0]
+            choice["pack"] = _is_worth_packing(found) and int(split) == 1
         if "split" in values:
             choice["split"] = split
         if "prefetch" in values:
@@ -173,6 +173,21 @@ def default_schedule(
             best = score, Schedule.of(algorithm, **choice)
     assert best is not None
     return best[1]
+
+
+def _is_worth_packing(found: Contraction) -> bool:
+    """Whether a run-time matrix is read so often that its panels should lie in one piece.
+
+    In place, a panel's rows are as far apart as the matrix is wide: with more pages than address
+    translations are cached for, or more bytes than the cache holds, every tile of rows waits.
+    Packing takes as long as 14 rows do.
+    """
+    rows = found.tile.extent if found.tile else 1
+    for axis in found.outer:
+        rows *= axis.extent
+    matrix = found.channel.extent * found.lanes.extent * 4
+    pages = min(found.channel.extent, matrix // 4096)
+    return (rows >= 128 and pages > 2048) or (rows >= 384 and matrix >= 1 << 21)
 
 
 def _default_unroll(found: Contraction, unrolls: Sequence[Choice], tile: int, spare: int) -> Choice:

@@ -177,6 +177,26 @@ def test_untuned_products_with_a_vector_have_accumulators_enough(
     assert schedule.integer("vectors") * steps == accumulators
 
 
+@pytest.mark.parametrize(
+    ("size", "packed"),
+    [
+        ((1024, 1024, 1024), True),
+        ((128, 1024, 4096), True),
+        ((64, 1024, 4096), False),
+        ((128, 3072, 768), False),
+        ((1024, 256, 256), False),
+        ((512, 512, 64, 12), False),
+    ],
+)
+def test_untuned_run_time_matrices_are_packed_where_it_pays(
+    size: tuple[int, ...], packed: bool
+) -> None:
+    """Many rows, and a matrix that the caches of data or of addresses do not hold."""
+    workload = matmul(*size, constant=False)
+    default = schedule_space(workload, resolve_target("x86-64-v4")).default()
+    assert default["pack"] is packed
+
+
 def test_untuned_schedules_begin_with_the_default_and_end_with_one_that_always_lowers() -> None:
     target = resolve_target("x86-64-v4")
     for make in PROBLEMS.values():
