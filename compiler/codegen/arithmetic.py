@@ -39,7 +39,10 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
     text = type_text(dtype, lanes)
     match operation:
         case Operation.REM if dtype.is_float:
-            return _float_remainder(emitter, *values)
+            # it is made of the operations here
+            from compiler.codegen.remainder import float_remainder
+
+            return float_remainder(emitter, *values)
         case Operation.ADD | Operation.SUB | Operation.MUL | Operation.DIV | Operation.REM:
             simple = _identity(emitter, operation, *values)
             if simple is not None:
@@ -226,15 +229,6 @@ def _integer_division(emitter: Emitter, operation: Operation, a: Value, b: Value
         return result
     negated = apply(emitter, Operation.NEG, a)
     return apply(emitter, Operation.SELECT, negating, negated, result)
-
-
-def _float_remainder(emitter: Emitter, a: Value, b: Value) -> Value:
-    """a - trunc(a / b) * b: LLVM's frem is a call into a C library on every target."""
-    dtype = a.dtype
-    assert dtype is not None
-    quotient = apply(emitter, Operation.DIV, a, b)
-    whole = emitter.call(dtype, a.lanes, f"llvm.trunc.{suffix(dtype, a.lanes)}", quotient)
-    return apply(emitter, Operation.FMA, apply(emitter, Operation.NEG, whole), b, a)
 
 
 def _extremum(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Value:

@@ -141,6 +141,9 @@ class Expr:
     def __truediv__(self, other: Expr | float) -> Expr:
         return op(Operation.DIV, self, other)
 
+    def __rtruediv__(self, other: Expr | float) -> Expr:
+        return op(Operation.DIV, other, self)
+
     def __neg__(self) -> Expr:
         return op(Operation.NEG, self)
 

@@ -1,40 +1,45 @@
 """Mathematical functions as expressions over native operations.
 
-Every target gets the same code, and kernels call no C library. float32 is native; float16 and
-bfloat16 are computed in float32. Bounds hold for float32 arguments, with fused multiply-adds or
-without, and are tested over the whole range; an ulp is the distance between neighbouring floats.
-NaN gives NaN, infinities give their limits, subnormal arguments and results are kept.
+Every target gets the same code, and kernels call no C library. float32 and float64 are native;
+float16 and bfloat16 are computed in float32. Of two bounds the first is float32's and the second
+float64's; they hold with fused multiply-adds or without (pow says otherwise), and are tested over
+the whole range. NaN gives NaN, infinities give their limits, subnormal arguments and results are
+kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from compiler.dtypes import DType
 from compiler.loops.elementary import (
-    INFINITY,
-    LN2_HIGH,
-    LN2_LOW,
     absolute,
-    equal,
-    exp_tail,
     fma,
-    in_float32,
+    in_float,
     less,
     maximum,
     minimum,
-    not_a_number,
     polynomial,
-    reduce_exponent,
     select,
-    split_exponent,
+    with_sign_of,
 )
+from compiler.loops.exponential import exp, exp_of, expm1, expm1_of, log, log1p, log1p_of
 from compiler.loops.expr import Expr, Operation, constant, op
+from compiler.loops.hyperbolic import acosh, asinh, atanh, cosh, sinh
+from compiler.loops.inverse import acos, asin, atan
 from compiler.loops.power import pow
-from compiler.loops.trigonometric import cos, sin
+from compiler.loops.trigonometric import cos, sin, tan
 
 __all__ = [
     "absolute",
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
     "cos",
+    "cosh",
     "erf",
     "exp",
     "expm1",
@@ -52,115 +57,28 @@ __all__ = [
     "sigmoid",
     "silu",
     "sin",
+    "sinh",
     "softplus",
     "sqrt",
+    "tan",
     "tanh",
 ]
 
 
-def exp(x: Expr) -> Expr:
-    """e**x; relative error <= 1.2e-7 (2 ulp; subnormal results: half a ulp more).
-
-    n = rint(x / ln 2), r = x - n ln 2, then 2**n * (1 + r + r**2 P(r)). P is a minimax polynomial
-    of degree 4 for |r| <= ln(2) / 2, with an approximation error of 3e-9.
-    """
-    return in_float32("exp", x, _exp)
-
-
-def _exp(x: Expr) -> Expr:
-    # beyond the limits the result is 0 or infinite; within them every step is finite
-    n, r = reduce_exponent(maximum(minimum(x, 89.0), -104.0))
-    return op(Operation.SCALE, fma(exp_tail(r), r * r, r) + 1.0, n)
-
-
-def expm1(x: Expr) -> Expr:
-    """e**x - 1; relative error <= 3e-7 (3 ulp), near 0 too."""
-    return in_float32("expm1", x, _expm1)
-
-
-def _expm1(x: Expr) -> Expr:
-    n, r = reduce_exponent(maximum(minimum(x, 89.0), -30.0))
-    p = fma(exp_tail(r), r * r, r)
-    # 2**n overflows for the largest results, half of it does not
-    half = op(Operation.SCALE, constant(1.0, x.dtype), n - 1.0)
-    result = fma(p, half, half - 0.5) * 2.0
-    # keeps the sign of zero, and subnormal values
-    return select(less(absolute(x), 1e-10), x, result)
-
-
-def log(x: Expr) -> Expr:
-    """Natural logarithm; relative error <= 1.2e-7 (2 ulp). -inf at 0, NaN below.
-
-    x = 2**e m with m in [sqrt(1/2), sqrt(2)); log(m) = f - f**2 / 2 + f**3 Q(f) for f = m - 1. Q is
-    a minimax polynomial of degree 7.
-    """
-    return in_float32("log", x, _log)
-
-
-def _log(x: Expr) -> Expr:
-    exponent, f = split_exponent(x)
-    return _log_limits(x, _log_of_parts(exponent, f, None))
-
-
-def _log_of_parts(exponent: Expr, f: Expr, correction: Expr | None) -> Expr:
-    """log(2**exponent * (1 + f + correction)), the small parts added before the large ones."""
-    square = f * f
-    tail = (
-        f
-        * square
-        * polynomial(
-            f,
-            (
-                0.33333331707704703,
-                -0.2500082103550087,
-                0.200012268654053,
-                -0.16623357298098485,
-                0.1420175823379032,
-                -0.13160183062653216,
-                0.1276157564365747,
-                -0.07634493023743867,
-            ),
-        )
-    )
-    tail = fma(exponent, LN2_LOW, tail)
-    if correction is not None:
-        tail = tail + correction
-    return fma(exponent, LN2_HIGH, fma(square, -0.5, tail) + f)
-
-
-def _log_limits(x: Expr, result: Expr) -> Expr:
-    """The result for 0 < x < inf; -inf at 0; NaN below; x itself (inf, NaN) otherwise."""
-    nan = select(less(x, 0.0), not_a_number(x.dtype), x)
-    edge = select(equal(x, 0.0), constant(-INFINITY, x.dtype), nan)
-    inside = op(Operation.AND, less(0.0, x), less(x, INFINITY))
-    return select(inside, result, edge)
-
-
-def log1p(x: Expr) -> Expr:
-    """log(1 + x); relative error <= 3e-7 (3 ulp), near 0 too. -inf at -1, NaN below."""
-    return in_float32("log1p", x, _log1p)
-
-
-def _log1p(x: Expr) -> Expr:
-    u = x + 1.0
-    exponent, f = split_exponent(u)
-    # what rounding 1 + x lost: x - (u - 1), as a part of u
-    lost = x - (u - 1.0)
-    large = less(16777216.0, u)
-    correction = select(large, constant(0.0, x.dtype), lost / u)
-    result = _log_limits(u, _log_of_parts(exponent, f, correction))
-    return select(less(absolute(x), 1e-10), x, result)
-
-
 def tanh(x: Expr) -> Expr:
-    """Hyperbolic tangent; relative error <= 4e-7 (4 ulp), near 0 too.
+    """Hyperbolic tangent; relative error <= 4e-7, 7e-16, near 0 too.
 
-    x P(x**2) / Q(x**2), both of degree 4, for |x| <= 9.02; the result is 1 beyond.
+    float32: x P(x**2) / Q(x**2), both of degree 4, for |x| <= 9.02; the result is 1 beyond.
+    float64: -t / (t + 2) with t = e**(-2|x|) - 1.
     """
-    return in_float32("tanh", x, _tanh)
+    return in_float("tanh", x, _tanh)
 
 
 def _tanh(x: Expr) -> Expr:
+    if x.dtype is DType.FLOAT64:
+        magnitude = absolute(x)
+        t = expm1_of(magnitude * -2.0)
+        return select(less(magnitude, 1e-10), x, with_sign_of(x, -t / (t + 2.0)))
     return _odd_rational(
         x,
         _TANH_LIMIT,
@@ -185,14 +103,17 @@ _TANH_LIMIT = 9.02
 
 
 def erf(x: Expr) -> Expr:
-    """Error function; relative error <= 5e-7 (5 ulp), near 0 too.
+    """Error function; relative error <= 5e-7, 5e-16, near 0 too.
 
-    x P(x**2) / Q(x**2), both of degree 5, for |x| <= 4; the result is 1 beyond.
+    float32: x P(x**2) / Q(x**2), both of degree 5, for |x| <= 4; the result is 1 beyond.
+    float64: x P(x**2) for |x| < 1, else 1 - e**(-x**2) Q((|x| - 2) / (|x| + 2)).
     """
-    return in_float32("erf", x, _erf)
+    return in_float("erf", x, _erf)
 
 
 def _erf(x: Expr) -> Expr:
+    if x.dtype is DType.FLOAT64:
+        return _erf_double(x)
     return _odd_rational(
         x,
         _ERF_LIMIT,
@@ -218,6 +139,51 @@ def _erf(x: Expr) -> Expr:
 _ERF_LIMIT = 4.0
 
 
+def _erf_double(x: Expr) -> Expr:
+    magnitude = minimum(absolute(x), 6.0)
+    small = x * polynomial(x * x, _ERF_INNER)
+    t = (magnitude - 2.0) / (magnitude + 2.0)
+    beyond = exp_of(-(magnitude * magnitude)) * polynomial(t, _ERFC_OUTER)
+    return select(less(magnitude, 1.0), small, with_sign_of(x, 1.0 - beyond))
+
+
+_ERF_INNER = (
+    1.1283791670955126,
+    -0.3761263890318375,
+    0.11283791670954879,
+    -0.026866170645076792,
+    0.0052239776248180145,
+    -0.000854832698083379,
+    0.0001205533111164271,
+    -1.4925595266831182e-05,
+    1.6461000484121368e-06,
+    -1.6350312701054695e-07,
+    1.4659775274047436e-08,
+    -1.1372848856791674e-09,
+    5.957176147748911e-11,
+)
+_ERFC_OUTER = (
+    0.25539567631050575,
+    -0.4271858474139584,
+    0.24165819424246646,
+    -0.07897858101573213,
+    0.003732892404327764,
+    0.006997461739200444,
+    -0.0008471432509203844,
+    -0.000981977026567889,
+    4.355560219515472e-05,
+    0.00017436116545392264,
+    2.7525480361206068e-05,
+    -2.7579864674305787e-05,
+    -1.396807230177146e-05,
+    1.392621183618803e-06,
+    3.789215643758464e-06,
+    1.1780775215625583e-06,
+    -5.322696855655786e-07,
+    -4.215301054238321e-07,
+)
+
+
 def _odd_rational(
     x: Expr, limit: float, numerator: Sequence[float], denominator: Sequence[float]
 ) -> Expr:
@@ -229,17 +195,17 @@ def _odd_rational(
 
 def sigmoid(x: Expr) -> Expr:
     """1 / (1 + e**-x); relative error <= 3e-7 where the result is normal, else 0 or subnormal."""
-    return in_float32("sigmoid", x, lambda v: constant(1.0, v.dtype) / (_exp(-v) + 1.0))
+    return in_float("sigmoid", x, lambda v: constant(1.0, v.dtype) / (exp_of(-v) + 1.0))
 
 
 def silu(x: Expr) -> Expr:
     """x sigmoid(x); absolute error <= 2e-7 max(1, |x|)."""
-    return in_float32("silu", x, lambda v: v / (_exp(-v) + 1.0))
+    return in_float("silu", x, lambda v: v / (exp_of(-v) + 1.0))
 
 
 def gelu(x: Expr) -> Expr:
     """x/2 (1 + erf(x / sqrt(2))); absolute error <= 3e-7 max(1, |x|)."""
-    return in_float32("gelu", x, _gelu)
+    return in_float("gelu", x, _gelu)
 
 
 def _gelu(x: Expr) -> Expr:
@@ -252,21 +218,21 @@ def gelu_tanh(x: Expr) -> Expr:
 
     Written as x sigmoid(2 u), which needs no tanh.
     """
-    return in_float32("gelu_tanh", x, _gelu_tanh)
+    return in_float("gelu_tanh", x, _gelu_tanh)
 
 
 def _gelu_tanh(x: Expr) -> Expr:
     u = x * fma(x * x, 0.044715, 1.0)
-    return x / (_exp(u * -1.5957691216057308) + 1.0)
+    return x / (exp_of(u * -1.5957691216057308) + 1.0)
 
 
 def softplus(x: Expr) -> Expr:
     """log(1 + e**x) = max(x, 0) + log1p(e**-|x|); relative error <= 4e-7."""
-    return in_float32("softplus", x, _softplus)
+    return in_float("softplus", x, _softplus)
 
 
 def _softplus(x: Expr) -> Expr:
-    return maximum(x, 0.0) + _log1p(_exp(-absolute(x)))
+    return maximum(x, 0.0) + log1p_of(exp_of(-absolute(x)))
 
 
 def sqrt(x: Expr) -> Expr:

@@ -187,7 +187,8 @@ def cast(value: Array, dtype: DType) -> Array:
     if dtype is DType.BFLOAT16:
         return from_memory(to_memory(value.astype(np.float32), dtype), dtype)
     if value.dtype.kind != "f" or target.kind == "f":
-        return value.astype(target)
+        with np.errstate(all="ignore"):
+            return value.astype(target)
     limits = np.iinfo(target)
     whole = np.trunc(np.nan_to_num(value.astype(np.float64), nan=0.0))
     low, high = whole <= float(limits.min), whole >= float(limits.max)
@@ -284,8 +285,34 @@ def _fma(x: Array, y: Array, z: Array, *, fused: bool) -> Array:
     """x*y + z. The product of two float32 is exact in float64, so that it rounds (almost) once."""
     if not fused or x.dtype.kind != "f":
         return np.asarray(x * y + z)
-    wide = np.float64 if x.dtype.itemsize < 8 else np.longdouble
-    return np.asarray(x.astype(wide) * y.astype(wide) + z.astype(wide), x.dtype)
+    if x.dtype.itemsize == 8:
+        return _fma_double(*np.broadcast_arrays(x, y, z))
+    return np.asarray(x.astype(np.float64) * y.astype(np.float64) + z.astype(np.float64), x.dtype)
+
+
+def _fma_double(x: Array, y: Array, z: Array) -> Array:
+    """x*y + z of float64, rounded (almost) once: product and sum in two parts (Dekker, Knuth)."""
+    (x_part, x_power), (y_part, y_power) = np.frexp(x), np.frexp(y)
+    power = x_power + y_power
+    product = x_part * y_part
+    (a, a_low), (b, b_low) = _split(x_part), _split(y_part)
+    error = ((a * b - product) + a * b_low + a_low * b) + a_low * b_low
+    # beyond these powers of 2 one of the two is nothing beside the other
+    addend = np.ldexp(z, np.clip(-power, -2000, 2000))
+    total = product + addend
+    part = total - product
+    rest = (product - (total - part)) + (addend - part)
+    fused = np.ldexp(total + (rest + error), power)
+    plain = x * y + z
+    exact = np.isfinite(plain) & np.isfinite(addend) & np.isfinite(fused) & (product != 0)
+    return np.asarray(np.where(exact & (plain != z), fused, plain))
+
+
+def _split(x: Array) -> tuple[Array, Array]:
+    """A float64 as two of 26 bits."""
+    large = x * 134217729.0
+    high = large - (large - x)
+    return high, x - high
 
 
 def _scale(x: Array, n: Array) -> Array:

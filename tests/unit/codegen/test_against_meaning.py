@@ -11,9 +11,10 @@ import pytest
 
 from compiler.codegen.lower import lower_nest, scratch_layout, stage_extent, stage_symbol
 from compiler.codegen.object import emit_object, load_objects
+from compiler.dtypes import DType
 from compiler.loops import maths
 from compiler.loops.evaluate import pack_tensor, run_nest, unpack_tensor
-from compiler.loops.expr import Expr, Role, Tensor
+from compiler.loops.expr import Expr, Operation, Role, Tensor, op
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.loops.semantics import evaluate_expression
@@ -25,8 +26,9 @@ Array = np.ndarray[Any, Any]
 HOST = resolve_target("host")
 WIDTHS = [bits for bits in (128, 256, 512) if bits <= HOST.vector_bits]
 FUNCTIONS = [
-    "cos", "erf", "exp", "expm1", "gelu", "gelu_tanh", "log", "log1p", "rsqrt", "sigmoid", "silu",
-    "sin", "softplus", "sqrt", "tanh",
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "expm1", "gelu",
+    "gelu_tanh", "log", "log1p", "rsqrt", "sigmoid", "silu", "sin", "sinh", "softplus", "sqrt",
+    "tan", "tanh",
 ]  # fmt: skip
 
 
@@ -93,7 +95,7 @@ def test_max_pool_keeps_nan(bits: int) -> None:
 
 
 def elementwise(body: Expr, axis: Axis, lanes: int, *inputs: Tensor) -> LoopNest:
-    y = Tensor("y", (axis.extent,), role=Role.OUTPUT)
+    y = Tensor("y", (axis.extent,), body.dtype, role=Role.OUTPUT)
     compute = Compute((Store(y[axis], body),), body, unroll=(Tile(axis, lanes),), vector=axis)
     loop = For(axis, lanes, (compute,))
     return LoopNest("f", (*inputs, y), (), (Stage("main", (loop,)),))
@@ -103,7 +105,8 @@ def check_function(function: Callable[..., Expr], bits: int, *inputs: Array) -> 
     """Code agrees with the meaning of the expression to two units in the last place."""
     target = resolve_target(f"host:{bits}")
     axis = Axis("i", inputs[0].size)
-    tensors = [Tensor(f"x{number}", x.shape) for number, x in enumerate(inputs)]
+    dtype = DType(inputs[0].dtype.name)
+    tensors = [Tensor(f"x{number}", x.shape, dtype) for number, x in enumerate(inputs)]
     body = function(*(tensor[axis] for tensor in tensors))
     code = run_code(
         elementwise(body, axis, bits // 32, *tensors), target, [*inputs, np.zeros_like(inputs[0])]
@@ -111,23 +114,78 @@ def check_function(function: Callable[..., Expr], bits: int, *inputs: Array) -> 
     meaning = evaluate_expression(body, lambda load: inputs[tensors.index(load.tensor)])
     np.testing.assert_array_equal(np.isnan(code), np.isnan(meaning))
     number = ~np.isnan(code)
-    np.testing.assert_allclose(code[number], meaning[number], rtol=2.4e-7, atol=3e-45)
+    limits = np.finfo(inputs[0].dtype)
+    few, tiny = 2 * float(limits.eps), 2 * float(limits.smallest_subnormal)
+    np.testing.assert_allclose(code[number], meaning[number], rtol=few, atol=tiny)
     np.testing.assert_array_equal(np.signbit(code[number]), np.signbit(meaning[number]))
 
 
+FLOATS = [np.float32, np.float64]
+
+
+def everywhere(kind: type, count: int) -> Array:
+    """All exponents and signs alike."""
+    size = np.dtype(kind).itemsize
+    return np.random.default_rng(9).integers(0, 256, count * size, dtype=np.uint8).view(kind)
+
+
 @pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("kind", FLOATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions(name: str, bits: int) -> None:
-    every = np.arange(0, 1 << 32, 65_537, dtype=np.uint64).astype(np.uint32).view(np.float32)
-    edges = np.array([0.0, -0.0, np.inf, -np.inf, np.nan], np.float32)
-    check_function(getattr(maths, name), bits, np.concatenate([every, random(999) * 10, edges]))
+def test_functions(name: str, kind: type, bits: int) -> None:
+    edges = np.array([0.0, -0.0, np.inf, -np.inf, np.nan], kind)
+    values = [everywhere(kind, 50_000), random(999).astype(kind) * 10, random(555).astype(kind)]
+    check_function(getattr(maths, name), bits, np.concatenate([*values, edges]))
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
-def test_pow(bits: int) -> None:
+@pytest.mark.parametrize("kind", FLOATS)
+def test_pow(kind: type, bits: int) -> None:
     numbers = [0, -0.0, 1, -1, 2, 0.5, -3, 2.5, np.inf, -np.inf, np.nan, 1e-45, 1e30, 7, -8.25]
-    x, y = (g.ravel() for g in np.meshgrid(*[np.array(numbers, np.float32)] * 2))
+    x, y = (g.ravel() for g in np.meshgrid(*[np.array(numbers, kind)] * 2))
     check_function(maths.pow, bits, x, y)
+
+
+V2 = pytest.param("x86-64-v2", marks=pytest.mark.skipif(
+    not resolve_target("x86-64-v2").runs_on(HOST), reason="the host is no x86-64"
+))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*(f"host:{bits}" for bits in WIDTHS), V2])
+@pytest.mark.parametrize("kind", [*FLOATS, np.float16])
+def test_the_remainder_is_exact(kind: type, name: str) -> None:
+    """Whatever the quotient: up to 2**2097 for float64, with fused multiply-adds or without."""
+    if kind is np.float16 and name == "x86-64-v2":
+        pytest.skip("it converts float16 by calls into a library")
+    target, limits, count = resolve_target(name), np.finfo(kind), 3000
+    edges = [
+        0,
+        -0.0,
+        1,
+        3,
+        -0.5,
+        np.inf,
+        np.nan,
+        limits.tiny,
+        limits.smallest_subnormal,
+        limits.max,
+    ]
+    pairs = np.meshgrid(*[np.array([*edges, -limits.max], kind)] * 2)
+    whole = np.arange(count).astype(kind)
+    raw = everywhere(kind, 2 * count)
+    x = np.concatenate([pairs[0].ravel(), raw[:count], random(count).astype(kind) * 99, whole])
+    y = np.concatenate(
+        [pairs[1].ravel(), raw[count:], random(count).astype(kind)[::-1], whole[::-1]]
+    )
+    axis, dtype = Axis("i", x.size), DType(np.dtype(kind).name)
+    a, b = Tensor("a", x.shape, dtype), Tensor("b", x.shape, dtype)
+    nest = elementwise(op(Operation.REM, a[axis], b[axis]), axis, target.vector_bits // 32, a, b)
+    code = run_code(nest, target, [x, y, np.zeros_like(x)])[-1]
+    with np.errstate(all="ignore"):
+        expected = np.fmod(x, y)
+    np.testing.assert_array_equal(code, expected)
+    number = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.signbit(code[number]), np.signbit(expected[number]))
 
 
 @pytest.mark.skipif(not resolve_target("x86-64-v2").runs_on(HOST), reason="the host is no x86-64")

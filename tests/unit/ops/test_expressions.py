@@ -56,7 +56,7 @@ def _conv(x: Any, w: Any, bias: bool = False, **attrs: Any) -> Case:
 UNARY = (
     *("identity", "neg", "abs", "sign", "exp", "sin", "cos", "tanh", "erf", "sigmoid"),
     *("softplus", "floor", "ceil", "round", "relu", "leaky_relu", "elu", "hard_sigmoid"),
-    *("gelu", "is_nan"),
+    *("gelu", "is_nan", "tan", "atan", "sinh", "cosh", "asinh"),
 )
 
 ARGS = ("arg_max", "arg_min")
@@ -82,6 +82,9 @@ CASES = [
     Case("mod", ((9,), (9,)), {"fmod": 1}, dtype=INT, low=1, high=5),
     *(Case(op, ((3, 7),)) for op in UNARY),
     *(Case(op, ((3, 7),), low=0.1) for op in ("log", "sqrt", "reciprocal")),
+    *(Case(op, ((3, 7),), low=-1, high=1) for op in ("asin", "acos", "atanh")),
+    Case("acosh", ((3, 7),), low=1, high=9),
+    *(Case(op, ((3, 7),), dtype=np.float64) for op in UNARY),
     *(Case(op, ((5,),), dtype=INT) for op in ("neg", "abs", "sign", "relu", "identity")),
     Case("sign", ((5,),), dtype=BYTE),
     Case("selu", ((9,),), {"alpha": 1.67, "gamma": 1.05}),

@@ -17,6 +17,7 @@ BOOLS = data([[True, False, True], [False, False, True]], np.bool_)
 UNARY = (
     *("Abs", "Cos", "Erf", "Exp", "Floor", "Ceil", "HardSwish", "Identity", "IsInf", "IsNaN"),
     *("Mish", "Neg", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Tanh"),
+    *("Tan", "Atan", "Sinh", "Cosh", "Asinh"),
 )
 BINARY = ("Add", "Sub", "Mul", "Div", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 REDUCTIONS = (
@@ -27,6 +28,8 @@ REDUCTIONS = (
 CASES = [
     *(Case(op, ((3, 7),), opset=20 if op == "Mish" else 17) for op in UNARY),
     *(Case(op, ((5,),), low=0.1) for op in ("Log", "Sqrt", "Reciprocal")),
+    *(Case(op, (data([-0.9, 0, 0.4, 0.99], np.float32),)) for op in ("Asin", "Acos", "Atanh")),
+    Case("Acosh", ((5,),), low=1.1),
     *(Case(op, ((2, 1, 5), (3, 1))) for op in BINARY),
     *(Case(op, ((3, 1), (4,))) for op in ("Max", "Min", "Mean", "Sum")),
     *(Case(op, ((3, 2), (2,), (1,))) for op in ("Max", "Min", "Mean", "Sum")),

@@ -1,0 +1,137 @@
+"""Exponentials and logarithms."""
+
+from __future__ import annotations
+
+from compiler.loops.elementary import (
+    INFINITY,
+    absolute,
+    by_type,
+    equal,
+    exp_tail,
+    fma,
+    in_float,
+    less,
+    ln2_parts,
+    maximum,
+    minimum,
+    not_a_number,
+    polynomial,
+    reduce_exponent,
+    select,
+    split_exponent,
+)
+from compiler.loops.expr import Expr, Operation, constant, op
+
+
+def exp(x: Expr) -> Expr:
+    """e**x; relative error <= 1.2e-7, 2.5e-16 (subnormal results: half a ulp more).
+
+    n = rint(x / ln 2), r = x - n ln 2, then 2**n * (1 + r + r**2 P(r)).
+    """
+    return in_float("exp", x, exp_of)
+
+
+def exp_of(x: Expr) -> Expr:
+    # beyond the limits the result is 0 or infinite; within them every step is finite
+    lowest, highest = by_type(x, (-104.0, 89.0), (-746.0, 710.0))
+    n, r = reduce_exponent(maximum(minimum(x, highest), lowest))
+    return op(Operation.SCALE, fma(exp_tail(r), r * r, r) + 1.0, n)
+
+
+def expm1(x: Expr) -> Expr:
+    """e**x - 1; relative error <= 3e-7, 5e-16, near 0 too."""
+    return in_float("expm1", x, expm1_of)
+
+
+def expm1_of(x: Expr) -> Expr:
+    lowest, highest = by_type(x, (-30.0, 89.0), (-40.0, 710.0))
+    n, r = reduce_exponent(maximum(minimum(x, highest), lowest))
+    p = fma(exp_tail(r), r * r, r)
+    # 2**n overflows for the largest results, half of it does not
+    half = op(Operation.SCALE, constant(1.0, x.dtype), n - 1.0)
+    result = fma(p, half, half - 0.5) * 2.0
+    # keeps the sign of zero, and subnormal values
+    return select(less(absolute(x), by_type(x, 1e-10, 1e-20)), x, result)
+
+
+def log(x: Expr) -> Expr:
+    """Natural logarithm; relative error <= 1.2e-7, 2.5e-16. -inf at 0, NaN below.
+
+    x = 2**e (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)). float32: log(1 + f) = f - f**2 / 2 +
+    f**3 Q(f). float64: with s = f / (2 + f), f - f**2 / 2 + s (f**2 / 2 + R(s**2)) (FreeBSD msun).
+    """
+    return in_float("log", x, _log)
+
+
+def _log(x: Expr) -> Expr:
+    exponent, f = split_exponent(x)
+    return _log_limits(x, _log_of_parts(exponent, f, None))
+
+
+def _log_of_parts(exponent: Expr, f: Expr, correction: Expr | None) -> Expr:
+    """log(2**exponent * (1 + f + correction)), the small parts added before the large ones."""
+    high, low = ln2_parts(f)
+    square = f * f
+    tail = by_type(f, _log_tail, _log_tail_double)(f, square)
+    tail = fma(exponent, low, tail)
+    if correction is not None:
+        tail = tail + correction
+    return fma(exponent, high, fma(square, -0.5, tail) + f)
+
+
+def _log_tail(f: Expr, square: Expr) -> Expr:
+    """log(1 + f) - f + f**2 / 2 as f**3 Q(f)."""
+    return f * square * polynomial(f, _LOG)
+
+
+_LOG = (
+    0.33333331707704703,
+    -0.2500082103550087,
+    0.200012268654053,
+    -0.16623357298098485,
+    0.1420175823379032,
+    -0.13160183062653216,
+    0.1276157564365747,
+    -0.07634493023743867,
+)
+
+
+def _log_tail_double(f: Expr, square: Expr) -> Expr:
+    s = f / (f + 2.0)
+    z = s * s
+    return s * fma(square, 0.5, z * polynomial(z, _LOG_DOUBLE))
+
+
+_LOG_DOUBLE = (
+    6.666666666666735130e-01,
+    3.999999999940941908e-01,
+    2.857142874366239149e-01,
+    2.222219843214978396e-01,
+    1.818357216161805012e-01,
+    1.531383769920937332e-01,
+    1.479819860511658591e-01,
+)
+
+
+def _log_limits(x: Expr, result: Expr) -> Expr:
+    """The result for 0 < x < inf; -inf at 0; NaN below; x itself (inf, NaN) otherwise."""
+    nan = select(less(x, 0.0), not_a_number(x.dtype), x)
+    edge = select(equal(x, 0.0), constant(-INFINITY, x.dtype), nan)
+    inside = op(Operation.AND, less(0.0, x), less(x, INFINITY))
+    return select(inside, result, edge)
+
+
+def log1p(x: Expr) -> Expr:
+    """log(1 + x); relative error <= 3e-7, 5e-16, near 0 too. -inf at -1, NaN below."""
+    return in_float("log1p", x, log1p_of)
+
+
+def log1p_of(x: Expr) -> Expr:
+    u = x + 1.0
+    exponent, f = split_exponent(u)
+    # what rounding 1 + x lost: x - (u - 1), as a part of u
+    lost = x - (u - 1.0)
+    large = less(by_type(x, 2.0**24, 2.0**53), u)
+    correction = select(large, constant(0.0, x.dtype), lost / u)
+    result = _log_limits(u, _log_of_parts(exponent, f, correction))
+    return select(less(absolute(x), by_type(x, 1e-10, 1e-20)), x, result)
