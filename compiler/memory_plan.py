@@ -156,6 +156,8 @@ def _external(plan: GraphPlan, regions: Regions) -> dict[Region, str]:
     """The regions that are the caller's buffers, each with the input or output that it is."""
     found: dict[Region, str] = {}
     for value in (*plan.graph.inputs, *plan.graph.outputs):
+        if value not in regions:
+            continue  # an output without elements: no step makes it
         region = regions.of(value)
         if region in found or region.bytes != value_bytes(plan, value):
             raise ValueError(f"'{value}' is not a buffer of its own: it shares one with others")
@@ -191,19 +193,20 @@ def _reuse_operands(
 
 def _place(buffers: Sequence[_Buffer]) -> int:
     """Give each buffer the lowest offset that is free during its life; returns the arena's size."""
-    placed: list[_Buffer] = []
+    alive: dict[int, list[_Buffer]] = {}  # those placed, by the steps of their lives
     total = 0
     for buffer in sorted(buffers, key=lambda b: (-b.bytes, b.first)):
+        life = range(buffer.first, buffer.last + 1)
         size = -(-buffer.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        others = {id(other): other for step in life for other in alive.get(step, ())}
         offset = 0
-        for other in sorted(placed, key=lambda b: b.offset):
-            if other.last < buffer.first or buffer.last < other.first:
-                continue
+        for other in sorted(others.values(), key=lambda b: b.offset):
             if other.offset - offset >= size:
                 break
             end = other.offset + -(-other.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             offset = max(offset, end)
         buffer.offset = offset
-        placed.append(buffer)
+        for step in life:
+            alive.setdefault(step, []).append(buffer)
         total = max(total, offset + size)
     return total

@@ -15,6 +15,7 @@ from compiler.frontend.old_opsets import aligned_operands
 from compiler.frontend.order import reads, sort_nodes
 from compiler.frontend.schema_functions import schema_function
 from compiler.frontend.tensors import read_tensor
+from compiler.frontend.unroll import unrolled_loop, unrolled_scan
 from compiler.ops.builder import GraphBuilder
 from compiler.ops.onnx_node import OnnxAttr, OnnxNode
 
@@ -89,8 +90,21 @@ class NodeImporter:
         domain = domain_of(proto.domain)
         opset = body.opsets.get(domain, 0)
         inputs = tuple(body.values[v] if v else None for v in proto.input)
-        if (domain, proto.op_type) == ("", "If"):
-            return self._branch(proto, name, body)
+        match domain, proto.op_type:
+            case "", "If":
+                return self._branch(proto, name, body)
+            case "", "Scan" | "Loop":
+                attrs = self._attributes(proto, name, body, graphs=False)
+                node = OnnxNode(
+                    name, proto.op_type, domain, opset, inputs, outputs, attrs, self._builder
+                )
+                graph = subgraph(proto, "body", name)
+
+                def step(number: int, operands: Sequence[str]) -> list[str]:
+                    return self.inline(graph, operands, f"{name}/{number}/", body)
+
+                unrolled = unrolled_scan if proto.op_type == "Scan" else unrolled_loop
+                return unrolled(node, len(graph.input), len(graph.output), step)
         rule = ops.onnx_rules().get((domain, proto.op_type))
         if rule is None:
             found = self._expand(proto, name, body, inputs, outputs, None)
@@ -161,41 +175,44 @@ class NodeImporter:
 
     def _branch(self, proto: NodeProto, name: str, body: Body) -> Sequence[str]:
         """The branch of an If whose condition is known at import."""
-        opset = body.opsets.get("", 0)
         condition = body.values[proto.input[0]] if proto.input and proto.input[0] else None
         if condition is None:
             raise InvalidModelError(f"If '{name}': input 0 is missing")
-        known = self._builder.constants.get(condition)
+        known = self._builder.known(condition)
         if known is None:
             raise UnsupportedOperatorError(
                 name,
                 "If",
                 "",
-                opset,
+                body.opsets.get("", 0),
                 "the condition (input 0) depends on a run-time value",
                 self._builder.inputs_of(condition),
             )
         if known.size != 1:
             raise InvalidModelError(f"If '{name}': the condition is no scalar")
         key = "then_branch" if known.reshape(-1)[0] else "else_branch"
-        graph = next((a.g for a in proto.attribute if a.name == key and a.HasField("g")), None)
-        if graph is None:
-            raise InvalidModelError(f"If '{name}': attribute '{key}' is missing")
-        inner = Body(
-            ChainMap({}, body.values),
-            body.opsets,
-            body.attributes,
-            f"{name}/",
-            _deeper(body, name),
-        )
+        return self.inline(subgraph(proto, key, name), (), f"{name}/", body)
+
+    def inline(
+        self, graph: GraphProto, operands: Sequence[str], prefix: str, body: Body
+    ) -> list[str]:
+        """Import a subgraph for these values of its inputs; returns those of its outputs."""
+        values: dict[str, str | None] = {}
+        for info, operand in zip(graph.input, operands, strict=True):
+            values[info.name] = operand
         for tensor in graph.initializer:
             found = read_tensor(tensor, self._folder, f"initializer '{tensor.name}'")
-            inner.values[tensor.name] = self._builder.constant(
-                found.array, tensor.name, found.dtype
-            )
+            values[tensor.name] = self._builder.constant(found.array, tensor.name, found.dtype)
+        inner = Body(
+            ChainMap(values, body.values),
+            body.opsets,
+            body.attributes,
+            prefix,
+            _deeper(body, prefix),
+        )
         wanted = [info.name for info in graph.output]
         self.run(graph, wanted, inner)
-        return [_defined(inner, value, name) for value in wanted]
+        return [_defined(inner, value, prefix) for value in wanted]
 
     def _resolved(self, proto: NodeProto, body: Body) -> NodeProto:
         """The node with attributes of its own in place of references to the call's."""
@@ -213,10 +230,14 @@ class NodeImporter:
                 copy.name = attribute.name
         return resolved
 
-    def _attributes(self, proto: NodeProto, name: str, body: Body) -> dict[str, OnnxAttr]:
+    def _attributes(
+        self, proto: NodeProto, name: str, body: Body, *, graphs: bool = True
+    ) -> dict[str, OnnxAttr]:
+        """Typed attributes; without `graphs`, those that are subgraphs are passed over."""
         return {
             attribute.name: self._attribute(attribute, proto, name, body)
             for attribute in self._resolved(proto, body).attribute
+            if graphs or not attribute.HasField("g")
         }
 
     def _attribute(
@@ -251,6 +272,14 @@ class NodeImporter:
 def domain_of(name: str) -> str:
     """A domain's name, the empty one for ONNX's own operators."""
     return "" if name == "ai.onnx" else name
+
+
+def subgraph(proto: NodeProto, key: str, name: str) -> GraphProto:
+    """A graph attribute; raises InvalidModelError where it is missing."""
+    for attribute in proto.attribute:
+        if attribute.name == key and attribute.HasField("g"):
+            return attribute.g
+    raise InvalidModelError(f"{proto.op_type} '{name}': attribute '{key}' is missing")
 
 
 def _defined(body: Body, value: str, name: str) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from compiler.dtypes import DType
 from compiler.loops.semantics import from_memory, to_memory
+from compiler.ops.cast import cast_to
 from compiler.ops.onnx_node import OnnxNode, OnnxTensor
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
@@ -66,12 +67,18 @@ def _onnx_identity(node: OnnxNode) -> str:
 
 
 def _onnx_dropout(node: OnnxNode) -> list[str]:
-    if len(node.outputs) > 1 and node.outputs[1]:
-        raise node.unsupported("the output mask")
     training = node.static(2, "training_mode")
     if training is not None and training.any():
         raise node.unsupported("training_mode")
-    return [node.input(0)]
+    x = node.input(0)
+    if len(node.outputs) < 2 or not node.outputs[1]:
+        return [x]
+    node.reserve("the mask", node.type(x).elements)
+    kept = np.ones(node.shape(x), bool)  # up to opset 9, the mask has the operand's type
+    return [
+        x,
+        cast_to(node, node.constant(kept), DType.BOOL if node.opset >= 10 else node.type(x).dtype),
+    ]
 
 
 RULES = (
