@@ -69,20 +69,26 @@ class Tuner:
         self.trials = trials
         self._builder = ProcessBuilder()
         self._runner = LocalRunner()
+        self._store = MemoryStore()
+        self._runs = 0
 
     def schedules(self, model: Any) -> ScheduleSource:
         """The best schedules of the model's workloads after `trials` trials each."""
         target = host_target()
         plan = driver.make_plan(driver.optimise(driver.load_graph(model)), target)
         tasks = [make_task(workload, target, count=count) for workload, count in plan.tasks()]
-        store = MemoryStore()
+        # models share workloads: changes of layout above all
+        unknown = [task for task in tasks if self._store.best_record(task.key) is None]
+        self._runs += 1
         options = TuneOptions(
-            trials=self.trials * len(tasks),
+            trials=self.trials * len(unknown),
             batch_size=min(8, self.trials),
             codegen_version=CODEGEN_VERSION,
+            job_id=f"run {self._runs}",  # requests are known by it: the runner takes each once
         )
-        tune(tasks, self._builder, self._runner, store, options)
-        return _Found(store)
+        if unknown:
+            tune(unknown, self._builder, self._runner, self._store, options)
+        return _Found(self._store)
 
     def __enter__(self) -> Tuner:
         return self

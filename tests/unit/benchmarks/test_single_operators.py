@@ -92,6 +92,19 @@ def test_tuned_schedules_are_found_by_the_compiler() -> None:
         assert schedules.best(workload.key, target.key, 2, "fast") is None
 
 
+def test_models_that_share_a_workload_are_tuned_one_after_the_other() -> None:
+    # both end with 16 channels of 12 x 12 going back to row-major order
+    first = operators.conv(16, 16, (12, 12), (1, 1))
+    second = operators.conv(32, 16, (12, 12), (1, 1))
+    target = host_target()
+    with Tuner(trials=1) as tuner:
+        for model in (first, second, first):
+            schedules = tuner.schedules(model)
+            plan = driver.make_plan(driver.optimise(driver.load_graph(model)), target)
+            for workload, _ in plan.tasks():
+                assert schedules.best(workload.key, target.key, 1, "fast") is not None
+
+
 def test_every_case_counts_what_it_does() -> None:
     cases = single_ops.cases()
     assert len({(case.family, case.name) for case in cases}) == len(cases)
