@@ -8,6 +8,7 @@ operands, and are full.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from compiler.graph.ir import Graph, Node
@@ -27,6 +28,7 @@ _MIXED = 10.0
 """Lanes along one axis in one operand and along another in the next: elements come one by one."""
 
 
+@lru_cache(maxsize=4096)
 def moved(kind: TensorType, layout: Layout, halo: Halo = ()) -> float:
     """Reading or writing a value once, as it lies."""
     bytes_ = strides(kind.shape, layout, halo)[1] * kind.dtype.bytes

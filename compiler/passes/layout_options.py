@@ -98,22 +98,12 @@ class Options:
                 return self._reduction(group, anchor)
         return [self._option(self._rows(group), 0.0)]
 
-    def layouts(self, value: str, groups: int = 1) -> list[Layout]:
+    def layouts(self, value: str, groups: int = 1) -> tuple[Layout, ...]:
         """What a value may lie in, row-major first."""
         shape = self._graph.types[value].shape
         if len(shape) not in BLOCKED_RANKS:
-            return [ROW_MAJOR]
-        found = [ROW_MAJOR]
-        channels = shape[1]
-        if fits_block(channels, groups, self._lanes):
-            found.append(blocked(len(shape), 1, self._lanes))
-        half = self._lanes // 2
-        if half >= 4 and channels % self._lanes and fits_block(channels, groups, half):
-            found.append(blocked(len(shape), 1, half))
-        single = groups == 1 or groups == channels
-        if single and channels % half and channels >= half >= 4:
-            found.append(channels_last(len(shape)))
-        return found
+            return (ROW_MAJOR,)
+        return _layouts(len(shape), shape[1], groups, self._lanes)
 
     def _rows(self, group: Group) -> Choice:
         return Choice(ROW_MAJOR, {value: Demand(ROW_MAJOR) for value in group.inputs})
@@ -192,7 +182,7 @@ class Options:
         full = [v for v in group.inputs if types[v].shape == shape]
         layouts = self.layouts(group.output)
         if all(value in self._graph.constants for value in full):
-            layouts = [ROW_MAJOR]
+            layouts = (ROW_MAJOR,)
         return [
             self._option(self._operands(group, layout, {}), 0.0, group.output) for layout in layouts
         ]
@@ -251,6 +241,20 @@ class Options:
         types, place = self._graph.types, Placement(layout)
         apart = distance(types[whole].shape, place, types[part].shape, place, start)
         return apart is not None and apart * types[whole].dtype.bytes % ALIGNMENT_BYTES == 0
+
+
+@lru_cache(maxsize=4096)
+def _layouts(rank: int, channels: int, groups: int, lanes: int) -> tuple[Layout, ...]:
+    found = [ROW_MAJOR]
+    if fits_block(channels, groups, lanes):
+        found.append(blocked(rank, 1, lanes))
+    half = lanes // 2
+    if half >= 4 and channels % lanes and fits_block(channels, groups, half):
+        found.append(blocked(rank, 1, half))
+    single = groups in (1, channels)
+    if single and channels % half and channels >= half >= 4:
+        found.append(channels_last(rank))
+    return tuple(found)
 
 
 @lru_cache(maxsize=4096)
