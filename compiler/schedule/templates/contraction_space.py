@@ -36,6 +36,9 @@ PREFETCHES = (0, 2048)
 _JOINING = 0.85
 """Worth of a tile whose sum is joined by a stage of its own."""
 
+_NEAR_BYTES = 1 << 15
+"""A first-level cache."""
+
 _UNROLLS = (1, 2, 4, 8)
 _TILES = (*range(1, 17), 18, 20, 24, 28)
 
@@ -161,7 +164,10 @@ def default_schedule(
         if "prefetch" in values:
             # A product reads a panel of weights in one stream, which hardware follows.
             choice["prefetch"] = PREFETCHES[-1] if found.window else 0
-        score = _tile_score(int(tile), int(vectors), extent, whole, target.vector_registers)
+        panel = found.channel.extent * int(vectors) * target.vector_bits // 8
+        score = _tile_score(
+            int(tile), int(vectors), extent, whole, target.vector_registers, panel <= _NEAR_BYTES
+        )
         loops = loops_around(found, str(order), int(tile), int(vectors) * lanes, False)
         if int(split) > 1:
             loops = [Loop(Axis("part", int(split)))]
@@ -207,11 +213,18 @@ def _default_unroll(found: Contraction, unrolls: Sequence[Choice], tile: int, sp
     return max(u for u in unrolls if int(u) <= most)
 
 
-def _tile_score(tile: int, vectors: int, extent: int, whole: int, registers: int) -> float:
-    """Useful share of the tiles' work, times how well loads are amortised, in 0..1."""
+def _tile_score(
+    tile: int, vectors: int, extent: int, whole: int, registers: int, near: bool
+) -> float:
+    """Useful share of the tiles' work, times how well loads are amortised, in 0..1.
+
+    `near` is whether a panel stays in the first-level cache; its vectors come from further off else,
+    for every tile anew.
+    """
     tiles, panels = -(-extent // tile), -(-whole // vectors)
     useful = extent * whole / (tiles * tile * panels * vectors)
     latency = min(1.0, tile * vectors / (0.62 * registers))
     # A core loads about as often as it multiplies: a tile of one vector keeps its ports busy.
-    loads_per_fma = (tile + vectors) / (tile * vectors)
+    loads = tile + vectors if near else 0.75 * tile + 1.25 * vectors
+    loads_per_fma = loads / (tile * vectors)
     return useful * latency / (1 + 0.15 * loads_per_fma)
