@@ -14,7 +14,7 @@ import numpy as np
 
 from compiler.dtypes import DType
 from compiler.graph.ir import AttrValue
-from compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
 from compiler.passes.layout_options import channels_last
 from compiler.workload import Halo, Workload
 from tests.graphs import Maker
@@ -125,7 +125,7 @@ def convolution(random: Random, lanes: int) -> Case:
 
 
 def winograd(random: Random, lanes: int) -> Case:
-    """A window in blocked channels with a halo: every algorithm for convolutions applies."""
+    """A window in channels that lie together, with a halo: every algorithm applies."""
     make = Maker()
     kernel = pick(random, (3, 3), (3, 3), (5, 5), (1, 7), (3, 1), (2, 3), (3,), (5,), (1, 3, 3))
     rank = len(kernel)
@@ -142,11 +142,12 @@ def winograd(random: Random, lanes: int) -> Case:
         "strides": strides, "pads": pads, "dilations": (1,) * rank, "group": 1,
     }  # fmt: skip
     around = ((0, 0), (0, 0), *((pads[d] + more, pads[d + rank] + more) for d in range(rank)))
-    layout = blocked(rank + 2, 1, lanes)
+    last = Layout((*(Factor(d) for d in (0, *range(2, rank + 2))), Factor(1)))
+    layout, written = (pick(random, blocked(rank + 2, 1, lanes), last) for _ in range(2))
     # Lanes that a layout rounds up are nobody's, in a halo too: there would be nothing to compare.
-    whole = filters % lanes == 0
+    whole = filters % lanes == 0 or written == last
     halo: Halo = ((0, 0), (0, 0), *(((1, 1),) * rank)) if whole and random.integers(2) else ()
-    places: Places = {"x": (layout, around), "out": (layout, halo)}
+    places: Places = {"x": (layout, around), "out": (written, halo)}
     value = make("conv", x, w, make.input("b", filters), **attrs)
     value, weights = epilogue(make, value, random, places)
     return case(make, value, random, ("w", "b", *weights), _named(places, value))

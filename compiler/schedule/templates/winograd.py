@@ -67,10 +67,10 @@ class _Template:
         found = analyse(workload)
         if found is None or strict:
             return None
-        outputs = _possible(found)
-        if not outputs:
-            return None
         lanes = target.lanes(DType.FLOAT32)
+        outputs = _possible(found)
+        if not outputs or not found.takes(lanes):
+            return None
         most = min(6, -(-found.filters // lanes))
         whole = {prod(found.tile_counts(m)) for m in outputs}
         blocks = {*_BLOCKS, *(tiles for tiles in whole if tiles <= _BLOCKS[-1])}

@@ -10,7 +10,7 @@ from compiler.dtypes import DType
 from compiler.graph.ir import Node
 from compiler.loops.expr import Expr, Load, Role, Tensor
 from compiler.schedule.problem import Problem, compose
-from compiler.schedule.structure import needs_padding
+from compiler.schedule.structure import needs_padding, unit_stride
 from compiler.workload import Workload
 
 
@@ -41,7 +41,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Winograd:
-    """A convolution in blocked channels whose input holds its padding as a halo.
+    """A convolution whose channels lie together, and whose input holds its padding as a halo.
 
     `strides` and `pads` (those before) are of all spatial dimensions; `sides` are one or two.
     """
@@ -66,6 +66,14 @@ class Winograd:
         """Of the output: batch, then the spatial dimensions."""
         batch, _, *spatial = self.problem.output.tensor.shape
         return (batch, *spatial)
+
+    def takes(self, lanes: int) -> bool:
+        """Whether vectors of this many channels stay inside the blocks of the layouts."""
+        for tensor in (self.image.tensor, self.problem.output.tensor):
+            blocks = [f.mod for f in tensor.layout.factors if f.dim == 1 and f.mod is not None]
+            if any(block % lanes and block < tensor.shape[1] for block in blocks):
+                return False
+        return True
 
     def steps(self, outputs: int) -> tuple[int, ...]:
         """Outputs of a tile along each dimension of `shape`."""
@@ -106,9 +114,10 @@ def analyse(workload: Workload) -> Winograd | None:
         return None
     if needs_padding(image):
         return None
-    blocks = [_block(t) for t in (image.tensor, problem.output.tensor)]
-    if blocks[0] is None or blocks[0] != blocks[1]:
-        return None
+    channels = [next(iter(load.index[1].axes()), None) for load in (image, problem.output)]
+    for load, channel in zip((image, problem.output), channels, strict=True):
+        if channel is None or not unit_stride(load, channel):
+            return None
     spatial = len(weight.tensor.shape) - 2
     strides = _ints(convolution, "strides", (1,) * spatial)
     pads = _ints(convolution, "pads", (0,) * 2 * spatial)[:spatial]
@@ -139,7 +148,3 @@ def _ints(node: Node, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
 
 def _is_load(expr: Expr, role: Role) -> bool:
     return isinstance(expr, Load) and expr.tensor.role is role
-
-
-def _block(tensor: Tensor) -> int | None:
-    return next((f.mod for f in tensor.layout.factors if f.dim == 1 and f.mod), None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from compiler.loops.layout import Factor, Layout, blocked
 from compiler.ops.interpret import run_graph
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space
@@ -38,8 +41,22 @@ def space(workload: Workload, target: Target = TARGET, threads: int = 1) -> SubS
     ],
 )
 def test_what_it_does_not_apply_to(workload: Workload) -> None:
-    """Padding is in a halo, channels are blocked, and a phase of the window has two taps."""
+    """Padding is in a halo, channels lie together, and a phase of the window has two taps."""
     assert TEMPLATE.space(workload, TARGET, threads=1, strict=False) is None
+
+
+def test_channels_last_serve_as_well_as_blocks() -> None:
+    """Blocks that a vector of channels would straddle do not."""
+    last = Layout((Factor(0), Factor(2), Factor(3), Factor(1)))
+    single = conv(16, channels=24, filters=40)
+    workload = replace(
+        single,
+        inputs=(replace(single.inputs[0], layout=last), *single.inputs[1:]),
+        output=replace(single.output, layout=last),
+    )
+    assert schedule_space(workload, TARGET).default().algorithm == "winograd"
+    narrow = replace(workload, output=replace(workload.output, layout=blocked(4, 1, 8)))
+    assert TEMPLATE.space(narrow, TARGET, threads=1, strict=False) is None
 
 
 def test_strict_numerics_leave_it_out() -> None:
