@@ -24,6 +24,12 @@ _LINE_BYTES = 64
 _TORN = 1.25
 """Vectors of a value whose channels, which lie together, do not end where a cache line does."""
 
+_TRANSFORM_MACS = 8
+"""Multiplications in the time in which one number is brought into Winograd's domain and read."""
+
+_WEIGHT_MACS = 15
+"""Multiplications in the time in which one weight comes from memory."""
+
 _MIXED = 10.0
 """Lanes along one axis in one operand and along another in the next: elements come one by one."""
 
@@ -70,16 +76,46 @@ def _winograd(
     weight: tuple[int, ...],
     result: tuple[int, ...],
 ) -> float:
-    """Less than 1 where Winograd's algorithm, which reads and writes one layout, may do it."""
-    plain = (
-        weight[2:] == (3, 3)
-        and set(ints(node, "strides", (1,))) == {1}
-        and set(ints(node, "dilations", (1,))) == {1}
-        and number(node, "group", 1) == 1
-    )
-    # below some 8 pixels and 32 channels, its transforms cost what they save
-    large = min(result[2:]) >= 8 and min(weight[:2]) >= 32
-    return 0.4 if plain and large and source == output != ROW_MAJOR and _is_blocked(output) else 1.0
+    """Less than 1 where Winograd's algorithm is cheaper; it reads and writes blocks of one size.
+
+    The share of the multiplications that are left, with the transforms, and with the weights as
+    they come from memory: there are more of them, which shows where there are few pixels.
+    """
+    spatial = len(weight) - 2
+    steps = ints(node, "strides", (1,) * spatial)
+    plain = set(ints(node, "dilations", (1,))) == {1} and number(node, "group", 1) == 1
+    if source != output or not plain or not _is_blocked(output):
+        return 1.0
+    sides = [
+        (taps, step, -(-taps // step), extent)
+        for taps, step, extent in zip(weight[2:], steps, result[2:], strict=True)
+        if taps > 1
+    ]
+    if not 1 <= len(sides) <= 2 or any(reach < 2 for _, _, reach, _ in sides):
+        return 1.0
+    pairs = weight[0] * weight[1]
+    phases = weight[0] + weight[1] * prod(steps)
+    direct = _fetched(pairs * prod(weight[2:]) * prod(result[2:]), pairs * prod(weight[2:]))
+    others = prod(result[2:]) // prod(extent for *_, extent in sides)
+    best = direct
+    for outputs in (2, 3, 4):
+        if any(outputs > extent or outputs + reach > 7 for _, _, reach, extent in sides):
+            continue
+        tiles = others * prod(-(-extent // outputs) for *_, extent in sides)
+        products = prod(
+            step * (outputs + reach - 2) + taps - step * (reach - 1)
+            for taps, step, reach, _ in sides
+        )
+        points = prod(outputs + reach - 1 for _, _, reach, _ in sides)
+        cost = _fetched(pairs * products * tiles, pairs * products)
+        best = min(best, cost + _TRANSFORM_MACS * points * tiles * phases)
+    return best / direct
+
+
+def _fetched(multiplications: float, weights: float) -> float:
+    """The time of multiplications, in those, with that of their weights from memory beside it."""
+    fetch = _WEIGHT_MACS * weights
+    return max(multiplications, fetch) + 0.3 * min(multiplications, fetch)
 
 
 def _is_blocked(layout: Layout) -> bool:
