@@ -25,6 +25,8 @@ class Kind(Enum):
     RUNTIME = auto()
     UNROLLED = auto()
     LANE = auto()
+    PACKED = auto()
+    """The elements of one 32-bit operand of a dot instruction."""
 
 
 class Padding(Enum):

@@ -14,6 +14,7 @@ from compiler.codegen import memory
 from compiler.codegen.access import Kind, Linear, Padding, bind, evaluate
 from compiler.codegen.arithmetic import apply, cast
 from compiler.codegen.combining import Partial, join, join_lanes, same_lanes, start
+from compiler.codegen.dot import multiply_add
 from compiler.codegen.order import constant_points, greedy_points
 from compiler.codegen.points import Point, Points
 from compiler.codegen.ssa import Value, element
@@ -36,7 +37,7 @@ from compiler.loops.expr import (
     Tee,
     walk,
 )
-from compiler.loops.nest import Compute, Order, Store, Tile
+from compiler.loops.nest import Compute, Order, Store, Tile, dot_operands
 from compiler.loops.semantics import items_of
 
 if TYPE_CHECKING:
@@ -210,6 +211,12 @@ class ComputeLowering:
                 for v, n in zip(same_lanes(emitter, values, lanes), neutral, strict=True)
             )  # fmt: skip
             return values if fresh else join(emitter, combiner, current, values)
+        operands = dot_operands(body) if self.compute.dot is not None else None
+        if operands is not None:
+            x, y = (self._evaluate(load, accesses, points, point) for load in operands)
+            types = operands[0].dtype, operands[1].dtype
+            (accumulator,) = current
+            return (multiply_add(emitter, types, accumulator, x, y),)
         match body:
             case Op(operation=Operation.MUL, args=(left, right)) if combiner is Combiner.SUM:
                 x = self._evaluate(left, accesses, points, point)
@@ -323,7 +330,7 @@ class ComputeLowering:
     # ---- expressions
 
     def _points(self, tiles: Sequence[Tile]) -> Points:
-        return Points(self.stage, tiles, self.compute.vector)
+        return Points(self.stage, tiles, self.compute.vector, self.compute.dot)
 
     def _items(
         self, expr: Expr, accesses: memory.Accesses, points: Points, point: Point

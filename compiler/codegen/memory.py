@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from compiler.codegen.access import (
     Guard,
     Kind,
+    Linear,
     Padding,
     alignment,
     bind,
@@ -51,6 +52,8 @@ class Access:
     """Static guards: strides over the point, constant, extent."""
     alignment: int
     indirect_strides: tuple[int, ...] = ()
+    packed: int = 1
+    """Neighbouring elements that are loaded as one of 32 bits."""
 
     def offset(self, point: Point) -> int:
         return self.constant + sum(stride * point[i] for i, stride in self.unrolled)
@@ -67,7 +70,7 @@ class Access:
 
     @property
     def contiguous(self) -> bool:
-        size = self.tensor.dtype.bytes
+        size = self.tensor.dtype.bytes * self.packed
         return all(o == i * size for i, o in enumerate(self.lane_offsets))
 
 
@@ -130,6 +133,7 @@ def _resolve(stage: StageLowering, load: Load, points: Points, padding: Padding)
     address = locate(stage.emitter, stage.environment, load, padding)
     offset = address.offset
     unrolled = tuple((points.position[v], stride) for v, stride in offset.of(Kind.UNROLLED).items())
+    packed = _packed(tensor, offset)
     lanes = offset.of(Kind.LANE)
     lane_offsets: tuple[int, ...] = ()
     if lanes:
@@ -156,14 +160,26 @@ def _resolve(stage: StageLowering, load: Load, points: Points, padding: Padding)
         tuple(_static_guard(tensor, guard, points) for guard in address.guards),
         gcd(alignment(offset, _LINE), *indirect),
         tuple(indirect),
+        packed,
     )
+
+
+def _packed(tensor: Tensor, offset: Linear) -> int:
+    """How many elements one operand of a dot instruction takes: they must be neighbours."""
+    group = offset.of(Kind.PACKED)
+    if not group:
+        return 1
+    ((variable, stride),) = group.items()
+    if stride != tensor.dtype.bytes or tensor.space is not Space.MEMORY:
+        raise ScheduleError(f"elements of '{tensor.name}' that are packed do not lie side by side")
+    return variable.count
 
 
 def _static_guard(
     tensor: Tensor, guard: Guard, points: Points
 ) -> tuple[tuple[tuple[int, int], ...], int, int]:
     form = guard.index
-    if form.of(Kind.RUNTIME) or form.of(Kind.LANE):
+    if any(form.of(kind) for kind in (Kind.RUNTIME, Kind.LANE, Kind.PACKED)):
         raise ScheduleError(
             f"'{tensor.name}' is accessed outside of its bounds at run time: halo, clip or peel"
         )
@@ -216,7 +232,7 @@ def load(
                 if vector_base is None
                 else apply(emitter, Operation.ADD, vector_base, bytes_)
             )
-    stored = _stored_dtype(tensor.dtype)
+    stored = DType.INT32 if access.packed > 1 else _stored_dtype(tensor.dtype)
     if vector_base is not None:
         offsets = access.lane_offsets or (0,) * lanes
         pointers = [
@@ -227,13 +243,15 @@ def load(
             )
             for lane in range(active)
         ]  # fmt: skip
-        value = _gather(stage, pointers, stored, lanes, depth, tag)
+        value = _gather(stage, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
     elif not access.is_vector:
         where = emitter.offset(base, offset, depth)
-        value = _scalar_load(stage, where, stored, depth, tag)
+        value = _scalar_load(stage, where, stored, depth, tag, tensor.dtype.bytes)
     elif access.contiguous:
         where = emitter.offset(base, offset, depth)
-        align = gcd(_LINE, offset, access.alignment)
+        # an element of several may lie anywhere, any other at a multiple of its size
+        least = 1 if access.packed > 1 else stored.bytes
+        align = max(least, gcd(_LINE, offset, access.alignment))
         value = _vector_load(stage, where, stored, lanes, active, align, depth, tag)
     else:
         permuted = _permuted_load(stage, access, base, offset, lanes, stored, depth, tag)
@@ -242,9 +260,9 @@ def load(
                 emitter.offset(base, offset + access.lane_offsets[lane], depth)
                 for lane in range(active)
             ]
-            permuted = _gather(stage, pointers, stored, lanes, depth, tag)
+            permuted = _gather(stage, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
         value = permuted
-    return _from_storage(stage, value, tensor.dtype)
+    return value if access.packed > 1 else _from_storage(stage, value, tensor.dtype)
 
 
 def _placement(
@@ -268,8 +286,10 @@ def _placement(
     return base.depth, ""
 
 
-def _scalar_load(stage: StageLowering, where: Value, dtype: DType, depth: int, tag: str) -> Value:
-    text = f"load {element(dtype)}, ptr %s, align {dtype.bytes}{tag}"
+def _scalar_load(
+    stage: StageLowering, where: Value, dtype: DType, depth: int, tag: str, align: int
+) -> Value:
+    text = f"load {element(dtype)}, ptr %s, align {align}{tag}"
     return stage.emitter.emit(dtype, 1, text, where, depth=depth)
 
 
@@ -284,14 +304,14 @@ def _vector_load(
     tag: str,
 ) -> Value:
     vector = type_text(dtype, lanes)
-    align = max(dtype.bytes, gcd(align, lanes * dtype.bytes))
+    align = gcd(align, lanes * dtype.bytes)
     if active == lanes:
         text = f"load {vector}, ptr %s, align {align}{tag}"
         return stage.emitter.emit(dtype, lanes, text, where, depth=depth)
     name = f"llvm.masked.load.{suffix(dtype, lanes)}.p0"
     stage.emitter.declarations.add(f"declare {vector} @{name}(ptr, i32, <{lanes} x i1>, {vector})")
     text = (
-        f"call {vector} @{name}(ptr %s, i32 {dtype.bytes}, {lane_mask(lanes, active)},"
+        f"call {vector} @{name}(ptr %s, i32 {min(align, dtype.bytes)}, {lane_mask(lanes, active)},"
         f" {vector} zeroinitializer){tag}"
     )
     return stage.emitter.emit(dtype, lanes, text, where, depth=depth)
@@ -328,10 +348,11 @@ def _gather(
     lanes: int,
     depth: int,
     tag: str,
+    align: int,
 ) -> Value:
     value = Value("poison", dtype, lanes)
     for lane, where in enumerate(pointers):
-        item = _scalar_load(stage, where, dtype, depth, tag)
+        item = _scalar_load(stage, where, dtype, depth, tag, align)
         text = f"insertelement {value.type} %s, {item.type} %s, i32 {lane}"
         value = stage.emitter.emit(dtype, lanes, text, value, item)
     return value

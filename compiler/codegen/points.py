@@ -19,13 +19,20 @@ Point = tuple[int, ...]
 
 class Points:
     """A context manager that binds unrolled axes to generator-time variables, and the vector axis
-    to lanes. Iterating gives the points in program order.
+    to lanes; `dot` runs through packed elements. Iterating gives the points in program order.
     """
 
-    def __init__(self, stage: StageLowering, tiles: Sequence[Tile], vector: Axis | None) -> None:
+    def __init__(
+        self,
+        stage: StageLowering,
+        tiles: Sequence[Tile],
+        vector: Axis | None,
+        dot: Axis | None = None,
+    ) -> None:
         self._stage = stage
         self._tiles = tiles
         self._vector = vector
+        self._dot = dot
         self._saved: dict[Axis, Bound] = {}
         self.variables: list[Variable] = []
         self.position: dict[Variable, int] = {}
@@ -54,6 +61,8 @@ class Points:
             start = Linear(dict(bound.start.terms), bound.start.constant)
             if count > 1:
                 start.add(Linear({variable: step}))
+            if tile.axis == self._dot:
+                start.add(Linear({Variable(Kind.PACKED, step): 1}))
             stage.environment[tile.axis] = Bound(start, step)
         if self._vector is not None:
             self._open_lanes(self._vector)

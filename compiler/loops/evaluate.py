@@ -248,13 +248,14 @@ def _points(
 ) -> Array:
     """The values of an axis that a Compute visits: its tile, split level by level.
 
-    At the innermost level an axis stands for the start of its tile, unless it runs along the lanes.
+    At the innermost level an axis stands for the start of its tile, unless it runs along the lanes
+    or through a packed element.
     """
     spans = [environment.get(axis, _whole(axis))]
     for tile in levels:
         if tile.axis == axis:
             spans = [part for span in spans for part in _tiles(span, tile.step)]
-    if axis == compute.vector:
+    if axis in (compute.vector, compute.dot):
         return np.concatenate([np.arange(s.start, s.start + s.width) for s in spans])
     return np.array([s.start for s in spans])
 

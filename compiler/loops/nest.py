@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from compiler.loops.expr import Combiner, Expr, Fold, Load, Tensor
+from compiler.loops.expr import Cast, Combiner, Expr, Fold, Load, Op, Operation, Tensor
 from compiler.loops.index import Affine, Axis
 
 
@@ -92,7 +92,8 @@ class Compute:
     for a transpose in registers, so that lanes along another unrolled axis are stored.
     `skip_padding` drops points that statically read padding. `prefetch` is a distance in bytes: the
     innermost loop asks for the weights that far ahead of those it loads (hardware prefetchers stop
-    at each 4 KiB page).
+    at each 4 KiB page). `dot` is an unrolled reduction axis whose tiles fill 32 bits (4 int8 or 2
+    bfloat16 elements, side by side): one instruction multiplies and adds them.
     """
 
     stores: tuple[Store, ...]
@@ -107,9 +108,24 @@ class Compute:
     skip_padding: bool = False
     store_vector: Axis | None = None
     prefetch: int = 0
+    dot: Axis | None = None
 
 
 Node = For | Compute
+
+
+def dot_operands(body: Expr) -> tuple[Load, Load] | None:
+    """The loads of `mul(cast(a), cast(b))`, of a width that fits into 32 bits twice or more often.
+
+    This is the body that `Compute.dot` takes; None for any other.
+    """
+    match body:
+        case Op(
+            operation=Operation.MUL,
+            args=(Cast(value=Load() as left), Cast(value=Load() as right)),
+        ) if left.dtype.bytes == right.dtype.bytes < 4:
+            return left, right
+    return None
 
 
 @dataclass(frozen=True, slots=True)

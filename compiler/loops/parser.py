@@ -208,6 +208,7 @@ class _Parser:
             skip_padding=compute.skip_padding,
             store_vector=compute.store_vector,
             prefetch=compute.prefetch,
+            dot=compute.dot,
         )
 
     def _clause(self, tokens: Tokens, fields: _ComputeFields) -> None:
@@ -226,6 +227,8 @@ class _Parser:
                 fields.skip_padding = True
             case "store-vector":
                 fields.store_vector = self._axis(tokens)
+            case "dot":
+                fields.dot = self._axis(tokens)
             case "prefetch":
                 fields.prefetch = tokens.integer()
             case "store":
@@ -391,6 +394,7 @@ class _ComputeFields:
         self.skip_padding = False
         self.store_vector: Axis | None = None
         self.prefetch = 0
+        self.dot: Axis | None = None
 
 
 def _plain(handle: str) -> str:

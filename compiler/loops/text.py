@@ -90,7 +90,7 @@ class _Printer:
                 for child in node.body:
                     self._collect(child)
             case Compute():
-                optional = (node.vector, node.store_vector)
+                optional = (node.vector, node.store_vector, node.dot)
                 for axis in (*(t.axis for t in (*node.reduce, *node.unroll)), *node.partial):
                     self._name_axis(axis)
                 for maybe in optional:
@@ -196,6 +196,8 @@ class _Printer:
             yield f"{inner}skip-padding"
         if compute.store_vector is not None:
             yield f"{inner}store-vector {self._axis(compute.store_vector)}"
+        if compute.dot is not None:
+            yield f"{inner}dot {self._axis(compute.dot)}"
         if compute.prefetch:
             yield f"{inner}prefetch {compute.prefetch}"
         for store in compute.stores:

@@ -13,6 +13,7 @@ from compiler.errors import ScheduleError
 from compiler.loops.expr import (
     Accumulator,
     Cast,
+    Combiner,
     Const,
     Expr,
     Fold,
@@ -30,7 +31,7 @@ from compiler.loops.expr import (
     walk,
 )
 from compiler.loops.index import Affine, Axis
-from compiler.loops.nest import Binding, Compute, For, LoopNest, Node
+from compiler.loops.nest import Binding, Compute, For, LoopNest, Node, dot_operands
 from compiler.loops.semantics import items_of
 
 
@@ -270,10 +271,30 @@ def check_computes(nest: LoopNest) -> None:
                 raise ScheduleError(
                     f"compute of '{name}': partial axis '{axis.name}' is no unrolled reduction axis"
                 )
+        if node.dot is not None:
+            _check_dot(node, node.dot, node.dot in unrolled and node.dot not in written)
         if node.combiner is None and (node.reduce or node.init is not None):
             raise ScheduleError(f"compute of '{name}': a reduction without a combiner")
         if node.combiner is not None and not node.stores:
             raise ScheduleError("a reduction stores nothing")
+
+
+def _check_dot(compute: Compute, axis: Axis, reduced: bool) -> None:
+    """Tiles of an unrolled reduction axis that fill 32 bits with products of two loads."""
+    name, operands = _target_name(compute), dot_operands(compute.body)
+    if operands is None or compute.combiner is not Combiner.SUM or not reduced:
+        raise ScheduleError(
+            f"compute of '{name}': dot axis '{axis.name}' is not one that a sum of products of two "
+            f"narrow loads unrolls and reduces"
+        )
+    if compute.vector == axis or axis in compute.partial:
+        raise ScheduleError(f"compute of '{name}': dot axis '{axis.name}' has another use")
+    group = 4 // operands[0].dtype.bytes
+    steps = [tile.step for tile in (*compute.reduce, *compute.unroll) if tile.axis == axis]
+    if steps[-1] != group or any(step % group for step in (*steps, axis.extent)):
+        raise ScheduleError(
+            f"compute of '{name}': dot axis '{axis.name}' is not cut into tiles of {group}"
+        )
 
 
 CHECKS: tuple[Callable[[LoopNest], None], ...] = (

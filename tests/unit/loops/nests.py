@@ -269,6 +269,7 @@ COMPUTES = st.builds(
     skip_padding=st.booleans(),
     store_vector=MAYBE_AXIS,
     prefetch=st.sampled_from([0, 64, 2048]),
+    dot=MAYBE_AXIS,
 )
 NODES = st.recursive(
     COMPUTES,

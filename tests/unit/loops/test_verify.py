@@ -48,8 +48,9 @@ def test_well_formed_nests_pass(good: LoopNest) -> None:
     verify_nest(good)
 
 
-def test_well_formed_folds_pass() -> None:
+def test_well_formed_folds_and_dots_pass() -> None:
     verify_nest(nest(PAIRS))
+    verify_nest(nest(DOT, buffers=DOT_BUFFERS))
 
 
 def parallel(axis: Axis, *body: Node) -> For:
@@ -61,7 +62,23 @@ SECOND = Accumulator(DType.INT32, 1)
 FOLD = Fold((Const(0.0), Const(0, DType.INT32)), (Accumulator() + Incoming(), SECOND))
 PAIRS = replace(SUM, body=PAIR, combiner=FOLD)
 
+NARROW = Tensor("a", (8,), DType.INT8)
+FOURS = Cast(NARROW[I], DType.INT32) * Cast(NARROW[I], DType.INT32)
+DOT = replace(
+    SUM,
+    stores=(Store(Tensor("t", (1,), DType.INT32, role=Role.OUTPUT)[0], Accumulator(DType.INT32)),),
+    body=FOURS,
+    unroll=(Tile(I, 4),),
+    dot=I,
+)
+DOT_BUFFERS = (NARROW, DOT.stores[0].target.tensor)
+
 BAD = {
+    "dot axis 'i' is not one that a sum": nest(replace(SUM, dot=I)),
+    "dot axis 'i' is not cut into tiles of 4": nest(
+        replace(DOT, unroll=(Tile(I, 2),)), buffers=DOT_BUFFERS
+    ),
+    "dot axis 'i' has another use": nest(replace(DOT, vector=I), buffers=DOT_BUFFERS),
     "two tensors are named 'x'": nest(COPY, buffers=(X, X, Y)),
     "tensor 'y' is neither a buffer nor scratch": nest(COPY, buffers=(X,)),
     "input 'x' is written": nest(replace(COPY, stores=(Store(X[I], Accumulator()),))),
