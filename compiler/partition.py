@@ -65,17 +65,18 @@ def separate_outputs(graph: Graph) -> Graph:
             names.append(copy)
             continue
         names.append(output)
-        root, last = output, None
+        root = output
         while (node := graph.producer(root)) is not None and _is_view(node):
-            root, last = node.inputs[0], node
-        if last is not None and (
+            root = node.inputs[0]
+        if root != output and (
             root in roots or root in graph.outputs or graph.producer(root) is None
         ):
-            copy = fresh(f"{root}.copy", types)
-            types[copy] = types[root]
-            at = next(i for i, node in enumerate(nodes) if node.name == last.name)
-            nodes[at] = replace(nodes[at], inputs=(copy,))
-            nodes.insert(at, Node(copy, "identity", (root,), (copy,), ()))
+            at = next(i for i, node in enumerate(nodes) if node.output == output)
+            (source,) = nodes[at].inputs
+            root = fresh(f"{source}.copy", types)
+            types[root] = types[source]
+            nodes[at] = replace(nodes[at], inputs=(root,))
+            nodes.insert(at, Node(root, "identity", (source,), (root,), ()))
             graph = graph.replace(nodes=nodes, types=types)
         roots.add(root)
     return graph.replace(nodes=nodes, types=types, outputs=names)

@@ -7,10 +7,11 @@ import pytest
 from compiler.errors import ArtifactError
 from compiler.graph.ir import Graph
 from compiler.loops.layout import ROW_MAJOR, blocked
+from compiler.memory_plan import plan_memory
 from compiler.passes.pipeline import optimise
 from compiler.plan import GraphPlan, Placement, ViewStep, same_bytes
 from tests.graphs import Maker
-from tests.plans import planned
+from tests.plans import check_memory, planned
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 POINT = CONV | {"pads": (0, 0, 0, 0)}
@@ -119,6 +120,16 @@ def test_outputs_that_nothing_computes() -> None:
     graph = g.graph(x, c, y, y, g("reshape", x, shape=(16,)), g("reshape", y, shape=(4, 4)))
     plan = planned(graph)
     assert len(set(plan.graph.outputs)) == 6
+
+
+def test_outputs_that_are_reshapes_of_each_other() -> None:
+    for source in ("input", "kernel"):
+        g = Maker()
+        x = g.input("x", 2, 8)
+        first = g("reshape", g("relu", x) if source == "kernel" else x, shape=(16,))
+        second = g("reshape", g("reshape", first, shape=(4, 4)), shape=(8, 2))
+        plan = planned(g.graph(first, second, g("softmax", second, axis=1)))
+        check_memory(plan, plan_memory(plan))
 
 
 def test_layers_of_attention() -> None:
