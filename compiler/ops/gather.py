@@ -72,12 +72,12 @@ def _onnx(node: OnnxNode) -> str:
     return node.emit("gather", [data, indices], axis=axis % rank)
 
 
-def _strides(shape: Sequence[int]) -> list[int]:
+def row_strides(shape: Sequence[int]) -> list[int]:
     """Elements between neighbours along each dimension of a row-major array."""
     return [prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
-def _wrapped(node: OnnxNode, indices: str, extents: np.ndarray) -> str:
+def wrapped(node: OnnxNode, indices: str, extents: np.ndarray) -> str:
     """int64 indices from 0 on; negative ones count from the end of their dimension.
 
     `extents` broadcasts to the indices.
@@ -103,13 +103,13 @@ def _onnx_gather_elements(node: OnnxNode) -> str:
     axis %= rank
     if any(p > e for dim, (p, e) in enumerate(zip(picked, shape, strict=True)) if dim != axis):
         raise node.invalid(f"indices {show(picked)} leave data {show(shape)}")
-    strides = _strides(shape)
+    strides = row_strides(shape)
     grid = np.zeros(picked, np.int64)
     for dim in range(rank):
         if dim != axis:
             column = (-1,) + (1,) * (rank - 1 - dim)
             grid += (np.arange(picked[dim]) * strides[dim]).reshape(column)
-    place = _wrapped(node, indices, np.array(shape[axis]))
+    place = wrapped(node, indices, np.array(shape[axis]))
     scaled = node.emit("mul", [place, node.scalar(strides[axis], DType.INT64)])
     flat = node.emit("add", [scaled, node.constant(grid)])
     return node.emit("gather", [node.reshape(data, (prod(shape),)), flat], axis=0)
@@ -126,8 +126,8 @@ def _onnx_gather_nd(node: OnnxNode) -> str:
     if not 1 <= depth <= len(shape) - batch:
         raise node.invalid(f"{depth} coordinates for data {show(shape)}")
     row = shape[: batch + depth]
-    strides = _strides(row)
-    place = _wrapped(node, indices, np.array(row[batch:], np.int64))
+    strides = row_strides(row)
+    place = wrapped(node, indices, np.array(row[batch:], np.int64))
     factors = node.constant(np.array(strides[batch:], np.int64))
     parts = node.emit("mul", [place, factors])
     flat = node.emit("reduce_sum", [parts], axes=(len(picked) - 1,), keepdims=0)

@@ -15,6 +15,8 @@ from compiler.graph.types import TensorType
 from compiler.loops.expr import Combiner, Const, Expr, Reduce
 from compiler.loops.index import Affine, affine
 from compiler.ops.attributes import integer, ints
+from compiler.ops.gather import row_strides
+from compiler.ops.moves import window
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.padding import ceil_pads, resolve_pads
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
@@ -151,11 +153,55 @@ def window_attrs(node: OnnxNode) -> tuple[dict[str, Shape], Shape, Shape]:
     return attrs, pads, spatial
 
 
-def _onnx_max(node: OnnxNode) -> str:
-    if len(node.outputs) > 1 and node.outputs[1]:
-        raise node.unsupported("the output Indices")
+def _onnx_max(node: OnnxNode) -> list[str]:
     attrs, _, _ = window_attrs(node)
-    return node.emit("max_pool", [node.input(0)], **attrs)
+    result = node.emit("max_pool", [node.input(0)], **attrs)
+    if len(node.outputs) < 2 or not node.outputs[1]:
+        return [result]
+    return [result, _first_place(node, result, attrs)]
+
+
+def _first_place(node: OnnxNode, result: str, attrs: dict[str, Shape]) -> str:
+    """Where each maximum comes from, counted over the whole operand: the first tap that equals it.
+
+    The taps are compared one after the other, from the last to the first.
+    """
+    x = node.input(0)
+    shape, outputs = node.shape(x), node.shape(result)[2:]
+    rank = len(outputs)
+    kernel, strides, dilations = attrs["kernel"], attrs["strides"], attrs["dilations"]
+    before = attrs["pads"][:rank]
+    spatial = shape[2:]
+    factors = row_strides(spatial)
+    if node.integer("storage_order", 0):
+        factors = row_strides(spatial[::-1])[::-1]
+    planes = np.arange(prod(shape[:2]), dtype=np.int64).reshape(*shape[:2], *(1,) * rank)
+    origin = node.constant(planes * prod(spatial))
+    found = ""
+    for tap in reversed(list(product(*map(range, kernel)))):
+        kept, inside = {}, np.ones((1,) * rank, bool)
+        place = np.zeros((1,) * rank, np.int64)
+        for dim in range(rank):
+            start = tap[dim] * dilations[dim] - before[dim]
+            kept[dim + 2] = start, (outputs[dim] - 1) * strides[dim] + 1
+            at = start + np.arange(outputs[dim]) * strides[dim]
+            column = (-1, *(1,) * (rank - 1 - dim))
+            inside = inside & ((at >= 0) & (at < spatial[dim])).reshape(column)
+            place = place + (at * factors[dim]).reshape(column)
+        read = window(node, x, kept)
+        steps = (1, 1, *strides)
+        if any(step != 1 for step in steps):
+            sizes = (*shape[:2], *outputs)
+            read = node.emit("slice", [read], starts=(0,) * (rank + 2), steps=steps, sizes=sizes)
+        here = node.emit("add", [origin, node.constant(place)])
+        if not found:
+            found = node.emit("expand", [here], shape=(*shape[:2], *outputs))
+            continue
+        equal = node.emit("equal", [read, result])
+        if not inside.all():
+            equal = node.emit("logical_and", [equal, node.constant(inside)])
+        found = node.emit("where", [equal, here, found])
+    return found
 
 
 def _onnx_average(node: OnnxNode) -> str:

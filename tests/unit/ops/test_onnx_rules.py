@@ -11,6 +11,7 @@ from compiler.errors import InvalidModelError, UnsupportedOperatorError
 from compiler.frontend.onnx_import import import_model
 from compiler.ops.interpret import run_graph
 from tests.unit.ops.decomposition_cases import CASES as DECOMPOSITIONS
+from tests.unit.ops.place_cases import CASES as PLACES
 from tests.unit.ops.rule_case import FLOAT, Case, data, expected_outputs, i64
 
 BOOLS = data([[True, False, True], [False, False, True]], np.bool_)
@@ -180,6 +181,7 @@ CASES = [
     Case("Constant", (), {"value_int": 3}),
     Case("Constant", (), {"value": numpy_helper.from_array(np.eye(3, dtype=FLOAT))}),
     *DECOMPOSITIONS,
+    *PLACES,
 ]
 
 
@@ -236,7 +238,6 @@ def test_contradictions_name_the_node(case: Case, message: str) -> None:
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (Case("MaxPool", ((1, 3, 4, 4),), {"kernel_shape": [2, 2]}, outputs=2), "Indices"),
         (Case("Reshape", ((2, 3), data([3, 2]))), "shape .input 1. depends on a run-time value"),
         (Case("Cast", ((3,),), {"to": TensorProto.STRING}), "element type 8"),
         (Case("NonZero", ((2, 3),)), "not implemented"),

@@ -1,0 +1,286 @@
+"""Reading between the elements of images, at places known at run time.
+
+A place is a coordinate for each spatial dimension, in elements. Its value is a sum over the
+elements around it: along each dimension a few taps, each with a position and a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ops.cast import cast_to
+from compiler.ops.gather import row_strides
+from compiler.ops.moves import window
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+_CUBIC = -0.75
+"""The coefficient of cubic convolution that GridSample fixes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tap:
+    """(batch, places): positions within the dimension as int64, and weights."""
+
+    position: str
+    weight: str | None
+
+
+class _Places:
+    """Arithmetic on coordinates of one type, with numbers."""
+
+    def __init__(self, node: OnnxNode, dtype: DType) -> None:
+        self.node = node
+        self.dtype = dtype
+
+    def __call__(self, op: str, *operands: str | float) -> str:
+        values = [x if isinstance(x, str) else self.node.scalar(x, self.dtype) for x in operands]
+        attrs = {"fmod": 0} if op == "mod" else {}
+        return self.node.emit(op, values, **attrs)
+
+    def clipped(self, value: str, low: float, high: float) -> str:
+        return self.node.emit("clip", [value], min=low, max=high)
+
+    def inside(self, value: str, low: float, high: float) -> str:
+        above = self("less_or_equal", low, value)
+        return self.node.emit("logical_and", [above, self("less_or_equal", value, high)])
+
+    def reflected(self, value: str, low: float, high: float) -> str:
+        """Thrown back at both ends, as often as it takes."""
+        span = high - low
+        if span <= 0:
+            return self("mul", value, 0.0)
+        offset = self("mod", self("abs", self("sub", value, low)), 2 * span)
+        return self("sub", high, self("abs", self("sub", offset, span)))
+
+    def whole(self, value: str, extent: int) -> str:
+        """A position within a dimension, as an integer."""
+        return cast_to(self.node, self.clipped(value, 0.0, extent - 1.0), DType.INT64)
+
+
+def _sampled(node: OnnxNode, x: str, taps: Sequence[Sequence[_Tap]]) -> str:
+    """x: (N, C, ...), taps of each spatial dimension: (N, P). Returns (N, C, P)."""
+    batch, channels, *spatial = node.shape(x)
+    strides = row_strides(spatial)
+    size = prod(spatial)
+    planes = np.arange(batch * channels, dtype=np.int64).reshape(batch, channels, 1) * size
+    base, flat = node.constant(planes), node.reshape(x, (batch * channels * size,))
+    dtype = node.type(x).dtype
+    total = ""
+    for corner in product(*taps):
+        place, weight = "", ""
+        for tap, stride in zip(corner, strides, strict=True):
+            part = tap.position
+            if stride != 1:
+                part = node.emit("mul", [part, node.scalar(stride, DType.INT64)])
+            place = node.emit("add", [place, part]) if place else part
+            if tap.weight is not None:
+                weight = node.emit("mul", [weight, tap.weight]) if weight else tap.weight
+        count = node.shape(place)[1]
+        index = node.emit("add", [base, node.reshape(place, (batch, 1, count))])
+        value = node.emit("gather", [flat, index], axis=0)
+        if weight:
+            factor = node.reshape(cast_to(node, weight, dtype), (batch, 1, count))
+            value = node.emit("mul", [value, factor])
+        total = node.emit("add", [total, value]) if total else value
+    return total
+
+
+def _kernel(mode: str, at: _Places, fraction: str) -> list[tuple[int, str | float]]:
+    """Offsets from the element at or before a place, and their weights; `fraction` is what lies
+    between."""
+    match mode:
+        case "nearest":
+            return [(0, 1.0)]
+        case "linear":
+            return [(0, at("sub", 1.0, fraction)), (1, fraction)]
+        case _:
+            weights: list[tuple[int, str | float]] = []
+            for offset in (-1, 0, 1, 2):
+                d = at("abs", at("sub", float(offset), fraction))
+                if offset in (0, 1):
+                    inner = at("sub", at("mul", _CUBIC + 2, d), _CUBIC + 3)
+                    value = at("add", at("mul", at("mul", inner, d), d), 1.0)
+                else:
+                    inner = at("sub", at("mul", _CUBIC, d), 5 * _CUBIC)
+                    inner = at("add", at("mul", inner, d), 8 * _CUBIC)
+                    value = at("sub", at("mul", inner, d), 4 * _CUBIC)
+                weights.append((offset, value))
+            return weights
+
+
+def _taps(at: _Places, place: str, extent: int, mode: str, padding: str, low: float) -> list[_Tap]:
+    """The taps along one dimension; `low` is where it begins, for reflection."""
+    high = extent - 1 - low
+    if mode == "nearest":
+        place = at("round", place)
+    if padding == "border" and mode != "cubic":  # whose taps are held inside one by one
+        place = at.clipped(place, 0.0, extent - 1.0)
+    elif padding == "reflection":
+        place = at.reflected(place, low, high)
+    base = at("round" if mode == "nearest" else "floor", place)
+    taps = []
+    for offset, weight in _kernel(mode, at, at("sub", place, base)):
+        position = at("add", base, float(offset)) if offset else base
+        if padding == "reflection":
+            position = at.reflected(position, low, high)
+        factor: str | None = None if isinstance(weight, float) else weight
+        if padding == "zeros":
+            mask = at.inside(position, 0.0, extent - 1.0)
+            factor = at("where", mask, weight, 0.0)
+        taps.append(_Tap(at.whole(position, extent), factor))
+    return taps
+
+
+def _onnx_grid_sample(node: OnnxNode) -> str:
+    """x at the places of a grid, from -1 to 1 along every dimension, the last dimension first."""
+    x, grid = node.input(0), node.input(1)
+    shape, given = node.shape(x), node.shape(grid)
+    rank = len(shape) - 2
+    if rank < 1 or len(given) != rank + 2 or given[-1] != rank or given[0] != shape[0]:
+        raise node.invalid(f"grid {show(given)} for an input of {show(shape)}")
+    names = {"bilinear": "linear", "bicubic": "cubic"}
+    stated = node.word("mode", "linear")
+    mode, padding = names.get(stated, stated), node.word("padding_mode", "zeros")
+    if mode not in ("nearest", "linear", "cubic"):
+        raise node.invalid(f"mode is '{stated}'")
+    if padding not in ("zeros", "border", "reflection"):
+        raise node.invalid(f"padding_mode is '{padding}'")
+    at = _Places(node, node.type(grid).dtype)
+    points = prod(given[1:-1])
+    rows = node.reshape(grid, (given[0], points, rank))
+    corners = node.integer("align_corners", 0)
+    taps = []
+    for dim, extent in enumerate(shape[2:]):
+        column = window(node, rows, {2: (rank - 1 - dim, 1)})
+        place = at("add", node.reshape(column, (given[0], points)), 1.0)
+        if corners:
+            place = at("mul", place, (extent - 1) / 2)
+        else:
+            place = at("sub", at("mul", place, extent / 2), 0.5)
+        taps.append(_taps(at, place, extent, mode, padding, 0.0 if corners else -0.5))
+    return node.reshape(_sampled(node, x, taps), (*shape[:2], *given[1:-1]))
+
+
+def _onnx_deform_conv(node: OnnxNode) -> str:
+    """A convolution whose taps each read at an offset of their own, between the elements."""
+    x, w, offset = node.input(0), node.input(1), node.input(2)
+    bias, mask = node.optional(3), node.optional(4)
+    (batch, channels, *spatial), (filters, inner, *kernel) = node.shape(x), node.shape(w)
+    rank, group = len(spatial), node.integer("group", 1)
+    offsets = node.integer("offset_group", 1)
+    strides = node.ints("strides") or (1,) * rank
+    dilations = node.ints("dilations") or (1,) * rank
+    pads = node.ints("pads") or (0,) * (2 * rank)
+    places, taps_count = node.shape(offset)[2:], prod(kernel)
+    points = prod(places)
+    wanted = (batch, offsets * taps_count * rank, *places)
+    if channels % offsets or inner * group != channels or node.shape(offset) != wanted:
+        raise node.invalid(
+            f"input {show(node.shape(x))}, weight {show(node.shape(w))} and offset "
+            f"{show(node.shape(offset))} do not fit"
+        )
+    at = _Places(node, node.type(offset).dtype)
+    grid = np.indices(places).reshape(rank, 1, points)
+    steps = np.indices(kernel).reshape(rank, taps_count, 1)
+    moved = node.reshape(offset, (batch, offsets, taps_count, rank, points))
+    columns = []
+    for number in range(offsets):
+        part = window(node, moved, {1: (number, 1)})
+        taps = []
+        for dim, extent in enumerate(spatial):
+            fixed = grid[dim] * strides[dim] + steps[dim] * dilations[dim] - pads[dim]
+            start = node.constant(fixed.reshape(1, -1).astype(node.type(offset).dtype.numpy))
+            along = node.reshape(window(node, part, {3: (dim, 1)}), (batch, taps_count * points))
+            taps.append(_taps(at, at("add", along, start), extent, "linear", "zeros", 0.0))
+        width = channels // offsets
+        image = window(node, x, {1: (number * width, width)})
+        read = node.reshape(_sampled(node, image, taps), (batch, width, taps_count, points))
+        if mask is not None:
+            factors = node.reshape(mask, (batch, offsets, taps_count, points))
+            read = node.emit("mul", [read, window(node, factors, {1: (number, 1)})])
+        columns.append(read)
+    whole = columns[0] if offsets == 1 else node.emit("concat", columns, axis=1)
+    whole = node.reshape(whole, (batch, group, inner * taps_count, points))
+    weight = node.reshape(w, (group, filters // group, inner * taps_count))
+    result = node.reshape(node.emit("matmul", [weight, whole]), (batch, filters, *places))
+    if bias is None:
+        return result
+    return node.emit("add", [result, node.reshape(bias, (filters, *(1,) * rank))])
+
+
+def _onnx_roi_align(node: OnnxNode) -> str:
+    """Averages, or maxima, of places spread evenly over the cells of regions of images."""
+    x, rois, images = node.input(0), node.input(1), node.input(2)
+    _, channels, *spatial = node.shape(x)
+    count = node.shape(rois)[0]
+    samples = node.integer("sampling_ratio", 0)
+    mode = node.word("mode", "avg")
+    if len(spatial) != 2 or node.shape(rois) != (count, 4):
+        raise node.invalid(f"regions {show(node.shape(rois))} of {show(node.shape(x))}")
+    if mode not in ("avg", "max"):
+        raise node.invalid(f"mode is '{mode}'")
+    if samples < 1:
+        raise node.unsupported("as many samples as the regions' sizes ask for")
+    default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
+    shifted = node.word("coordinate_transformation_mode", default) == "half_pixel"
+    scale, cells = (
+        node.number("spatial_scale", 1.0),
+        (
+            node.integer("output_height", 1),
+            node.integer("output_width", 1),
+        ),
+    )
+    at = _Places(node, node.type(rois).dtype)
+    axes = []
+    for dim in range(2):  # a region is x1, y1, x2, y2
+        low, high = (
+            at("sub", at("mul", window(node, rois, {1: (column, 1)}), scale), 0.5 * shifted)
+            for column in (1 - dim, 3 - dim)
+        )
+        size = at("sub", high, low)
+        if not shifted:
+            size = at("max", size, 1.0)
+        steps = (np.arange(cells[dim] * samples) + 0.5) / (samples * cells[dim])
+        along = node.constant(steps[None].astype(at.dtype.numpy))
+        axes.append(at("add", low, at("mul", size, along)))
+    rows, columns = (cells[dim] * samples for dim in range(2))
+    places = [
+        node.emit("expand", [node.reshape(axis, shape)], shape=(count, rows, columns))
+        for axis, shape in zip(axes, ((count, rows, 1), (count, 1, columns)), strict=True)
+    ]
+    taps, inside = [], ""
+    for place, extent in zip(places, spatial, strict=True):
+        flat = node.reshape(place, (count, rows * columns))
+        near = at.inside(flat, -1.0, float(extent))
+        inside = node.emit("logical_and", [inside, near]) if inside else near
+        held = at.clipped(flat, 0.0, extent - 1.0)
+        taps.append(_taps(at, held, extent, "linear", "border", 0.0))
+    picked = node.emit("gather", [x, images], axis=0)
+    split = (count, channels, cells[0], samples, cells[1], samples)
+    mask = node.reshape(inside, (count, 1, rows * columns))
+    nothing = node.scalar(0, node.type(x).dtype)
+    if mode == "avg":
+        read = node.emit("where", [mask, _sampled(node, picked, taps), nothing])
+        return node.emit("reduce_mean", [node.reshape(read, split)], axes=(3, 5), keepdims=0)
+    # the specification takes the largest of the weighted elements, not of their sums
+    best = ""
+    for corner in product(*taps):
+        read = _sampled(node, picked, [[tap] for tap in corner])
+        best = node.emit("max", [best, read]) if best else read
+    best = node.emit("where", [mask, best, nothing])
+    return node.emit("reduce_max", [node.reshape(best, split)], axes=(3, 5), keepdims=0)
+
+
+RULES = (
+    OnnxRule("GridSample", _onnx_grid_sample),
+    OnnxRule("DeformConv", _onnx_deform_conv),
+    OnnxRule("RoiAlign", _onnx_roi_align),
+)
