@@ -1,8 +1,8 @@
 """Loads and stores at points of a register tile.
 
 The lane stride of an access picks the instruction: 0 is a scalar (splatted where it is used), the
-element size a vector, `lane // n` one vector and a constant permutation, anything else a gather or
-a scatter.
+element size a vector, `lane // n` one vector and a constant permutation, a few elements as many
+vectors and permutations, anything else a gather or a scatter.
 """
 
 from __future__ import annotations
@@ -256,6 +256,8 @@ def load(
     else:
         permuted = _permuted_load(stage, access, base, offset, lanes, stored, depth, tag)
         if permuted is None:
+            permuted = _strided_load(stage, access, base, offset, active, stored, depth, tag)
+        if permuted is None:
             pointers = [
                 emitter.offset(base, offset + access.lane_offsets[lane], depth)
                 for lane in range(active)
@@ -339,6 +341,47 @@ def _permuted_load(
     where = stage.emitter.offset(base, start, depth)
     whole = _vector_load(stage, where, dtype, lanes, lanes, span, depth, tag)
     return stage.emitter.shuffle(whole, None, picks)
+
+
+def _strided_load(
+    stage: StageLowering,
+    access: Access,
+    base: Value,
+    offset: int,
+    active: int,
+    dtype: DType,
+    depth: int,
+    tag: str,
+) -> Value | None:
+    """Lanes a few elements apart: the vectors that hold them, joined by constant permutations.
+
+    At most half as many vectors as lanes; beyond that, one load a lane is as good. The last vector
+    ends at the last lane, so that nothing beyond what is asked for is read.
+    """
+    lanes, size = len(access.lane_offsets), dtype.bytes
+    stride = access.lane_offsets[1] // size if lanes > 1 else 0
+    if not 1 < stride <= lanes // 2 or access.lane_offsets != tuple(
+        lane * stride * size for lane in range(lanes)
+    ):
+        return None
+    span = (active - 1) * stride + 1
+    if span < lanes:
+        return None
+    joined: Value | None = None
+    picks: dict[int, int] = {}
+    for first in dict.fromkeys(min(start, span - lanes) for start in range(0, span, lanes)):
+        where = stage.emitter.offset(base, offset + first * size, depth)
+        align = gcd(_LINE, offset + first * size, access.alignment)
+        part = _vector_load(stage, where, dtype, lanes, lanes, align, depth, tag)
+        inside = [i for i in range(active) if i not in picks and i * stride < first + lanes]
+        here = 0 if joined is None else lanes
+        picks |= {lane: here + lane * stride - first for lane in inside}
+        if joined is not None or span == lanes:
+            order = [picks.get(lane, 0) for lane in range(lanes)]
+            part = stage.emitter.shuffle(part if joined is None else joined, joined and part, order)
+            picks = {lane: lane for lane in picks}
+        joined = part
+    return joined
 
 
 def _gather(

@@ -493,6 +493,23 @@ def test_lane_strides(read: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("stride", range(2, 10))
+@pytest.mark.parametrize("extent", [33, 37, 48])
+def test_lanes_a_few_elements_apart(extent: int, stride: int, bits: int) -> None:
+    """Whole vectors and permutations; the last element that is read is the tensor's last."""
+    lanes = bits // 32
+    i = Axis("i", extent)
+    x, y = Tensor("x", ((extent - 1) * stride + 1,)), Tensor("y", (extent,), role=Role.OUTPUT)
+    body = x[i * stride]
+    compute = Compute((Store(y[i], body),), body, unroll=(Tile(i, lanes),), vector=i)
+    nest = kernel((x, y), For(i, lanes, (compute,)))
+    agree(nest, bits, numbers((extent - 1) * stride + 1))
+    # as many vectors as a row of lanes spans, where one load a lane would be more
+    vectors = lower_nest(nest, width(bits)).count(f"load <{lanes} x float>")
+    assert (vectors >= stride) == (stride <= lanes // 2)
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
 def test_scattered_lanes(bits: int) -> None:
     lanes = bits // 32
     i = Axis("i", 21)
