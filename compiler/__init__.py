@@ -22,8 +22,10 @@ from compiler.errors import (
 if TYPE_CHECKING:
     from compiler.driver import compile_model
     from compiler.runtime.artifact import load_artifact
+    from compiler.runtime.pool import bind_workers
 
 _LAZY = {
+    "bind_workers": "compiler.runtime.pool",
     "compile_model": "compiler.driver",
     "load_artifact": "compiler.runtime.artifact",
 }
@@ -54,6 +56,7 @@ __all__ = [
     "ScheduleError",
     "UnknownTargetError",
     "UnsupportedOperatorError",
+    "bind_workers",
     "compile_model",
     "load_artifact",
 ]

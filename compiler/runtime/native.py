@@ -70,6 +70,7 @@ def native() -> ctypes.CDLL:
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     signatures = {
         "tw_abi_version": (ctypes.c_int, ()),
+        "tw_pool_bind": (ctypes.c_int, (pointer, ctypes.c_int)),
         "tw_pool_workers": (ctypes.c_int, ()),
         "tw_pool_sleeping": (ctypes.c_int, ()),
         "tw_run_program": (ctypes.c_int, (pointer,)),

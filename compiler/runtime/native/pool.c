@@ -56,6 +56,7 @@ static struct {
     _Alignas(CACHE_LINE) job job;
     atomic_flag busy;
     bool prepared;
+    int found; /* processors that this process may use */
     _Alignas(CACHE_LINE) atomic_int started;
     atomic_int processors;
     atomic_int running[TW_MAX_THREADS + 1]; /* programs that run now, by thread count */
@@ -113,7 +114,7 @@ static void *work(void *argument) {
     int thread = (int)(intptr_t)argument;
     int64_t idle_since = 0;
     atomic_store(&workers[thread].self, tw_placement_self());
-    tw_run_anywhere();
+    tw_settle(thread);
     for (int looks = 0;;) {
         if (run_one_chunk(thread)) {
             idle_since = looks = 0;
@@ -128,7 +129,7 @@ static void *work(void *argument) {
         while (atomic_load(&workers[thread].sleeps) && !has_work(atomic_load(&pool.ticket), thread))
             tw_sleep(&workers[thread].sleeps, 1);
         atomic_store(&workers[thread].sleeps, 0);
-        tw_run_anywhere();
+        tw_settle(thread);
         idle_since = looks = 0;
     }
     return NULL;
@@ -143,8 +144,20 @@ static void after_fork(void) {
     atomic_store(&pool.started, 0);
     atomic_store(&pool.widest, 0);
     for (int i = 0; i <= TW_MAX_THREADS; i++) atomic_store(&pool.running[i], 0);
-    for (int i = 0; i < TW_MAX_THREADS; i++) atomic_store(&workers[i].sleeps, 0);
+    for (int i = 0; i < TW_MAX_THREADS; i++) {
+        atomic_store(&workers[i].sleeps, 0);
+        atomic_store(&workers[i].self, 0);
+    }
     atomic_flag_clear(&pool.busy);
+}
+
+/* Once; the caller holds `busy`. */
+static void prepare(void) {
+    if (pool.prepared) return;
+    pthread_atfork(NULL, NULL, after_fork);
+    pool.found = tw_placement_prepare();
+    atomic_store(&pool.processors, pool.found);
+    pool.prepared = true;
 }
 
 /* Start what is missing of `threads` - 1 workers; returns how many threads there are. The caller
@@ -152,11 +165,7 @@ static void after_fork(void) {
 static int ensure_workers(int threads) {
     int started = atomic_load_explicit(&pool.started, memory_order_relaxed);
     if (started + 1 >= threads) return threads;
-    if (!pool.prepared) {
-        pthread_atfork(NULL, NULL, after_fork);
-        atomic_store(&pool.processors, tw_placement_prepare());
-        pool.prepared = true;
-    }
+    prepare();
     sigset_t all, before;
     sigfillset(&all);
     pthread_attr_t attributes;
@@ -243,6 +252,25 @@ void tw_leave(int threads) {
     if (threads > TW_MAX_THREADS) threads = TW_MAX_THREADS;
     atomic_fetch_sub(&pool.running[threads], 1);
     update_widest();
+}
+
+int tw_pool_bind(const int *processors, int count) {
+    for (int i = 0; i < count; i++)
+        if (!tw_may_run_on(processors[i])) return i + 1;
+    while (atomic_flag_test_and_set_explicit(&pool.busy, memory_order_acquire)) sched_yield();
+    prepare();
+    int status = tw_bind(processors, count);
+    if (status == 0) {
+        /* a worker bound to a processor that is not the caller's may spin there */
+        atomic_store(&pool.processors, count > 0 ? count + 1 : pool.found);
+        int started = atomic_load(&pool.started);
+        for (int thread = 1; thread <= started; thread++) {
+            int self = atomic_load(&workers[thread].self);
+            if (self != 0) tw_move(self, thread); /* else it has yet to settle by itself */
+        }
+    }
+    atomic_flag_clear_explicit(&pool.busy, memory_order_release);
+    return status;
 }
 
 int tw_pool_workers(void) { return atomic_load(&pool.started); }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from compiler.runtime.bench import BoundKernel
 from compiler.runtime.kernel import KernelSpec, Role
 from compiler.runtime.native import native
 from compiler.runtime.packing import aligned_zeros
+from compiler.runtime.pool import bind_workers
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[2] / "compiler" / "runtime" / "native"
@@ -100,6 +102,100 @@ def test_a_forked_child_has_a_pool_of_its_own(make_spec: MakeSpec, address_of: A
     assert os.waitpid(child, 0)[1] == 0
     kernel.run()
     assert (counts == 2).all()
+
+
+BOUND = """
+import os, sys, time
+from pathlib import Path
+import numpy as np
+from compiler.dtypes import DType
+from compiler.errors import InvalidArgumentError
+from compiler.runtime.bench import BoundKernel
+from compiler.runtime.kernel import ABI_VERSION, BufferSpec, KernelSpec, Role, StageSpec
+from compiler.runtime.native import native
+from compiler.runtime.pool import bind_workers
+
+import ctypes
+address = ctypes.cast(ctypes.CDLL(sys.argv[1]).count, ctypes.c_void_p).value
+counts = np.zeros(4096 + 16, np.int32)
+counts = counts[-counts.ctypes.data // 4 % 16 :][:4096]
+spec = KernelSpec(ABI_VERSION, "count", (StageSpec("count", 4096),),
+                  (BufferSpec("counts", Role.OUTPUT, DType.INT32, (4096,), "row", (), 4 * 4096),), 64)
+
+def run(threads):
+    BoundKernel(spec, [address], [counts], threads).run()
+
+def workers():
+    others = {int(p.name) for p in Path("/proc/self/task").iterdir()} - {os.getpid()}
+    return sorted(sorted(os.sched_getaffinity(t)) for t in others)
+
+def become(expected):
+    # a worker that has just started goes to its place as soon as the system lets it run
+    deadline = time.monotonic() + 60
+    while workers() != sorted(expected) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert workers() == sorted(expected)
+
+mine = sorted(os.sched_getaffinity(0))
+run(1)
+assert native().tw_pool_workers() == 0 and workers() == [], "one thread needs no worker"
+run(3)
+assert native().tw_pool_workers() == 2 and len(workers()) == 2
+bind_workers([mine[-1]])
+become([[mine[-1]]] * 2)  # those that run are moved
+run(4)
+assert native().tw_pool_workers() == 3
+for _ in range(200):
+    run(4)
+become([[mine[-1]]] * 3)  # one that starts, or wakes up, goes there too
+bind_workers(mine)
+become([[mine[w % len(mine)]] for w in range(3)])
+for refused in ([mine[0], 60000], [-1], [0] * 256, ["0"]):
+    try:
+        bind_workers(refused)
+    except InvalidArgumentError as error:
+        assert len(refused) != 2 or "processor 60000" in str(error)
+    else:
+        raise AssertionError(refused)
+become([[mine[w % len(mine)]] for w in range(3)])
+bind_workers([])
+become([mine] * 3)
+assert sorted(os.sched_getaffinity(0)) == mine, "the calling thread stays as it is"
+assert (counts == counts[0]).all()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no threads")
+def test_workers_are_bound_where_the_user_says(library_path: Path) -> None:
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", BOUND, str(library_path)],
+        capture_output=True,
+        text=True,
+        cwd=HERE.parents[2],
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no threads")
+def test_binding_while_stages_run(make_spec: MakeSpec, address_of: AddressOf) -> None:
+    mine = sorted(os.sched_getaffinity(0))
+
+    def call(seed: int) -> bool:
+        kernel, counts = counter(make_spec, address_of, 100 + seed, 4)
+        for _ in range(300):
+            kernel.run()
+        return bool((counts == 300).all())
+
+    with ThreadPoolExecutor(3) as callers:
+        results = [callers.submit(call, seed) for seed in range(6)]
+        while not all(result.done() for result in results):
+            for processors in ([mine[0]], mine, []):
+                bind_workers(processors)
+        assert all(result.result() for result in results)
 
 
 @pytest.mark.parametrize("flags", [(), ("-DTW_NO_FUTEX",)], ids=["futex", "condition-variable"])

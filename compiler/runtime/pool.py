@@ -1,0 +1,38 @@
+"""The thread pool that all executables of a process share, as far as the user decides over it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from compiler.errors import InvalidArgumentError
+from compiler.runtime.native import MAX_THREADS, native
+
+
+def bind_workers(processors: Sequence[int]) -> None:
+    """Bind the pool's workers to processors, or with none let them run everywhere again.
+
+    A run on n threads uses the calling thread and the workers 1 to n - 1; worker w goes to
+    `processors[(w - 1) % len(processors)]`. The calling thread is the caller's own:
+    `os.sched_setaffinity` binds it. Unless told otherwise, workers run where the thread was allowed
+    to run that made the first run on several threads.
+
+    Args:
+        processors: numbers as the system counts them, each that this process may run on.
+
+    Raises:
+        InvalidArgumentError: naming the processor that there is not, or if the system (any but
+            Linux) does not bind threads.
+    """
+    chosen = list(processors)
+    if len(chosen) >= MAX_THREADS or not all(type(p) is int and 0 <= p < 1 << 16 for p in chosen):
+        raise InvalidArgumentError(
+            f"expected at most {MAX_THREADS - 1} numbers of processors, got {chosen}"
+        )
+    status = native().tw_pool_bind((ctypes.c_int * len(chosen))(*chosen), len(chosen))
+    if status > 0:
+        raise InvalidArgumentError(
+            f"this process may not run on processor {chosen[status - 1]}, or there is none"
+        )
+    if status < 0:
+        raise InvalidArgumentError("this system does not bind threads to processors")
