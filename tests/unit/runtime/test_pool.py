@@ -119,8 +119,8 @@ import ctypes
 address = ctypes.cast(ctypes.CDLL(sys.argv[1]).count, ctypes.c_void_p).value
 counts = np.zeros(4096 + 16, np.int32)
 counts = counts[-counts.ctypes.data // 4 % 16 :][:4096]
-spec = KernelSpec(ABI_VERSION, "count", (StageSpec("count", 4096),),
-                  (BufferSpec("counts", Role.OUTPUT, DType.INT32, (4096,), "row", (), 4 * 4096),), 64)
+buffer = BufferSpec("counts", Role.OUTPUT, DType.INT32, (4096,), "row", (), 4 * 4096)
+spec = KernelSpec(ABI_VERSION, "count", (StageSpec("count", 4096),), (buffer,), 64)
 
 def run(threads):
     BoundKernel(spec, [address], [counts], threads).run()
