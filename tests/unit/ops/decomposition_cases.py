@@ -229,7 +229,47 @@ RECURRENT = [
     Case("LSTM", ((4, 2, 3), (1, 8, 3), (1, 8, 2)), {"hidden_size": 2}, outputs=3),
 ]
 
+SIGNALS = [
+    *(
+        # ONNX Runtime computes its angles in float32
+        Case("DFT", ((2, 6, 3, parts), None, np.array(axis)), attrs, opset=20, atol=1e-5)
+        for parts, axis, attrs in (
+            (1, 1, {}),
+            (2, -2, {"inverse": 1}),
+            (1, 1, {"onesided": 1}),
+            (2, 2, {}),
+        )
+    ),
+    Case("DFT", ((2, 5, 2), np.array(8)), {"axis": 1}, opset=17),
+    Case("DFT", ((2, 5, 1), np.array(4)), {"axis": 1}, opset=17),
+    Case("DFT", ((2, 5, 2),), {"axis": 1, "inverse": 1, "onesided": 1}, opset=19),
+    Case("STFT", ((2, 20, 1), np.array(3), None, np.array(8))),
+    Case("STFT", ((1, 16, 1), np.array(4), (8,), None), {"onesided": 0}),
+    Case(
+        "MelWeightMatrix",
+        (np.array(6), np.array(32), np.array(8000), np.array(50.0, FLOAT), np.array(3900.0, FLOAT)),
+    ),
+    *(
+        Case(
+            "TfIdfVectorizer",
+            (data([[1, 3, 3, 3, 7, 8], [5, 6, 7, 8, 6, 7]]),),
+            {
+                "mode": mode,
+                "min_gram_length": low,
+                "max_gram_length": 2,
+                "max_skip_count": skips,
+                "ngram_counts": [0, 4],
+                "ngram_indexes": [6, 1, 2, 3, 4, 5, 0],
+                "pool_int64s": [2, 3, 5, 4, 5, 6, 7, 8, 6, 7],
+                "weights": [0.5, 2.0, 3.0, 1.0, 1.5, 0.25, 4.0],
+            },
+        )
+        for mode, low, skips in (("TF", 2, 0), ("IDF", 1, 5), ("TFIDF", 1, 1))
+    ),
+]
+
 CASES = [
+    *SIGNALS,
     *RECURRENT,
     *CONV_TRANSPOSED,
     *RESIZED,

@@ -24,6 +24,7 @@ class Case:
     outputs: int = 1
     low: float = -2.0
     domain: str = ""
+    atol: float = 2e-6
 
     @property
     def name(self) -> str:

@@ -195,7 +195,7 @@ def test_the_import_agrees_with_onnx_runtime(case: Case) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.dtype == theirs.dtype
         assert mine.shape == theirs.shape
-        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=case.atol)
 
 
 def test_every_rule_has_a_case() -> None:

@@ -1,0 +1,94 @@
+"""How often each of a list of n-grams occurs in a sequence of integers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ops.cast import cast_to
+from compiler.ops.moves import part
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+
+def _pools(node: OnnxNode) -> list[np.ndarray]:
+    """For n = 1, 2, ...: the n-grams (count, n)."""
+    starts, items = node.ints("ngram_counts"), node.ints("pool_int64s")
+    if starts is None or items is None:
+        raise node.unsupported("n-grams that are not integers")
+    if list(starts) != sorted(starts) or min(starts, default=0) < 0:
+        raise node.invalid(f"ngram_counts {starts} do not ascend")
+    pools = []
+    for n, (start, end) in enumerate(zip(starts, (*starts[1:], len(items)), strict=True), 1):
+        if (end - start) % n or end > len(items):
+            raise node.invalid(f"{end - start} numbers are no {n}-grams")
+        pools.append(np.array(items[start:end], np.int64).reshape(-1, n))
+    return pools
+
+
+def _counts(node: OnnxNode, rows: str, grams: np.ndarray, distances: range) -> str:
+    """(batch, grams): occurrences with neighbours at any of the distances."""
+    batch, length = node.shape(rows)
+    count, n = grams.shape
+    total = ""
+    for distance in distances:
+        places = length - (n - 1) * distance
+        if places < 1:
+            continue
+        match = ""
+        for number in range(n):
+            items = part(node, rows, 1, number * distance, places)
+            column = node.reshape(items, (batch, places, 1))
+            equal = node.emit("equal", [column, node.constant(grams[:, number])])
+            match = node.emit("logical_and", [match, equal]) if match else equal
+        found = node.emit(
+            "reduce_sum", [cast_to(node, match, DType.FLOAT32)], axes=(1,), keepdims=0
+        )
+        total = node.emit("add", [total, found]) if total else found
+    if total:
+        return total
+    return node.emit("expand", [node.scalar(0, DType.FLOAT32)], shape=(batch, count))
+
+
+def _onnx_tf_idf(node: OnnxNode) -> str:
+    """Counts, weights of what occurs, or their product, each in its own column."""
+    x = node.input(0)
+    shape = node.shape(x)
+    if len(shape) not in (1, 2) or node.type(x).dtype.is_float:
+        raise node.invalid(f"the input is {node.type(x)}")
+    mode = node.word("mode")
+    if mode not in ("TF", "IDF", "TFIDF"):
+        raise node.invalid(f"mode is '{mode}'")
+    columns = node.ints("ngram_indexes")
+    pools = _pools(node)
+    size = sum(len(pool) for pool in pools)
+    if columns is None or len(columns) != size or min(columns, default=0) < 0:
+        raise node.invalid(f"{size} n-grams, their ngram_indexes are {columns}")
+    weights = node.numbers("weights") or [1.0] * size
+    if len(weights) != size:
+        raise node.invalid(f"{len(weights)} weights for {size} n-grams")
+    rows = cast_to(node, node.reshape(x, shape if len(shape) == 2 else (1, *shape)), DType.INT64)
+    low, high = node.integer("min_gram_length"), node.integer("max_gram_length")
+    skips = node.integer("max_skip_count")
+    parts = []
+    for n, pool in enumerate(pools, 1):
+        if len(pool):
+            wanted = low <= n <= high
+            distances = range(1, 2 if n == 1 else skips + 2) if wanted else range(0)
+            parts.append(_counts(node, rows, pool, distances))
+    if not parts:
+        raise node.invalid(f"there are no n-grams for {show(shape)}")
+    counts = parts[0] if len(parts) == 1 else node.emit("concat", parts, axis=1)
+    if mode == "IDF":
+        occurs = node.emit("greater", [counts, node.scalar(0, DType.FLOAT32)])
+        counts = cast_to(node, occurs, DType.FLOAT32)
+    width = max(columns) + 1
+    node.reserve(f"{size} columns", size * width * 4)
+    placed = np.zeros((size, width), np.float32)
+    placed[np.arange(size), list(columns)] = 1.0 if mode == "TF" else np.array(weights, np.float32)
+    result = node.emit("matmul", [counts, node.constant(placed)])
+    return node.reshape(result, (*shape[:-1], width))
+
+
+RULES = (OnnxRule("TfIdfVectorizer", _onnx_tf_idf),)
