@@ -89,8 +89,9 @@ def _combine(emitter: Emitter, combiner: Combiner, a: Value, b: Value) -> Value:
             joined = apply(emitter, operation, a, b)
             if b.dtype is None or not b.dtype.is_float:
                 return joined
-            # the native operation gives `b` where either is NaN: with this, any NaN stays
-            return apply(emitter, Operation.SELECT, apply(emitter, Operation.NE, a, a), a, joined)
+            # the native operation gives `b` where either is NaN: with this, any NaN stays (and is
+            # one masked instruction where the target has those)
+            return apply(emitter, Operation.SELECT, apply(emitter, Operation.EQ, a, a), joined, a)
     assert_never(combiner)
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
-from compiler.loops.expr import Accumulator, Expr, Load, loads
+from compiler.loops.expr import Accumulator, Expr, Load, Op, loads, walk
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
 from compiler.schedule.kernel import Kernel
@@ -60,7 +60,9 @@ class _Template:
         def valid(choice: Mapping[str, Choice]) -> bool:
             return not choice["transpose"] or choice["unroll"] == 1
 
-        default = Schedule.of("map", unroll=1 if wide else 4, transpose=wide)
+        # a long expression keeps the machine busy by itself
+        long = sum(isinstance(node, Op) for node in walk(problem.expr)) > _LONG
+        default = Schedule.of("map", unroll=1 if wide or long else 4, transpose=wide)
         return SubSpace("map", knobs, valid, default)
 
     def lower(
@@ -78,6 +80,9 @@ class _Template:
 
 
 TEMPLATE = _Template()
+
+_LONG = 48
+"""Operations in an expression from which on unrolling gains nothing, and costs compile time."""
 
 
 def transposed_axis(target: Load, expr: Expr, axes: Sequence[Axis]) -> Axis | None:
