@@ -88,6 +88,10 @@ CASES: dict[str, tuple[str, Schedule]] = {
         "attention",
         Schedule.of("attention", tile=5, vectors=4, rows=4, unroll=4, keys="packed"),
     ),
+    "attention_causal": (
+        "causal attention",
+        Schedule.of("attention", tile=8, vectors=2, rows=2, unroll=2, keys="packed", segments=2),
+    ),
     "attention_of_one_query": (
         "attention of one query",
         Schedule.of("attention", tile=1, vectors=5, rows=1, unroll=4, keys="rows"),

@@ -80,7 +80,7 @@ def max_pool(lanes: int) -> Workload:
     )  # fmt: skip
 
 
-def attention(queries: int, keys: int, heads: int, size: int) -> Workload:
+def attention(queries: int, keys: int, heads: int, size: int, *, causal: bool = False) -> Workload:
     """Queries in rows of all heads; keys and values as a cache keeps them, or (as many keys as
     queries) side by side with the queries."""
     make = Maker()
@@ -97,7 +97,7 @@ def attention(queries: int, keys: int, heads: int, size: int) -> Workload:
 
     cached = [] if joined else [make.input(name, 1, heads, keys, size) for name in "kv"]
     operands = [part(0), *(cached or [part(1), part(2)])]
-    mixed = make("attention", *operands, scale=size**-0.5)
+    mixed = make("attention", *operands, scale=size**-0.5, causal=int(causal))
     return as_workload(make.graph(make("transpose", mixed, perm=(0, 2, 1, 3))))
 
 
@@ -130,6 +130,7 @@ PROBLEMS: dict[str, Callable[[int], Workload]] = {
     "log_softmax over columns": lambda lanes: unary("log_softmax", 7, 40, 3, axis=1),
     "arg_max": lambda lanes: unary("arg_max", 128, 1000, axis=1, keepdims=0),
     "attention": lambda lanes: attention(128, 128, 12, 64),
+    "causal attention": lambda lanes: attention(64, 64, 12, 64, causal=True),
     "attention of one query": lambda lanes: attention(1, 65, 12, 64),
     "transpose": lambda lanes: unary("transpose", 1, 128, 12, 64, perm=(0, 2, 1, 3)),
     "matrix transpose": lambda lanes: unary("transpose", 100, 200, perm=(1, 0)),

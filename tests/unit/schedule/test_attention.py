@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from compiler.driver import compile_plan, make_plan
 from compiler.graph.ir import Graph
+from compiler.loops.nest import For
 from compiler.ops.interpret import run_graph
+from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space
 from compiler.schedule.templates.attention import TEMPLATE
 from compiler.workload import Workload
@@ -136,6 +138,26 @@ def test_two_threads_compute_what_one_does() -> None:
     plan = make_plan(graph, HOST)
     one, two = (compile_plan(plan, None, HOST, threads).run(inputs)[0] for threads in (1, 2))
     np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_segments_skip_the_keys_that_no_row_sees(count: int) -> None:
+    """64 causal rows in n segments multiply (n + 1) / 2n of the pairs that all of them are."""
+    workload = PROBLEMS["causal attention"](16)
+    schedule = Schedule.of(
+        "attention", tile=4, vectors=4, rows=1, unroll=4, keys="packed", segments=count
+    )
+    kernel = TEMPLATE.lower(workload, schedule, HOST, threads=1)
+    (outer,) = kernel.nest.stages[0].body
+    assert isinstance(outer, For)
+    extents = [
+        node.axis.extent * next(n.axis.extent for n in node.body if isinstance(n, For))
+        for node in outer.body
+        if isinstance(node, For) and node.axis.name.startswith("d1s")
+    ]
+    assert len(extents) == count or count == 1
+    if count > 1:
+        assert sum(extents) == 64 * 64 * (count + 1) // (2 * count)
 
 
 @pytest.mark.parametrize("problem", ["attention", "attention of one query"])

@@ -1,0 +1,161 @@
+"""What an attention is to its template: loads, reductions, the roles of axes, and parts of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+
+from compiler.loops.expr import (
+    Combiner,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Operation,
+    Reduce,
+    rewrite,
+    walk,
+)
+from compiler.loops.index import Axis, affine
+from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from compiler.workload import Workload
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The structure of an attention: its loads, its reductions, and the roles of its axes.
+
+    `rows` are queries, `lanes` the elements of a value, `batch` all other axes of the output
+    (batch, heads); `keys` and `size` are reduced. Row i sees no key after `i + ahead`, if that is a
+    number.
+    """
+
+    problem: Problem
+    batch: tuple[Axis, ...]
+    rows: Axis | None
+    lanes: Axis | None
+    keys: Axis
+    size: Axis
+    ahead: int | None
+    query: Load
+    key: Load
+    value: Load
+    dot: Reduce
+    largest: Reduce
+    total: Reduce
+    mixed: Reduce
+
+
+def analyse(workload: Workload) -> Attention | None:
+    """The attention that a workload is; None where it is something else."""
+    if not is_one_expression(workload):
+        return None
+    problem = compose(workload)
+    match problem.reductions:
+        case (
+            Reduce(
+                Combiner.SUM, (size,), Op(Operation.MUL, (Load() as query, Load() as key))
+            ) as dot,
+            Reduce(Combiner.MAX, (keys,)) as largest,
+            Reduce(Combiner.SUM, summed, Op(Operation.MUL, (power, Load() as value))) as mixed,
+            Reduce(Combiner.SUM, counted) as total,
+        ) if summed == counted == (keys,) and total.body == power:
+            pass
+        case _:
+            return None
+    if dot not in set(walk(largest.body)) or largest not in set(walk(power)):
+        return None
+    outputs = [a for a in problem.axes if a.extent > 1]
+    own = [a for a in outputs if a in axes_of(query) - axes_of(key)]
+    elements = [a for a in outputs if a in axes_of(value) - axes_of(query) - axes_of(key)]
+    # Heads that share one key head are rows, too: the longest axis becomes the tile's.
+    rows = max(own, key=lambda axis: axis.extent, default=None)
+    lanes = next(iter(elements), None)
+    batch = tuple(a for a in outputs if a not in (rows, lanes))
+    return Attention(
+        problem, batch, rows, lanes, keys, size, _keys_ahead(largest.body, rows, keys),
+        query, key, value, dot, largest, total, mixed,
+    )  # fmt: skip
+
+
+def _keys_ahead(score: Expr, rows: Axis | None, keys: Axis) -> int | None:
+    """The n of `select(j <= i + n, score, -inf)` for rows i and keys j; None without such."""
+    for node in walk(score):
+        match node:
+            case Op(
+                Operation.SELECT,
+                (
+                    Op(Operation.LE, (IndexValue(index=left), IndexValue(index=right))),
+                    _,
+                    Const(value=low),
+                ),
+            ) if rows is not None and left == affine(keys) and low == -inf:
+                ahead = right - rows
+                return ahead.constant if not ahead.terms and ahead.constant >= 0 else None
+    return None
+
+
+def extent(axis: Axis | None) -> int:
+    """Of an axis that may not be there."""
+    return axis.extent if axis is not None else 1
+
+
+def segments(found: Attention, count: int, tile: int) -> list[Attention]:
+    """The attention in runs of whole tiles of rows, each with the keys that its last row sees.
+
+    Before: rows 0..63 and keys 0..63. After, for 4: rows 0..15 and keys 0..15, rows 16..31 and keys
+    0..31, and so on. Skipping the other keys is what makes causal attention half the work.
+    """
+    rows, ahead = found.rows, found.ahead
+    if rows is None or ahead is None:
+        return [found]
+    share = -(-rows.extent // count)
+    step = min(rows.extent, -(-share // tile) * tile)
+    parts = []
+    for first in range(0, rows.extent, step):
+        size = min(step, rows.extent - first)
+        keys = min(found.keys.extent, first + size + ahead)
+        parts.append(_restricted(found, rows, first, size, keys))
+    return parts
+
+
+def _restricted(found: Attention, rows: Axis, first: int, size: int, keys: int) -> Attention:
+    """The attention of `size` rows from `first` on with the first `keys` keys."""
+    own, seen = Axis(f"{rows.name}s{first}", size), Axis(f"{found.keys.name}s{first}", keys)
+    places = {rows: affine(own) + first, found.keys: affine(seen)}
+
+    def moved(node: Expr) -> Expr | None:
+        match node:
+            case Load(tensor=tensor, index=index):
+                return Load(tensor, tuple(i.substitute(places) for i in index))
+            case IndexValue(index=index, type=dtype):
+                return IndexValue(index.substitute(places), dtype)
+            case Reduce(combiner=combiner, axes=axes, body=body):
+                return Reduce(combiner, tuple(seen if a == found.keys else a for a in axes), body)
+        return None
+
+    def load(node: Load) -> Load:
+        return Load(node.tensor, tuple(i.substitute(places) for i in node.index))
+
+    def reduce(node: Reduce) -> Reduce:
+        new = rewrite(node, moved)
+        assert isinstance(new, Reduce)
+        return new
+
+    problem = replace(
+        found.problem, output=load(found.problem.output), expr=rewrite(found.problem.expr, moved)
+    )
+    return replace(
+        found,
+        problem=problem,
+        rows=own,
+        keys=seen,
+        query=load(found.query),
+        key=load(found.key),
+        value=load(found.value),
+        dot=reduce(found.dot),
+        largest=reduce(found.largest),
+        total=reduce(found.total),
+        mixed=reduce(found.mixed),
+    )

@@ -1,0 +1,232 @@
+"""The loop nest of an attention: keys in panels, then one block of query rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compiler.dtypes import DType
+from compiler.loops.expr import (
+    Accumulator,
+    Combiner,
+    Expr,
+    Load,
+    Role,
+    Space,
+    Tee,
+    Tensor,
+    rebuild,
+)
+from compiler.loops.index import Affine, affine
+from compiler.loops.layout import Factor, Layout
+from compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
+from compiler.schedule.kernel import Kernel
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.structure import Loop, halo_stage, nest, parallel_stage, unit_stride
+from compiler.schedule.templates.attention_analysis import Attention, extent, segments
+from compiler.target import Target
+
+_ROW_VECTORS = 8
+"""Vectors of a row of scores that the softmax takes at once, each with an accumulator."""
+
+_PAGE_PART = 1024
+"""Bytes; rows that lie a multiple of this apart share few sets of the first cache."""
+
+
+def lower(found: Attention, schedule: Schedule, target: Target) -> Kernel:
+    """The nest of one schedule: one stage over batch and heads."""
+    return _Lowering(found, schedule, target).kernel()
+
+
+class _Lowering:
+    """One attention under one schedule."""
+
+    def __init__(self, found: Attention, schedule: Schedule, target: Target) -> None:
+        self._found = found
+        self._lanes = target.lanes(DType.FLOAT32)
+        self._tile = schedule.integer("tile")
+        self._width = schedule.integer("vectors") * self._lanes
+        self._block = self._tile * schedule.integer("rows")
+        self._unroll = schedule.integer("unroll")
+        self._packs_keys = schedule.text("keys") == "packed"
+        count = schedule.integer("segments") if found.ahead is not None else 1
+        self._parts = segments(found, count, self._tile)
+        rows, keys = max(extent(part.rows) for part in self._parts), found.keys.extent
+        dtype = found.dot.dtype
+        held = min(self._block, rows)
+        self._scores = Tensor(
+            "scores",
+            (rows, keys),
+            dtype,
+            Layout((Factor(0, 1, held), Factor(1, pad=self._padding(keys, dtype)))),
+            role=Role.SCRATCH,
+        )
+        self._totals = Tensor(
+            "totals", (rows,), dtype, Layout((Factor(0, 1, held),)), role=Role.SCRATCH
+        )
+        self._largest = Tensor("largest", (1,), dtype, space=Space.REGISTER)
+        self._keys = Tensor(
+            "keys",
+            (keys, found.size.extent),
+            dtype,
+            Layout((Factor(0, self._width), Factor(1), Factor(0, 1, self._width))),
+            role=Role.SCRATCH,
+        )
+
+    def _padding(self, keys: int, dtype: DType) -> int:
+        """Elements after a row of scores, so that rows are aligned and do not share cache sets."""
+        pad = -keys % self._lanes
+        return pad + (0 if (keys + pad) * dtype.bytes % _PAGE_PART else self._lanes)
+
+    def kernel(self) -> Kernel:
+        """The nest: one stage over batch and heads."""
+        found = self._found
+        body: list[Node] = []
+        scratch = [self._scores, self._totals]
+        if self._packs_keys:
+            body += self._pack_keys()
+            scratch.append(self._keys)
+        for part in self._parts:
+            block = [*self._products(part), *self._softmax(part), *self._mix(part)]
+            body += nest(_over_rows(part, self._block), *block)
+        batch = sorted(found.batch, key=lambda axis: -axis.extent)
+        stage = parallel_stage("main", [Loop(axis) for axis in batch], *body)
+        problem = found.problem
+        output = problem.output.tensor
+        stages = (stage, *halo_stage(output, self._lanes))
+        made = LoopNest("kernel", (*problem.inputs, output), tuple(scratch), stages)
+        return Kernel(made, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+
+    # ---- keys in panels
+
+    def _pack_keys(self) -> tuple[Node, ...]:
+        """keys[j, d]: panels of `width` keys, transposed in registers."""
+        found = self._found
+        place = Load(self._keys, (affine(found.keys), affine(found.size)))
+        store = Store(place, _accumulator(found.key))
+        if unit_stride(found.key, found.size):
+            compute = Compute(
+                (store,),
+                found.key,
+                unroll=(Tile(found.keys), Tile(found.size, self._lanes)),
+                vector=found.size,
+                store_vector=found.keys,
+            )
+            loops = [Loop(found.keys, self._lanes), Loop(found.size, self._lanes)]
+        else:
+            compute = Compute(
+                (store,), found.key, unroll=(Tile(found.keys, self._lanes),), vector=found.keys
+            )
+            loops = [Loop(found.keys, self._width), Loop(found.size)]
+        return nest(loops, compute)
+
+    # ---- one block of rows
+
+    def _score(self, part: Attention) -> Load:
+        return Load(self._scores, (_row(part), affine(part.keys)))
+
+    def _products(self, part: Attention) -> tuple[Node, ...]:
+        """scores[i, j]: queries times keys, with all that follows before the softmax."""
+        score = _replaced(part.largest.body, {part.dot: _accumulator(part.dot)})
+        store = Store(self._score(part), score)
+        if not self._packs_keys:
+            compute = Compute(
+                (store,),
+                part.query * part.key,
+                Combiner.SUM,
+                reduce=(Tile(part.size, self._unroll * self._lanes),),
+                unroll=(*_points(part), Tile(part.keys), Tile(part.size, self._lanes)),
+                vector=part.size,
+                partial=(part.size,),
+            )
+            return nest([Loop(part.keys, self._unroll), *_over_rows(part, 1)], compute)
+        panel = Load(self._keys, (affine(part.keys), affine(part.size)))
+        compute = Compute(
+            (store,),
+            part.query * panel,
+            Combiner.SUM,
+            reduce=(Tile(part.size, min(self._unroll, part.size.extent)),),
+            unroll=(Tile(part.size), *_points(part), Tile(part.keys, self._lanes)),
+            vector=part.keys,
+        )
+        return nest([Loop(part.keys, self._width), *_over_rows(part, self._tile)], compute)
+
+    def _softmax(self, part: Attention) -> tuple[Node, ...]:
+        """Each row's largest score, then its exponentials in place with their sum."""
+        score, largest = self._score(part), Load(self._largest, (Affine(),))
+        known = {part.largest: largest, part.largest.body: score}
+        power = _replaced(part.total.body, known)
+        computes = (
+            (Store(largest, _accumulator(score)), score, Combiner.MAX),
+            (
+                Store(Load(self._totals, (_row(part),)), _accumulator(score)),
+                Tee(power, score),
+                Combiner.SUM,
+            ),
+        )
+        nodes = [
+            Compute(
+                (store,),
+                body,
+                combiner,
+                reduce=(Tile(part.keys, _ROW_VECTORS * self._lanes),),
+                unroll=(Tile(part.keys, self._lanes),),
+                vector=part.keys,
+                partial=(part.keys,),
+            )
+            for store, body, combiner in computes
+        ]
+        return nest(_over_rows(part, 1), *nodes)
+
+    def _mix(self, part: Attention) -> tuple[Node, ...]:
+        """The output: exponentials times values, divided by the row's sum."""
+        total = Load(self._totals, (_row(part),))
+        known: dict[Expr, Expr] = {part.mixed: _accumulator(part.mixed), part.total: total}
+        epilogue = _replaced(part.problem.expr, known)
+        elements = (Tile(part.lanes, self._lanes),) if part.lanes else ()
+        compute = Compute(
+            (Store(part.problem.output, epilogue),),
+            self._score(part) * part.value,
+            Combiner.SUM,
+            reduce=(Tile(part.keys, min(self._unroll, part.keys.extent)),),
+            unroll=(Tile(part.keys), *_points(part), *elements),
+            vector=part.lanes,
+        )
+        across = [Loop(part.lanes, self._mixed_width())] if part.lanes else []
+        return nest([*across, *_over_rows(part, self._tile)], compute)
+
+    def _mixed_width(self) -> int:
+        """Elements of a value in the register tile: `width`, or an even share of all."""
+        whole = -(-extent(self._found.lanes) // self._lanes)
+        panels = -(-whole * self._lanes // self._width)
+        return -(-whole // panels) * self._lanes
+
+
+def _row(part: Attention) -> Affine:
+    """The row within its segment."""
+    return affine(part.rows) if part.rows else Affine()
+
+
+def _over_rows(part: Attention, step: int) -> list[Loop]:
+    return [Loop(part.rows, step)] if part.rows else []
+
+
+def _points(part: Attention) -> list[Tile]:
+    return [Tile(part.rows)] if part.rows else []
+
+
+def _accumulator(expr: Expr) -> Accumulator:
+    return Accumulator(expr.dtype)
+
+
+def _replaced(expr: Expr, known: Mapping[Expr, Expr]) -> Expr:
+    """The expression with known values in place of some of its parts, outermost first."""
+    memo: dict[Expr, Expr] = {}
+
+    def visit(node: Expr) -> Expr:
+        if node in known:
+            return known[node]
+        if node not in memo:
+            memo[node] = rebuild(node, visit)
+        return memo[node]
+
+    return visit(expr)
