@@ -59,7 +59,7 @@ class _Template:
 
     def preference(self, workload: Workload) -> float:
         found = analyse(workload)
-        if found is None or found.tile.extent < _LEAST_ROWS:
+        if found is None or found.row_count < _LEAST_ROWS:
             return 0.9
         columns, depth = found.whole.lanes.extent, found.whole.channel.extent
         enough = min(columns, depth) >= _LEAST_SIDE and columns * depth >= _LEAST_WEIGHTS
@@ -83,7 +83,7 @@ class _Template:
             return fits(quarter, target, choice)
 
         plain = default_schedule(quarter, target, "strassen", knobs, threads)
-        sums = len(_SUMS) * found.rows.extent * found.depth.extent
+        sums = len(_SUMS) * found.row_count // 2 * found.depth.extent
         choices = dict(plain.choices) | {"order": _ORDERS[sums > _CACHED_SUMS]}
         return SubSpace("strassen", knobs, valid, Schedule.of("strassen", **choices))
 
@@ -102,12 +102,11 @@ TEMPLATE = _Template()
 def _lower(found: Strassen, schedule: Schedule, target: Target) -> Kernel:
     lanes = target.lanes(DType.FLOAT32)
     width = schedule.integer("vectors") * lanes
-    sums = Tensor(
-        "sums",
-        (len(_SUMS), found.rows.extent + found.has_last_row, found.depth.extent),
-        layout=Layout((Factor(0), Factor(1), Factor(2, pad=_STAGGER))),
-        role=Role.SHARED,
-    )
+    rows = (found.rows.extent + found.has_last_row, *(a.extent for a in found.others))
+    shape = (len(_SUMS), *rows, found.depth.extent)
+    *outer, last = map(Factor, range(len(shape)))
+    layout = Layout((*outer, replace(last, pad=_STAGGER)))
+    sums = Tensor("sums", shape, layout=layout, role=Role.SHARED)
     weight = _combined_weight(found, width)
     products = [
         _product(found, schedule, lanes, number, sums, weight) for number in range(len(PRODUCTS))
@@ -175,7 +174,7 @@ def _sums_stages(found: Strassen, sums: Tensor, lanes: int) -> tuple[Stage, ...]
     stores = tuple(
         Store(_sum(found, sums, left), _signed(left, _quadrants(found))) for left in _SUMS
     )
-    loops = [Loop(found.rows), Loop(found.depth, 4 * lanes)]
+    loops = [Loop(found.rows), *map(Loop, found.others), Loop(found.depth, 4 * lanes)]
     stages = [parallel_stage("sums", loops, _map(found, stores, lanes))]
     if found.has_last_row:
         (left,) = {left for left, _ in LAST_ROW.values() if left in _SUMS}
@@ -191,7 +190,8 @@ def _map(found: Strassen, stores: tuple[Store, ...], lanes: int) -> Compute:
 
 def _sum(found: Strassen, sums: Tensor, left: Quadrants, row: Affine | None = None) -> Load:
     at = affine(found.rows) if row is None else row
-    return Load(sums, (Affine((), _SUMS.index(left)), at, affine(found.depth)))
+    others = map(affine, found.others)
+    return Load(sums, (Affine((), _SUMS.index(left)), at, *others, affine(found.depth)))
 
 
 def _quadrants(found: Strassen) -> list[Load]:
@@ -199,7 +199,7 @@ def _quadrants(found: Strassen) -> list[Load]:
 
 
 def _last_halves(found: Strassen) -> list[Load]:
-    row = Affine((), found.tile.extent - 1)
+    row = Affine((), found.cut.extent - 1)
     return [found.element(found.left, row, depth=depth) for depth in range(2)]
 
 
@@ -228,11 +228,13 @@ def _product(
         _left(found, sums, product.left, _quadrants(found)) * right,
         Combiner.SUM,
         reduce=tuple(reduce),
-        unroll=(*points, Tile(found.rows), Tile(found.columns, lanes)),
+        unroll=(*points, Tile(found.tile), Tile(found.columns, lanes)),
         vector=found.columns,
         prefetch=schedule.integer("prefetch"),
     )
-    nodes = nest([Loop(found.rows, schedule.integer("tile"))], tile)
+    *around, along = (found.rows, *found.others)
+    loops = [*map(Loop, around), Loop(along, schedule.integer("tile"))]
+    nodes = nest(loops, tile)
     if not found.has_last_row or number not in LAST_ROW:
         return nodes
     signs, _ = LAST_ROW[number]
@@ -242,9 +244,9 @@ def _product(
         tile,
         stores=_last_targets(found, number),
         body=left * right,
-        unroll=(*points, Tile(found.columns, lanes)),
+        unroll=tuple(t for t in tile.unroll if t.axis != found.rows),
     )
-    return (*nodes, last)
+    return (*nodes, *nest(loops[1:], last))
 
 
 def _left(
@@ -274,7 +276,7 @@ def _targets(found: Strassen, number: int) -> tuple[Store, ...]:
 def _last_targets(found: Strassen, number: int) -> tuple[Store, ...]:
     _, targets = LAST_ROW[number]
     users = [n for n, (_, t) in LAST_ROW.items() if t == targets]
-    row = Affine((), found.tile.extent - 1)
+    row = Affine((), found.cut.extent - 1)
     return (_added(found, row, targets.index(1), 1, number, users),)
 
 

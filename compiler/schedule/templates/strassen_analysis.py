@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 
 from compiler.dtypes import DType
 from compiler.loops.expr import (
@@ -16,6 +17,7 @@ from compiler.loops.expr import (
     rewrite,
 )
 from compiler.loops.index import Affine, Axis
+from compiler.schedule.problem import axes_of
 from compiler.schedule.structure import unit_stride
 from compiler.schedule.templates import contraction_analysis
 from compiler.schedule.templates.contraction_analysis import Contraction
@@ -62,12 +64,17 @@ For four of the products, by their number: what takes the place of `left` and of
 
 @dataclass(frozen=True)
 class Strassen:
-    """A matrix product in quarters; `rows`, `columns` and `depth` are half the whole's axes."""
+    """A matrix product in quarters; `rows`, `columns` and `depth` are half the whole's axes.
+
+    The rows are those of a matrix, or points of several axes (pixels): then one of them is `cut`,
+    and `others` are the rest, the axis of the register tile last.
+    """
 
     whole: Contraction
     left: Load
     right: Load
-    tile: Axis
+    cut: Axis
+    others: tuple[Axis, ...]
     rows: Axis
     columns: Axis
     depth: Axis
@@ -75,12 +82,25 @@ class Strassen:
     @property
     def quarter(self) -> Contraction:
         """The product of two quadrants, whose register tile is that of a plain product."""
-        return replace(self.whole, tile=self.rows, lanes=self.columns, channel=self.depth)
+        outer = (self.rows, *self.others[:-1]) if self.others else ()
+        return replace(
+            self.whole, tile=self.tile, outer=outer, lanes=self.columns, channel=self.depth
+        )
+
+    @property
+    def tile(self) -> Axis:
+        """The axis of the register tile."""
+        return self.others[-1] if self.others else self.rows
+
+    @property
+    def row_count(self) -> int:
+        """Rows of the whole product."""
+        return self.cut.extent * prod(a.extent for a in self.others)
 
     @property
     def has_last_row(self) -> bool:
-        """Whether a row is in no quadrant."""
-        return self.tile.extent % 2 == 1
+        """Whether a value of the axis that is cut is in no quadrant."""
+        return self.cut.extent % 2 == 1
 
     def element(self, load: Load, row: Affine, column: int = 0, depth: int = 0) -> Load:
         """An element of an operand of the whole product: in which row, and in which halves."""
@@ -109,7 +129,7 @@ class Strassen:
 
     def _positions(self, row: Affine, column: int, depth: int) -> dict[Axis, Affine]:
         return {
-            self.tile: row,
+            self.cut: row,
             self.whole.lanes: self.columns + column * self.columns.extent,
             self.whole.channel: self.depth + depth * self.depth.extent,
         }
@@ -119,9 +139,9 @@ class Strassen:
 def analyse(workload: Workload) -> Strassen | None:
     """The product of float32 rows with a constant matrix of even sides; None for anything else."""
     found = contraction_analysis.analyse(workload)
-    if found is None or found.tile is None or found.tile.extent < 2:
+    if found is None or found.tile is None:
         return None
-    if found.window or found.outer or found.batch or found.padded or found.problem.groups:
+    if found.window or found.batch or found.padded or found.problem.groups:
         return None
     left, right = found.broadcast, found.panel
     if not isinstance(left, Load) or left.tensor.role is not Role.INPUT:
@@ -130,6 +150,10 @@ def analyse(workload: Workload) -> Strassen | None:
         return None
     if not unit_stride(left, found.channel):
         return None
+    cut = max(found.outer, key=lambda a: a.extent, default=found.tile)
+    others = tuple(a for a in (*found.outer, found.tile) if a != cut)
+    if cut.extent < 2 or not {cut, *others} <= axes_of(left) - axes_of(right):
+        return None
     every = (*loads(found.problem.expr), found.problem.output)
     if any(load.dtype is not DType.FLOAT32 or load.indirect for load in every):
         return None
@@ -137,9 +161,9 @@ def analyse(workload: Workload) -> Strassen | None:
     if any(a.extent % 2 or not _halves(load, a) for a in halves for load in every):
         return None
     rows, columns, depth = (
-        Axis(axis.name, axis.extent // 2) for axis in (found.tile, found.lanes, found.channel)
+        Axis(axis.name, axis.extent // 2) for axis in (cut, found.lanes, found.channel)
     )
-    return Strassen(found, left, right, found.tile, rows, columns, depth)
+    return Strassen(found, left, right, cut, others, rows, columns, depth)
 
 
 def _halves(load: Load, axis: Axis) -> bool:

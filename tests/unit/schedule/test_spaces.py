@@ -113,7 +113,7 @@ def algorithms(workload: Workload, numerics: str = "fast") -> list[str]:
         ("3x3 deep and small", ["winograd", "direct"]),
         ("3x3 stride 2", ["winograd", "direct"]),
         ("stem", ["direct"]),
-        ("1x1", ["gemm"]),
+        ("1x1", ["strassen", "gemm"]),
         ("matmul", ["strassen", "gemm"]),
         ("gemv", ["gemv"]),
         ("gemv of rows", ["dot", "gemv"]),

@@ -18,7 +18,7 @@ from compiler.schedule.select import schedule_space, untuned_schedules
 from compiler.schedule.templates.strassen import TEMPLATE
 from compiler.schedule.templates.strassen_analysis import LAST_ROW, PRODUCTS
 from compiler.target import resolve_target
-from compiler.workload import Workload
+from compiler.workload import Halo, Workload
 from tests.graphs import Maker
 from tests.kernels import HOST, WIDTHS, Numbers, as_workload, run_workload, width
 from tests.unit.schedule.problems import matmul
@@ -39,14 +39,19 @@ def rows_times_weights(
     return as_workload(make.graph(make("relu", y)), ("b", "c"))
 
 
-def pointwise(lanes: int, channels: int, filters: int, size: int) -> Workload:
-    """A 1x1 convolution in blocked channels."""
-    make, place = Maker(), (blocked(4, 1, lanes), ())
+def pointwise(
+    lanes: int, channels: int, filters: int, size: int, *, batch: int = 1, stride: int = 1,
+    halo: bool = False,
+) -> Workload:  # fmt: skip
+    """A 1x1 convolution in blocked channels; a halo around its output keeps its rows apart."""
+    make, layout = Maker(), blocked(4, 1, lanes)
+    shape = batch, channels, size, size
     y = make(
-        "conv", make.input("x", 1, channels, size, size), make.input("w", filters, channels, 1, 1),
-        strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), group=1,
+        "conv", make.input("x", *shape), make.input("w", filters, channels, 1, 1),
+        strides=(stride, stride), pads=(0, 0, 0, 0), dilations=(1, 1), group=1,
     )  # fmt: skip
-    return as_workload(make.graph(y), ("w",), {"x": place, y: place})
+    around: Halo = ((0, 0), (0, 0), (1, 1), (1, 1)) if halo else ()
+    return as_workload(make.graph(y), ("w",), {"x": (layout, ()), y: (layout, around)})
 
 
 def check_exactly(workload: Workload, schedule: Schedule, bits: int, threads: int) -> None:
@@ -115,10 +120,15 @@ def test_any_size(
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
-@pytest.mark.parametrize("size", [4, 5])
-def test_pointwise_convolutions(bits: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "batch", "stride", "halo"),
+    [(4, 1, 1, False), (5, 1, 1, False), (6, 1, 1, True), (7, 1, 1, True), (5, 2, 1, False),
+     (4, 3, 1, True), (9, 1, 2, False)],
+)  # fmt: skip
+def test_pointwise_convolutions(bits: int, size: int, batch: int, stride: int, halo: bool) -> None:
+    """Rows of one axis, of several that cannot be walked as one, odd and even numbers of them."""
     lanes = bits // 32
-    workload = pointwise(lanes, 4 * lanes, 2 * lanes, size)
+    workload = pointwise(lanes, 4 * lanes, 2 * lanes, size, batch=batch, stride=stride, halo=halo)
     space = TEMPLATE.space(workload, width(bits), threads=1, strict=False)
     assert space is not None
     check_exactly(workload, space.default, bits, 1)
