@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 LONGEST_ERROR = 160
 """Characters of an engine's error in a table; the JSON file has all of it."""
@@ -196,13 +197,18 @@ def write_report(report: RaceReport, folder: Path, name: str) -> None:
 
 
 def _json(report: RaceReport) -> str:
-    """One line a row; samples in nanoseconds' precision."""
+    """The report as JSON, samples in nanoseconds' precision."""
     data = asdict(report)
     rows = data.pop("rows")
     for row in rows:
         row["rounds"] = [[round(seconds, 9) for seconds in times] for times in row["rounds"]]
-    head = json.dumps(data, indent=1).removesuffix("\n}")
-    return head + ',\n "rows": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]\n}\n"
+    return rows_json(data, rows)
+
+
+def rows_json(head: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """`head` with another entry `rows`, one line each."""
+    text = json.dumps(head, indent=1).removesuffix("\n}")
+    return text + ',\n "rows": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]\n}\n"
 
 
 def cpu_name() -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,7 +20,7 @@ from typing import Any
 from benchmarks import operators
 from benchmarks.paired import PairedResult, Sampling, Tuner, compare_engines, random_feeds, versions
 from benchmarks.race import REFERENCE, RESULTS_FOLDER
-from benchmarks.report import Origin, geometric_mean, markdown_table
+from benchmarks.report import Origin, geometric_mean, markdown_table, rows_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +267,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows.append(row)
         print(" | ".join(row.cells(engines)), flush=True)
         stem.with_suffix(".md").write_text(report(rows, engines, origin, how))
-        document = {"origin": asdict(origin), "how": how, "rows": [asdict(row) for row in rows]}
-        stem.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+        head = {"origin": asdict(origin), "how": how}
+        stem.with_suffix(".json").write_text(rows_json(head, [asdict(row) for row in rows]))
     print("\n" + report(rows, engines, origin, how))
 
 

@@ -25,7 +25,7 @@ from benchmarks import operators
 from benchmarks.onnx_writer import OnnxWriter
 from benchmarks.paired import Sampling, Tuner, compare_engines, random_feeds, versions
 from benchmarks.race import REFERENCE, RESULTS_FOLDER
-from benchmarks.report import Origin, geometric_mean, markdown_table
+from benchmarks.report import Origin, geometric_mean, markdown_table, rows_json
 
 WORST = 10
 """Shapes that a report lists, of each family."""
@@ -342,14 +342,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows.append(row)
         speeds = " ".join(f"{name} {speed:.2f}" for name, speed in row.speed.items())
         print(f"{row.family} {row.number}: {row.name}: {speeds} {row.failures or ''}", flush=True)
-        document = {
+        head = {
             "origin": asdict(origin),
             "how": how,
             "seed": options.seed,
             "trials": options.trials,
-            "rows": [asdict(row) for row in rows],
         }
-        path.write_text(json.dumps(document, indent=1) + "\n")
+        path.write_text(rows_json(head, [asdict(row) for row in rows]))
         stem.with_suffix(".md").write_text(report(rows, engines, origin, how))
     print("\n" + report(rows, engines, origin, how))
 
