@@ -206,7 +206,8 @@ def _split(attributes: Attributes, constants: Constants) -> Kernel:
 def _gather(attributes: Attributes, constants: Constants) -> Kernel:
     axis, index = attributes.get("axis", 0), constants[1]
     if index is not None and index.ndim == 0:
-        return lambda x, _: x.select(axis, int(index))
+        position = int(index)
+        return lambda x, _: x.select(axis, position)
     if axis:
         raise NotImplementedError("Gather along another axis than the first")
     return lambda table, rows: functional.embedding(rows, table)
