@@ -184,7 +184,7 @@ def compile_model(
         schedules: where tuned schedules are looked up; None compiles with the defaults.
         numerics: "strict" turns off algorithms that change rounding (Winograd, Strassen).
         weight_limit_bytes: most memory that packed weights may take; algorithms that expand them
-            (Winograd) give way first.
+            (Winograd, Strassen) give way first.
         timings: counts the time of every stage.
 
     Raises:

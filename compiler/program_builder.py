@@ -68,8 +68,8 @@ class ProgramBuilder:
     """Builds programs that share kernels and packed weights: one model at one or several sizes.
 
     A schedule that the source knows but that no longer fits gives way to the default. Where packed
-    weights would take more than the limit, those that an algorithm expands most (Winograd) are
-    stored plainly instead.
+    weights would take more than the limit, those that an algorithm expands most (Winograd,
+    Strassen) are stored plainly instead.
     """
 
     def __init__(

@@ -39,7 +39,9 @@ TargetOption = Annotated[
 ThreadsOption = Annotated[
     int, typer.Option("--threads", min=1, max=MAX_THREADS, help="Threads of a run")
 ]
-NumericsOption = Annotated[Numerics, typer.Option("--numerics", help="strict: no Winograd")]
+NumericsOption = Annotated[
+    Numerics, typer.Option("--numerics", help="strict: no Winograd, no Strassen")
+]
 DimsOption = Annotated[
     list[str] | None,
     typer.Option("--dim", metavar="NAME=SIZE", help="Size of a named dimension; repeatable"),

@@ -86,7 +86,7 @@ def compile_(
     pad: PadOption = False,
     weight_limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Most bytes of packed weights; Winograd gives way first"),
+        typer.Option(min=1, help="Most bytes of packed weights; what expands them gives way"),
     ] = None,
     dump_after: DumpOption = None,
     timings: TimingsOption = False,
