@@ -1,7 +1,8 @@
-"""Merging of adjacent output axes that every access walks as one.
+"""Merging of adjacent axes that every access walks as one: of the output, and of a reduction.
 
 Before: `out[n, c, h, w] = x[n, c, h, w] + b[c]` over h: 28, w: 28.
 After:  `out[n, c, hw] = x[n, c, hw] + b[c]` over hw: 784.
+Before: `out[n, c] = sum over h, w of x[n, c, h, w]`; after: over hw.
 Elsewhere: loop collapsing or coalescing; Halide's `fuse`.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from compiler.loops.expr import Expr, Load, Tensor, rewrite, walk
+from compiler.loops.expr import Expr, IndexValue, Load, Reduce, Tensor, rewrite, walk
 from compiler.loops.index import Affine, Axis, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.schedule.problem import Problem
@@ -21,7 +22,8 @@ def merge_axes(problem: Problem) -> Problem:
     merged = True
     while merged:
         merged = False
-        for first, second in pairwise(problem.axes):
+        groups = (problem.axes, *(reduction.axes for reduction in problem.reductions))
+        for first, second in (pair for axes in groups for pair in pairwise(axes)):
             changed = _merge(problem, first, second)
             if changed is not None:
                 problem, merged = changed, True
@@ -31,6 +33,9 @@ def merge_axes(problem: Problem) -> Problem:
 
 def _merge(problem: Problem, first: Axis, second: Axis) -> Problem | None:
     if first.extent == 1 or second.extent == 1:
+        return None
+    counted = (node.index for node in walk(problem.expr) if isinstance(node, IndexValue))
+    if any(axis in index.axes() for index in counted for axis in (first, second)):
         return None
     joint = Axis(f"{first.name}{second.name}", first.extent * second.extent)
     accesses = [node for node in walk(problem.expr) if isinstance(node, Load)]
@@ -45,17 +50,21 @@ def _merge(problem: Problem, first: Axis, second: Axis) -> Problem | None:
             return None
         changed[load] = new
 
+    def joined(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple(joint if axis == first else axis for axis in axes if axis != second)
+
     def change(node: Expr) -> Expr | None:
         if isinstance(node, Load):
             found = changed.get(node)
             return found if found is not None and found != node else None
+        if isinstance(node, Reduce) and first in node.axes:
+            return Reduce(node.combiner, joined(node.axes), node.body)
         return None
 
-    axes = tuple(joint if axis == first else axis for axis in problem.axes if axis != second)
     inputs = tuple(tensors.get(t.name, t) for t in problem.inputs)
     return replace(
         problem,
-        axes=axes,
+        axes=joined(problem.axes),
         output=changed[problem.output],
         expr=rewrite(problem.expr, change),
         inputs=inputs,

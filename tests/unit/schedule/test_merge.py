@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compiler.dtypes import DType
 from compiler.graph.ir import AttrValue
+from compiler.loops.expr import IndexValue, Load, Tensor
+from compiler.loops.index import Axis, affine
 from compiler.loops.layout import ROW_MAJOR, blocked
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, compose
@@ -58,6 +62,39 @@ def test_transposition_merges_what_stays_together() -> None:
     """(2, 3, 5, 7) to (5, 7, 2, 3): two axes of 35 and 6."""
     assert extents(merged("transpose", (2, 3, 5, 7), perm=(2, 3, 0, 1))) == [35, 6]
     assert extents(merged("transpose", (3, 5, 7), perm=(2, 1, 0))) == [7, 5, 3]
+
+
+def test_reduced_axes_merge_too() -> None:
+    """Rows and columns of each image, and nothing that an axis lies between."""
+    problem = merged("reduce_sum", (2, 3, 5, 7), axes=(2, 3), keepdims=0)
+    assert extents(problem) == [6]
+    assert [axis.extent for axis in problem.reduction.axes] == [35]
+    assert problem.inputs[0].shape == (6, 35)
+    apart = merged("reduce_max", (2, 3, 5, 7), axes=(1, 3), keepdims=0)
+    assert [axis.extent for axis in apart.reduction.axes] == [3, 7]
+
+
+def test_what_is_read_twice_merges_twice_or_not_at_all() -> None:
+    """Layer normalisation reads a row along its reduced axes, and along those of the output."""
+    problem = merged("layer_norm", (4, 5, 7), axis=1)
+    assert extents(problem) == [4, 5, 7]
+    assert all([a.extent for a in r.axes] == [5, 7] for r in problem.reductions)
+
+
+def test_an_axis_whose_position_counts_stays() -> None:
+    problem = merged("arg_max", (4, 5, 7), axis=2, keepdims=0)
+    assert extents(problem) == [20]
+    (reduction,) = problem.reductions
+    assert [axis.extent for axis in reduction.axes] == [7]
+    x, first, b = Tensor("x", (4, 5)), Axis("a", 4), Axis("b", 5)
+    counted = replace(
+        problem,
+        axes=(first, b),
+        output=Load(Tensor("y", (4, 5), DType.INT64), (affine(first), affine(b))),
+        expr=Load(x, (affine(first), affine(b))) + IndexValue(affine(b), DType.FLOAT32),
+        inputs=(x,),
+    )
+    assert merge_axes(counted) == counted
 
 
 def test_a_halo_keeps_its_rows_apart() -> None:
