@@ -42,8 +42,8 @@ _LEAST_ROWS = 48
 _LEAST_SIDE = 128
 _LEAST_WEIGHTS = 1 << 16
 _LEAST_PRODUCTS = 1 << 23
-"""From here on one level gained 2 to 13 % on a Zen 4 core, weights in caches or not. Fewer rows, 128
-x 128 weights or 64 x 256 x 256 products gained only with weights in the caches, or lost."""
+"""From here on one level gained 2 to 13 % on a Zen 4 core, weights in caches or not. Fewer rows,
+128 x 128 weights or 64 x 256 x 256 products gained only with weights in the caches, or lost."""
 
 _CACHED_SUMS = 1 << 19
 """Elements of the sums of A that a cache gives back fast enough for each panel to read them all."""
