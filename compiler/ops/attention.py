@@ -18,6 +18,14 @@ from compiler.ops.elementwise import floats_only
 from compiler.ops.registry import Fresh, Operator, OpKind, Source
 from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype, show
 
+_LOWEST = {
+    DType.FLOAT16: -65504.0,
+    DType.BFLOAT16: -3.3895313892515355e38,
+    DType.FLOAT32: -3.4028234663852886e38,
+    DType.FLOAT64: -3.4028234663852886e38,
+}
+"""Finite, and no finite score is lower (float64: none that a mask of float32 makes)."""
+
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     """Operands and attributes as ONNX's Attention (opset 23) has them in four dimensions.
@@ -26,7 +34,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     heads, keys, value size); optional mask, added to the scores: broadcasts to (batch, heads,
     queries, keys). Each key head serves `heads / key heads` neighbouring heads (Ainslie et al.,
     "GQA", 2023). With `causal`, query i sees keys 0 to `past + i` alone. The result is (batch,
-    heads, queries, value size).
+    heads, queries, value size): zeros for a query all of whose keys a mask of -inf hides.
     """
     operand_count(types, 3, 4)
     dtype = same_dtype(types)
@@ -63,8 +71,9 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
         rows, columns = scores.shape[2:]
         seen = np.tri(rows, columns, integer(attrs, "past", 0), dtype=bool)
         scores = np.where(seen, scores, scores.dtype.type(-np.inf))
-    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    mixed = np.matmul(powers, value) / powers.sum(axis=-1, keepdims=True)
+    largest = np.maximum(scores.max(axis=-1, keepdims=True), np.finfo(np.float32).min)
+    powers = np.exp(scores - largest)
+    mixed = np.matmul(powers, value) / np.maximum(powers.sum(axis=-1, keepdims=True), 1)
     return np.asarray(mixed, arrays[0].dtype)
 
 
@@ -96,10 +105,17 @@ def _expression(
         last = IndexValue(query + integer(attrs, "past", 0), DType.INT32)
         seen = Op(Operation.LE, (IndexValue(j, DType.INT32), last))
         score = op(Operation.SELECT, seen, score, Const(float("-inf"), score.dtype))
-    power = maths.exp(score - Reduce(Combiner.MAX, (keys,), score))
-    total = Reduce(Combiner.SUM, (keys,), power)
+    largest: Expr = Reduce(Combiner.MAX, (keys,), score)
+    if len(types) == 4:
+        largest = maths.maximum(
+            largest, _LOWEST[largest.dtype]
+        )  # -inf less -inf would be no number
+    power = maths.exp(score - largest)
+    total: Expr = Reduce(Combiner.SUM, (keys,), power)
     value = operands[2]((batch, key_head, j, element))
     mixed = Reduce(Combiner.SUM, (keys,), power * value)
+    if len(types) == 4:
+        total = maths.maximum(total, 1.0)  # the largest score's power is 1, unless all are hidden
     return mixed * (Const(1.0, total.dtype) / total)
 
 

@@ -9,8 +9,10 @@ Before:                                         After:
     %7 = matmul(%5, %v)
 
 A constant mask that hides the keys after each query becomes `causal`. Leading dimensions become
-batch and heads. Vaswani et al., "Attention Is All You Need" (2017); also called
-scaled_dot_product_attention (PyTorch) or Attention (ONNX opset 23).
+batch and heads. A query that sees no key at all (a mask of -inf) gets zeros: ONNX's Attention and
+PyTorch write a `where` for that, which is taken in; without one, softmax would give NaN. Vaswani et
+al., "Attention Is All You Need" (2017); also called scaled_dot_product_attention (PyTorch) or
+Attention (ONNX opset 23).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 
 from compiler.dtypes import DType
 from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.passes.attributes import number
+from compiler.passes.attributes import ints, number
 from compiler.passes.rewrite import Rewriter, rewrite
 
 HIDDEN = -1e9
@@ -57,18 +59,62 @@ class _Scores:
 def _recognise(rewriter: Rewriter, node: Node) -> str | None:
     if node.op != "matmul" or len(node.inputs) != 2:
         return None
-    softmax = rewriter.producer(_unviewed(rewriter, node.inputs[0]), "softmax")
+    weights = _unviewed(rewriter, node.inputs[0])
+    guard = _guard(rewriter, weights)
+    softmax = rewriter.producer(guard.weights if guard else weights, "softmax")
     if softmax is None or not _is_last_axis(rewriter, softmax):
+        return None
+    if not (guard or rewriter.used_once(weights)):
         return None
     found = _Scores()
     product = _product(rewriter, softmax.inputs[0], found)
     if product is None or rewriter.type(node.outputs[0]).dtype is not DType.FLOAT32:
+        return None
+    if guard and guard.judged not in (None, *(mask.value for mask in found.masks)):
         return None
     query, transposed, value = (*product.inputs, node.inputs[1])
     query, by_query = _unscaled(rewriter, query)
     transposed, by_key = _unscaled(rewriter, transposed)
     found.scale *= by_query * by_key
     return _emit(rewriter, node, query, transposed, value, found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Guard:
+    """Zeros in place of the weights of a query that sees nothing, as the operator has them itself.
+
+    `judged` is the mask that says so; None where it is the weights themselves, or nothing.
+    """
+
+    weights: str
+    judged: str | None
+
+
+def _guard(rewriter: Rewriter, value: str) -> _Guard | None:
+    """`where(hidden, 0, weights)`, hidden being `reduce_max(mask) == -inf`, `is_nan(weights)`, or
+    known to be false."""
+    node = rewriter.producer(value, "where")
+    if node is None or not rewriter.used_once(value) or rewriter.scalar(node.inputs[1]) != 0.0:
+        return None
+    hidden, _, weights = node.inputs
+    known = rewriter.array(hidden)
+    if known is not None:
+        return None if known.any() or not rewriter.used_once(weights) else _Guard(weights, None)
+    if (nan := rewriter.producer(hidden, "is_nan")) is not None:
+        judges = nan.inputs[0] == weights and rewriter.uses(weights) == 2
+        return _Guard(weights, None) if judges else None
+    equal = rewriter.producer(hidden, "equal")
+    if equal is None or not rewriter.used_once(weights):
+        return None
+    for largest, low in (equal.inputs, equal.inputs[::-1]):
+        reduced = rewriter.producer(largest, "reduce_max")
+        if reduced is None or rewriter.scalar(low) != -np.inf:
+            continue
+        rank = len(rewriter.shape(reduced.inputs[0]))
+        axes = tuple(axis % rank for axis in ints(reduced, "axes", tuple(range(rank))))
+        if axes == (rank - 1,) and number(reduced, "keepdims", 1):
+            return _Guard(weights, reduced.inputs[0])
+    return None
 
 
 def _unviewed(rewriter: Rewriter, value: str) -> str:
@@ -83,7 +129,7 @@ def _unviewed(rewriter: Rewriter, value: str) -> str:
 def _is_last_axis(rewriter: Rewriter, softmax: Node) -> bool:
     rank = len(rewriter.shape(softmax.outputs[0]))
     axis = int(number(softmax, "axis", -1))
-    return axis % rank == rank - 1 and rewriter.used_once(softmax.outputs[0])
+    return axis % rank == rank - 1
 
 
 def _product(rewriter: Rewriter, value: str, found: _Scores) -> Node | None:
@@ -203,7 +249,10 @@ def _emit(
     past = rewriter.shape(key)[-2] - rewriter.shape(query)[-2]
     total: str | None = None
     for mask in found.masks:
-        if mask.factor > 0 and _hides_the_future(rewriter.array(mask.value), past):
+        known = rewriter.array(mask.value)
+        if known is not None and not known.any():
+            continue
+        if mask.factor > 0 and _hides_the_future(known, past):
             attrs |= {"causal": 1, "past": past}
             continue
         given = _mask_in_heads(rewriter, mask, heads)

@@ -58,12 +58,16 @@ class Rewriter:
             return None
         return float(array.reshape(-1)[0])
 
-    def used_once(self, value: str) -> bool:
-        """Whether one node, and no output of the graph, reads the value.
+    def uses(self, value: str) -> int:
+        """How many operands and outputs of the graph the value is.
 
-        Values that stand for several old ones count all of their uses, so the answer errs to no.
+        Values that stand for several old ones count all of their uses, so the answer errs to more.
         """
-        return self._uses.get(value, 1) <= 1
+        return self._uses.get(value, 1)
+
+    def used_once(self, value: str) -> bool:
+        """Whether one node, and no output of the graph, reads the value."""
+        return self.uses(value) <= 1
 
     def emit(
         self,

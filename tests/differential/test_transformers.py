@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from benchmarks import models
 from compiler.driver import compile_model, load_graph, make_plan, optimise
@@ -62,3 +64,35 @@ def test_attention_needs_no_kernel_that_only_moves(name: str) -> None:
     assert not any(set(names) <= {"transpose", "slice"} for names in kernels)
     # three products a layer beside it: output, and two of the perceptron; at the end of some, one
     assert sum(names[0] == "matmul" for names in kernels) in (8, 9)
+
+
+HEADS = {
+    "plain": ((2, 3, 5, 8), (2, 3, 7, 8), (), {}),
+    "mask": ((2, 3, 5, 8), (2, 3, 7, 8), (5, 7), {}),
+    "causal": ((1, 2, 5, 8), (1, 2, 5, 8), (), {"is_causal": 1}),
+    "grouped": ((1, 6, 5, 8), (1, 2, 7, 8), (1, 1, 5, 7), {"scale": 0.2}),
+    "rows of tokens": ((2, 5, 32), (2, 7, 16), (), {"q_num_heads": 4, "kv_num_heads": 2}),
+}
+
+
+@pytest.mark.parametrize("opset", [23, 24])
+@pytest.mark.parametrize("name", HEADS)
+def test_onnx_attention_is_one_kernel(name: str, opset: int) -> None:
+    """The operator is imported as its function's body, and found in it."""
+    query, key, mask, attributes = HEADS[name]
+    shapes = {"q": query, "k": key, "v": key} | ({"mask": mask} if mask else {})
+    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    node = helper.make_node("Attention", list(shapes), ["y"], **attributes)
+    graph = helper.make_graph([node], "attention", inputs, [output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    plan = make_plan(optimise(load_graph(model)), resolve_target("host"))
+    (kernel,) = plan.kernels
+    assert "attention" in kernel.workload.operators
+    random = np.random.default_rng(0)
+    feeds = {n: random.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    if mask:
+        feeds["mask"][..., 2, :] = -np.inf
+    (expected,) = ReferenceEvaluator(model).run(None, feeds)
+    (found,) = compile_model(model).run(feeds)
+    np.testing.assert_allclose(found, np.nan_to_num(expected), rtol=0, atol=2e-6)

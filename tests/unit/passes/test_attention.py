@@ -108,7 +108,9 @@ def test_masks_that_hide_the_future(kind: str, tokens: int, keys: int) -> None:
     for low in (LEAST, -np.inf):
         g, scores, v = hidden(kind, tokens, keys, low)
         node = found(g.graph(plain(g, scores, v)))
-        assert (node.attr("causal"), node.attr("past")) == (1, keys - tokens)
+        # a single query sees all keys: nothing is hidden
+        past = keys - tokens
+        assert (node.attr("causal"), node.attr("past")) == ((1, past) if tokens > 1 else (0, 0))
         assert len(node.inputs) == 3
 
 
@@ -129,6 +131,43 @@ def test_a_mask_of_booleans_at_run_time() -> None:
     low = g.constant("low", LEAST)
     node = found(g.graph(plain(g, g("where", seen, g("matmul", q, k), low), v)))
     assert len(node.inputs) == 4
+
+
+@pytest.mark.parametrize("kind", ["mask", "nan", "never"])
+def test_zeros_where_a_query_sees_nothing(kind: str) -> None:
+    """As ONNX's Attention and PyTorch write it; the operator does the same."""
+    g = Maker()
+    q, k, v = operands(g, 1, 2)
+    hidden = np.zeros((1, 1, 3, 5), np.float32)
+    if kind != "never":
+        hidden[0, 0, 1] = -np.inf
+    mask = g.constant("mask", hidden)
+    weights = g("softmax", g("add", g("matmul", q, k), mask), axis=-1)
+    low = g.constant("low", np.array(-np.inf, np.float32))
+    judged = {
+        "mask": lambda: g("equal", g("reduce_max", mask, axes=(3,), keepdims=1), low),
+        "nan": lambda: g("is_nan", weights),
+        "never": lambda: g.constant("seen", np.zeros((3, 1), bool)),
+    }[kind]()
+    safe = g("where", judged, g.constant("zero", 0.0), weights)
+    node = found(g.graph(g("matmul", safe, v)))
+    assert len(node.inputs) == (3 if kind == "never" else 4)
+
+
+def test_a_guard_that_judges_something_else_stays() -> None:
+    for kind in ("other mask", "sometimes", "other number"):
+        g = Maker()
+        q, k, v = operands(g, 1, 2)
+        mask, other = g.input("mask", 3, 5), g.input("other", 3, 5)
+        weights = g("softmax", g("add", g("matmul", q, k), mask), axis=-1)
+        judged = other if kind == "other mask" else mask
+        low = g.constant("low", np.array(-np.inf if kind != "other number" else 0.5, np.float32))
+        hidden = g("equal", g("reduce_max", judged, axes=(1,), keepdims=1), low)
+        if kind == "sometimes":
+            hidden = g.constant("hidden", np.array([[False], [True], [False]]))
+        safe = g("where", hidden, g.constant("zero", 0.0), weights)
+        graph = g.graph(g("matmul", safe, v))
+        assert "softmax" in operators(proven(attention, graph)), kind
 
 
 def test_what_is_no_attention() -> None:

@@ -114,13 +114,15 @@ def test_large_scores_do_not_overflow() -> None:
 
 
 def test_hidden_keys_take_no_part() -> None:
-    """Minus infinity and the most negative number; a row of the latter alone weighs all alike."""
-    graph = plain(1, 1, 3, 20, 8, mask=(3, 20))
+    """Minus infinity and the most negative number; a row of the latter alone weighs all alike, a
+    row of the former is zero."""
+    graph = plain(1, 1, 4, 20, 8, mask=(4, 20))
     workload, (q, k, v, mask) = as_workload(graph), arrays_of(graph)
     mask[:] = 0
     mask[0, 7:] = -np.inf
     mask[1, :13] = np.finfo(np.float32).min
     mask[2] = np.finfo(np.float32).min
+    mask[3] = -np.inf
     v[:, :, 13:] = 1.0
     schedule = schedule_space(workload, HOST).default()
     got = run_workload(workload, schedule, HOST, [q, k, v, mask], np.random.default_rng(0))
@@ -130,6 +132,8 @@ def test_hidden_keys_take_no_part() -> None:
     np.testing.assert_array_equal(got[0, 0, 0], again[0, 0, 0])
     np.testing.assert_allclose(got[0, 0, 1], 1.0, rtol=1e-6)
     np.testing.assert_allclose(got[0, 0, 2], v[0, 0].mean(axis=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(got[0, 0, 3], 0.0)
+    np.testing.assert_allclose(got, expected(workload, [q, k, v, mask]), rtol=1e-5, atol=1e-6)
 
 
 def test_two_threads_compute_what_one_does() -> None:
