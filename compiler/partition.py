@@ -7,7 +7,7 @@ is put between; one relayout serves all kernels that want the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from compiler import ops
@@ -34,7 +34,11 @@ from compiler.workload import Boundary, Halo, cut_workload
 ROW = Placement()
 
 
-def plan_graph(graph: Graph, lanes: int) -> GraphPlan:
+Assign = Callable[[Graph, tuple[Group, ...], int], tuple[Choice, ...]]
+"""`assign(graph, groups, lanes)`: what each group reads and writes; any of its options will do."""
+
+
+def plan_graph(graph: Graph, lanes: int, assign: Assign = assign_layouts) -> GraphPlan:
     """Cut an optimised graph into kernels for vectors of `lanes` elements.
 
     The result's graph computes the same outputs in the same order; an output that was an input or
@@ -42,7 +46,7 @@ def plan_graph(graph: Graph, lanes: int) -> GraphPlan:
     """
     prepared = separate_outputs(dead_code(graph))
     groups = fuse(prepared)
-    choices = assign_layouts(prepared, groups, lanes)
+    choices = assign(prepared, groups, lanes)
     return _Partition(*split_outputs(prepared, groups, choices)).plan()
 
 

@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler.driver import compile_plan
+from compiler.dtypes import DType
 from compiler.graph.ir import Graph
 from compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from compiler.ops.interpret import run_graph
 from compiler.partition import plan_graph
-from compiler.passes.fusion import fuse
+from compiler.passes.fusion import Group, fuse
 from compiler.passes.layout_options import Choice, channels_last, fits_block
 from compiler.passes.layouts import Assignment
-from tests.graphs import Maker
+from compiler.target import resolve_target
+from tests.graphs import Maker, random_inputs
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 POINT = CONV | {"pads": (0, 0, 0, 0)}
@@ -133,6 +137,25 @@ def graphs(draw: st.DrawFn) -> Graph:
     for _ in range(draw(st.integers(1, 6))):
         values.append(step(g, draw, values))
     return g.graph(values[-1])
+
+
+@settings(max_examples=8, deadline=None)
+@given(graphs(), st.integers(0, 1000))
+def test_every_assignment_computes_the_same(graph: Graph, seed: int) -> None:
+    """Any option of each group, compiled: kernels read and write what their neighbours expect."""
+    random = np.random.default_rng(seed)
+
+    def assign(graph: Graph, groups: tuple[Group, ...], lanes: int) -> tuple[Choice, ...]:
+        made = Assignment(graph, groups, lanes)
+        return made.choices([int(random.integers(len(options))) for options in made.options])
+
+    target = resolve_target("host")
+    plan = plan_graph(graph, target.lanes(DType.FLOAT32), assign)
+    inputs = random_inputs(graph)
+    found, expected = compile_plan(plan, None, target).run(inputs), run_graph(graph, inputs)
+    for a, b in zip(found, expected, strict=True):
+        # sums of some thousand products of numbers near 1, a few layers deep
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-4 * max(1.0, float(np.abs(b).max())))
 
 
 def cheapest(made: Assignment) -> float:
