@@ -9,6 +9,9 @@ from compiler.loops.expr import Const, Expr, Load, Tensor, walk
 from compiler.loops.index import Affine, Axis, affine
 from compiler.loops.nest import Binding, Compute, For, Let, Node, Stage, Store, Tile
 
+MAX_LANE_STEP = 4
+"""Elements from one lane to the next that code generation loads as whole vectors, at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loop:
@@ -68,6 +71,19 @@ def vector_axis(target: Load, axes: Sequence[Axis]) -> Axis | None:
 def unit_stride(load: Load, axis: Axis) -> bool:
     """Whether neighbours along an axis lie side by side in memory."""
     return vector_axis(load, (axis,)) == axis
+
+
+def short_step(load: Load, axis: Axis) -> bool:
+    """Whether neighbours along an axis lie a few elements apart in rows: they load as vectors."""
+    factors = load.tensor.layout.resolved(len(load.tensor.shape))
+    last = next((f for f in reversed(factors) if load.tensor.shape[f.dim] > 1), factors[-1])
+    moving = [dim for dim, index in enumerate(load.index) if axis in index.axes()]
+    return (
+        moving == [last.dim]
+        and last.mod is None
+        and last.div == 1
+        and 1 <= load.index[last.dim].coefficient(axis) <= MAX_LANE_STEP
+    )
 
 
 def needs_padding(load: Load, *, with_halo: bool = True) -> tuple[int, ...]:

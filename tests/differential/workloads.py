@@ -156,7 +156,7 @@ def winograd(random: Random, lanes: int) -> Case:
 def depthwise(random: Random, lanes: int) -> Case:
     channels = lanes * pick(random, 1, 2) if random.integers(3) else extent(random, 2, 20)
     kernel = pick(random, (3, 3), (5, 5), (3, 1), (2, 3))
-    strides = pick(random, (1, 1), (2, 2), (1, 2))
+    strides = pick(random, (1, 1), (2, 2), (1, 2), (2, 3), (1, 4), (1, 5))
     size = (extent(random, 5, 13), extent(random, 5, 13))
     pads = tuple(int(random.integers(0, k)) for k in (*kernel, *kernel))
     return _convolve(

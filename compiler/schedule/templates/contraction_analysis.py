@@ -14,7 +14,7 @@ from compiler.loops.expr import Expr, Load, Role, loads
 from compiler.loops.index import Axis
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
-from compiler.schedule.structure import needs_padding, unit_stride, vector_axis
+from compiler.schedule.structure import needs_padding, short_step, unit_stride, vector_axis
 from compiler.workload import Workload
 
 
@@ -95,7 +95,8 @@ def _can_stream(streamed: Expr, lanes: Axis, window: Sequence[Axis]) -> bool:
     """Whether the operand along the lanes can be read as vectors: where it lies, or packed."""
     if not isinstance(streamed, Load):
         return False
-    return streamed.tensor.role is Role.WEIGHT or unit_stride(streamed, lanes) or not window
+    together = unit_stride(streamed, lanes) or short_step(streamed, lanes)
+    return streamed.tensor.role is Role.WEIGHT or together or not window
 
 
 def is_padded(load: Load, axis: Axis) -> bool:

@@ -131,7 +131,10 @@ def fits(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bo
 
 
 def _in_groups(found: Contraction) -> bool:
-    return bool(found.problem.groups)
+    """Whether the lanes are the channels of a group, which a tile must not leave."""
+    groups = set(found.problem.groups)
+    index = found.problem.output.index
+    return any(found.lanes in i.axes() and groups & set(i.axes()) for i in index)
 
 
 def default_schedule(

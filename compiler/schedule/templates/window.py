@@ -15,7 +15,7 @@ from math import prod
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Combiner, Expr, Load, Role, Tensor, loads, rewrite
-from compiler.loops.index import Axis
+from compiler.loops.index import Axis, FloorDiv
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Order, Store, Tile
 from compiler.schedule.kernel import Kernel
@@ -30,6 +30,7 @@ from compiler.schedule.structure import (
     halo_stage,
     needs_padding,
     parallel_stage,
+    short_step,
     unit_stride,
     vector_axis,
 )
@@ -65,8 +66,8 @@ def analyse(workload: Workload) -> Window | None:
     lanes = vector_axis(problem.output, problem.axes)
     if lanes is not None and not all(_has_lanes(load, lanes) for load in loads(reduction.body)):
         lanes = None
-    if problem.product is not None and not all(
-        lanes is not None and lanes in axes_of(side) for side in problem.product
+    if problem.product is not None and (
+        lanes is None or not _is_depthwise(problem.product, lanes, problem.axes)
     ):
         return None
     # Zeros in a halo do not change a sum, but they do change a maximum.
@@ -81,11 +82,28 @@ def analyse(workload: Workload) -> Window | None:
     return Window(problem, lanes, tile, rows, outer, reads_halo, padded)
 
 
+def _is_depthwise(product: tuple[Expr, Expr], lanes: Axis, outputs: Sequence[Axis]) -> bool:
+    """Whether one factor moves along all that the other does: nothing is used by two tiles."""
+    indices = [i for side in product for load in loads(side) for i in load.index]
+    if any(isinstance(term, FloorDiv) for index in indices for term, _ in index.terms):
+        return False  # a group of several filters
+    first, second = (axes_of(side) & set(outputs) for side in product)
+    return lanes in first | second and (first <= second or second <= first)
+
+
 def _has_lanes(load: Load, lanes: Axis) -> bool:
     """Whether a load is a vector along the lanes: as it lies, or (weights) as it will be packed."""
     if lanes not in axes_of(load):
-        return False
-    return load.tensor.role is Role.WEIGHT or unit_stride(load, lanes)
+        return load.tensor.role is Role.WEIGHT  # a number for all lanes
+    return load.tensor.role is Role.WEIGHT or unit_stride(load, lanes) or short_step(load, lanes)
+
+
+def _has_splat_weights(found: Window) -> bool:
+    """Whether a weight is one number for all lanes."""
+    return any(
+        load.tensor.role is Role.WEIGHT and found.lanes not in axes_of(load)
+        for load in loads(found.problem.reduction.body)
+    )
 
 
 def _padded_axes(problem: Problem, reads_halo: bool) -> tuple[Axis, ...]:
@@ -199,7 +217,9 @@ def _knobs(found: Window) -> tuple[Knob, ...]:
     unrolled = _can_unroll_rows(found)
     if _clips_tile(found) and not unrolled:
         tiles = (1,)
-    heights = tuple(r for r in (1, 2, 3, 4) if r <= rows) if unrolled else (1,)
+    # Where the lanes are pixels, rows are channels: each has weights of its own in registers.
+    single = not unrolled or _has_splat_weights(found)
+    heights = (1,) if single else tuple(r for r in (1, 2, 3, 4) if r <= rows)
     return (
         Knob("tile", tiles),
         Knob("rows", heights),
@@ -269,16 +289,17 @@ def _lower(found: Window, schedule: Schedule, target: Target) -> Kernel:
         order=_ORDERS[schedule.text("order")],
         skip_padding=not found.reads_halo,
     )
-    loops = [Loop(a) for a in found.outer if a in problem.axes]
+    loops = {a: Loop(a) for a in found.outer}
     if found.lanes is not None:
-        position = problem.axes.index(found.lanes)
-        before = sum(a in problem.axes[:position] for a in found.outer)
-        loops.insert(before, Loop(found.lanes, lanes))
+        loops[found.lanes] = Loop(found.lanes, lanes)
     if found.rows is not None:
-        loops.append(Loop(found.rows, schedule.integer("rows")))
+        loops[found.rows] = Loop(found.rows, schedule.integer("rows"))
     if found.tile is not None:
-        loops.append(Loop(found.tile, schedule.integer("tile"), peel=found.tile in found.padded))
-    stage = parallel_stage("main", loops, compute)
+        peel = found.tile in found.padded
+        loops[found.tile] = Loop(found.tile, schedule.integer("tile"), peel=peel)
+    # In the order of the output's axes: what neighbours read is still in the cache.
+    ordered = [loops[a] for a in problem.axes if a in loops]
+    stage = parallel_stage("main", ordered, compute)
     output = problem.output.tensor
     by_name = {t.name: t for t in packed}
     inputs = tuple(by_name.get(t.name, t) for t in problem.inputs)

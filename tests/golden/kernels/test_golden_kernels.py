@@ -80,6 +80,10 @@ CASES: dict[str, tuple[str, Schedule]] = {
         Schedule.of("winograd", outputs=2, block=14, tile=14, vectors=2, unroll=1),
     ),
     "depthwise": ("depthwise", Schedule.of("window", tile=7, rows=2, taps="all", order="greedy")),
+    "depthwise_planar": (
+        "depthwise planar stride 2",
+        Schedule.of("window", tile=7, rows=1, taps="all", order="greedy"),
+    ),
     "max_pool": ("max_pool", Schedule.of("window", tile=7, rows=1, taps="row", order="program")),
     "softmax": ("softmax", Schedule.of("row", unroll=8, keep=False)),
     "softmax_kept": ("softmax", Schedule.of("row", unroll=1, keep=True)),

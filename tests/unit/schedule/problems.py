@@ -114,6 +114,12 @@ PROBLEMS: dict[str, Callable[[int], Workload]] = {
     "depthwise 5x5 planar": lambda lanes: conv(
         lanes, channels=20, filters=20, group=20, kernel=5, halo=False
     ),
+    "depthwise planar stride 2": lambda lanes: conv(
+        lanes, channels=22, filters=22, group=22, size=56, stride=2
+    ),
+    "groups planar stride 2": lambda lanes: conv(
+        lanes, channels=12, filters=18, group=2, size=56, stride=2, planar=True
+    ),
     "24 filters": lambda lanes: conv(lanes, channels=40, filters=24, size=14, kernel=1),
     "matmul": lambda lanes: matmul(128, 768, 768),
     "matmul of odd sizes": lambda lanes: matmul(19, 37, 50),

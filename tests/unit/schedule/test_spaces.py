@@ -118,6 +118,8 @@ def algorithms(workload: Workload, numerics: str = "fast") -> list[str]:
         ("gemv", ["gemv"]),
         ("gemv of rows", ["dot", "gemv"]),
         ("depthwise", ["window"]),
+        ("depthwise planar stride 2", ["window", "direct"]),
+        ("groups planar stride 2", ["direct"]),
         ("max_pool", ["window"]),
         ("softmax", ["row"]),
         ("relu", ["map"]),
