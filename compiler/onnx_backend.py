@@ -80,6 +80,11 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
         result: tuple[Any, ...] = namedtupledict("Outputs", self._outputs)(*typed)
         return result
 
+    @property
+    def decisive(self) -> tuple[str, ...]:
+        """Inputs whose values it has been compiled for."""
+        return self._decisive
+
     def executable(self, arrays: Mapping[str, np.ndarray]) -> Executable:
         """The executable that runs on these inputs.
 
