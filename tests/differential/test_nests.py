@@ -80,6 +80,7 @@ CASES: dict[str, Callable[[Maker], str]] = {
     "softmax": unary("softmax", axis=2),
     "arg_max": unary("arg_max", axis=2),
     "arg_min of columns": unary("arg_min", axis=1, last=1),
+    "softmax of short rows": lambda make: make("softmax", make.input("x", 37, 3), axis=1),
     "gelu": unary("gelu"),
     "transpose": unary("transpose", perm=(2, 0, 1)),
     "mean": unary("reduce_mean", axes=(2,), keepdims=1),

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from compiler import ops
 from compiler.dtypes import DType
@@ -124,10 +125,10 @@ class _Template:
         def valid(choice: Mapping[str, Choice]) -> bool:
             return True
 
-        along = _along(found, lanes)
-        unroll = 4 if along else 8
+        along, tiny = _along(found, lanes), _tiny(found, lanes)
+        unroll = 1 if tiny else 4 if along else 8
         one_tile = all(axis.extent <= unroll * lanes for axis in found.inner)
-        keep = kept and (along is not None or not one_tile)
+        keep = kept and not tiny and (along is not None or not one_tile)
         return SubSpace("row", knobs, valid, Schedule.of("row", unroll=unroll, keep=keep))
 
     def lower(
@@ -145,6 +146,8 @@ TEMPLATE = _Template()
 
 def _along(found: Rows, lanes: int) -> Axis | None:
     """The axis of rows along which the lanes run; None where they run along what is reduced."""
+    if _tiny(found, lanes):
+        return found.outer[-1]
     along = found.lanes
     if along not in found.outer or along is None or along in _padded_axes(found.problem):
         return None
@@ -154,6 +157,21 @@ def _along(found: Rows, lanes: int) -> Axis | None:
             if side_by_side and not unit_stride(load, along):
                 return None
     return along
+
+
+def _tiny(found: Rows, lanes: int) -> bool:
+    """Whether rows fill three quarters of a vector at most: then each lane takes a row.
+
+    Everything is written out, so that an element is gathered once and the passes share it.
+    """
+    problem = found.problem
+    lengths = [prod(a.extent for a in r.axes) for r in problem.reductions]
+    if not found.inner or not found.outer or found.outer[-1].extent < lanes:
+        return False
+    if any(t.layout.factors for t in (*problem.inputs, problem.output.tensor)):
+        return False
+    short = max(*lengths, prod(a.extent for a in found.inner)) <= 3 * lanes // 4
+    return short and found.lanes in found.inner and not _padded_axes(problem)
 
 
 @dataclass(frozen=True)
@@ -208,7 +226,7 @@ def _renamed(expr: Expr, names: Mapping[Axis, Axis]) -> Expr:
 
 def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
     problem = found.problem
-    along = _along(found, lanes)
+    along, tiny = _along(found, lanes), _tiny(found, lanes)
     statistics: dict[Reduce, Expr] = {}
     computes: list[Node] = []
     last = problem.reductions[-1]
@@ -233,13 +251,13 @@ def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
             number += len(values)
             statistics[reduction] = registers[0] if len(values) == 1 else Items(registers)
             stores = tuple(Store(r, v) for r, v in zip(registers, values, strict=True))
-        computes.append(_reduction(reduction, body, stores, along, unroll, lanes))
+        computes.append(_reduction(reduction, body, stores, along, unroll, lanes, tiny=tiny))
     if found.inner:
         expr = problem.expr
         if kept is not None:
             again, here = kept.again, problem.output
             expr = rewrite(expr, lambda node: here if node == again else None)
-        computes += _final(found, _resolve(expr, statistics), along, unroll, lanes)
+        computes += _final(found, _resolve(expr, statistics), along, unroll, lanes, tiny=tiny)
     # a tile of several vectors may straddle the blocks of a layout, one vector does not
     plain = not any(t.layout.factors for t in (*problem.inputs, problem.output.tensor))
     width = unroll * lanes if plain else lanes
@@ -283,6 +301,8 @@ def _reduction(
     along: Axis | None,
     unroll: int,
     lanes: int,
+    *,
+    tiny: bool,
 ) -> Compute:
     axes = [a for a in reduction.axes if a.extent > 1]
     # The zeros of a halo are wrong in anything but a sum.
@@ -293,7 +313,7 @@ def _reduction(
             stores,
             body,
             reduction.combiner,
-            reduce=tuple(Tile(a) for a in axes),
+            reduce=tuple(Tile(a, unroll=tiny) for a in axes),
             unroll=(Tile(along, lanes),),
             vector=along,
             skip_padding=never,
@@ -327,7 +347,7 @@ def _reduction(
 
 
 def _final(
-    found: Rows, body: Expr, along: Axis | None, unroll: int, lanes: int
+    found: Rows, body: Expr, along: Axis | None, unroll: int, lanes: int, *, tiny: bool
 ) -> tuple[Node, ...]:
     vector = along or (found.lanes if found.lanes in found.inner else None)
     compute = Compute(
@@ -336,5 +356,5 @@ def _final(
         unroll=(Tile(vector, lanes),) if vector else (),
         vector=vector,
     )
-    loops = [Loop(a, unroll * lanes if a == vector else 1) for a in found.inner]
+    loops = [Loop(a, unroll * lanes if a == vector else 1, unroll=tiny) for a in found.inner]
     return nest(loops, compute)

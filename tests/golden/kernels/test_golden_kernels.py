@@ -87,6 +87,7 @@ CASES: dict[str, tuple[str, Schedule]] = {
     "max_pool": ("max_pool", Schedule.of("window", tile=7, rows=1, taps="row", order="program")),
     "softmax": ("softmax", Schedule.of("row", unroll=8, keep=False)),
     "softmax_kept": ("softmax", Schedule.of("row", unroll=1, keep=True)),
+    "softmax_short": ("softmax of short rows", Schedule.of("row", unroll=1, keep=False)),
     "arg_max": ("arg_max", Schedule.of("row", unroll=4, keep=False)),
     "attention": (
         "attention",

@@ -138,6 +138,7 @@ PROBLEMS: dict[str, Callable[[int], Workload]] = {
     "attention": lambda lanes: attention(128, 128, 12, 64),
     "causal attention": lambda lanes: attention(64, 64, 12, 64, causal=True),
     "attention of one query": lambda lanes: attention(1, 65, 12, 64),
+    "softmax of short rows": lambda lanes: unary("softmax", 50, 2 * lanes, 3, axis=2),
     "transpose": lambda lanes: unary("transpose", 1, 128, 12, 64, perm=(0, 2, 1, 3)),
     "matrix transpose": lambda lanes: unary("transpose", 100, 200, perm=(1, 0)),
     "relu": lambda lanes: unary("relu", 1, 64, 56, 56),
