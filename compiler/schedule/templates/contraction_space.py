@@ -114,8 +114,9 @@ def fits(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bo
     if _in_groups(found) and found.lanes.extent % width:
         return False
     extent = found.tile.extent if found.tile else 1
-    enough = min(registers // 2, extent * -(-found.lanes.extent // lanes))
-    if found.tile is not None and tile * vectors < enough * 3 // 4 and tile < extent:
+    enough = min(registers // 2, extent * -(-found.lanes.extent // lanes)) * 3 // 4
+    enough = min(enough, found.rows_in_cache * vectors)
+    if found.tile is not None and tile * vectors < enough and tile < extent:
         return False
     panels = -(-found.lanes.extent // width) * width
     if panels > 1.3 * -(-found.lanes.extent // lanes) * lanes:
@@ -176,6 +177,7 @@ def default_schedule(
             loops = [Loop(Axis("part", int(split)))]
             score *= _JOINING
         score *= parallel_balance(loops, threads)
+        score *= min(1.0, found.rows_in_cache / int(tile)) ** 2
         score += 10.0 if fits(found, target, choice) else 0.0
         # Of equal scores the first order wins: panels outermost, so that each stays in the cache.
         if best is None or score > best[0]:

@@ -48,6 +48,9 @@ _LEAST_PRODUCTS = 1 << 23
 _CACHED_SUMS = 1 << 19
 """Elements of the sums of A that a cache gives back fast enough for each panel to read them all."""
 
+_LEAST_COLUMNS = 512
+"""How many columns a longer pass over A and its sums must serve: 1536x128x604 lost a fifth."""
+
 _STAGGER = 16
 """Elements between the rows of the sums, against rows that share cache sets."""
 
@@ -65,7 +68,8 @@ class _Template:
         columns, depth = found.whole.lanes.extent, found.whole.channel.extent
         weights = columns * depth
         enough = weights >= _LEAST_WEIGHTS and found.row_count * weights >= _LEAST_PRODUCTS
-        return 2.0 if enough and min(columns, depth) >= _LEAST_SIDE else 0.9
+        reused = _sum_count(found) <= _CACHED_SUMS or columns >= _LEAST_COLUMNS
+        return 2.0 if enough and reused and min(columns, depth) >= _LEAST_SIDE else 0.9
 
     def space(
         self, workload: Workload, target: Target, *, threads: int, strict: bool
@@ -85,8 +89,7 @@ class _Template:
             return fits(quarter, target, choice)
 
         plain = default_schedule(quarter, target, "strassen", knobs, threads)
-        sums = len(_SUMS) * found.row_count // 2 * found.depth.extent
-        choices = dict(plain.choices) | {"order": _ORDERS[sums > _CACHED_SUMS]}
+        choices = dict(plain.choices) | {"order": _ORDERS[_sum_count(found) > _CACHED_SUMS]}
         return SubSpace("strassen", knobs, valid, Schedule.of("strassen", **choices))
 
     def lower(
@@ -99,6 +102,10 @@ class _Template:
 
 
 TEMPLATE = _Template()
+
+
+def _sum_count(found: Strassen) -> int:
+    return len(_SUMS) * (found.row_count // 2) * found.depth.extent
 
 
 def _lower(found: Strassen, schedule: Schedule, target: Target) -> Kernel:

@@ -84,7 +84,12 @@ class Strassen:
         """The product of two quadrants, whose register tile is that of a plain product."""
         outer = (self.rows, *self.others[:-1]) if self.others else ()
         return replace(
-            self.whole, tile=self.tile, outer=outer, lanes=self.columns, channel=self.depth
+            self.whole,
+            broadcast=self.element(self.left, self.row(0)),
+            tile=self.tile,
+            outer=outer,
+            lanes=self.columns,
+            channel=self.depth,
         )
 
     @property

@@ -199,6 +199,19 @@ def test_untuned_run_time_matrices_are_packed_where_it_pays(
     assert default["pack"] is packed
 
 
+@pytest.mark.parametrize(
+    ("depth", "most"), [(1024, 8), (3072, 8), (512, 16), (1000, 28), (1040, 28)]
+)
+def test_untuned_rows_do_not_push_each_other_out_of_the_cache(depth: int, most: int) -> None:
+    """Rows 4096 bytes apart share one set of eight lines; rows of 4000 bytes do not."""
+    target = resolve_target("x86-64-v4")
+    for columns in (16, 19, 32, 48):
+        default = schedule_space(matmul(600, columns, depth), target).default()
+        assert default.integer("tile") <= most
+    if most == 28:
+        assert schedule_space(matmul(600, 16, depth), target).default().integer("tile") > 8
+
+
 def test_untuned_schedules_begin_with_the_default_and_end_with_one_that_always_lowers() -> None:
     target = resolve_target("x86-64-v4")
     for make in PROBLEMS.values():

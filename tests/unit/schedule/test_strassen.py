@@ -182,7 +182,8 @@ def test_where_it_does_not_apply(workload: Workload, reason: str) -> None:
 @pytest.mark.parametrize(
     ("size", "taken"),
     [((128, 3072, 768), True), ((49, 512, 2048), True), ((16, 768, 768), False),
-     ((64, 256, 256), False), ((128, 256, 64), False), ((4096, 128, 128), False)],
+     ((64, 256, 256), False), ((1536, 128, 604), False),
+     ((1024, 1024, 1024), True), ((128, 256, 64), False), ((4096, 128, 128), False)],
 )  # fmt: skip
 def test_untuned_it_is_taken_where_it_gains(size: tuple[int, int, int], taken: bool) -> None:
     default = schedule_space(matmul(*size), V4).default()
