@@ -92,7 +92,12 @@ def split_exponent(x: Expr) -> tuple[Expr, Expr]:
     exponent = op(Operation.EXPONENT, normal) + select(
         subnormal, constant(float(-bits), x.dtype), constant(0.0, x.dtype)
     )
-    high = less(by_type(x, 1.4142135, 1.4142135623730951), mantissa)
+    return centred(exponent, mantissa)
+
+
+def centred(exponent: Expr, mantissa: Expr) -> tuple[Expr, Expr]:
+    """e and f of 2**exponent mantissa = 2**e (1 + f), for a mantissa in [1, 2)."""
+    high = less(by_type(mantissa, 1.4142135, 1.4142135623730951), mantissa)
     return (
         select(high, exponent + 1.0, exponent),
         select(high, mantissa * 0.5, mantissa) - 1.0,

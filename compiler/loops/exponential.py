@@ -6,6 +6,7 @@ from compiler.loops.elementary import (
     INFINITY,
     absolute,
     by_type,
+    centred,
     equal,
     exp_tail,
     fma,
@@ -66,6 +67,16 @@ def log(x: Expr) -> Expr:
 def _log(x: Expr) -> Expr:
     exponent, f = split_exponent(x)
     return _log_limits(x, _log_of_parts(exponent, f, None))
+
+
+def log_normal(x: Expr) -> Expr:
+    """`log` of a positive normal number; NaN for infinity and NaN, and nothing said of the rest."""
+    return in_float("log_normal", x, _log_normal)
+
+
+def _log_normal(x: Expr) -> Expr:
+    mantissa, exponent = op(Operation.MANTISSA, x), op(Operation.EXPONENT, x)
+    return _log_of_parts(*centred(exponent, mantissa), None) + (x - x)
 
 
 def _log_of_parts(exponent: Expr, f: Expr, correction: Expr | None) -> Expr:

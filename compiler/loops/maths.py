@@ -23,7 +23,16 @@ from compiler.loops.elementary import (
     select,
     with_sign_of,
 )
-from compiler.loops.exponential import exp, exp_of, expm1, expm1_of, log, log1p, log1p_of
+from compiler.loops.exponential import (
+    exp,
+    exp_of,
+    expm1,
+    expm1_of,
+    log,
+    log1p,
+    log1p_of,
+    log_normal,
+)
 from compiler.loops.expr import Expr, Operation, constant, op
 from compiler.loops.hyperbolic import acosh, asinh, atanh, cosh, sinh
 from compiler.loops.inverse import acos, asin, atan
@@ -48,6 +57,7 @@ __all__ = [
     "gelu_tanh",
     "log",
     "log1p",
+    "log_normal",
     "maximum",
     "minimum",
     "polynomial",

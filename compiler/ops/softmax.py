@@ -65,7 +65,8 @@ def _expression(logarithm: bool) -> Callable[..., Expr]:
         total = Reduce(Combiner.SUM, (second,), powers)
         shifted = element(index[axis]) - largest
         return (
-            shifted - maths.log(total)
+            # one of the terms is 1, so that the sum is a normal number
+            shifted - maths.log_normal(total)
             if logarithm
             else maths.exp(shifted) * (constant(1.0, total.dtype) / total)
         )

@@ -154,6 +154,17 @@ def test_error_bound(name: str, dtype: DType, fused: bool) -> None:
     assert ratio[worst] <= 1, (x[finite][worst], got[finite][worst], expected[finite][worst])
 
 
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_the_logarithm_of_normal_numbers(dtype: DType) -> None:
+    x = samples(dtype)
+    x = x[(x >= np.finfo(dtype.numpy).tiny) & np.isfinite(x)]
+    a = Tensor("x", (1,), dtype)[0]
+    got = evaluate(maths.log_normal(a), x, fused=True)
+    np.testing.assert_array_equal(got, evaluate(maths.log(a), x, fused=True))
+    edges = np.array([np.inf, np.nan], x.dtype)
+    assert np.isnan(evaluate(maths.log_normal(a), edges, fused=True)).all()
+
+
 ODD = ["tanh", "erf", "expm1", "log1p", "sin", "tan", "asin", "atan", "sinh", "asinh", "atanh"]
 
 
