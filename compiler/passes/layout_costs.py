@@ -30,6 +30,9 @@ _TRANSFORM_MACS = 8
 _WEIGHT_MACS = 15
 """Multiplications in the time in which one weight comes from memory."""
 
+FARTHEST_LANES = 4
+"""Elements between lanes up to which a vector is put together from others."""
+
 _MIXED = 10.0
 """Lanes along one axis in one operand and along another in the next: elements come one by one."""
 
@@ -53,20 +56,29 @@ def convolution(graph: Graph, node: Node, source: Layout, output: Layout, lanes:
     group = int(number(node, "group", 1))
     spatial = len(weight) - 2
     steps = ints(node, "strides", (1,) * spatial)
-    unit = all(step == 1 for step in steps)
-    pointwise = unit and prod(weight[2:]) == 1
+    pointwise = set(steps) == {1} and prod(weight[2:]) == 1
     if group > 1 and weight[:2] == (group, 1):  # depthwise
-        if source == output:
-            return work if output != ROW_MAJOR else work * (2.0 if unit else 6.0)
-        return work * _MIXED
+        if source != output:
+            return work * _MIXED
+        return work if output != ROW_MAJOR else work * _along_pixels(result[-1], steps[-1], lanes)
     if output != ROW_MAJOR:
         turned = 1.05 if source == ROW_MAJOR and pointwise else 1.0
         return work * turned * _winograd(node, source, output, weight, result)
-    points = prod(result[2:]) if pointwise else result[-1]
-    work *= _rounded(points, lanes // 2) / points
     if pointwise:
-        return work * (1.05 if source == ROW_MAJOR else 1.15)
-    return work * (1.1 if unit and source == ROW_MAJOR else _MIXED)
+        points = prod(result[2:])
+        return (
+            work * _rounded(points, lanes // 2) / points * (1.05 if source == ROW_MAJOR else 1.15)
+        )
+    if source != ROW_MAJOR:
+        return work * _MIXED
+    return work * _along_pixels(result[-1], steps[-1], lanes)
+
+
+def _along_pixels(points: int, step: int, lanes: int) -> float:
+    """What lanes along a row of pixels cost, to lanes along channels: ragged ends, and vectors that
+    are put together from `step` others."""
+    ragged = _rounded(points, lanes // 2) / points
+    return ragged * (1.1 if step == 1 else 1.6 if step <= FARTHEST_LANES else _MIXED)
 
 
 def _winograd(
@@ -122,7 +134,7 @@ def _is_blocked(layout: Layout) -> bool:
     return any(factor.mod is not None for factor in layout.factors)
 
 
-def window(graph: Graph, node: Node, layout: Layout) -> float:
+def window(graph: Graph, node: Node, layout: Layout, lanes: int) -> float:
     """A pool, or a normalisation over neighbouring channels, that keeps its operand's layout."""
     elements = graph.types[node.output].elements
     if node.attr("kernel") is None:  # its window runs along the channels
@@ -131,8 +143,11 @@ def window(graph: Graph, node: Node, layout: Layout) -> float:
     work = 3.0 * elements * prod(kernel)
     if layout != ROW_MAJOR:
         return work
-    unit = all(step == 1 for step in ints(node, "strides", (1,) * len(kernel)))
-    return work * (1.5 if unit else 7.0)
+    pads = ints(node, "pads", (0,) * (2 * len(kernel)))
+    if pads[len(kernel) - 1] or pads[-1]:
+        return work * _MIXED  # the ends of a row have other windows than their neighbours
+    step = ints(node, "strides", (1,) * len(kernel))[-1]
+    return work * _along_pixels(graph.types[node.output].shape[-1], step, lanes)
 
 
 def reduction(graph: Graph, node: Node, layout: Layout) -> float:

@@ -152,7 +152,7 @@ class Options:
         return [
             self._option(
                 self._operands(group, layout, {x: Demand(layout), **rows}),
-                costs.window(self._graph, anchor, layout),
+                costs.window(self._graph, anchor, layout, self._lanes),
                 group.output,
             )
             for layout in self.layouts(x)
