@@ -111,7 +111,7 @@ OPERATORS = (
         _infer_bitcast,
         _bitcast_reference,
         _bitcast_expression,
-        (OnnxRule("BitCast", _onnx_bitcast),),
+        (OnnxRule("BitCast", _onnx_bitcast, limits="not bfloat16"),),
     ),
 )
 

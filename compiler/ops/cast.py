@@ -80,7 +80,10 @@ OPERATORS = (
         1,
         lambda arrays, attrs: semantics.cast(arrays[0], DType(word(attrs, "to"))),
         _cast,
-        (OnnxRule("Cast", _onnx_cast), OnnxRule("CastLike", _onnx_cast_like)),
+        (
+            OnnxRule("Cast", _onnx_cast, limits="no strings, 4-bit or 8-bit floats"),
+            OnnxRule("CastLike", _onnx_cast_like),
+        ),
         _infer_cast,
     ),
 )

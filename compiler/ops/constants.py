@@ -82,11 +82,11 @@ def _onnx_dropout(node: OnnxNode) -> list[str]:
 
 
 RULES = (
-    OnnxRule("Constant", _onnx_constant),
+    OnnxRule("Constant", _onnx_constant, limits="dense tensors of numbers"),
     OnnxRule("ConstantOfShape", _onnx_constant_of_shape),
     OnnxRule("Shape", _onnx_shape),
     OnnxRule("Size", _onnx_size),
     OnnxRule("Range", _onnx_range),
     OnnxRule("Identity", _onnx_identity),
-    OnnxRule("Dropout", _onnx_dropout),
+    OnnxRule("Dropout", _onnx_dropout, limits="inference only"),
 )

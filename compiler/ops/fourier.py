@@ -151,7 +151,7 @@ def _onnx_mel_weight_matrix(node: OnnxNode) -> str:
 
 
 RULES = (
-    OnnxRule("DFT", _onnx_dft),
-    OnnxRule("STFT", _onnx_stft),
+    OnnxRule("DFT", _onnx_dft, limits="work grows with the square of the length"),
+    OnnxRule("STFT", _onnx_stft, limits="work grows with the square of a frame"),
     OnnxRule("MelWeightMatrix", _onnx_mel_weight_matrix),
 )

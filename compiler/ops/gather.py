@@ -16,6 +16,7 @@ from compiler.loops.expr import Const, Expr, Operation, op
 from compiler.loops.index import Affine
 from compiler.ops.attributes import axis_of
 from compiler.ops.cast import cast_to
+from compiler.ops.moves import transposed
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import operand_count, show
@@ -141,7 +142,32 @@ def _onnx_gather_nd(node: OnnxNode) -> str:
     return node.emit("gather", [rows, flat], axis=0)
 
 
+def _onnx_reverse_sequence(node: OnnxNode) -> str:
+    """The first elements of each batch's sequence, as many as it says, in reverse."""
+    x, lengths = node.input(0), node.input(1)
+    shape, rank = node.shape(x), len(node.shape(x))
+    batch_axis, time_axis = node.integer("batch_axis", 1), node.integer("time_axis", 0)
+    if {batch_axis, time_axis} != {0, 1} or rank < 2:
+        raise node.invalid(f"batch_axis {batch_axis}, time_axis {time_axis} for {show(shape)}")
+    if node.shape(lengths) != (shape[batch_axis],):
+        raise node.invalid(f"sequence_lens {show(node.shape(lengths))} for {show(shape)}")
+    order = (batch_axis, time_axis, *range(2, rank))
+    batch, length = shape[batch_axis], shape[time_axis]
+    rows = transposed(node, x, order)
+    flat = node.reshape(rows, (batch * length, prod(shape[2:])))
+    column = node.reshape(cast_to(node, lengths, DType.INT64), (batch, 1))
+    times = node.constant(np.arange(length, dtype=np.int64)[None])
+    last = node.emit("sub", [column, node.scalar(1, DType.INT64)])
+    mirrored = node.emit("sub", [last, times])
+    place = node.emit("where", [node.emit("less", [times, column]), mirrored, times])
+    base = node.constant(np.arange(batch, dtype=np.int64)[:, None] * length)
+    picked = node.emit("gather", [flat, node.emit("add", [place, base])], axis=0)
+    moved = node.reshape(picked, (batch, length, *shape[2:]))
+    return transposed(node, moved, order)  # an exchange of two axes undoes itself
+
+
 RULES = (
+    OnnxRule("ReverseSequence", _onnx_reverse_sequence),
     OnnxRule("GatherElements", _onnx_gather_elements),
     OnnxRule("GatherND", _onnx_gather_nd),
 )

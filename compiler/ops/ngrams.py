@@ -91,4 +91,4 @@ def _onnx_tf_idf(node: OnnxNode) -> str:
     return node.reshape(result, (*shape[:-1], width))
 
 
-RULES = (OnnxRule("TfIdfVectorizer", _onnx_tf_idf),)
+RULES = (OnnxRule("TfIdfVectorizer", _onnx_tf_idf, limits="integers only"),)

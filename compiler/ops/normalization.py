@@ -266,7 +266,7 @@ OPERATORS = (
         _infer_batch_norm,
         _batch_norm_reference,
         _batch_norm_expression,
-        (OnnxRule("BatchNormalization", _onnx_batch_norm),),
+        (OnnxRule("BatchNormalization", _onnx_batch_norm, limits="inference only"),),
     ),
     Operator(
         "layer_norm",

@@ -144,8 +144,8 @@ def _onnx_qlinear_conv(node: OnnxNode) -> str:
 
 
 RULES = (
-    OnnxRule("QuantizeLinear", _onnx_quantize),
-    OnnxRule("DequantizeLinear", _onnx_dequantize),
+    OnnxRule("QuantizeLinear", _onnx_quantize, limits="to integers of 8 and 16 bits, and int32"),
+    OnnxRule("DequantizeLinear", _onnx_dequantize, limits="from integers of 8, 16 and 32 bits"),
     OnnxRule("MatMulInteger", _onnx_matmul_integer),
     OnnxRule("QLinearMatMul", _onnx_qlinear_matmul),
     OnnxRule("ConvInteger", _onnx_conv_integer),

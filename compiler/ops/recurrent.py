@@ -280,7 +280,7 @@ def _onnx_lstm(node: OnnxNode) -> list[str]:
 
 
 RULES = (
-    OnnxRule("RNN", _onnx_rnn),
-    OnnxRule("GRU", _onnx_gru),
-    OnnxRule("LSTM", _onnx_lstm),
+    OnnxRule("RNN", _onnx_rnn, limits="up to 4096 steps, spelled out"),
+    OnnxRule("GRU", _onnx_gru, limits="up to 4096 steps, spelled out"),
+    OnnxRule("LSTM", _onnx_lstm, limits="up to 4096 steps, spelled out"),
 )

@@ -92,12 +92,13 @@ class OnnxRule:
     """How nodes of one ONNX operator become nodes of the graph.
 
     `emit` adds nodes through the OnnxNode that it is given, and returns the value that stands for
-    each ONNX output.
+    each ONNX output. `limits` names, in a phrase, forms that ONNX has and the rule refuses.
     """
 
     op_type: str
     emit: Callable[[OnnxNode], str | Sequence[str]]
     domain: str = ""
+    limits: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,5 +282,5 @@ def _onnx_roi_align(node: OnnxNode) -> str:
 RULES = (
     OnnxRule("GridSample", _onnx_grid_sample),
     OnnxRule("DeformConv", _onnx_deform_conv),
-    OnnxRule("RoiAlign", _onnx_roi_align),
+    OnnxRule("RoiAlign", _onnx_roi_align, limits="a sampling_ratio of 1 or more"),
 )

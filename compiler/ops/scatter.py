@@ -214,9 +214,17 @@ def _onnx_tensor_scatter(node: OnnxNode) -> str:
 
 
 RULES = (
-    OnnxRule("ScatterElements", _onnx_scatter_elements),
+    OnnxRule(
+        "ScatterElements",
+        _onnx_scatter_elements,
+        limits="work grows with data times updates unless the indices are constant",
+    ),
     OnnxRule("Scatter", _onnx_scatter_elements),
-    OnnxRule("ScatterND", _onnx_scatter_nd),
-    OnnxRule("MaxUnpool", _onnx_max_unpool),
+    OnnxRule(
+        "ScatterND",
+        _onnx_scatter_nd,
+        limits="work grows with data times updates unless the indices are constant",
+    ),
+    OnnxRule("MaxUnpool", _onnx_max_unpool, limits="work grows with the square of an image"),
     OnnxRule("TensorScatter", _onnx_tensor_scatter),
 )

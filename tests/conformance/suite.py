@@ -8,6 +8,7 @@ operators once more.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -37,8 +38,8 @@ class Form(StrEnum):
     """With shapes, axes, scales and weights as initializers; data are run-time inputs."""
 
 
-OTHER_VALUES = ("Sequence", "Optional", "ImageDecoder")
-"""What names operators on values that are no tensors of numbers."""
+OTHER_VALUES = re.compile(r"(Sequence|Optional).*|.*(To|From)Sequence|ImageDecoder")
+"""Operators on values that are no tensors of numbers."""
 
 PARAMETERS = frozenset(
     [
@@ -144,7 +145,7 @@ def _is_numeric(model: ModelProto) -> bool:
     nodes = list(_nodes(model.graph))
     return (
         all(node.domain in ("", "ai.onnx") for node in nodes)
-        and not any(word in node.op_type for node in nodes for word in OTHER_VALUES)
+        and not any(OTHER_VALUES.fullmatch(node.op_type) for node in nodes)
         and all(_is_tensor(info.type) for info in (*model.graph.input, *model.graph.output))
     )
 

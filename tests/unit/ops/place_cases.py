@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.unit.ops.rule_case import FLOAT, Case, data, i64
 
 SCATTERED = [
+    Case("ReverseSequence", ((4, 3, 2), data([4, 1, 2]))),
+    Case("ReverseSequence", ((3, 4), data([2, 4, 1])), {"batch_axis": 0, "time_axis": 1}),
     Case("ScatterElements", ((3, 4), data([[0, -1], [3, 2]]), (2, 2)), {"axis": 1}),
     Case("ScatterElements", ((4, 3), i64(0, 2, 2, 1).reshape(2, 2), (2, 2))),
     *(

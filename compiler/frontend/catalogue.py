@@ -1,0 +1,200 @@
+"""What the import understands, from the registry: operators, opsets, element types, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx.defs import OpSchema, get_all_schemas_with_history
+
+from compiler import ops
+from compiler.dtypes import DType
+from compiler.errors import CompilerError
+from compiler.frontend.onnx_import import NEWEST_OPSET
+from compiler.graph.types import TensorType
+from compiler.loops.expr import Expr, Load, Tensor
+from compiler.loops.index import Affine, Axis
+from compiler.ops.cast import ONNX_TYPES
+from compiler.ops.registry import Operator, OpKind, Source
+
+_NAMES = {"float": DType.FLOAT32, "double": DType.FLOAT64} | {t.value: t for t in DType}
+
+_FAMILIES: Sequence[tuple[str, frozenset[DType]]] = (
+    ("floats", frozenset(t for t in DType if t.is_float)),
+    ("signed integers", frozenset(t for t in DType if "int" in t.value and t.is_signed)),
+    ("unsigned integers", frozenset(t for t in DType if t.value.startswith("uint"))),
+    ("bool", frozenset([DType.BOOL])),
+)
+
+CONTROL_FLOW = {
+    "If": "the condition is known at import",
+    "Loop": "the number of steps is known at import; up to 4096 steps, spelled out",
+    "Scan": "up to 4096 steps, spelled out",
+}
+"""Operators with subgraphs, which the import spells out itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One ONNX operator that the import takes.
+
+    Attributes:
+        op_type, domain: its name.
+        opsets: the first and the last version of the domain that has it.
+        types: element types of its first operand; of its result where it has none.
+        way: "rule", "function" (the body that the specification gives) or "control flow".
+        limits: forms that are refused, in a phrase; empty where there are none.
+    """
+
+    op_type: str
+    domain: str
+    opsets: tuple[int, int]
+    types: frozenset[DType]
+    way: str
+    limits: str
+
+
+def catalogue() -> tuple[Entry, ...]:
+    """Every operator that the import takes, by domain and name."""
+    history = _history()
+    scalar = {
+        (rule.domain, rule.op_type): operator
+        for operator in ops.operators().values()
+        if operator.kind is OpKind.ELEMENTWISE
+        for rule in operator.onnx
+    }
+    entries = []
+    for (domain, op_type), rule in ops.onnx_rules().items():
+        schemas = history.get(op_type, ()) if not domain else ()
+        types = _types(schemas) if schemas else frozenset(t for t in DType if t.is_float)
+        operator = scalar.get((domain, op_type))
+        if operator is not None:
+            types = frozenset(t for t in types if _compiles(operator, schemas, t))
+        opsets = _opsets(schemas) if schemas else (1, 1)
+        entries.append(Entry(op_type, domain or "ai.onnx", opsets, types, "rule", rule.limits))
+    ruled = {op_type for domain, op_type in ops.onnx_rules() if not domain}
+    for op_type, schemas in history.items():
+        newest = schemas[-1]
+        if op_type in CONTROL_FLOW:
+            limits = CONTROL_FLOW[op_type]
+            entry = (_opsets(schemas), _types(schemas), "control flow", limits)
+        elif op_type not in ruled and _is_function(newest, ruled, history):
+            entry = (_opsets(schemas), _types(schemas), "function", "")
+        else:
+            continue
+        if entry[1]:  # the others work on sequences or text
+            entries.append(Entry(op_type, "ai.onnx", *entry))
+    return tuple(sorted(entries, key=lambda e: (e.domain, e.op_type)))
+
+
+def page() -> str:
+    """The catalogue in Markdown: what `tilewright operators` prints, and docs/operators.md."""
+    entries = catalogue()
+    lines = [
+        "# Operators",
+        "",
+        f"{len(entries)} ONNX operators compile. This page is what `tilewright operators` prints;",
+        "[operators-howto.md](operators-howto.md) says how one is added.",
+        "",
+        "Operands that decide shapes have to be known at import: axes, shapes, pads, sizes, and",
+        "depths; `onnx_backend` compiles again when they change. Types are the first operand's.",
+        "`function` marks operators that are imported as the body that their schema gives.",
+        "",
+        "| operator | opsets | types | how | limits |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lines += [_row(entry) for entry in entries]
+    return "\n".join(lines) + "\n"
+
+
+def _row(entry: Entry) -> str:
+    name = entry.op_type if entry.domain == "ai.onnx" else f"{entry.op_type} ({entry.domain})"
+    first, last = entry.opsets
+    opsets = str(first) if first == last else f"{first}-{last}"
+    cells = (f"`{name}`", opsets, ", ".join(_named(entry.types)), entry.way, entry.limits)
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
+
+
+def _named(types: frozenset[DType]) -> Iterator[str]:
+    """Families where they are whole, else each type."""
+    for name, family in _FAMILIES:
+        if family <= types:
+            yield name
+        else:
+            yield from (t.value for t in DType if t in family & types)
+
+
+def _history() -> Mapping[str, Sequence[OpSchema]]:
+    """The schemas of each operator of ai.onnx, oldest first."""
+    found: dict[str, list[OpSchema]] = {}
+    for schema in get_all_schemas_with_history():
+        if not schema.domain and schema.since_version <= NEWEST_OPSET:
+            found.setdefault(schema.name, []).append(schema)
+    return {
+        name: sorted(schemas, key=lambda s: s.since_version)
+        for name, schemas in sorted(found.items())
+    }
+
+
+def _opsets(schemas: Sequence[OpSchema]) -> tuple[int, int]:
+    newest = schemas[-1]
+    last = newest.since_version - 1 if newest.deprecated else NEWEST_OPSET
+    return int(schemas[0].since_version), int(last)
+
+
+def _types(schemas: Sequence[OpSchema]) -> frozenset[DType]:
+    """What the newest schema allows of the types that there are."""
+    schema = next(s for s in reversed(schemas) if not s.deprecated)
+    formal = schema.inputs[0] if schema.inputs else schema.outputs[0]
+    names = {name.removeprefix("tensor(").removesuffix(")") for name in formal.types}
+    return frozenset(_NAMES[name] for name in names if name in _NAMES) & set(ONNX_TYPES.values())
+
+
+def _is_function(
+    schema: OpSchema, ruled: set[str], history: Mapping[str, Sequence[OpSchema]]
+) -> bool:
+    """Whether the schema has a body, and every operator in it is understood.
+
+    Bodies that depend on types and attributes are not looked into.
+    """
+    if schema.has_context_dependent_function:
+        return schema.name not in RANDOM
+    if not schema.has_function:
+        return False
+    return all(
+        node.op_type in ruled
+        or node.op_type in CONTROL_FLOW
+        or (node.op_type in history and _is_function(history[node.op_type][-1], ruled, history))
+        for node in schema.function_body.node
+    )
+
+
+RANDOM = frozenset(["Bernoulli"])
+"""Operators whose bodies draw random numbers, for which there is no rule."""
+
+
+def _compiles(operator: Operator, schemas: Sequence[OpSchema], dtype: DType) -> bool:
+    """Whether an elementwise operator has an expression on operands of this type.
+
+    Operators that need operands of several types, or attributes, are taken at their schema's word.
+    """
+    schema = schemas[-1] if schemas else None
+    if schema and (schema.attributes or len({i.type_str for i in schema.inputs}) > 1):
+        return True
+    for count in (1, 2, 3):
+        tensors = [Tensor(f"x{number}", (2,), dtype) for number in range(count)]
+        types = [TensorType(dtype, (2,))] * count
+        try:
+            operator.infer(types, ())
+            operator.expression([_source(t) for t in tensors], types, (), (Affine(),), Axis)
+        except CompilerError:
+            continue
+        return True
+    return False
+
+
+def _source(tensor: Tensor) -> Source:
+    def read(index: tuple[Affine, ...], indirect: tuple[tuple[int, Expr], ...] = ()) -> Expr:
+        return Load(tensor, index, indirect)
+
+    return read

@@ -1,0 +1,39 @@
+"""The list of operators, and its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler import ops
+from compiler.dtypes import DType
+from compiler.frontend.catalogue import catalogue, page
+from service.cli import run
+
+PAGE = Path(__file__).parents[3] / "docs" / "operators.md"
+
+
+def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["operators"]) == 0
+    assert capsys.readouterr().out == PAGE.read_text() == page()
+
+
+def test_every_rule_is_listed_with_its_limits() -> None:
+    entries = {(e.domain.replace("ai.onnx", ""), e.op_type): e for e in catalogue()}
+    assert len(entries) == len(catalogue())
+    for key, rule in ops.onnx_rules().items():
+        assert entries[key].limits == rule.limits
+        assert entries[key].types
+    assert entries["", "If"].way == "control flow"
+    assert entries["", "Celu"].way == "function"
+    assert ("", "Bernoulli") not in entries
+
+
+def test_opsets_and_types_are_those_of_the_schemas() -> None:
+    entries = {e.op_type: e for e in catalogue()}
+    assert entries["Upsample"].opsets == (1, 9)  # Resize took its place
+    assert entries["Attention"].opsets[0] == 23
+    assert entries["And"].types == {DType.BOOL}
+    assert DType.INT32 in entries["Abs"].types
+    assert DType.BOOL not in entries["Abs"].types
