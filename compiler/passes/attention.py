@@ -70,7 +70,8 @@ def _recognise(rewriter: Rewriter, node: Node) -> str | None:
     product = _product(rewriter, softmax.inputs[0], found)
     if product is None or rewriter.type(node.outputs[0]).dtype is not DType.FLOAT32:
         return None
-    if guard and guard.judged not in (None, *(mask.value for mask in found.masks)):
+    hiding = [mask.value for mask in found.masks if mask.factor > 0]
+    if guard and guard.judged not in (None, *hiding):
         return None
     query, transposed, value = (*product.inputs, node.inputs[1])
     query, by_query = _unscaled(rewriter, query)
@@ -97,6 +98,8 @@ def _guard(rewriter: Rewriter, value: str) -> _Guard | None:
     if node is None or not rewriter.used_once(value) or rewriter.scalar(node.inputs[1]) != 0.0:
         return None
     hidden, _, weights = node.inputs
+    if rewriter.shape(weights) != rewriter.shape(value):
+        return None
     known = rewriter.array(hidden)
     if known is not None:
         return None if known.any() or not rewriter.used_once(weights) else _Guard(weights, None)

@@ -155,16 +155,21 @@ def test_zeros_where_a_query_sees_nothing(kind: str) -> None:
 
 
 def test_a_guard_that_judges_something_else_stays() -> None:
-    for kind in ("other mask", "sometimes", "other number"):
+    for kind in ("other mask", "sometimes", "other number", "wider", "negated"):
         g = Maker()
         q, k, v = operands(g, 1, 2)
         mask, other = g.input("mask", 3, 5), g.input("other", 3, 5)
-        weights = g("softmax", g("add", g("matmul", q, k), mask), axis=-1)
+        scores = g("add", g("matmul", q, k), mask)
+        if kind == "negated":
+            scores = g("mul", scores, g.constant("minus", -1.0))
+        weights = g("softmax", scores, axis=-1)
         judged = other if kind == "other mask" else mask
         low = g.constant("low", np.array(-np.inf if kind != "other number" else 0.5, np.float32))
         hidden = g("equal", g("reduce_max", judged, axes=(1,), keepdims=1), low)
         if kind == "sometimes":
             hidden = g.constant("hidden", np.array([[False], [True], [False]]))
+        if kind == "wider":
+            hidden = g.constant("hidden", np.zeros((4, 1, 3, 1), bool))
         safe = g("where", hidden, g.constant("zero", 0.0), weights)
         graph = g.graph(g("matmul", safe, v))
         assert "softmax" in operators(proven(attention, graph)), kind
