@@ -1,7 +1,7 @@
 """Pieces that the mathematical functions share: short names, polynomials, argument reduction.
 
 What differs between float32 and float64 is constants, mostly coefficients: `by_type` picks them.
-Polynomials are Chebyshev fits, made with 90 digits.
+Where a polynomial names no source it is a Chebyshev or minimax fit of the function that it says.
 """
 
 from __future__ import annotations
