@@ -60,35 +60,21 @@ def convolution(graph: Graph, node: Node, source: Layout, output: Layout, lanes:
     if group > 1 and weight[:2] == (group, 1):  # depthwise
         if source != output:
             return work * _MIXED
-        return work if output != ROW_MAJOR else work * _along_pixels(result[-1], steps[-1], lanes)
+        if output != ROW_MAJOR:
+            return work
+        return work * _gathered(steps[-1]) * _filled(result[-1], lanes)
     if output != ROW_MAJOR:
         turned = 1.05 if source == ROW_MAJOR and pointwise else 1.0
-        return work * turned * _winograd(node, source, output, weight, result)
+        whole = _holds_vectors(source, lanes) and _holds_vectors(output, lanes)
+        return work * turned * (_winograd(node, weight, result) if whole else 1.0)
+    work *= _filled(prod(result[2:]) if pointwise else result[-1], lanes)
     if pointwise:
-        points = prod(result[2:])
-        return (
-            work * _rounded(points, lanes // 2) / points * (1.05 if source == ROW_MAJOR else 1.15)
-        )
-    if source != ROW_MAJOR:
-        return work * _MIXED
-    return work * _along_pixels(result[-1], steps[-1], lanes)
+        return work * (1.05 if source == ROW_MAJOR else 1.15)
+    return work * (_gathered(steps[-1]) if source == ROW_MAJOR else _MIXED)
 
 
-def _along_pixels(points: int, step: int, lanes: int) -> float:
-    """What lanes along a row of pixels cost, to lanes along channels: ragged ends, and vectors that
-    are put together from `step` others."""
-    ragged = _rounded(points, lanes // 2) / points
-    return ragged * (1.1 if step == 1 else 1.6 if step <= FARTHEST_LANES else _MIXED)
-
-
-def _winograd(
-    node: Node,
-    source: Layout,
-    output: Layout,
-    weight: tuple[int, ...],
-    result: tuple[int, ...],
-) -> float:
-    """Less than 1 where Winograd's algorithm is cheaper; it reads and writes blocks of one size.
+def _winograd(node: Node, weight: tuple[int, ...], result: tuple[int, ...]) -> float:
+    """Less than 1 where Winograd's algorithm is cheaper, on channels that lie together.
 
     The share of the multiplications that are left, with the transforms, and with the weights as
     they come from memory: there are more of them, which shows where there are few pixels.
@@ -96,7 +82,7 @@ def _winograd(
     spatial = len(weight) - 2
     steps = ints(node, "strides", (1,) * spatial)
     plain = set(ints(node, "dilations", (1,))) == {1} and number(node, "group", 1) == 1
-    if source != output or not plain or not _is_blocked(output):
+    if not plain:
         return 1.0
     sides = [
         (taps, step, -(-taps // step), extent)
@@ -130,8 +116,9 @@ def _fetched(multiplications: float, weights: float) -> float:
     return max(multiplications, fetch) + 0.3 * min(multiplications, fetch)
 
 
-def _is_blocked(layout: Layout) -> bool:
-    return any(factor.mod is not None for factor in layout.factors)
+def _holds_vectors(layout: Layout, lanes: int) -> bool:
+    """Whether as many channels as a vector has lanes lie together."""
+    return layout != ROW_MAJOR and (layout.factors[-1].mod or lanes) % lanes == 0
 
 
 def window(graph: Graph, node: Node, layout: Layout, lanes: int) -> float:
@@ -147,13 +134,20 @@ def window(graph: Graph, node: Node, layout: Layout, lanes: int) -> float:
     if pads[len(kernel) - 1] or pads[-1]:
         return work * _MIXED  # the ends of a row have other windows than their neighbours
     step = ints(node, "strides", (1,) * len(kernel))[-1]
-    return work * _along_pixels(graph.types[node.output].shape[-1], step, lanes)
+    return work * 1.2 * _gathered(step) * _filled(graph.types[node.output].shape[-1], lanes)
 
 
 def reduction(graph: Graph, node: Node, layout: Layout) -> float:
     """A sum over pixels: lanes along the pixels are added up at the end."""
-    return graph.types[node.inputs[0]].elements * (4.0 if layout == ROW_MAJOR else 1.0)
+    return graph.types[node.inputs[0]].elements * (1.2 if layout == ROW_MAJOR else 1.0)
 
 
-def _rounded(number: int, block: int) -> int:
-    return -(-number // block) * block
+def _gathered(step: int) -> float:
+    """How much longer vectors along a row take that are put together from `step` others."""
+    return 1.1 if step == 1 else 1.6 if step <= FARTHEST_LANES else _MIXED
+
+
+def _filled(points: int, lanes: int) -> float:
+    """How much longer vectors along a row take, of which the last may be one of half the width."""
+    half = max(1, lanes // 2)
+    return -(-points // half) * half / points

@@ -252,7 +252,7 @@ def _layouts(rank: int, channels: int, groups: int, lanes: int) -> tuple[Layout,
     if half >= 4 and channels % lanes and fits_block(channels, groups, half):
         found.append(blocked(rank, 1, half))
     single = groups in (1, channels)
-    if single and channels % half and channels >= half >= 4:
+    if single and channels % lanes and channels >= half >= 4:
         found.append(channels_last(rank))
     return tuple(found)
 

@@ -48,8 +48,8 @@ def placed(graph: Graph) -> dict[str, Layout]:
 
 def test_blocks_of_a_vector_or_of_half_of_one() -> None:
     for channels, layouts in (
-        (64, {NCHW16}), (24, {NCHW16, NCHW8}), (40, {NCHW16, NCHW8}), (8, {NCHW8}),
-        (12, {NCHW8, NHWC}), (20, {NCHW8, NHWC}), (28, {NCHW16, NCHW8, NHWC}), (3, set()),
+        (64, {NCHW16}), (24, {NCHW16, NCHW8, NHWC}), (8, {NCHW8, NHWC}), (20, {NCHW8, NHWC}),
+        (28, {NCHW16, NCHW8, NHWC}), (3, set()),
     ):  # fmt: skip
         g = Maker()
         graph = g.graph(conv(g, g.input("x", 1, 16, 6, 6), channels))
