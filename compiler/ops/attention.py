@@ -33,8 +33,9 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     query: (batch, heads, queries, size); key: (batch, key heads, keys, size); value: (batch, key
     heads, keys, value size); optional mask, added to the scores: broadcasts to (batch, heads,
     queries, keys). Each key head serves `heads / key heads` neighbouring heads (Ainslie et al.,
-    "GQA", 2023). With `causal`, query i sees keys 0 to `past + i` alone. The result is (batch,
-    heads, queries, value size): zeros for a query all of whose keys a mask of -inf hides.
+    "GQA", 2023). A `softcap` c bends scores to c tanh(score / c) before the mask. With `causal`,
+    query i sees keys 0 to `past + i` alone. The result is (batch, heads, queries, value size):
+    zeros for a query all of whose keys a mask of -inf hides.
     """
     operand_count(types, 3, 4)
     dtype = same_dtype(types)
@@ -55,6 +56,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     if len(types) == 4 and broadcast(scores, types[3].shape) != scores:
         raise InvalidModelError(f"mask {show(types[3].shape)} for scores of {show(scores)}")
     number(attrs, "scale")
+    number(attrs, "softcap", 0.0)
     if integer(attrs, "past", 0) < 0:
         raise InvalidModelError(f"{integer(attrs, 'past')} keys before the first query")
     return TensorType(dtype, (*query[:3], value[3]))
@@ -65,6 +67,9 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     group = query.shape[1] // key.shape[1]
     key, value = (np.repeat(array, group, axis=1) for array in (key, value))
     scores = np.matmul(query, key.swapaxes(2, 3)) * query.dtype.type(number(attrs, "scale"))
+    softcap = query.dtype.type(number(attrs, "softcap", 0.0))
+    if softcap:
+        scores = np.tanh(scores / softcap) * softcap
     if len(arrays) == 4:
         scores = scores + arrays[3]
     if integer(attrs, "causal", 0):
@@ -98,6 +103,9 @@ def _expression(
     scale = number(attrs, "scale")
     if scale != 1.0:
         score = score * Const(scale, score.dtype)
+    softcap = number(attrs, "softcap", 0.0)
+    if softcap:
+        score = maths.tanh(score * Const(1 / softcap, score.dtype)) * Const(softcap, score.dtype)
     if len(types) == 4:
         place = (batch, head, query, j)
         score = score + operands[3](broadcast_index(place, types[3].shape))

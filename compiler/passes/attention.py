@@ -8,11 +8,11 @@ Before:                                         After:
     %5 = softmax(%4)
     %7 = matmul(%5, %v)
 
-A constant mask that hides the keys after each query becomes `causal`. Leading dimensions become
-batch and heads. A query that sees no key at all (a mask of -inf) gets zeros: ONNX's Attention and
-PyTorch write a `where` for that, which is taken in; without one, softmax would give NaN. Vaswani et
-al., "Attention Is All You Need" (2017); also called scaled_dot_product_attention (PyTorch) or
-Attention (ONNX opset 23).
+A constant mask that hides the keys after each query becomes `causal`, `c tanh(x / c)` under the
+mask `softcap`. Leading dimensions become batch and heads. A query that sees no key at all (a mask
+of -inf) gets zeros: ONNX's Attention and PyTorch write a `where` for that, which is taken in;
+without one, softmax would give NaN. Vaswani et al., "Attention Is All You Need" (2017); also called
+scaled_dot_product_attention (PyTorch) or Attention (ONNX opset 23).
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class _Scores:
     """What stands between the first product and the softmax, read from the softmax upwards."""
 
     scale: float = 1.0
+    softcap: float = 0.0
     masks: list[_Mask] = field(default_factory=list)
     leading: tuple[int, ...] = ()
     """The longest list of dimensions before (queries, keys) that scores are given."""
@@ -153,6 +154,9 @@ def _product(rewriter: Rewriter, value: str, found: _Scores) -> Node | None:
                 step = _masked(rewriter, node, found)
             case "where":
                 step = _selected(rewriter, node, found)
+            case "tanh" if not found.softcap:
+                found.softcap = found.scale
+                step = node.inputs[0]
             case "reshape":
                 inner = _unviewed(rewriter, value)
                 step = inner if inner != value else None
@@ -196,6 +200,8 @@ def _unscaled(rewriter: Rewriter, value: str) -> tuple[str, float]:
 
 def _masked(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
     shape = rewriter.shape(node.outputs[0])
+    if found.softcap:
+        return None  # the operator adds its mask after the tanh
     for value, other in (node.inputs, node.inputs[::-1]):
         if rewriter.shape(value) == shape and _leads_to_product(rewriter, value):
             found.masks.append(_Mask(other, found.scale, len(shape)))
@@ -212,6 +218,8 @@ def _selected(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
     """`where(seen, x, c)` with a c that hides is `x + where(seen, 0, c)`."""
     seen, chosen, other = node.inputs
     shape = rewriter.shape(node.outputs[0])
+    if found.softcap:
+        return None
     for value, fill, ends in (
         (chosen, other, lambda low: (0.0, low)),
         (other, chosen, lambda low: (low, 0.0)),
@@ -249,6 +257,8 @@ def _emit(
         for operand, leading in ((query, heads), (key, key_heads), (value, key_heads))
     ]
     attrs: dict[str, AttrValue] = {"scale": found.scale, "causal": 0, "past": 0}
+    if found.softcap:
+        attrs["softcap"] = found.softcap
     past = rewriter.shape(key)[-2] - rewriter.shape(query)[-2]
     total: str | None = None
     for mask in found.masks:

@@ -153,6 +153,7 @@ CASES = [
         ((2, 4, 3, 2), (2, 2, 5, 2), (2, 2, 5, 2), (4, 1, 5)),
         {"scale": 1.0, "causal": 1, "past": 2},
     ),
+    Case("attention", ((1, 2, 3, 4),) * 3, {"scale": 2.0, "softcap": 1.5}),
     Case("layer_norm", ((3, 7),)),
     Case("layer_norm", ((2, 3, 4), (3, 4)), {"axis": 1, "epsilon": 1e-3}),
     Case("layer_norm", ((2, 3, 4), (4,), (4,)), {"axis": -1}),

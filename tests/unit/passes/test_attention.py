@@ -88,6 +88,22 @@ def test_a_scale_after_a_mask_scales_the_mask() -> None:
     assert found(graph).attr("scale") == 0.5
 
 
+def test_a_soft_cap_under_the_mask() -> None:
+    g = Maker()
+    q, k, v = operands(g, 1, 2)
+    scores = g("tanh", g("div", g("matmul", q, k), g.constant("cap", 2.0)))
+    scores = g("add", g("mul", scores, g.constant("back", 2.0)), g.input("mask", 3, 5))
+    node = found(g.graph(plain(g, scores, v)))
+    assert (node.attr("scale"), node.attr("softcap")) == (1.0, 2.0)
+
+
+def test_a_mask_under_a_soft_cap_is_no_mask() -> None:
+    g = Maker()
+    q, k, v = operands(g, 1, 2)
+    scores = g("tanh", g("add", g("matmul", q, k), g.input("mask", 3, 5)))
+    assert "softmax" in operators(proven(attention, g.graph(plain(g, scores, v))))
+
+
 def hidden(kind: str, tokens: int, keys: int, low: float) -> tuple[Maker, str, str]:
     g = Maker()
     q, k, v = operands(g, 1, 2, tokens=tokens, keys=keys)
