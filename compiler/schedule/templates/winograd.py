@@ -115,6 +115,11 @@ def _accurate(found: Winograd) -> tuple[int, ...]:
     return tuple(m for m in _possible(found) if all(s.alpha(m) <= most for s in found.sides))
 
 
+def _divides(block: int, tiles: int) -> bool:
+    """Whether blocks compute few tiles twice."""
+    return block <= tiles and -(-tiles // block) * block <= 1.15 * tiles
+
+
 def _spare_registers(target: Target, tile: int, vectors: int) -> int:
     """Registers beside the accumulators, a row of a panel and one broadcast."""
     return target.vector_registers - (tile * vectors + vectors + 1)
@@ -125,7 +130,7 @@ def _fits(found: Winograd, target: Target, choice: Mapping[str, Choice]) -> bool
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     registers = target.vector_registers
     tiles = prod(found.tile_counts(m))
-    if block > tiles or -(-tiles // block) * block > 1.15 * tiles or tile > block:
+    if not _divides(block, tiles) or tile > block:
         return False
     spare = _spare_registers(target, tile, vectors)
     if spare < (0 if choice["unroll"] == 1 else _UNROLL_REGISTERS):
@@ -144,10 +149,16 @@ def _fits(found: Winograd, target: Target, choice: Mapping[str, Choice]) -> bool
 def _default(found: Winograd, target: Target, knobs: Sequence[Knob], threads: int) -> Schedule:
     """The cheapest of the valid points that round well."""
     values = {knob.name: knob.values for knob in knobs}
+    pairs = [
+        (tile, vectors)
+        for tile, vectors in product(values["tile"], values["vectors"])
+        if _spare_registers(target, int(tile), int(vectors)) >= 0
+    ]
     best: tuple[float, Schedule] | None = None
     for m in _accurate(found) or values["outputs"][:1]:
         tiles = prod(found.tile_counts(int(m)))
-        for block, tile, vectors in product(values["block"], values["tile"], values["vectors"]):
+        sizes = [b for b in values["block"] if _divides(int(b), tiles)]
+        for block, (tile, vectors) in product(sizes or values["block"][:1], pairs):
             spare = _spare_registers(target, int(tile), int(vectors))
             choice: dict[str, Choice] = {
                 "outputs": m,
@@ -156,11 +167,14 @@ def _default(found: Winograd, target: Target, knobs: Sequence[Knob], threads: in
                 "vectors": vectors,
                 "unroll": 1 if spare < _UNROLL_REGISTERS else 2,
             }
+            valid = _fits(found, target, choice)
+            if best is not None and not valid:
+                continue
             useful = _useful(found, target, int(block), int(tile), int(vectors))
             blocks = -(-tiles // int(block))
             useful *= blocks / (-(-blocks // threads) * threads)
             cost = _cost(found, int(m), int(block), useful)
-            cost += 0.0 if _fits(found, target, choice) else 1e18
+            cost += 0.0 if valid else 1e18
             if best is None or cost < best[0]:
                 best = cost, Schedule.of("winograd", **choice)
     assert best is not None
