@@ -230,6 +230,10 @@ RECURRENT = [
 ]
 
 SIGNALS = [
+    Case("Det", ((2, 3, 5, 5),), opset=11),
+    Case("Det", (data([[0, 2, 1], [0, 3, 4], [5, 1, 1]], FLOAT),), opset=11),
+    Case("Det", (data([[1, 2], [2, 4]], FLOAT),), opset=11),
+    Case("Det", ((1, 1),), opset=11),
     *(
         # ONNX Runtime computes its angles in float32
         Case("DFT", ((2, 6, 3, parts), None, np.array(axis)), attrs, opset=20, atol=1e-5)

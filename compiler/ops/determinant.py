@@ -1,0 +1,66 @@
+"""Determinants, by elimination with row exchanges (Gauss; partial pivoting)."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ops.moves import part
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+SIZE_LIMIT = 64
+"""Steps are spelled out: a larger matrix would make a graph too large to compile."""
+
+
+def _onnx_det(node: OnnxNode) -> str:
+    """The product of the pivots; each exchange of rows turns the sign."""
+    x = node.input(0)
+    shape, dtype = node.shape(x), node.type(x).dtype
+    if len(shape) < 2 or shape[-1] != shape[-2]:
+        raise node.invalid(f"the input {show(shape)} holds no square matrices")
+    size, batch = shape[-1], prod(shape[:-2])
+    if size > SIZE_LIMIT:
+        raise node.unsupported(f"matrices of {size} rows, the limit is {SIZE_LIMIT}")
+    one, nothing = node.scalar(1, dtype), node.scalar(0, dtype)
+    rest, result = node.reshape(x, (batch, size, size)), ""
+    for left in range(size, 0, -1):
+        pivot_row = node.reshape(part(node, rest, 1, 0, 1), (batch, 1, left))
+        if left > 1:
+            chosen = _largest(node, rest, left)
+            first, picked = pivot_row, node.emit("where", [chosen, rest, nothing])
+            pivot_row = node.emit("reduce_sum", [picked], axes=(1,), keepdims=1)
+            rest = node.emit("where", [chosen, first, rest])
+            stays = node.reshape(part(node, chosen, 1, 0, 1), (batch,))
+            sign = node.emit("where", [stays, one, node.scalar(-1, dtype)])
+            result = node.emit("mul", [result, sign]) if result else sign
+        pivot = part(node, pivot_row, 2, 0, 1)
+        factor = node.reshape(pivot, (batch,))
+        result = node.emit("mul", [result, factor]) if result else factor
+        if left == 1:
+            break
+        below = part(node, rest, 1, 1, left - 1)
+        singular = node.emit("equal", [pivot, nothing])  # then all below is 0 too
+        divisor = node.emit("where", [singular, one, pivot])
+        share = node.emit("div", [part(node, below, 2, 0, 1), divisor])
+        taken = node.emit("mul", [share, part(node, pivot_row, 2, 1, left - 1)])
+        rest = node.emit("sub", [part(node, below, 2, 1, left - 1), taken])
+    return node.reshape(result, shape[:-2])
+
+
+def _largest(node: OnnxNode, rows: str, count: int) -> str:
+    """(batch, rows, 1): true at the first row whose first element is the largest."""
+    size = node.emit("abs", [part(node, rows, 2, 0, 1)])
+    largest = node.emit("reduce_max", [size], axes=(1,), keepdims=1)
+    numbers = node.constant(np.arange(count, dtype=np.int32).reshape(count, 1))
+    equal = node.emit("equal", [size, largest])
+    beyond = node.scalar(count, DType.INT32)
+    candidates = node.emit("where", [equal, numbers, beyond])
+    first = node.emit("reduce_min", [candidates], axes=(1,), keepdims=1)
+    return node.emit("equal", [numbers, first])
+
+
+RULES = (OnnxRule("Det", _onnx_det, limits="matrices of up to 64 rows"),)
