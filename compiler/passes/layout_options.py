@@ -1,8 +1,8 @@
 """The layouts that a group of nodes may read and write, and what each costs.
 
-Values of convolutions may be row-major (NCHW), blocked by channels (NCHW16c; NCHW8c where whole
-vectors would be a third empty), or channels-last (NHWC). Matrix products, rows and gathers read and
-write rows.
+Values of convolutions may be row-major (NCHW) or blocked by channels (NCHW16c), and where the last
+block would be partly empty, in blocks of half a vector (NCHW8c) or channels-last (NHWC). Matrix
+products, rows and gathers read and write rows.
 """
 
 from __future__ import annotations
