@@ -5,7 +5,7 @@ Trees are frozen and shared: an equal subtree is one value, and lowering compute
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -437,6 +437,18 @@ def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
             new = rebuild(node, visit)
             changed = change(new)
             memo[node] = new if changed is None else changed
+        return memo[node]
+
+    return visit(expr)
+
+
+def substitute(expr: Expr, known: Mapping[Expr, Expr]) -> Expr:
+    """The tree with known values in place of some of its parts, outermost first."""
+    memo = dict(known)
+
+    def visit(node: Expr) -> Expr:
+        if node not in memo:
+            memo[node] = rebuild(node, visit)
         return memo[node]
 
     return visit(expr)

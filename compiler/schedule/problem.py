@@ -22,7 +22,7 @@ from compiler.loops.expr import (
     Role,
     Tensor,
     finished,
-    rewrite,
+    substitute,
     walk,
 )
 from compiler.loops.index import Affine, Axis, affine
@@ -61,7 +61,7 @@ class Problem:
     def epilogue(self) -> Expr:
         """The expression around its one reduction, over `Accumulator`."""
         reduction = self.reduction
-        return rewrite(self.expr, lambda node: finished(reduction) if node == reduction else None)
+        return substitute(self.expr, {reduction: finished(reduction)})
 
     @cached_property
     def product(self) -> tuple[Expr, Expr] | None:

@@ -20,7 +20,6 @@ Causal attention is cut into segments of rows, each with the keys that its last 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from itertools import product
 
 from compiler.dtypes import DType
@@ -46,11 +45,6 @@ _FEW_ROWS = 8
 """With fewer rows, transposing the keys may cost more than it saves."""
 
 
-@lru_cache(maxsize=256)
-def _analyse(workload: Workload) -> Attention | None:
-    return analyse(workload)
-
-
 class _Template:
     algorithms = ("attention",)
 
@@ -60,7 +54,7 @@ class _Template:
     def space(
         self, workload: Workload, target: Target, *, threads: int, strict: bool
     ) -> SubSpace | None:
-        found = _analyse(workload)
+        found = analyse(workload)
         if found is None:
             return None
 
@@ -72,7 +66,7 @@ class _Template:
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
     ) -> Kernel:
-        found = _analyse(workload)
+        found = analyse(workload)
         if found is None:
             raise ScheduleError("'attention' does not apply to this workload")
         return lower(found, schedule, target)

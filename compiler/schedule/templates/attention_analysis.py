@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf
 
 from compiler.loops.expr import (
@@ -47,6 +48,7 @@ class Attention:
     mixed: Reduce
 
 
+@lru_cache(maxsize=256)
 def analyse(workload: Workload) -> Attention | None:
     """The attention that a workload is; None where it is something else."""
     if not is_one_expression(workload):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from compiler.dtypes import DType
 from compiler.loops.expr import (
     Accumulator,
@@ -14,7 +12,7 @@ from compiler.loops.expr import (
     Space,
     Tee,
     Tensor,
-    rebuild,
+    substitute,
 )
 from compiler.loops.index import Affine, affine
 from compiler.loops.layout import Factor, Layout
@@ -126,7 +124,7 @@ class _Lowering:
 
     def _products(self, part: Attention) -> tuple[Node, ...]:
         """scores[i, j]: queries times keys, with all that follows before the softmax."""
-        score = _replaced(part.largest.body, {part.dot: _accumulator(part.dot)})
+        score = substitute(part.largest.body, {part.dot: _accumulator(part.dot)})
         store = Store(self._score(part), score)
         if not self._packs_keys:
             compute = Compute(
@@ -154,7 +152,7 @@ class _Lowering:
         """Each row's largest score, then its exponentials in place with their sum."""
         score, largest = self._score(part), Load(self._largest, (Affine(),))
         known = {part.largest: largest, part.largest.body: score}
-        power = _replaced(part.total.body, known)
+        power = substitute(part.total.body, known)
         computes = (
             (Store(largest, _accumulator(score)), score, Combiner.MAX),
             (
@@ -181,7 +179,7 @@ class _Lowering:
         """The output: exponentials times values, divided by the row's sum."""
         total = Load(self._totals, (_row(part),))
         known: dict[Expr, Expr] = {part.mixed: _accumulator(part.mixed), part.total: total}
-        epilogue = _replaced(part.problem.expr, known)
+        epilogue = substitute(part.problem.expr, known)
         elements = (Tile(part.lanes, self._lanes),) if part.lanes else ()
         compute = Compute(
             (Store(part.problem.output, epilogue),),
@@ -216,17 +214,3 @@ def _points(part: Attention) -> list[Tile]:
 
 def _accumulator(expr: Expr) -> Accumulator:
     return Accumulator(expr.dtype)
-
-
-def _replaced(expr: Expr, known: Mapping[Expr, Expr]) -> Expr:
-    """The expression with known values in place of some of its parts, outermost first."""
-    memo: dict[Expr, Expr] = {}
-
-    def visit(node: Expr) -> Expr:
-        if node in known:
-            return known[node]
-        if node not in memo:
-            memo[node] = rebuild(node, visit)
-        return memo[node]
-
-    return visit(expr)

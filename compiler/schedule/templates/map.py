@@ -31,7 +31,8 @@ from compiler.workload import Workload
 
 
 @lru_cache(maxsize=256)
-def _analyse(workload: Workload) -> Problem | None:
+def analyse(workload: Workload) -> Problem | None:
+    """The expression of each element; None where something is reduced or put together."""
     if not is_one_expression(workload):
         return None
     problem = merge_axes(compose(workload))
@@ -47,7 +48,7 @@ class _Template:
     def space(
         self, workload: Workload, target: Target, *, threads: int, strict: bool
     ) -> SubSpace | None:
-        problem = _analyse(workload)
+        problem = analyse(workload)
         if problem is None:
             return None
         turned = transposed_axis(problem.output, problem.expr, problem.axes)
@@ -68,7 +69,7 @@ class _Template:
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
     ) -> Kernel:
-        problem = _analyse(workload)
+        problem = analyse(workload)
         if problem is None:
             raise ScheduleError("'map' does not apply to this workload")
         lanes = target.lanes(DType.FLOAT32)

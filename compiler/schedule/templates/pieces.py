@@ -24,7 +24,7 @@ from compiler.workload import Workload
 
 
 @lru_cache(maxsize=256)
-def _analyse(workload: Workload) -> tuple[Problem, ...]:
+def analyse(workload: Workload) -> tuple[Problem, ...]:
     """One problem a piece; empty where the workload is something else."""
     nodes = workload.graph.nodes
     if len(nodes) != 1 or ops.get(nodes[0].op).kind is not OpKind.PIECES:
@@ -67,7 +67,7 @@ class _Template:
     def space(
         self, workload: Workload, target: Target, *, threads: int, strict: bool
     ) -> SubSpace | None:
-        if not _analyse(workload):
+        if not analyse(workload):
             return None
         knobs = (Knob("unroll", (1, 2, 4, 8)),)
 
@@ -79,7 +79,7 @@ class _Template:
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
     ) -> Kernel:
-        problems = _analyse(workload)
+        problems = analyse(workload)
         if not problems:
             raise ScheduleError("'pieces' does not apply to this workload")
         lanes = target.lanes(DType.FLOAT32)

@@ -33,8 +33,8 @@ from compiler.loops.expr import (
     Tensor,
     finished,
     loads,
-    rebuild,
     rewrite,
+    substitute,
     walk,
 )
 from compiler.loops.index import Affine, Axis, affine
@@ -73,6 +73,7 @@ class Rows:
     lanes: Axis | None
 
 
+@lru_cache(maxsize=256)
 def analyse(workload: Workload) -> Rows | None:
     """The row structure of a workload; None where nothing is reduced."""
     if not is_one_expression(workload):
@@ -98,11 +99,6 @@ def _nested(expr: Expr) -> list[Reduce]:
     return [node for node in walk(expr) if isinstance(node, Reduce)]
 
 
-@lru_cache(maxsize=256)
-def _analyse(workload: Workload) -> Rows | None:
-    return analyse(workload)
-
-
 class _Template:
     algorithms = ("row",)
 
@@ -115,7 +111,7 @@ class _Template:
     def space(
         self, workload: Workload, target: Target, *, threads: int, strict: bool
     ) -> SubSpace | None:
-        found = _analyse(workload)
+        found = analyse(workload)
         if found is None:
             return None
         lanes = target.lanes(DType.FLOAT32)
@@ -134,7 +130,7 @@ class _Template:
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
     ) -> Kernel:
-        found = _analyse(workload)
+        found = analyse(workload)
         if found is None:
             raise ScheduleError("'row' does not apply to this workload")
         lanes = target.lanes(DType.FLOAT32)
@@ -227,18 +223,18 @@ def _renamed(expr: Expr, names: Mapping[Axis, Axis]) -> Expr:
 def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
     problem = found.problem
     along, tiny = _along(found, lanes), _tiny(found, lanes)
-    statistics: dict[Reduce, Expr] = {}
+    statistics: dict[Expr, Expr] = {}
     computes: list[Node] = []
     last = problem.reductions[-1]
     kept = _kept(found) if keep else None
     number = 0
     for reduction in problem.reductions:
         alone = not found.inner and reduction == last
-        body = _resolve(reduction.body, statistics)
+        body = substitute(reduction.body, statistics)
         if kept is not None and kept.reduction == reduction:
             body = Tee(body, kept.target)
         if alone:
-            epilogue = _resolve(problem.expr, {**statistics, reduction: finished(reduction)})
+            epilogue = substitute(problem.expr, {**statistics, reduction: finished(reduction)})
             stores: tuple[Store, ...] = (Store(problem.output, epilogue),)
         else:
             index: Affine = affine(along) if along else Affine()
@@ -253,11 +249,10 @@ def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
             stores = tuple(Store(r, v) for r, v in zip(registers, values, strict=True))
         computes.append(_reduction(reduction, body, stores, along, unroll, lanes, tiny=tiny))
     if found.inner:
-        expr = problem.expr
         if kept is not None:
-            again, here = kept.again, problem.output
-            expr = rewrite(expr, lambda node: here if node == again else None)
-        computes += _final(found, _resolve(expr, statistics), along, unroll, lanes, tiny=tiny)
+            statistics[kept.again] = problem.output
+        expr = substitute(problem.expr, statistics)
+        computes += _final(found, expr, along, unroll, lanes, tiny=tiny)
     # a tile of several vectors may straddle the blocks of a layout, one vector does not
     plain = not any(t.layout.factors for t in (*problem.inputs, problem.output.tensor))
     width = unroll * lanes if plain else lanes
@@ -266,20 +261,6 @@ def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
     output = problem.output.tensor
     nest_ = LoopNest("kernel", (*problem.inputs, output), (), (stage, *halo_stage(output, lanes)))
     return Kernel(nest_, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
-
-
-def _resolve(expr: Expr, values: Mapping[Reduce, Expr]) -> Expr:
-    """Put known values in place of reductions, outermost first."""
-    memo: dict[Expr, Expr] = {}
-
-    def visit(node: Expr) -> Expr:
-        if isinstance(node, Reduce) and node in values:
-            return values[node]
-        if node not in memo:
-            memo[node] = rebuild(node, visit)
-        return memo[node]
-
-    return visit(expr)
 
 
 def _padded_axes(problem: Problem) -> frozenset[Axis]:

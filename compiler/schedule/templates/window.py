@@ -55,6 +55,7 @@ class Window:
     """Output axes along which some tap may leave its tensor."""
 
 
+@lru_cache(maxsize=256)
 def analyse(workload: Workload) -> Window | None:
     """The window reduction that a workload is; None where it is something else."""
     if not is_one_expression(workload):
@@ -114,11 +115,6 @@ def _padded_axes(problem: Problem, reads_halo: bool) -> tuple[Axis, ...]:
     return tuple(found)
 
 
-@lru_cache(maxsize=256)
-def _analyse(workload: Workload) -> Window | None:
-    return analyse(workload)
-
-
 class _Template:
     algorithms = ("window",)
 
@@ -128,7 +124,7 @@ class _Template:
     def space(
         self, workload: Workload, target: Target, *, threads: int, strict: bool
     ) -> SubSpace | None:
-        found = _analyse(workload)
+        found = analyse(workload)
         if found is None:
             return None
         knobs = _knobs(found)
@@ -143,7 +139,7 @@ class _Template:
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
     ) -> Kernel:
-        found = _analyse(workload)
+        found = analyse(workload)
         if found is None:
             raise ScheduleError("'window' does not apply to this workload")
         return _lower(found, schedule, target)
