@@ -147,7 +147,7 @@ def _applied(node: OnnxNode, x: str, dim: int, taps: _Taps) -> str:
     column = (-1, *(1,) * (len(shape) - 1 - dim))
     total = ""
     for k in used:
-        weights = to_memory(taps.weights[k].astype(np.float32).reshape(column), dtype)
+        weights = to_memory(taps.weights[k].reshape(column), dtype)
         value = _picked(node, x, dim, taps.positions[k])
         value = node.emit("mul", [value, node.constant(weights, dtype)])
         total = node.emit("add", [total, value]) if total else value
@@ -186,7 +186,8 @@ def _lines(node: OnnxNode, shape: Shape, scale_position: int) -> list[_Line]:
         ]
     else:
         raise node.invalid(f"neither sizes nor {len(dims)} positive scales are given")
-    roi = node.static(1, "roi") if scale_position == 2 else None
+    cropped = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    roi = node.static(1, "roi") if cropped and scale_position == 2 else None
     region = np.tile([[0.0], [1.0]], len(dims))
     if roi is not None and roi.size == 2 * len(dims):
         region = np.asarray(roi, np.float64).reshape(2, len(dims))
