@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_LANE_STEP = 4
+"""Elements from one lane to the next, at most, that are read as whole vectors and permuted; lanes
+farther apart are read one by one. Schedules and the costs of layouts go by it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Factor:

@@ -13,7 +13,7 @@ from math import prod
 
 from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
-from compiler.loops.layout import ROW_MAJOR, Layout, strides
+from compiler.loops.layout import MAX_LANE_STEP, ROW_MAJOR, Layout, strides
 from compiler.passes.attributes import ints, number
 from compiler.workload import Halo
 
@@ -29,9 +29,6 @@ _TRANSFORM_MACS = 8
 
 _WEIGHT_MACS = 15
 """Multiplications in the time in which one weight comes from memory."""
-
-FARTHEST_LANES = 4
-"""Elements between lanes up to which a vector is put together from others."""
 
 _MIXED = 10.0
 """Lanes along one axis in one operand and along another in the next: elements come one by one."""
@@ -144,7 +141,7 @@ def reduction(graph: Graph, node: Node, layout: Layout) -> float:
 
 def _gathered(step: int) -> float:
     """How much longer vectors along a row take that are put together from `step` others."""
-    return 1.1 if step == 1 else 1.6 if step <= FARTHEST_LANES else _MIXED
+    return 1.1 if step == 1 else 1.6 if step <= MAX_LANE_STEP else _MIXED
 
 
 def _filled(points: int, lanes: int) -> float:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from compiler.loops.expr import Const, Expr, Load, Tensor, walk
 from compiler.loops.index import Affine, Axis, affine
+from compiler.loops.layout import MAX_LANE_STEP
 from compiler.loops.nest import Binding, Compute, For, Let, Node, Stage, Store, Tile
 
-MAX_LANE_STEP = 4
-"""Elements from one lane to the next that code generation loads as whole vectors, at most."""
+STAGGER = 16
+"""Unused elements between slices that would else lie at multiples of a cache's sets."""
 
 
 @dataclass(frozen=True, slots=True)

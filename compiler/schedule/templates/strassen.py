@@ -22,7 +22,7 @@ from compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
 from compiler.schedule.kernel import Kernel, Transform
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
-from compiler.schedule.structure import Loop, halo_stage, nest, parallel_stage
+from compiler.schedule.structure import STAGGER, Loop, halo_stage, nest, parallel_stage
 from compiler.schedule.templates.contraction_lowering import reduction_tiles, replace_tensors
 from compiler.schedule.templates.contraction_space import default_schedule, fits, knobs_of
 from compiler.schedule.templates.strassen_analysis import (
@@ -50,9 +50,6 @@ _CACHED_SUMS = 1 << 19
 
 _LEAST_COLUMNS = 512
 """How many columns a longer pass over A and its sums must serve: 1536x128x604 lost a fifth."""
-
-_STAGGER = 16
-"""Elements between the rows of the sums, against rows that share cache sets."""
 
 _SUMS = tuple(p.left for p in PRODUCTS if sum(map(abs, p.left)) > 1)
 """The combinations of A that are not simply one of its quadrants."""
@@ -114,7 +111,7 @@ def _lower(found: Strassen, schedule: Schedule, target: Target) -> Kernel:
     rows = (found.rows.extent + found.has_last_row, *(a.extent for a in found.others))
     shape = (len(_SUMS), *rows, found.depth.extent)
     *outer, last = map(Factor, range(len(shape)))
-    layout = Layout((*outer, replace(last, pad=_STAGGER)))
+    layout = Layout((*outer, replace(last, pad=STAGGER)))
     sums = Tensor("sums", shape, layout=layout, role=Role.SHARED)
     weight = _combined_weight(found, width)
     products = [

@@ -30,16 +30,13 @@ from compiler.loops.nest import Node as NestNode
 from compiler.schedule.cook_toom import POINTS, Rational, factored, filtering, transposed
 from compiler.schedule.kernel import Kernel, Transform
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.structure import Loop, halo_stage, nest, parallel_stage
+from compiler.schedule.structure import STAGGER, Loop, halo_stage, nest, parallel_stage
 from compiler.schedule.templates.winograd_analysis import Side, Winograd
 from compiler.target import Target
 
 _WEIGHT_PREFETCH = 2048
 _IMAGE_PREFETCH = 512
 """Bytes ahead. Hardware prefetchers do not follow several short rows at once."""
-
-_STAGGER = 16
-"""Elements between the slices of V and M, against slices that share cache sets."""
 
 
 def lower(found: Winograd, schedule: Schedule, target: Target) -> Kernel:
@@ -86,7 +83,7 @@ class _Lowering:
             layout=Layout(
                 (
                     *map(Factor, range(rank)),
-                    Factor(rank, pad=_STAGGER),
+                    Factor(rank, pad=STAGGER),
                     *map(Factor, range(rank + 1, 2 * rank + 2)),
                 )
             ),
@@ -98,7 +95,7 @@ class _Lowering:
             layout=Layout(
                 (
                     *map(Factor, range(rank)),
-                    Factor(rank + 1, self.lanes, pad=_STAGGER),
+                    Factor(rank + 1, self.lanes, pad=STAGGER),
                     Factor(rank),
                     Factor(rank + 1, 1, self.lanes),
                 )
