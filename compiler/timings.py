@@ -26,7 +26,6 @@ class Timings:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._started = clock()
         self._stages: dict[str, tuple[float, int]] = {}
 
     def add(self, stage: str, seconds: float, count: int = 1) -> None:
@@ -47,11 +46,6 @@ class Timings:
     def stages(self) -> tuple[StageTime, ...]:
         """Every stage, in the order in which they first ended."""
         return tuple(StageTime(name, *value) for name, value in self._stages.items())
-
-    @property
-    def elapsed_seconds(self) -> float:
-        """Since the recorder was made, what no stage counts included."""
-        return self._clock() - self._started
 
 
 def timed(timings: Timings | None, stage: str) -> AbstractContextManager[None]:

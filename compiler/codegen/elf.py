@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 _MAGIC = b"\x7fELF\x02\x01"
 _SYMBOL_TABLE = 2
@@ -21,26 +22,17 @@ def is_elf(data: bytes) -> bool:
 
 def undefined_symbols(data: bytes) -> frozenset[str]:
     """Names that the object leaves to its linker."""
-    return frozenset(name for name, section in _symbols(data) if section == 0)
+    return frozenset(_undefined(data))
 
 
-def defined_symbols(data: bytes) -> frozenset[str]:
-    """Names of the object's own functions and data, sections not included."""
-    return frozenset(name for name, section in _symbols(data) if section != 0)
-
-
-def _symbols(data: bytes) -> list[tuple[str, int]]:
-    """Name and section of every named symbol."""
+def _undefined(data: bytes) -> Iterator[str]:
     headers, header_size, count = _HEADER.unpack_from(data)
     sections = [_SECTION.unpack_from(data, headers + i * header_size) for i in range(count)]
-    found: list[tuple[str, int]] = []
     for kind, start, size, linked in sections:
         if kind != _SYMBOL_TABLE:
             continue
         names = sections[linked][1]
         for name_offset, _, _, section in _SYMBOL.iter_unpack(data[start : start + size]):
             begin = names + name_offset
-            name = data[begin : data.index(b"\0", begin)].decode()
-            if name:
-                found.append((name, section))
-    return found
+            if section == 0 and data[begin]:  # the table begins with a symbol without a name
+                yield data[begin : data.index(b"\0", begin)].decode()

@@ -37,11 +37,6 @@ def aligned_zeros(size: int) -> Bytes:
     return raw[start : start + size]
 
 
-def buffer_bytes(shape: tuple[int, ...], layout: Layout, halo: Halo, dtype: DType) -> int:
-    """Size in memory of a tensor, halo and padding of the layout included."""
-    return strides(shape, layout, halo)[1] * dtype.bytes
-
-
 def pack(
     array: Array,
     shape: tuple[int, ...],

@@ -21,10 +21,8 @@ def test_stages_add_up_in_the_order_in_which_they_first_ended() -> None:
     for stage, seconds in (("lower", 1.0), ("codegen", 2.0), ("lower", 4.0)):
         with timed(timings, stage):
             clock.now += seconds
-    clock.now += 8.0  # nobody's
     timings.add("codegen", 16.0, 5)
     assert timings.stages == (StageTime("lower", 5.0, 2), StageTime("codegen", 18.0, 6))
-    assert timings.elapsed_seconds == 15.0
 
 
 def test_a_stage_that_fails_is_counted_and_fails() -> None:

@@ -124,7 +124,6 @@ class _Ready:
     """Whether its weights are too many to be in a cache when the model comes to it: they are
     dropped before each sample, which is one run then."""
     samples: list[float] = field(default_factory=list)
-    buffer_bytes: int = 0
 
 
 class Session:

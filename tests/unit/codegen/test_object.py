@@ -7,7 +7,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from compiler.codegen.elf import defined_symbols, undefined_symbols
+from compiler.codegen.elf import undefined_symbols
 from compiler.codegen.object import (
     LIBRARY_SYMBOLS,
     emit_assembly,
@@ -180,7 +180,7 @@ def test_fma_is_an_instruction_where_the_target_says_so(name: str) -> None:
     target = resolve_target(name)
     if target.fma:
         assert statistics(emit_assembly(axpy(4), target), target).fmas == 1
-        assert defined_symbols(emit_object(axpy(4), target)) >= {"axpy"}
+        assert not undefined_symbols(emit_object(axpy(4), target))
     else:
         with pytest.raises(CompilerError, match=f"'{name}' would call fmaf"):
             emit_object(axpy(4), target)

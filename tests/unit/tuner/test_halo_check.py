@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from compiler.dtypes import DType
-from compiler.loops.layout import blocked
+from compiler.loops.layout import blocked, strides
 from compiler.runtime.kernel import BufferSpec, Role
-from compiler.runtime.packing import buffer_bytes, pack
+from compiler.runtime.packing import pack
 from tuner.measure.sandbox_main import _halo_is_zero
 
 SHAPE, HALO, LAYOUT = (1, 24, 3, 3), ((0, 0), (0, 0), (1, 1), (1, 1)), blocked(4, 1, 16)
@@ -19,7 +19,7 @@ SPEC = BufferSpec(
     SHAPE,
     str(LAYOUT),
     HALO,
-    buffer_bytes(SHAPE, LAYOUT, HALO, DType.FLOAT32),
+    strides(SHAPE, LAYOUT, HALO)[1] * DType.FLOAT32.bytes,
 )
 
 
