@@ -17,6 +17,15 @@ from compiler.codegen.combining import Partial, join, join_lanes, same_lanes, st
 from compiler.codegen.dot import multiply_add
 from compiler.codegen.order import constant_points, greedy_points
 from compiler.codegen.points import Point, Points
+from compiler.codegen.resolve import (
+    Access,
+    Accesses,
+    RegisterAccess,
+    in_bounds,
+    resolve,
+    resolve_register,
+    resolve_target,
+)
 from compiler.codegen.ssa import Value, element
 from compiler.codegen.transpose import transpose
 from compiler.dtypes import DType
@@ -110,7 +119,7 @@ class ComputeLowering:
             # Lanes that are joined in the end must see the initial value once: `_join` adds it.
             accesses = None
             if init is not None and not self.reduces_lanes:
-                accesses = memory.resolve(self.stage, init, points, self.padding)
+                accesses = resolve(self.stage, init, points, self.padding)
             for point in points:
                 for number, partial in enumerate(partials):
                     values = neutral
@@ -161,8 +170,8 @@ class ComputeLowering:
         spatial = [axes.index(t.axis) for t in self.spatial]
         partial = [axes.index(axis) for axis in compute.partial]
         with self._points(compute.unroll) as points:
-            accesses = memory.resolve(self.stage, compute.body, points, self.padding)
-            order = [p for p in points if memory.in_bounds(accesses, p)]
+            accesses = resolve(self.stage, compute.body, points, self.padding)
+            order = [p for p in points if in_bounds(accesses, p)]
             order = self._ordered(order, accesses, spatial)
             if compute.prefetch:
                 memory.prefetch(self.stage, accesses, order, compute.prefetch)
@@ -172,16 +181,16 @@ class ComputeLowering:
         return [value for key in keys for value in current[key]]
 
     def _ordered(
-        self, points: list[Point], accesses: memory.Accesses, spatial: Sequence[int]
+        self, points: list[Point], accesses: Accesses, spatial: Sequence[int]
     ) -> list[Point]:
         match self.compute.body:
             case Op(operation=Operation.MUL, args=args) if self.compute.combiner is Combiner.SUM:
                 for arg in args:
                     access = accesses.get(arg) if isinstance(arg, Load) else None
-                    if isinstance(access, memory.Access) and access.tensor.space is Space.CONSTANT:
+                    if isinstance(access, Access) and access.tensor.space is Space.CONSTANT:
                         points = constant_points(points, access, spatial)
         if self.compute.order is Order.GREEDY:
-            in_memory = [a for a in accesses.values() if isinstance(a, memory.Access)]
+            in_memory = [a for a in accesses.values() if isinstance(a, Access)]
             return greedy_points(points, in_memory, self.emitter.depth)
         return points
 
@@ -189,7 +198,7 @@ class ComputeLowering:
         self,
         combiner: Combiner | Fold,
         current: Partial,
-        accesses: memory.Accesses,
+        accesses: Accesses,
         points: Points,
         point: Point,
     ) -> Partial:
@@ -248,7 +257,7 @@ class ComputeLowering:
         init = self.compute.init
         if self.reduces_lanes and init is not None:
             with self._points(self.spatial) as points:
-                accesses = memory.resolve(self.stage, init, points)
+                accesses = resolve(self.stage, init, points)
                 for point, partial in result.items():
                     first = self._items(init, accesses, points, point)
                     result[point] = join(self.emitter, combiner, first, partial)
@@ -260,9 +269,9 @@ class ComputeLowering:
         compute = self.compute
         result: dict[Point, Partial] = {}
         with self._points(compute.unroll) as points:
-            accesses = memory.resolve(self.stage, compute.body, points, self.padding)
+            accesses = resolve(self.stage, compute.body, points, self.padding)
             for point in points:
-                if not memory.in_bounds(accesses, point):
+                if not in_bounds(accesses, point):
                     raise ScheduleError("a load outside of its tensor, and no reduction to skip")
                 result[point] = self._items(compute.body, accesses, points, point)
         return result
@@ -280,20 +289,20 @@ class ComputeLowering:
                     value = self._evaluate(
                         store.value, value_accesses, points, point, results[point]
                     )
-                    if isinstance(target, memory.RegisterAccess):
+                    if isinstance(target, RegisterAccess):
                         self.stage.registers[target.key(point)] = value
                     else:
                         self._write(target, value, points, point)
 
     def _prepare(
         self, store: Store, points: Points
-    ) -> tuple[Store, memory.Accesses, memory.Access | memory.RegisterAccess]:
-        accesses = memory.resolve(self.stage, store.value, points)
+    ) -> tuple[Store, Accesses, Access | RegisterAccess]:
+        accesses = resolve(self.stage, store.value, points)
         if store.target.tensor.space is Space.REGISTER:
-            return store, accesses, memory.resolve_register(self.stage, store.target, points)
-        return store, accesses, memory.resolve_target(self.stage, store.target, points)
+            return store, accesses, resolve_register(self.stage, store.target, points)
+        return store, accesses, resolve_target(self.stage, store.target, points)
 
-    def _write(self, target: memory.Access, value: Value, points: Points, point: Point) -> None:
+    def _write(self, target: Access, value: Value, points: Points, point: Point) -> None:
         lanes = 1 if self.reduces_lanes else points.lanes
         active = 1 if self.reduces_lanes else points.active(point)
         memory.store(self.stage, target, self.emitter.splat(value, lanes), point, active)
@@ -308,8 +317,8 @@ class ComputeLowering:
         (store,) = self.compute.stores
         position = [t.axis for t in self.spatial].index(axis) if axis else 0
         width = points.lanes
-        target = memory.resolve_target(self.stage, store.target, points)
-        accesses = memory.resolve(self.stage, store.value, points)
+        target = resolve_target(self.stage, store.target, points)
+        accesses = resolve(self.stage, store.value, points)
         groups: dict[Point, dict[int, Value]] = {}
         for point, partial in results.items():
             value = self._evaluate(store.value, accesses, points, point, partial)
@@ -332,16 +341,14 @@ class ComputeLowering:
     def _points(self, tiles: Sequence[Tile]) -> Points:
         return Points(self.stage, tiles, self.compute.vector, self.compute.dot)
 
-    def _items(
-        self, expr: Expr, accesses: memory.Accesses, points: Points, point: Point
-    ) -> Partial:
+    def _items(self, expr: Expr, accesses: Accesses, points: Points, point: Point) -> Partial:
         """The items of a tuple at one point."""
         return tuple(self._evaluate(e, accesses, points, point) for e in items_of(expr))
 
     def _evaluate(
         self,
         expr: Expr,
-        accesses: memory.Accesses,
+        accesses: Accesses,
         points: Points,
         point: Point,
         accumulator: Partial = (),
@@ -359,7 +366,7 @@ class ComputeLowering:
             match node:
                 case Load(tensor=tensor, indirect=indirect):
                     access = accesses[node]
-                    if isinstance(access, memory.RegisterAccess):
+                    if isinstance(access, RegisterAccess):
                         stored = self.stage.registers.get(access.key(point))
                         if stored is None:
                             raise ScheduleError(
@@ -382,7 +389,7 @@ class ComputeLowering:
                     return cast(self.emitter, visit(inner), dtype)
                 case Tee(value=inner, target=target):
                     kept = visit(inner)
-                    access = memory.resolve_target(self.stage, target, points)
+                    access = resolve_target(self.stage, target, points)
                     splat = self.emitter.splat(kept, points.lanes)
                     memory.store(self.stage, access, splat, point, points.active(point))
                     return kept

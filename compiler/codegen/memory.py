@@ -7,195 +7,21 @@ vectors and permutations, anything else a gather or a scatter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from math import gcd
 from typing import TYPE_CHECKING
 
-from compiler.codegen.access import (
-    Guard,
-    Kind,
-    Linear,
-    Padding,
-    alignment,
-    bind,
-    locate,
-    pointer,
-)
 from compiler.codegen.arithmetic import apply, cast, extract_lane
+from compiler.codegen.resolve import LINE, Access, Accesses
 from compiler.codegen.ssa import Value, element, suffix, type_text
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
-from compiler.loops.expr import Expr, Load, Operation, Role, Space, Tensor, walk
+from compiler.loops.expr import Operation, Role, Space
 
 if TYPE_CHECKING:
     from compiler.codegen.compute import ComputeLowering
     from compiler.codegen.lower import StageLowering
-    from compiler.codegen.points import Point, Points
-
-_LINE = 64
-"""Bytes to which buffers are aligned."""
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """A load or store, resolved once for all points of a tile. Offsets and strides are bytes."""
-
-    tensor: Tensor
-    base: Value | None
-    constant: int
-    unrolled: tuple[tuple[int, int], ...]
-    """Pairs of a position in the point and the stride along it."""
-    lane_offsets: tuple[int, ...]
-    """Offset of each lane; empty for a scalar."""
-    guards: tuple[tuple[tuple[tuple[int, int], ...], int, int], ...]
-    """Static guards: strides over the point, constant, extent."""
-    alignment: int
-    indirect_strides: tuple[int, ...] = ()
-    packed: int = 1
-    """Neighbouring elements that are loaded as one of 32 bits."""
-
-    def offset(self, point: Point) -> int:
-        return self.constant + sum(stride * point[i] for i, stride in self.unrolled)
-
-    def transposed(self, position: int, lane: int) -> Access:
-        """The access whose lanes run along an unrolled axis, at one lane of the old vector axis."""
-        stride = next((s for i, s in self.unrolled if i == position), 0)
-        offsets = tuple(stride * i for i in range(len(self.lane_offsets)))
-        return replace(self, constant=self.constant + self.lane_offsets[lane], lane_offsets=offsets)
-
-    @property
-    def is_vector(self) -> bool:
-        return bool(self.lane_offsets)
-
-    @property
-    def contiguous(self) -> bool:
-        size = self.tensor.dtype.bytes * self.packed
-        return all(o == i * size for i, o in enumerate(self.lane_offsets))
-
-
-@dataclass(frozen=True, slots=True)
-class RegisterAccess:
-    """A register tensor's element: its name, and for each index the run-time loops that it depends
-    on, its constant, and pairs of a position in the point and the coefficient along it.
-    """
-
-    name: str
-    indices: tuple[tuple[frozenset[tuple[int, int]], int, tuple[tuple[int, int], ...]], ...]
-
-    def key(self, point: Point) -> tuple[object, ...]:
-        return (
-            self.name,
-            *[
-                (runtime, constant + sum(c * point[i] for i, c in unrolled))
-                for runtime, constant, unrolled in self.indices
-            ],
-        )
-
-
-Accesses = Mapping[Load, Access | RegisterAccess]
-
-
-def resolve(
-    stage: StageLowering, expr: Expr, points: Points, padding: Padding = Padding.READ
-) -> dict[Load, Access | RegisterAccess]:
-    """Every load of an expression."""
-    return {
-        node: resolve_register(stage, node, points)
-        if node.tensor.space is Space.REGISTER
-        else _resolve(stage, node, points, padding)
-        for node in walk(expr)
-        if isinstance(node, Load)
-    }
-
-
-def resolve_register(stage: StageLowering, load: Load, points: Points) -> RegisterAccess:
-    """An element of a register tensor, for reading or writing."""
-    indices = []
-    for index in load.index:
-        form = bind(stage.emitter, stage.environment, index)
-        runtime = frozenset((id(v), c) for v, c in form.of(Kind.RUNTIME).items())
-        unrolled = tuple((points.position[v], c) for v, c in form.of(Kind.UNROLLED).items())
-        indices.append((runtime, form.constant, unrolled))
-    return RegisterAccess(load.tensor.name, tuple(indices))
-
-
-def resolve_target(stage: StageLowering, target: Load, points: Points) -> Access:
-    """Where a store goes."""
-    access = _resolve(stage, target, points, Padding.READ)
-    if access.guards:
-        raise ScheduleError(f"a store to '{target.tensor.name}' may be out of bounds")
-    return access
-
-
-def _resolve(stage: StageLowering, load: Load, points: Points, padding: Padding) -> Access:
-    tensor = load.tensor
-    address = locate(stage.emitter, stage.environment, load, padding)
-    offset = address.offset
-    unrolled = tuple((points.position[v], stride) for v, stride in offset.of(Kind.UNROLLED).items())
-    packed = _packed(tensor, offset)
-    lanes = offset.of(Kind.LANE)
-    lane_offsets: tuple[int, ...] = ()
-    if lanes:
-        lane_offsets = tuple(
-            sum(stride * (lane // v.divisor) for v, stride in lanes.items())
-            for lane in range(points.lanes)
-        )
-    base = None
-    if tensor.space is Space.MEMORY:
-        base = pointer(stage.emitter, stage.base(tensor), offset)
-    elif offset.of(Kind.RUNTIME) or lanes:
-        raise ScheduleError(f"constant '{tensor.name}' needs a static index")
-    indirect = []
-    for dim, _ in load.indirect:
-        if tensor.layout.factors:
-            raise ScheduleError(f"indirect read of '{tensor.name}' needs a row-major layout")
-        indirect.append(tensor.byte_strides[dim])
-    return Access(
-        tensor,
-        base,
-        offset.constant,
-        unrolled,
-        lane_offsets,
-        tuple(_static_guard(tensor, guard, points) for guard in address.guards),
-        gcd(alignment(offset, _LINE), *indirect),
-        tuple(indirect),
-        packed,
-    )
-
-
-def _packed(tensor: Tensor, offset: Linear) -> int:
-    """How many elements one operand of a dot instruction takes: they must be neighbours."""
-    group = offset.of(Kind.PACKED)
-    if not group:
-        return 1
-    ((variable, stride),) = group.items()
-    if stride != tensor.dtype.bytes or tensor.space is not Space.MEMORY:
-        raise ScheduleError(f"elements of '{tensor.name}' that are packed do not lie side by side")
-    return variable.count
-
-
-def _static_guard(
-    tensor: Tensor, guard: Guard, points: Points
-) -> tuple[tuple[tuple[int, int], ...], int, int]:
-    form = guard.index
-    if any(form.of(kind) for kind in (Kind.RUNTIME, Kind.LANE, Kind.PACKED)):
-        raise ScheduleError(
-            f"'{tensor.name}' is accessed outside of its bounds at run time: halo, clip or peel"
-        )
-    terms = tuple((points.position[v], c) for v, c in form.terms.items())
-    return terms, form.constant, guard.extent
-
-
-def in_bounds(accesses: Accesses, point: Point) -> bool:
-    """Whether every load of the expression is in bounds at a point."""
-    for access in accesses.values():
-        if isinstance(access, RegisterAccess):
-            continue
-        for terms, constant, extent in access.guards:
-            if not 0 <= constant + sum(c * point[i] for i, c in terms) < extent:
-                return False
-    return True
+    from compiler.codegen.points import Point
 
 
 def lane_mask(lanes: int, active: int) -> str:
@@ -251,7 +77,7 @@ def load(
         where = emitter.offset(base, offset, depth)
         # an element of several may lie anywhere, any other at a multiple of its size
         least = 1 if access.packed > 1 else stored.bytes
-        align = max(least, gcd(_LINE, offset, access.alignment))
+        align = max(least, gcd(LINE, offset, access.alignment))
         value = _vector_load(stage, where, stored, lanes, active, align, depth, tag)
     else:
         permuted = _permuted_load(stage, access, base, offset, lanes, stored, depth, tag)
@@ -371,7 +197,7 @@ def _strided_load(
     picks: dict[int, int] = {}
     for first in dict.fromkeys(min(start, span - lanes) for start in range(0, span, lanes)):
         where = stage.emitter.offset(base, offset + first * size, depth)
-        align = gcd(_LINE, offset + first * size, access.alignment)
+        align = gcd(LINE, offset + first * size, access.alignment)
         part = _vector_load(stage, where, dtype, lanes, lanes, align, depth, tag)
         inside = [i for i in range(active) if i not in picks and i * stride < first + lanes]
         here = 0 if joined is None else lanes
@@ -434,7 +260,7 @@ def store(stage: StageLowering, access: Access, value: Value, point: Point, acti
     else:
         where = emitter.offset(access.base, offset, depth)
         align = max(dtype.bytes, gcd(value.lanes * dtype.bytes, offset, access.alignment))
-        align = min(align, _LINE)
+        align = min(align, LINE)
         emitter.effect(f"store {value.type} {value.name}, ptr {where.name}, align {align}")
 
 
@@ -452,9 +278,9 @@ def prefetch(
         if not access.contiguous or access.base is None or access.base.depth < emitter.depth:
             continue
         emitter.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-        lines = sorted({access.offset(point) // _LINE for point in points})
+        lines = sorted({access.offset(point) // LINE for point in points})
         for line in lines:
-            where = emitter.offset(access.base, line * _LINE + distance, emitter.depth)
+            where = emitter.offset(access.base, line * LINE + distance, emitter.depth)
             emitter.effect(f"call void @llvm.prefetch.p0(ptr {where.name}, i32 0, i32 3, i32 1)")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
-from compiler.codegen.memory import Access
 from compiler.codegen.points import Point
+from compiler.codegen.resolve import Access
 from compiler.loops.expr import Space
 
 
