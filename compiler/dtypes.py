@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 import numpy as np
+
+
+class ElementKind(IntEnum):
+    """How the bits of an element say its value, as in runtime/native/order.h."""
+
+    UNSIGNED = 0
+    SIGNED = 1
+    FLOAT = 2
+    BFLOAT = 3
 
 
 class DType(StrEnum):
@@ -44,6 +53,15 @@ class DType(StrEnum):
     @property
     def is_signed(self) -> bool:
         return not (self.value.startswith("uint") or self is DType.BOOL)
+
+    @property
+    def kind(self) -> ElementKind:
+        """With the size, what a native function needs to know to order elements."""
+        if self is DType.BFLOAT16:
+            return ElementKind.BFLOAT
+        if self.is_float:
+            return ElementKind.FLOAT
+        return ElementKind.SIGNED if self.is_signed else ElementKind.UNSIGNED
 
     @property
     def numpy(self) -> np.dtype:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import addressof, c_char, c_void_p
 from functools import partial
+from math import prod
 from typing import cast
 
 import numpy as np
@@ -14,7 +15,7 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidInputError, OutOfMemoryError, enough_memory_for
 from compiler.runtime.bench import scratch_stride
 from compiler.runtime.kernel import ALIGNMENT
-from compiler.runtime.native import ProgramStruct, check_threads, native
+from compiler.runtime.native import ProgramStruct, check_threads, native, native_address
 from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
 from compiler.runtime.program import BufferRef, Port, Program, Space, encode
 
@@ -58,7 +59,9 @@ class Executable:
         self._address_of = address_of
         self._code_owner = code
         encoded = encode(program)
-        self._functions = np.array([address_of(s) for s in encoded.symbols], np.uintp)
+        functions = [address_of(s) for s in encoded.symbols]
+        functions += [native_address(s) for s in encoded.natives]
+        self._functions = np.array(functions, np.uintp)
         self._words = encoded.code
         self._refs = encoded.refs
         self._input_names = tuple(port.name for port in program.inputs)
@@ -74,6 +77,11 @@ class Executable:
                 program.outputs, self._positions(Space.OUTPUT, len(program.outputs)), strict=True
             )
         )
+        self._counted = tuple(
+            (index, port.counted)
+            for index, port in enumerate(program.outputs)
+            if port.counted is not None
+        )
         self._idle: list[_Context] = []
         self._run: Callable[[int], int] = native().tw_run_program
 
@@ -84,7 +92,10 @@ class Executable:
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        """Name, dtype and shape of each output, in the order in which `run` returns them."""
+        """Name, dtype and shape of each output, in the order in which `run` returns them.
+
+        Of a counted output the shape is the largest that it can have.
+        """
         return self.program.outputs
 
     @property
@@ -105,7 +116,7 @@ class Executable:
         """Run the model once.
 
         An input that is C-contiguous and aligned to 64 bytes is read where it lies, any other is
-        copied. The outputs are new arrays.
+        copied. The outputs are new arrays, each as large as the run found it to be.
 
         Args:
             inputs: arrays by input name, or in the order of `inputs`.
@@ -142,6 +153,8 @@ class Executable:
                 for position in positions:
                     pointers[position] = address + start
             status = self._run(context.program)
+            for index, dim in self._counted:
+                outputs[index] = _front(outputs[index], dim, int(context.counts[index]))
         except MemoryError as error:
             raise OutOfMemoryError(
                 f"there is not enough memory for the outputs of '{self.program.name}': {error}"
@@ -193,6 +206,7 @@ class _Context:
         self._arena = aligned_zeros(program.arena_bytes)
         stride = scratch_stride(program.scratch_bytes)
         self._scratch = aligned_empty(stride * threads)
+        self.counts = np.zeros(len(program.outputs), np.int64)
         self._staged: dict[int, tuple[Array, int]] = {}
         bases = {
             Space.ARENA: self._arena.ctypes.data,
@@ -202,6 +216,9 @@ class _Context:
         for position, ref in enumerate(executable._refs):
             if ref.space in bases:
                 self.pointers[position] = bases[ref.space] + ref.offset
+            elif ref.space is Space.COUNT:
+                size = self.counts.itemsize
+                self.pointers[position] = self.counts.ctypes.data + ref.offset * size
         self._struct = ProgramStruct(
             code=executable._words.ctypes.data,
             words=executable._words.size,
@@ -236,6 +253,12 @@ def _address(array: Array) -> int:
     except (TypeError, ValueError, BufferError):  # read-only or empty
         address: int = array.ctypes.data
         return address
+
+
+def _front(array: Array, dim: int, count: int) -> Array:
+    """The array with `count` elements along a dimension, which lie at its start."""
+    shape = (*array.shape[:dim], count, *array.shape[dim + 1 :])
+    return array.reshape(-1)[: prod(shape)].reshape(shape)
 
 
 def arrays_in_order(

@@ -92,6 +92,19 @@ def native() -> ctypes.CDLL:
     return library
 
 
+def native_address(symbol: str) -> int:
+    """Where a native function of the library lies.
+
+    Raises:
+        ImportError: if the library has none of this name: it was built from other sources.
+    """
+    try:
+        address = ctypes.cast(getattr(native(), symbol), ctypes.c_void_p).value
+    except AttributeError as error:
+        raise ImportError(f"the C runtime has no function '{symbol}': build it again") from error
+    return int(address or 0)
+
+
 def check_threads(threads: int) -> int:
     """The thread count, if it is one.
 

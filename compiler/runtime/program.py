@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from compiler.dtypes import DType
 from compiler.runtime.kernel import ALIGNMENT, KernelSpec, Role, elements
+from compiler.runtime.native_functions import native_signature, native_symbol
 
 
 class Opcode(IntEnum):
@@ -25,6 +26,7 @@ class Opcode(IntEnum):
 
     KERNEL = 0
     COPY = 1
+    NATIVE = 2
 
 
 class Space(StrEnum):
@@ -38,11 +40,13 @@ class Space(StrEnum):
     """The caller's input arrays: row-major, no halo."""
     OUTPUT = "output"
     """The output arrays, made anew for each run: row-major, no halo."""
+    COUNT = "count"
+    """How many elements a counted output has along its counted dimension, one int64 an output."""
 
 
 @dataclass(frozen=True, slots=True)
 class BufferRef:
-    """A place: `offset` is in bytes, of an input or output it is the port's index."""
+    """A place: `offset` is in bytes, of an input, output or count it is the port's index."""
 
     space: Space
     offset: int
@@ -50,15 +54,20 @@ class BufferRef:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An input or output of a program: a row-major array."""
+    """An input or output of a program: a row-major array.
+
+    `counted` is the dimension of an output whose extent the run says; `shape` has the most that it
+    can be.
+    """
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
+    counted: int | None = None
 
     @property
     def bytes(self) -> int:
-        """Size in memory."""
+        """Size in memory, at most."""
         return elements(self.shape) * self.dtype.bytes
 
 
@@ -79,7 +88,19 @@ class Copy:
     bytes: int
 
 
-Instruction = KernelCall | Copy
+@dataclass(frozen=True, slots=True)
+class NativeCall:
+    """Run a function of the C runtime; see `native_functions`.
+
+    `buffers` are its inputs and its output, then the count of that output where it writes one.
+    """
+
+    function: str
+    parameters: tuple[int, ...]
+    buffers: tuple[BufferRef, ...]
+
+
+Instruction = KernelCall | Copy | NativeCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +126,12 @@ class Program:
 
     @property
     def scratch_bytes(self) -> int:
-        """Scratch memory of one thread: what the neediest kernel wants."""
-        return max((kernel.scratch_bytes for kernel in self.kernels), default=0)
+        """Scratch memory of one thread: what the neediest kernel or native function wants."""
+        sizes = [kernel.scratch_bytes for kernel in self.kernels]
+        for call in self.instructions:
+            if isinstance(call, NativeCall):
+                sizes.append(native_signature(call.function, call.parameters).scratch_bytes)
+        return max(sizes, default=0)
 
     def check(self) -> None:
         """Check that running stays within memory and leaves no output unwritten.
@@ -115,6 +140,7 @@ class Program:
             ValueError: naming the instruction that does not.
         """
         written: set[int] = set()
+        counted: set[int] = set()
         for number, instruction in enumerate(self.instructions):
             where = f"program '{self.name}', instruction {number}"
             match instruction:
@@ -137,11 +163,39 @@ class Program:
                     self._check_ref(destination, size, True, f"{where}: copy")
                     if destination.space is Space.OUTPUT:
                         written.add(destination.offset)
+                case NativeCall():
+                    *_, output = self._check_native(instruction, where)
+                    if output.space is Space.COUNT:
+                        counted.add(output.offset)
+                        output = instruction.buffers[-2]
+                    if output.space is Space.OUTPUT:
+                        written.add(output.offset)
                 case _:
                     assert_never(instruction)
         for index, port in enumerate(self.outputs):
             if index not in written and port.bytes:
                 raise ValueError(f"program '{self.name}': nothing writes output '{port.name}'")
+            if port.counted is not None and index not in counted and port.bytes:
+                raise ValueError(f"program '{self.name}': nothing counts output '{port.name}'")
+
+    def _check_native(self, call: NativeCall, where: str) -> tuple[BufferRef, ...]:
+        """The call's buffers, if they are what its function touches."""
+        try:
+            signature = native_signature(call.function, call.parameters)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        where = f"{where}: {call.function}"
+        sizes = [*signature.inputs, signature.output, *([8] if signature.counts else [])]
+        if len(call.buffers) != len(sizes):
+            raise ValueError(f"{where} has {len(sizes)} buffers, got {len(call.buffers)}")
+        for position, (ref, size) in enumerate(zip(call.buffers, sizes, strict=True)):
+            self._check_ref(ref, size, position >= len(signature.inputs), where)
+        if signature.counts != (call.buffers[-1].space is Space.COUNT) or (
+            signature.counts
+            and call.buffers[-2] != BufferRef(Space.OUTPUT, call.buffers[-1].offset)
+        ):
+            raise ValueError(f"{where}: counts another value than it writes")
+        return call.buffers
 
     def _check_ref(self, ref: BufferRef, size: int, writes: bool, where: str) -> None:
         if ref.offset < 0 or size < 0:
@@ -158,6 +212,10 @@ class Program:
                 ports = self.inputs if ref.space is Space.INPUT else self.outputs
                 if ref.offset >= len(ports) or size > ports[ref.offset].bytes:
                     raise ValueError(f"{where}: {ref.space} {ref.offset} has no {size} bytes")
+            case Space.COUNT:
+                ports = self.outputs
+                if not writes or ref.offset >= len(ports) or ports[ref.offset].counted is None:
+                    raise ValueError(f"{where}: output {ref.offset} is not counted")
             case _:
                 assert_never(ref.space)
         if writes and ref.space in (Space.INPUT, Space.WEIGHTS):
@@ -202,12 +260,14 @@ class EncodedProgram:
     """A program as the C interpreter takes it.
 
     `code`: words of the instructions. `refs[i]`: the place that argument i of the code points to;
-    a kernel's arguments are consecutive. `symbols[i]`: the name of function i of the code.
+    a kernel's arguments are consecutive. `symbols[i]`: the name of function i of the code; after
+    the kernels' functions come `natives`, which the C library holds.
     """
 
     code: NDArray[np.int64]
     refs: tuple[BufferRef, ...]
     symbols: tuple[str, ...]
+    natives: tuple[str, ...]
 
 
 def encode(program: Program) -> EncodedProgram:
@@ -219,6 +279,7 @@ def encode(program: Program) -> EncodedProgram:
     for kernel in program.kernels:
         first_function.append(len(symbols))
         symbols += [stage.symbol for stage in kernel.stages]
+    natives: dict[str, int] = {}
     for instruction in program.instructions:
         match instruction:
             case KernelCall(index, buffers):
@@ -230,20 +291,36 @@ def encode(program: Program) -> EncodedProgram:
             case Copy(destination, source, size):
                 words += [Opcode.COPY, 5, len(refs), len(refs) + 1, size]
                 refs += [destination, source]
+            case NativeCall(name, parameters, buffers):
+                function = len(symbols) + natives.setdefault(native_symbol(name), len(natives))
+                extent = native_signature(name, parameters).extent
+                words += [Opcode.NATIVE, 5 + len(parameters), len(refs), function, extent]
+                words += parameters
+                refs += buffers
             case _:
                 assert_never(instruction)
-    return EncodedProgram(np.array(words, np.int64), tuple(refs), tuple(symbols))
+    return EncodedProgram(np.array(words, np.int64), tuple(refs), tuple(symbols), tuple(natives))
 
 
 def _port_to_json(port: Port) -> dict[str, Any]:
-    return {"name": port.name, "dtype": port.dtype.value, "shape": list(port.shape)}
+    data = {"name": port.name, "dtype": port.dtype.value, "shape": list(port.shape)}
+    return data if port.counted is None else {**data, "counted": port.counted}
 
 
 def _port_from_json(data: Mapping[str, Any]) -> Port:
     shape = tuple(map(int, data["shape"]))
     if any(size < 0 for size in shape):
         raise ValueError(f"'{data['name']}' has a negative dimension")
-    return Port(str(data["name"]), DType(data["dtype"]), shape)
+    counted = data.get("counted")
+    if counted is not None and not 0 <= int(counted) < len(shape):
+        raise ValueError(f"'{data['name']}' has no dimension {counted}")
+    return Port(
+        str(data["name"]), DType(data["dtype"]), shape, None if counted is None else int(counted)
+    )
+
+
+def _ref_to_json(ref: BufferRef) -> list[Any]:
+    return [ref.space.value, ref.offset]
 
 
 def _ref_from_json(data: Any) -> BufferRef:
@@ -254,12 +331,18 @@ def _ref_from_json(data: Any) -> BufferRef:
 def _instruction_to_json(instruction: Instruction) -> dict[str, Any]:
     match instruction:
         case KernelCall(kernel, buffers):
-            return {"kernel": kernel, "buffers": [[ref.space.value, ref.offset] for ref in buffers]}
+            return {"kernel": kernel, "buffers": [_ref_to_json(ref) for ref in buffers]}
         case Copy(destination, source, size):
             return {
                 "copy": size,
-                "to": [destination.space.value, destination.offset],
-                "from": [source.space.value, source.offset],
+                "to": _ref_to_json(destination),
+                "from": _ref_to_json(source),
+            }
+        case NativeCall(function, parameters, buffers):
+            return {
+                "native": function,
+                "parameters": list(parameters),
+                "buffers": [_ref_to_json(ref) for ref in buffers],
             }
         case _:
             assert_never(instruction)
@@ -270,4 +353,8 @@ def _instruction_from_json(data: Mapping[str, Any]) -> Instruction:
         return KernelCall(int(data["kernel"]), tuple(map(_ref_from_json, data["buffers"])))
     if "copy" in data:
         return Copy(_ref_from_json(data["to"]), _ref_from_json(data["from"]), int(data["copy"]))
+    if "native" in data:
+        parameters = tuple(map(int, data["parameters"]))
+        buffers = tuple(map(_ref_from_json, data["buffers"]))
+        return NativeCall(str(data["native"]), parameters, buffers)
     raise ValueError(f"unknown instruction with {sorted(data)}")

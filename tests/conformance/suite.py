@@ -24,7 +24,8 @@ from onnx.backend.test.loader import load_model_tests
 
 from compiler.ops.cast import ONNX_TYPES
 from compiler.runtime.kernel import Role
-from compiler.runtime.program import BufferRef, Copy, KernelCall, Program, Space
+from compiler.runtime.native_functions import native_signature
+from compiler.runtime.program import BufferRef, Copy, KernelCall, NativeCall, Program, Space
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 
@@ -278,5 +279,11 @@ def computed(program: Program) -> list[bool]:
             case Copy(destination, source, size):
                 read = _span(source, size)
                 write([_span(destination, size)], any(read.meets(old) for old in live))
+            case NativeCall(function, parameters, buffers):
+                touched = native_signature(function, parameters)
+                sizes = (*touched.inputs, touched.output)
+                spans = [_span(r, size) for r, size in zip(buffers, sizes, strict=False)]
+                given = [s for s in spans[:-1] for old in live if s.meets(old)]
+                write(spans[-1:], bool(given))
     outputs = [_Span(Space.OUTPUT, i, i + 1) for i in range(len(program.outputs))]
     return [any(span.meets(old) for old in live) for span in outputs]

@@ -20,6 +20,13 @@ static int run(const int64_t *code, const int64_t *end, const tw_stage *function
         case TW_COPY:
             memcpy(pointers[code[2]], pointers[code[3]], (size_t)code[4]);
             break;
+        case TW_NATIVE: {
+            tw_arguments given = arguments;
+            given.buffers = pointers + code[2];
+            given.sizes = code + 5;
+            tw_run_stage(functions[code[3]], &given, code[4], threads);
+            break;
+        }
         default:
             return TW_BAD_OPCODE;
         }

@@ -62,6 +62,8 @@ enum {
     TW_KERNEL = 0,
     /* argument copied to, argument copied from, bytes */
     TW_COPY = 1,
+    /* first argument, function, extent, then what the function finds in `sizes` */
+    TW_NATIVE = 2,
 };
 
 /* A program bound to its memory: one pointer for a caller in Python, whose calls cost by argument.

@@ -1,0 +1,113 @@
+"""The native functions: what the C runtime does itself, because it is no loop nest.
+
+A function has a stage's type; its parameters are integers that the program holds. Here stands what
+each reads and writes, so that a program can be checked before it runs. `native/selection.c` and
+`native/suppression.c` hold the functions themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import signature
+from math import prod
+
+from compiler.dtypes import ElementKind
+
+PARAMETER_LIMIT = 1 << 40
+"""No extent is larger; products of a few stay within Python's reach and checks see them."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSignature:
+    """What a call of a native function touches.
+
+    Attributes:
+        inputs: bytes of each buffer that is read.
+        output: bytes of the buffer that is written.
+        extent: tiles, which threads share.
+        scratch_bytes: work memory of one thread.
+        counts: whether the call also says how many elements the output has (`Space.COUNT`).
+    """
+
+    inputs: tuple[int, ...]
+    output: int
+    extent: int = 1
+    scratch_bytes: int = 0
+    counts: bool = False
+
+
+def native_signature(function: str, parameters: tuple[int, ...]) -> NativeSignature:
+    """What a native function touches with these parameters.
+
+    Raises:
+        ValueError: if there is no such function, or it does not take them.
+    """
+    make = _SIGNATURES.get(function)
+    if make is None:
+        raise ValueError(f"there is no native function '{function}'")
+    if any(not 0 <= value < PARAMETER_LIMIT for value in parameters):
+        raise ValueError(f"native function '{function}': a parameter is out of range")
+    if len(parameters) != len(signature(make).parameters):
+        raise ValueError(f"native function '{function}' takes no {len(parameters)} parameters")
+    return make(*parameters)
+
+
+def native_symbol(function: str) -> str:
+    """The name of the function in the C library."""
+    return f"tw_native_{function}"
+
+
+def _check_element(kind: int, size: int) -> None:
+    if kind not in tuple(ElementKind) or size not in (1, 2, 4, 8):
+        raise ValueError(f"there is no element of kind {kind} with {size} bytes")
+    if (kind == ElementKind.FLOAT and size == 1) or (kind == ElementKind.BFLOAT and size != 2):
+        raise ValueError(f"there is no floating-point element with {size} bytes")
+
+
+def _top_k(
+    kind: int, size: int, outer: int, extent: int, inner: int, k: int, largest: int
+) -> NativeSignature:
+    _check_element(kind, size)
+    if k > extent:
+        raise ValueError(f"the first {k} of {extent} elements")
+    return NativeSignature(
+        (outer * extent * inner * size,),
+        outer * k * inner * 8,
+        extent=outer * inner,
+        scratch_bytes=(extent + k) * 8,
+    )
+
+
+def _positions(extent: int) -> NativeSignature:
+    return NativeSignature((extent,), extent * 8)
+
+
+def _unique(kind: int, size: int, rows: int, width: int, ordered: int) -> NativeSignature:
+    _check_element(kind, size)
+    scratch = (rows * width + 4 * rows) * 8
+    return NativeSignature((rows * width * size,), 3 * rows * 8, scratch_bytes=scratch)
+
+
+def _trim(outer: int, extent: int, within: int) -> NativeSignature:
+    size = prod((outer, extent, within))
+    return NativeSignature((size, 8), size, counts=True)
+
+
+def _non_max_suppression(
+    batches: int, classes: int, boxes: int, room: int, centred: int
+) -> NativeSignature:
+    return NativeSignature(
+        (batches * boxes * 16, batches * classes * boxes * 4, 8, 4, 4),
+        batches * classes * room * 24,
+        scratch_bytes=2 * boxes * 8,
+    )
+
+
+_SIGNATURES: Mapping[str, Callable[..., NativeSignature]] = {
+    "top_k": _top_k,
+    "positions": _positions,
+    "unique": _unique,
+    "trim": _trim,
+    "non_max_suppression": _non_max_suppression,
+}
