@@ -22,6 +22,7 @@ from compiler.passes.layouts import assign_layouts
 from compiler.plan import (
     GraphPlan,
     KernelStep,
+    NativeStep,
     Placement,
     Step,
     ViewStep,
@@ -144,7 +145,7 @@ class _Partition:
         self._needs: dict[_Relayout, Halo] = {}
         self._relayouts: dict[_Relayout, str] = {}
         self._nodes: list[Node] = []
-        self._cuts: list[tuple[tuple[str, ...], dict[str, Boundary]] | ViewStep] = []
+        self._cuts: list[tuple[tuple[str, ...], dict[str, Boundary]] | ViewStep | NativeStep] = []
 
     def plan(self) -> GraphPlan:
         self._place_outputs()
@@ -156,6 +157,8 @@ class _Partition:
                 self._add_slice(group.nodes[0])
             elif group.is_view:
                 self._add_reshape(group.nodes[0])
+            elif group.is_native:
+                self._add_native(group.nodes[0])
             else:
                 self._add(group, choice)
         kept = {value for node in self._nodes for value in (*node.inputs, *node.outputs)}
@@ -168,7 +171,7 @@ class _Partition:
         steps: list[Step] = []
         crossing = {*graph.inputs, *graph.outputs}
         for cut in self._cuts:
-            if isinstance(cut, ViewStep):
+            if isinstance(cut, ViewStep | NativeStep):
                 steps.append(cut)
                 crossing |= {*cut.inputs, cut.output}
             else:
@@ -215,7 +218,7 @@ class _Partition:
     def _collect_relayouts(self) -> None:
         """What each relayout has to carry: the union of its readers' halos."""
         for group, choice in self._work:
-            if group.is_view or group.output in self._views.concats:
+            if group.is_view or group.is_native or group.output in self._views.concats:
                 continue
             for value, wish in choice.demands.items():
                 if not self._accepts(value, wish):
@@ -245,11 +248,25 @@ class _Partition:
                     self._relayouts.setdefault(key, group.output)
 
     def _add_reshape(self, node: Node) -> None:
-        (source,) = node.inputs
-        if not self._is_rows(source):
-            source = self._relayout(_Relayout(source, ROW_MAJOR, dense=True))
+        source = self._dense_rows(node.inputs[0])
         self._nodes.append(replace(node, inputs=(source,)))
         self._cuts.append(ViewStep((source,), node.output, (0,)))
+
+    def _add_native(self, node: Node) -> None:
+        """A native function reads rows without a halo, and constants as they are."""
+        constants = self._graph.constants
+        inputs = tuple(v if v in constants else self._dense_rows(v) for v in node.inputs)
+        work = ops.get(node.op).native
+        assert work is not None
+        function, parameters = work([self._types[v] for v in node.inputs], node.attrs)
+        self._nodes.append(replace(node, inputs=inputs))
+        self._cuts.append(NativeStep(function, parameters, inputs, node.output))
+
+    def _dense_rows(self, value: str) -> str:
+        """The value, or a copy that lies in rows without a halo."""
+        if self._is_rows(value):
+            return value
+        return self._relayout(_Relayout(value, ROW_MAJOR, dense=True))
 
     def _add_slice(self, node: Node) -> None:
         (source,), output = node.inputs, node.output
@@ -298,7 +315,7 @@ class _Partition:
 
 @dataclass(frozen=True, slots=True)
 class _Relayout:
-    """A value as some of its readers want it; `dense` for reshapes, which read no halo."""
+    """A value as some of its readers want it; `dense` for those that take no halo."""
 
     value: str
     layout: Layout

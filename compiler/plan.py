@@ -53,7 +53,20 @@ class ViewStep:
     offsets: tuple[int, ...]
 
 
-Step = KernelStep | ViewStep
+@dataclass(frozen=True, slots=True)
+class NativeStep:
+    """Run a function of the C runtime with these parameters (`runtime/native_functions.py`).
+
+    Inputs and output lie in rows without a halo. There is no workload, and nothing to tune.
+    """
+
+    function: str
+    parameters: tuple[int, ...]
+    inputs: tuple[str, ...]
+    output: str
+
+
+Step = KernelStep | ViewStep | NativeStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +82,23 @@ class GraphPlan:
     placements: Mapping[str, Placement]
 
     @property
+    def natives(self) -> tuple[NativeStep, ...]:
+        """The steps that run a native function, in order."""
+        return tuple(step for step in self.steps if isinstance(step, NativeStep))
+
+    @property
     def kernels(self) -> tuple[KernelStep, ...]:
         """The steps that run a kernel, in order."""
         return tuple(step for step in self.steps if isinstance(step, KernelStep))
+
+    def counted(self, output: str) -> int | None:
+        """The dimension of an output of the graph whose extent only the run says, if it has one.
+
+        Its type has the largest extent that it can have.
+        """
+        node = self.graph.producer(output)
+        axis = node.attr("axis") if node is not None and node.op == "trim" else None
+        return int(axis) if isinstance(axis, int) else None
 
     def tasks(self) -> list[tuple[Workload, int]]:
         """Each distinct workload and how many kernels share it, in order of first use."""
@@ -100,6 +127,15 @@ class GraphPlan:
                             "view": list(step.inputs),
                             "output": step.output,
                             "offsets": list(step.offsets),
+                        }
+                    )
+                case NativeStep():
+                    steps.append(
+                        {
+                            "native": step.function,
+                            "parameters": list(step.parameters),
+                            "inputs": list(step.inputs),
+                            "output": step.output,
                         }
                     )
         return {
@@ -131,6 +167,10 @@ class GraphPlan:
                 if "view" in step:
                     offsets = tuple(map(int, step["offsets"]))
                     steps.append(ViewStep(tuple(step["view"]), step["output"], offsets))
+                elif "native" in step:
+                    parameters = tuple(map(int, step["parameters"]))
+                    inputs = tuple(step["inputs"])
+                    steps.append(NativeStep(step["native"], parameters, inputs, step["output"]))
                 else:
                     workload = workloads[step["kernel"]]
                     steps.append(KernelStep(workload, tuple(step["inputs"]), step["output"]))

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from compiler.build import BuiltKernel, compile_lowered, lower_workload
 from compiler.errors import CompilerError, ScheduleError
+from compiler.loops.layout import ROW_MAJOR
 from compiler.memory_plan import MemoryPlan, plan_memory
-from compiler.plan import GraphPlan, KernelStep
+from compiler.plan import GraphPlan, KernelStep, NativeStep, ViewStep
 from compiler.runtime.kernel import BufferSpec, KernelSpec, Role
+from compiler.runtime.native_functions import native_signature
 from compiler.runtime.packing import Bytes
-from compiler.runtime.program import BufferRef, KernelCall, Port, Program, Space
+from compiler.runtime.program import (
+    BufferRef,
+    Instruction,
+    KernelCall,
+    NativeCall,
+    Port,
+    Program,
+    Space,
+)
 from compiler.runtime.weights import WeightBlock, aligned_bytes
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
@@ -144,16 +154,23 @@ class ProgramBuilder:
         with timed(self._timings, "memory plan"):
             memory = plan_memory(plan, {p: sizes for p, sizes in shared.items() if sizes})
         kernels: dict[KernelSpec, int] = {}
-        calls: list[KernelCall] = []
+        calls: list[Instruction] = []
         for position, step in enumerate(plan.steps):
-            if not isinstance(step, KernelStep):
-                continue
-            spec = built[step.workload][0].spec
-            number = kernels.setdefault(spec, len(kernels))
             places = _Places(plan, memory, position, weights)
-            with timed(self._timings, "pack weights"):
-                refs = tuple(places.ref(step, buffer) for buffer in spec.buffers)
-            calls.append(KernelCall(number, refs))
+            match step:
+                case KernelStep():
+                    spec = built[step.workload][0].spec
+                    number = kernels.setdefault(spec, len(kernels))
+                    with timed(self._timings, "pack weights"):
+                        refs = tuple(places.ref(step, buffer) for buffer in spec.buffers)
+                    calls.append(KernelCall(number, refs))
+                case NativeStep():
+                    refs = places.native_refs(step)
+                    calls.append(NativeCall(step.function, step.parameters, refs))
+                case ViewStep():
+                    pass  # nothing runs
+                case _:
+                    assert_never(step)
         return Program(
             plan.graph.name,
             tuple(_port(plan, name) for name in plan.graph.inputs),
@@ -203,6 +220,11 @@ def _weight_capacity(plan: GraphPlan, built: Mapping[Workload, Chosen]) -> int:
         for step in plan.kernels
         for buffer in built[step.workload][0].spec.buffers
         if buffer.role is Role.WEIGHT
+    ) + sum(
+        aligned_bytes(plan.graph.types[value].bytes)
+        for native in plan.natives
+        for value in native.inputs
+        if value in plan.graph.constants
     )
 
 
@@ -273,6 +295,25 @@ class _Places:
                 (offset,) = self.memory.shared[self.position]
                 return BufferRef(Space.ARENA, offset)
 
+    def native_refs(self, step: NativeStep) -> tuple[BufferRef, ...]:
+        """The inputs, constants as they are, the output, and its count where it has one."""
+        refs = [self._constant(v) or self._value(v) for v in step.inputs]
+        refs.append(self._value(step.output))
+        if native_signature(step.function, step.parameters).counts:
+            refs.append(BufferRef(Space.COUNT, self.plan.graph.outputs.index(step.output)))
+        return tuple(refs)
+
+    def _constant(self, name: str) -> BufferRef | None:
+        """Where a constant of a native function lies; None if the value is none."""
+        array = self.plan.graph.constants.get(name)
+        if array is None:
+            return None
+        kind = self.plan.graph.types[name]
+        buffer = BufferSpec(
+            name, Role.WEIGHT, kind.dtype, kind.shape, str(ROW_MAJOR), (), kind.bytes
+        )
+        return BufferRef(Space.WEIGHTS, self.weights.add(buffer, array))
+
     def _value(self, name: str) -> BufferRef:
         root = self.memory.roots[name]
         if root in self.plan.graph.inputs:
@@ -284,4 +325,4 @@ class _Places:
 
 def _port(plan: GraphPlan, name: str) -> Port:
     kind = plan.graph.types[name]
-    return Port(name, kind.dtype, kind.shape)
+    return Port(name, kind.dtype, kind.shape, plan.counted(name))

@@ -12,7 +12,8 @@ from compiler.graph.text import digest
 from compiler.memory_plan import MemoryPlan, value_bytes
 from compiler.ops.interpret import run_graph
 from compiler.partition import plan_graph
-from compiler.plan import GraphPlan, KernelStep, Placement, ViewStep, same_bytes
+from compiler.plan import GraphPlan, KernelStep, NativeStep, Placement, ViewStep, same_bytes
+from compiler.runtime.native_functions import native_signature
 from compiler.runtime.packing import pack, unpack
 from tests.graphs import random_inputs
 
@@ -22,7 +23,7 @@ def execute(plan: GraphPlan, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
     values: dict[str, np.ndarray] = {**plan.graph.constants, **inputs}
     for step in plan.steps:
         match step:
-            case ViewStep():
+            case ViewStep() | NativeStep():
                 node = plan.graph.producer(step.output)
                 assert node is not None and node.inputs == step.inputs
                 arrays = [values[v] for v in node.inputs]
@@ -47,6 +48,9 @@ def planned(graph: Graph, lanes: int = 8) -> GraphPlan:
         made.add(step.output)
         if isinstance(step, ViewStep):
             check_view(plan, step)
+            continue
+        if isinstance(step, NativeStep):
+            check_native(plan, step)
             continue
         ends = [*zip(step.inputs, step.workload.inputs, strict=True)]
         for value, boundary in [*ends, (step.output, step.workload.output)]:
@@ -88,6 +92,19 @@ def check_view(plan: GraphPlan, step: ViewStep) -> None:
     held = memory[-low:][: sizes[step.output]]
     found = unpack(held, kind.shape, place.layout, place.halo, kind.dtype)
     np.testing.assert_array_equal(found, ops.get(node.op).reference(arrays, node.attrs))
+
+
+def check_native(plan: GraphPlan, step: NativeStep) -> None:
+    """A native function finds dense rows of the sizes that it states."""
+    signature = native_signature(step.function, step.parameters)
+    types = plan.graph.types
+    assert tuple(types[v].bytes for v in step.inputs) == signature.inputs
+    assert types[step.output].bytes == signature.output
+    for value in (*step.inputs, step.output):
+        if value not in plan.graph.constants:
+            dense = types[value].bytes
+            assert value_bytes(plan, value) == dense
+            assert same_bytes(types[value].shape, plan.placements[value], Placement())
 
 
 def check_memory(plan: GraphPlan, memory: MemoryPlan) -> None:

@@ -90,6 +90,8 @@ class NodeImporter:
         domain = domain_of(proto.domain)
         opset = body.opsets.get(domain, 0)
         inputs = tuple(body.values[v] if v else None for v in proto.input)
+        plain = OnnxNode(name, proto.op_type, domain, opset, inputs, outputs, {}, self._builder)
+        plain.refuse_trimmed(inputs)
         match domain, proto.op_type:
             case "", "If":
                 return self._branch(proto, name, body)

@@ -214,15 +214,18 @@ class _Importer:
                 raise InvalidModelError(f"output '{info.name}' is not defined")
             if info.name in (name for _, name in outputs):
                 raise InvalidModelError(f"output '{info.name}' is listed twice")
-            _check_stated(info, self._builder.types[value])
+            _check_stated(info, self._builder.types[value], self._builder.trimmed(value))
             outputs.append((value, info.name))
         if not outputs:
             raise InvalidModelError("the model has no outputs")
         return outputs
 
 
-def _check_stated(info: ValueInfoProto, kind: TensorType) -> None:
-    """Raise InvalidModelError where the file's type of an output contradicts the inferred one."""
+def _check_stated(info: ValueInfoProto, kind: TensorType, trimmed: int | None) -> None:
+    """Raise InvalidModelError where the file's type of an output contradicts the inferred one.
+
+    The file may state less along a dimension whose extent depends on the data.
+    """
     if not info.type.HasField("tensor_type"):
         return
     tensor = info.type.tensor_type
@@ -232,7 +235,8 @@ def _check_stated(info: ValueInfoProto, kind: TensorType) -> None:
         return
     stated = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
     fits = len(stated) == len(kind.shape) and all(
-        s is None or s == extent for s, extent in zip(stated, kind.shape, strict=True)
+        s is None or s == extent or (dim == trimmed and s < extent)
+        for dim, (s, extent) in enumerate(zip(stated, kind.shape, strict=True))
     )
     if not fits:
         shape = ",".join("?" if s is None else str(s) for s in stated)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -13,6 +14,7 @@ from compiler.errors import InvalidModelError
 from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.semantics import from_memory, to_memory
+from compiler.ops.attributes import axis_of
 
 FOLD_LIMIT_BYTES = 1 << 20
 """Nodes of constants fold when their result is no larger than this or than their operands."""
@@ -41,6 +43,7 @@ class GraphBuilder:
         self._nodes: list[Node] = []
         self._reserved = set(reserved)
         self._numbers: dict[str, int] = {}
+        self._trimmed: dict[str, int] = {}
         self._generated_bytes = 0
         self._folded_bytes = 0
         self._constant_bytes = 0
@@ -107,6 +110,8 @@ class GraphBuilder:
         name = self._fresh(f"{hint}.{op}")
         self.types[name] = kind
         self._nodes.append(Node(name, op, tuple(inputs), (name,), pairs))
+        if op == "trim":
+            self._trimmed[name] = axis_of(pairs, len(kind.shape), 0)
         return name
 
     def known(self, value: str) -> np.ndarray | None:
@@ -114,6 +119,10 @@ class GraphBuilder:
         kind = self.types[value]
         empty = None if kind.elements else np.zeros(kind.shape, kind.dtype.numpy)
         return self.constants.get(value, empty)
+
+    def trimmed(self, value: str) -> int | None:
+        """The dimension whose extent only the run says; the type has the largest that it can be."""
+        return self._trimmed.get(value)
 
     def is_made(self, value: str) -> bool:
         """Whether a node makes the value: it is no input and no constant."""
@@ -157,12 +166,19 @@ class GraphBuilder:
                 continue
             # The output is an input, a constant, or another output under a second name.
             copy = self._fresh(f"{final}.identity")
-            self._nodes.append(Node(copy, "identity", (value,), (copy,), ()))
+            self._nodes.append(self._copied(value, copy))
             self.types[copy] = self.types[value]
             if final not in self.types:
                 renames[copy] = final
             results.append(renames.get(copy, copy))
         return self._graph(name, results, renames, node_names)
+
+    def _copied(self, value: str, copy: str) -> Node:
+        """A node that makes a value again under another name."""
+        if self.trimmed(value) is None:
+            return Node(copy, "identity", (value,), (copy,), ())
+        (trim,) = (node for node in self._nodes if node.output == value)
+        return replace(trim, name=copy, outputs=(copy,))
 
     def _graph(
         self,
@@ -227,6 +243,8 @@ class GraphBuilder:
         ]
         with np.errstate(all="ignore"):
             result = np.asarray(operator.reference(operands, attrs))
+        if operator.name == "trim" and result.shape != kind.shape:
+            return None
         self._folded_bytes += kind.bytes
         return to_memory(result, kind.dtype).reshape(kind.shape)
 

@@ -94,8 +94,23 @@ def wrapped(node: OnnxNode, indices: str, extents: np.ndarray) -> str:
     return node.emit("where", [negative, moved, indices])
 
 
+def elements_along(node: OnnxNode, data: str, places: str, axis: int) -> str:
+    """data[..., places[...], ...]: each place (int64, from 0 on) picks along one axis at its own
+    place, by a gather from the flat data."""
+    shape, picked = node.shape(data), node.shape(places)
+    rank, strides = len(shape), row_strides(shape)
+    grid = np.zeros(picked, np.int64)
+    for dim in range(rank):
+        if dim != axis:
+            column = (-1,) + (1,) * (rank - 1 - dim)
+            grid += (np.arange(picked[dim]) * strides[dim]).reshape(column)
+    scaled = node.emit("mul", [places, node.scalar(strides[axis], DType.INT64)])
+    flat = node.emit("add", [scaled, node.constant(grid)])
+    return node.emit("gather", [node.reshape(data, (prod(shape),)), flat], axis=0)
+
+
 def _onnx_gather_elements(node: OnnxNode) -> str:
-    """Each index picks along one axis at its own place: a gather from the flat data."""
+    """See `elements_along`."""
     data, indices = node.input(0), node.input(1)
     shape, picked = node.shape(data), node.shape(indices)
     axis, rank = node.integer("axis", 0), len(shape)
@@ -104,16 +119,7 @@ def _onnx_gather_elements(node: OnnxNode) -> str:
     axis %= rank
     if any(p > e for dim, (p, e) in enumerate(zip(picked, shape, strict=True)) if dim != axis):
         raise node.invalid(f"indices {show(picked)} leave data {show(shape)}")
-    strides = row_strides(shape)
-    grid = np.zeros(picked, np.int64)
-    for dim in range(rank):
-        if dim != axis:
-            column = (-1,) + (1,) * (rank - 1 - dim)
-            grid += (np.arange(picked[dim]) * strides[dim]).reshape(column)
-    place = wrapped(node, indices, np.array(shape[axis]))
-    scaled = node.emit("mul", [place, node.scalar(strides[axis], DType.INT64)])
-    flat = node.emit("add", [scaled, node.constant(grid)])
-    return node.emit("gather", [node.reshape(data, (prod(shape),)), flat], axis=0)
+    return elements_along(node, data, wrapped(node, indices, np.array(shape[axis])), axis)
 
 
 def _onnx_gather_nd(node: OnnxNode) -> str:

@@ -36,6 +36,8 @@ def run_graph(
         kind = graph.types[node.output]
         with np.errstate(all="ignore"):
             result = np.asarray(ops.get(node.op).reference(operands, node.attrs))
+        if node.op == "trim":  # the type says how large it can be
+            kind = TensorType(kind.dtype, result.shape)
         values[node.output] = _rounded(result, kind, float64)
         for value in set(node.inputs):
             if last_use[value] == node.name and value not in graph.outputs:

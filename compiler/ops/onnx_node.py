@@ -136,7 +136,12 @@ class OnnxNode:
         return given if given is not None else self.static_ints(position, key)
 
     def emit(self, op: str, inputs: Sequence[str], **attrs: AttrValue | None) -> str:
-        """Add a node; attributes that are None are left out. Nodes of constants fold."""
+        """Add a node; attributes that are None are left out. Nodes of constants fold.
+
+        Raises:
+            UnsupportedOperatorError: if an operand's extents are known to the run alone.
+        """
+        self.refuse_trimmed(inputs)
         present = {key: value for key, value in attrs.items() if value is not None}
         return self.builder.emit(op, inputs, present, self._hint(), self.label)
 
@@ -169,6 +174,16 @@ class OnnxNode:
     def unsupported(self, reason: str) -> UnsupportedOperatorError:
         """The error for a form of an operator that is not implemented."""
         return UnsupportedOperatorError(self.name, self.op_type, self.domain, self.opset, reason)
+
+    def refuse_trimmed(self, operands: Sequence[str | None]) -> None:
+        """Raises UnsupportedOperatorError if an operand's extents are known to the run alone."""
+        for value in operands:
+            axis = None if value is None else self.builder.trimmed(value)
+            if axis is not None:
+                raise self.unsupported(
+                    f"dimension {axis} of operand '{value}' depends on the data; such a value can "
+                    "only be an output of the model"
+                )
 
     @property
     def label(self) -> str:

@@ -47,6 +47,8 @@ class OpKind(StrEnum):
     VIEW = "view"
     """The same bytes under another shape."""
     GATHER = "gather"
+    NATIVE = "native"
+    """No loop nest: a function of the C runtime; see `Operator.native`."""
     CONSTANT = "constant"
     """Known after import; no such node is left in a graph."""
 
@@ -85,6 +87,8 @@ Expression = Callable[
 ]
 """One element of the output at an index, over elements of the operands."""
 Pieces = Callable[[Sequence[TensorType], Attrs], tuple[Piece, ...]]
+NativeWork = Callable[[Sequence[TensorType], Attrs], tuple[str, tuple[int, ...]]]
+"""The native function and its parameters; `runtime/native_functions.py` says what it touches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,8 @@ class OnnxRule:
 class Operator:
     """One operator of the canonical set; every operator has one output.
 
-    `pieces` belongs to operators of kind PIECES, which are copied box by box.
+    `pieces` belongs to operators of kind PIECES, which are copied box by box, and `native` to those
+    of kind NATIVE, which have no tensor expression.
     """
 
     name: str
@@ -115,6 +120,7 @@ class Operator:
     expression: Expression
     onnx: tuple[OnnxRule, ...] = ()
     pieces: Pieces | None = None
+    native: NativeWork | None = None
 
 
 def get(name: str) -> Operator:

@@ -32,6 +32,8 @@ def common_subexpressions(graph: Graph) -> Graph:
             result = _rewriter.emit(node.op, inputs, node.attrs)
         else:
             result = node.outputs[0]
+        if node.op == "trim":  # an output of the graph, and as such a value of its own
+            return result if result != node.outputs[0] else None
         ordered = tuple(sorted(inputs)) if node.op in COMMUTATIVE else inputs
         key = node.op, ordered, tuple(sorted(node.attrs))
         if key in seen:

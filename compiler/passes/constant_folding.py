@@ -40,6 +40,8 @@ def _fold(rewriter: Rewriter, node: Node) -> str | None:
         return None  # the array's type could not say it
     with np.errstate(all="ignore"):
         array = np.asarray(ops.get(node.op).reference(operands, node.attrs))
+    if node.op == "trim" and array.shape != result.shape:
+        return None  # its type says how large it may be, the value how large it is
     return rewriter.constant(
         array.astype(result.dtype.numpy, copy=False).reshape(result.shape), node.outputs[0]
     )

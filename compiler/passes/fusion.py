@@ -71,7 +71,8 @@ CHEAP = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Nodes, in topological order, that become one kernel; or a single reshape, which is a view.
+    """Nodes, in topological order, that become one kernel; or a single one that becomes none: a
+    reshape, which is a view, or a native operator.
 
     `output` is the only value that is used outside.
     """
@@ -83,6 +84,10 @@ class Group:
     @property
     def is_view(self) -> bool:
         return len(self.nodes) == 1 and ops.get(self.nodes[0].op).kind is OpKind.VIEW
+
+    @property
+    def is_native(self) -> bool:
+        return ops.get(self.nodes[0].op).kind is OpKind.NATIVE
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -129,6 +134,9 @@ class _Fusion:
             found.append(self._group(nodes, anchor))
         for node in reversed(self._graph.nodes):
             if node.name in self._taken:
+                continue
+            if _kind(node) is OpKind.NATIVE:
+                found.append(self._group([node], node))
                 continue
             self._taken.add(node.name)
             nodes = [node]

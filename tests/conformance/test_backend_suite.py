@@ -38,7 +38,7 @@ SHARDS = 24
 SECONDS_A_CASE = 60
 """A compile and a run; the slowest takes about one on an idle machine."""
 
-AT_LEAST = {Form.PLAIN: 1170, Form.CONSTANT: 1250}
+AT_LEAST = {Form.PLAIN: 1200, Form.CONSTANT: 1280}
 
 
 @cache
@@ -200,8 +200,7 @@ def test_what_folds_is_not_counted_as_computed() -> None:
     assert computed(compiler.compile_model(model).program) == [False, True, True]
 
 
-@pytest.mark.parametrize("op_type", ["TopK", "Unique", "NonZero"])
-def test_operators_without_a_rule_are_refused_by_name(op_type: str) -> None:
-    case = next(case for case in cases().values() if case.operators == (op_type,))
-    with pytest.raises(CompilerError, match=op_type):
+def test_operators_without_a_rule_are_refused_by_name() -> None:
+    case = cases()["test_bernoulli"]
+    with pytest.raises(CompilerError, match="Bernoulli"):
         onnx_backend.prepare(given(case, Form.CONSTANT, case.data_sets[0][0])[0])

@@ -15,7 +15,7 @@ from compiler.costs import plan_summary
 from compiler.driver import load_graph, optimise
 from compiler.memory_plan import value_bytes
 from compiler.partition import plan_graph
-from compiler.plan import GraphPlan, KernelStep, Placement, Step
+from compiler.plan import GraphPlan, KernelStep, NativeStep, Placement, Step, ViewStep
 
 NAMES = (
     "densenet121", "inception-v1", "inception-v2", "mobilenetv2", "resnet50", "shufflenet",
@@ -50,8 +50,13 @@ def shown(step: Step, plan: GraphPlan) -> str:
         return f"{name} [{place.layout}{halo}]"
 
     reads = ", ".join(value(v) for v in step.inputs if v not in plan.graph.constants)
-    what = " ".join(step.workload.operators) if isinstance(step, KernelStep) else "view"
-    at = "" if isinstance(step, KernelStep) else f" at {step.offsets}"
+    match step:
+        case KernelStep():
+            what, at = " ".join(step.workload.operators), ""
+        case ViewStep():
+            what, at = "view", f" at {step.offsets}"
+        case NativeStep():
+            what, at = step.function, ""
     return f"{value(step.output)} = {what}({reads}){at}\n"
 
 

@@ -196,7 +196,8 @@ def test_the_expression_agrees_with_the_reference(case: Case) -> None:
 
 def test_every_operator_has_a_case() -> None:
     # the bytes of a bitcast are its operand's: there is nothing to compute
-    assert set(ops.operators()) - {"bitcast"} == {case.op for case in CASES}
+    found = {name for name, op in ops.operators().items() if op.kind is not ops.OpKind.NATIVE}
+    assert found - {"bitcast"} == {case.op for case in CASES}
 
 
 SPECIAL = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-40, -1e-40, 88.0, -88.0], FLOAT)

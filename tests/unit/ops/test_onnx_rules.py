@@ -13,6 +13,7 @@ from compiler.ops.interpret import run_graph
 from tests.unit.ops.decomposition_cases import CASES as DECOMPOSITIONS
 from tests.unit.ops.place_cases import CASES as PLACES
 from tests.unit.ops.rule_case import FLOAT, Case, data, expected_outputs, i64
+from tests.unit.ops.selection_cases import CASES as SELECTIONS
 
 BOOLS = data([[True, False, True], [False, False, True]], np.bool_)
 UNARY = (
@@ -182,6 +183,7 @@ CASES = [
     Case("Constant", (), {"value": numpy_helper.from_array(np.eye(3, dtype=FLOAT))}),
     *DECOMPOSITIONS,
     *PLACES,
+    *SELECTIONS,
 ]
 
 
@@ -240,7 +242,7 @@ def test_contradictions_name_the_node(case: Case, message: str) -> None:
     [
         (Case("Reshape", ((2, 3), data([3, 2]))), "shape .input 1. depends on a run-time value"),
         (Case("Cast", ((3,),), {"to": TensorProto.STRING}), "element type 8"),
-        (Case("NonZero", ((2, 3),)), "not implemented"),
+        (Case("TopK", ((2, 3), data([2])), outputs=2), "k .input 1. depends on a run-time value"),
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",
 )

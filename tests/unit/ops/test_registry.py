@@ -36,6 +36,11 @@ def test_operators_in_pieces_say_their_pieces() -> None:
         assert (operator.pieces is not None) == (operator.kind is ops.OpKind.PIECES)
 
 
+def test_native_operators_name_functions_of_the_runtime() -> None:
+    for operator in ops.operators().values():
+        assert (operator.native is not None) == (operator.kind is ops.OpKind.NATIVE)
+
+
 def test_a_name_may_be_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     relu = ops.get("relu")
     twice = SimpleNamespace(OPERATORS=(relu, relu), RULES=())

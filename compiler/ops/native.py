@@ -1,0 +1,92 @@
+"""What operators of kind NATIVE share, and `trim`: values whose extent the run says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.loops.expr import Expr
+from compiler.loops.index import Affine
+from compiler.ops.attributes import axis_of
+from compiler.ops.cast import cast_to
+from compiler.ops.moves import part
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import (
+    Fresh,
+    Infer,
+    NativeWork,
+    OnnxRule,
+    Operator,
+    OpKind,
+    Reference,
+    Source,
+)
+from compiler.ops.shapes import operand_count
+
+OUTPUT_ONLY = "where extents depend on the data, the result can only be an output of the model"
+"""The limit of rules that emit `trim`."""
+
+
+def native(
+    name: str, infer: Infer, reference: Reference, work: NativeWork, *onnx: OnnxRule
+) -> Operator:
+    """An operator that a function of the C runtime computes."""
+    return Operator(name, OpKind.NATIVE, infer, reference, _no_expression, onnx, native=work)
+
+
+def _no_expression(
+    _operands: Sequence[Source],
+    _types: Sequence[TensorType],
+    _attrs: Attrs,
+    _index: tuple[Affine, ...],
+    _fresh: Fresh,
+) -> Expr:
+    raise ValueError("a native operator has no tensor expression")
+
+
+def split_at(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
+    """Extents before, along and after an axis."""
+    return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
+
+
+def trimmed(node: OnnxNode, value: str, chosen: str, axis: int = 0) -> str:
+    """As many elements along an axis as `chosen` (a vector of booleans) has true ones.
+
+    Where it is known at import the result is a slice; else it can only be an output of the model.
+    """
+    known = node.builder.known(chosen)
+    if known is not None:
+        return part(node, value, axis, 0, int(known.sum()))
+    ones = cast_to(node, chosen, DType.INT64)
+    count = node.emit("reduce_sum", [ones], axes=(0,), keepdims=0)
+    return node.emit("trim", [value, count], axis=axis)
+
+
+def _infer_trim(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    """The type with the largest extent that the result can have."""
+    operand_count(types, 2)
+    axis_of(attrs, len(types[0].shape), 0)
+    if types[1] != TensorType(DType.INT64, ()):
+        raise InvalidModelError(f"the count is {types[1]}, not an int64 scalar")
+    return types[0]
+
+
+def _trim_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    x, count = arrays
+    axis = axis_of(attrs, x.ndim, 0)
+    return x[(slice(None),) * axis + (slice(0, int(count)),)]
+
+
+def _trim_work(types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[int, ...]]:
+    shape = types[0].shape
+    outer, extent, inner = split_at(shape, axis_of(attrs, len(shape), 0))
+    return "trim", (outer, extent, inner * types[0].dtype.bytes)
+
+
+OPERATORS = (native("trim", _infer_trim, _trim_reference, _trim_work),)

@@ -1,0 +1,92 @@
+"""Operators that choose as many elements as their data says: NonZero, Compress."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.ops.gather import row_strides
+from compiler.ops.native import OUTPUT_ONLY, native, trimmed
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import operand_count, show
+
+
+def _infer_positions(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
+    operand_count(types, 1)
+    if types[0].dtype is not DType.BOOL or len(types[0].shape) != 1:
+        raise InvalidModelError(f"{types[0]} is no vector of booleans")
+    return TensorType(DType.INT64, types[0].shape)
+
+
+def _positions_reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:
+    """The positions of true elements, then zeros."""
+    found = np.flatnonzero(arrays[0])
+    return np.pad(found, (0, arrays[0].size - found.size))
+
+
+def _positions_work(types: Sequence[TensorType], _attrs: Attrs) -> tuple[str, tuple[int, ...]]:
+    return "positions", types[0].shape
+
+
+def _onnx_non_zero(node: OnnxNode) -> str:
+    """Positions in the flat data, taken apart into coordinates."""
+    x = node.input(0)
+    shape, dtype = node.shape(x), node.type(x).dtype
+    if not shape:
+        raise node.unsupported("a scalar")
+    count = prod(shape)
+    if count == 0:
+        return node.constant(np.zeros((len(shape), 0), np.int64))
+    chosen = node.reshape(x, (count,))
+    if dtype is not DType.BOOL:
+        chosen = node.emit("equal", [chosen, node.scalar(0, dtype)])
+        chosen = node.emit("logical_not", [chosen])
+    flat = node.reshape(node.emit("positions", [chosen]), (1, count))
+    if len(shape) > 1:
+        steps = np.array(row_strides(shape), np.int64).reshape(-1, 1)
+        extents = np.array(shape, np.int64).reshape(-1, 1)
+        flat = node.emit("div", [flat, node.constant(steps)])
+        flat = node.emit("mod", [flat, node.constant(extents)], fmod=0)
+    return trimmed(node, flat, chosen, 1)
+
+
+def _onnx_compress(node: OnnxNode) -> str:
+    """A gather at the positions where the condition holds."""
+    x, condition = node.input(0), node.input(1)
+    axis = 0
+    if "axis" in node.attrs:
+        rank, axis = len(node.shape(x)), node.integer("axis")
+        if not -rank <= axis < rank:
+            raise node.invalid(f"axis {axis} is out of range for rank {rank}")
+        axis %= rank
+    else:
+        x = node.reshape(x, (prod(node.shape(x)),))
+    kind, shape, dtype = node.type(condition), node.shape(x), node.type(x).dtype
+    if kind.dtype is not DType.BOOL or len(kind.shape) != 1 or kind.shape[0] > shape[axis]:
+        raise node.invalid(f"the condition is {kind}, for axis {axis} of {show(shape)}")
+    if not prod(kind.shape) or not prod(shape):
+        return node.constant(np.zeros((*shape[:axis], 0, *shape[axis + 1 :]), dtype.numpy), dtype)
+    known = node.builder.known(condition)
+    if known is not None:
+        return node.emit("gather", [x, node.constant(np.flatnonzero(known))], axis=axis)
+    values = node.emit("gather", [x, node.emit("positions", [condition])], axis=axis)
+    return trimmed(node, values, condition, axis)
+
+
+OPERATORS = (
+    native(
+        "positions",
+        _infer_positions,
+        _positions_reference,
+        _positions_work,
+        OnnxRule("NonZero", _onnx_non_zero, limits=OUTPUT_ONLY),
+    ),
+)
+RULES = (OnnxRule("Compress", _onnx_compress, limits=OUTPUT_ONLY),)

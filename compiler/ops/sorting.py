@@ -1,0 +1,154 @@
+"""Operators that put elements in order: TopK and Unique."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.ops.attributes import axis_of, integer
+from compiler.ops.gather import elements_along
+from compiler.ops.moves import part, transposed
+from compiler.ops.native import OUTPUT_ONLY, native, split_at, trimmed
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import operand_count, show
+
+
+def _infer_top_k(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 1)
+    shape, k = types[0].shape, integer(attrs, "k")
+    if not shape:
+        raise InvalidModelError("a scalar has no axis")
+    axis = axis_of(attrs, len(shape), -1)
+    if not 0 <= k <= shape[axis]:
+        raise InvalidModelError(f"the first {k} of {shape[axis]} elements")
+    return TensorType(DType.INT64, (*shape[:axis], k, *shape[axis + 1 :]))
+
+
+def _top_k_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    """Of equal elements the first comes first; NaN is larger than every number."""
+    x = arrays[0]
+    axis, k = axis_of(attrs, x.ndim, -1), integer(attrs, "k")
+    if integer(attrs, "largest", 1):
+        backwards = np.argsort(np.flip(x, axis), axis, kind="stable")
+        order = np.flip(x.shape[axis] - 1 - backwards, axis)
+    else:
+        order = np.argsort(x, axis, kind="stable")
+    return np.take(order, range(k), axis)
+
+
+def _top_k_work(types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[int, ...]]:
+    (x,) = types
+    outer, extent, inner = split_at(x.shape, axis_of(attrs, len(x.shape), -1))
+    order = integer(attrs, "k"), int(bool(integer(attrs, "largest", 1)))
+    return "top_k", (x.dtype.kind, x.dtype.bytes, outer, extent, inner, *order)
+
+
+def _onnx_top_k(node: OnnxNode) -> list[str]:
+    """Where the elements lie, and a gather of them; in order, also where `sorted` is 0."""
+    x = node.input(0)
+    rank, axis = len(node.shape(x)), node.integer("axis", -1)
+    if not -rank <= axis < rank:
+        raise node.invalid(f"axis {axis} is out of range for rank {rank}")
+    axis %= rank
+    k = (node.integer("k"),) if "k" in node.attrs else node.static_ints(1, "k")
+    if k is None or len(k) != 1:
+        raise node.invalid("k is not one integer")
+    largest = int(node.integer("largest", 1) != 0)
+    indices = node.emit("top_k", [x], axis=axis, k=k[0], largest=largest)
+    return [elements_along(node, x, indices, axis), indices]
+
+
+def _infer_unique(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 1)
+    shape = types[0].shape
+    if len(shape) != 2:
+        raise InvalidModelError(f"rows are asked for, not shape {show(shape)}")
+    return TensorType(DType.INT64, (3, shape[0]))
+
+
+def _unique_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    """The first row of each group of equal rows, the group of each row, the groups' sizes.
+
+    Rows are compared from their first element on; NaN equals NaN.
+    """
+    x = arrays[0]
+    count = len(x)
+    order = np.lexsort(x.T[::-1])
+    before, after = x[order[:-1]], x[order[1:]]
+    differs = (before != after) & ~((before != before) & (after != after))
+    groups = np.concatenate([[0], np.cumsum(differs.any(axis=1))])
+    found = np.zeros((3, count), np.int64)
+    found[1, order] = groups
+    first = np.full(groups[-1] + 1, count)
+    np.minimum.at(first, found[1], np.arange(count))
+    if not integer(attrs, "sorted", 1):
+        by_first = np.argsort(first)
+        found[1] = np.argsort(by_first)[found[1]]
+        first = first[by_first]
+    found[0, : len(first)] = first
+    found[2, : len(first)] = np.bincount(found[1])
+    return found
+
+
+def _unique_work(types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[int, ...]]:
+    (x,) = types
+    ordered = int(bool(integer(attrs, "sorted", 1)))
+    return "unique", (x.dtype.kind, x.dtype.bytes, *x.shape, ordered)
+
+
+def _onnx_unique(node: OnnxNode) -> list[str]:
+    """The groups of equal slices along the axis, and a gather of the first of each."""
+    x = node.input(0)
+    rank, axis = len(node.shape(x)), 0
+    if "axis" in node.attrs:
+        axis = node.integer("axis")
+        if not -rank <= axis < rank:
+            raise node.invalid(f"axis {axis} is out of range for rank {rank}")
+        axis %= rank
+    else:
+        x = node.reshape(x, (prod(node.shape(x)),))
+    shape = node.shape(x)
+    if not prod(shape):
+        raise node.unsupported("an input without elements")
+    others = [dim for dim in range(len(shape)) if dim != axis]
+    rows = transposed(node, x, (axis, *others))
+    rows = node.reshape(rows, (shape[axis], prod(shape) // shape[axis]))
+    groups = node.emit("unique", [rows], sorted=int(node.integer("sorted", 1) != 0))
+
+    def row(number: int) -> str:
+        return node.reshape(part(node, groups, 0, number, 1), (shape[axis],))
+
+    first, inverse, counts = row(0), row(1), row(2)
+    chosen = node.emit("greater", [counts, node.scalar(0, DType.INT64)])
+    values = node.emit("gather", [x, first], axis=axis)
+    return [
+        trimmed(node, values, chosen, axis),
+        trimmed(node, first, chosen),
+        inverse,
+        trimmed(node, counts, chosen),
+    ]
+
+
+OPERATORS = (
+    native(
+        "top_k",
+        _infer_top_k,
+        _top_k_reference,
+        _top_k_work,
+        OnnxRule("TopK", _onnx_top_k, limits="k is known at import"),
+    ),
+    native(
+        "unique",
+        _infer_unique,
+        _unique_reference,
+        _unique_work,
+        OnnxRule("Unique", _onnx_unique, limits=OUTPUT_ONLY),
+    ),
+)

@@ -1,0 +1,126 @@
+"""NonMaxSuppression: of overlapping boxes, the one with the best score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.ops.attributes import integer
+from compiler.ops.cast import cast_to
+from compiler.ops.moves import part
+from compiler.ops.native import OUTPUT_ONLY, native, trimmed
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import operand_count, show
+
+_LIMITS = (DType.INT64, DType.FLOAT32, DType.FLOAT32)
+
+
+def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    """boxes (B, N, 4), scores (B, C, N), most boxes of a class, overlap and score limits."""
+    operand_count(types, 5)
+    boxes, scores = types[0].shape, types[1].shape
+    if len(boxes) != 3 or len(scores) != 3 or boxes != (scores[0], scores[2], 4):
+        raise InvalidModelError(f"boxes {show(boxes)} for scores {show(scores)}")
+    if any(t.dtype is not DType.FLOAT32 for t in types[:2]):
+        raise InvalidModelError("boxes and scores are float32")
+    for kind, dtype in zip(types[2:], _LIMITS, strict=True):
+        if kind.dtype is not dtype or kind.elements != 1:
+            raise InvalidModelError(f"a limit is {kind}, not one {dtype}")
+    return TensorType(DType.INT64, (scores[0] * scores[1] * integer(attrs, "room"), 3))
+
+
+def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    """Batch, class and box of each box that is chosen, then -1."""
+    boxes, scores = arrays[:2]
+    limit, most, least = (array.reshape(-1)[0] for array in arrays[2:])
+    batches, classes, _ = scores.shape
+    room = integer(attrs, "room")
+    corners = _corners(boxes, bool(integer(attrs, "centred", 0)))
+    chosen: list[tuple[int, int, int]] = []
+    for batch in range(batches):
+        for group in range(classes):
+            row, mine = scores[batch, group], corners[batch]
+            kept: list[int] = []
+            for box in np.argsort(-row, kind="stable"):
+                if len(kept) >= min(limit, room) or not row[box] > least:
+                    break
+                if not (_overlaps(mine[box], mine[kept]) > most).any():
+                    kept.append(int(box))
+            chosen += [(batch, group, box) for box in kept]
+    found = np.full((batches * classes * room, 3), -1, np.int64)
+    found[: len(chosen)] = np.array(chosen, np.int64).reshape(-1, 3)
+    return found
+
+
+def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
+    """(..., 4): least and largest of one coordinate, then of the other."""
+    a, b, c, d = np.moveaxis(boxes, -1, 0)
+    if centred:
+        half = boxes.dtype.type(2)
+        parts = [b - d / half, b + d / half, a - c / half, a + c / half]
+    else:
+        parts = [np.minimum(a, c), np.maximum(a, c), np.minimum(b, d), np.maximum(b, d)]
+    return np.stack(parts, -1)
+
+
+def _overlaps(box: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """What a box shares with each other one, of what they cover together; 0 where nothing."""
+    low, high = np.maximum(box, others), np.minimum(box, others)
+    tall, wide = high[:, 1] - low[:, 0], high[:, 3] - low[:, 2]
+    shared = np.where((tall > 0) & (wide > 0), tall * wide, 0)
+    covered = _area(box) + _area(others) - shared
+    return np.where((shared > 0) & (covered > 0), shared / covered, -np.inf)
+
+
+def _area(boxes: np.ndarray) -> np.ndarray:
+    sizes: np.ndarray = boxes[..., 1::2] - boxes[..., ::2]
+    return np.prod(sizes, -1, dtype=boxes.dtype)
+
+
+def _work(types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[int, ...]]:
+    rest = integer(attrs, "room"), int(bool(integer(attrs, "centred", 0)))
+    return "non_max_suppression", (*types[1].shape, *rest)
+
+
+def _onnx(node: OnnxNode) -> str:
+    boxes, scores = node.input(0), node.input(1)
+    limits = [
+        node.optional(2) or node.scalar(0, DType.INT64),
+        node.optional(3) or node.scalar(0.0, DType.FLOAT32),
+        node.optional(4) or node.scalar(float("-inf"), DType.FLOAT32),
+    ]
+    shape = node.shape(scores)
+    if len(shape) != 3:
+        raise node.invalid(f"scores {show(shape)}, not (batches, classes, boxes)")
+    known = node.builder.known(limits[0])
+    room = shape[2]
+    if known is not None and known.size == 1:
+        room = max(0, min(room, int(known.reshape(-1)[0])))
+    centred = node.integer("center_point_box", 0)
+    if centred not in (0, 1):
+        raise node.invalid(f"center_point_box is {centred}, not 0 or 1")
+    limits[0] = cast_to(node, limits[0], DType.INT64)
+    found = node.emit("non_max_suppression", [boxes, scores, *limits], room=room, centred=centred)
+    rows = node.shape(found)[0]
+    if rows == 0:
+        return found
+    first = node.reshape(part(node, found, 1, 0, 1), (rows,))
+    chosen = node.emit("greater_or_equal", [first, node.scalar(0, DType.INT64)])
+    return trimmed(node, found, chosen)
+
+
+OPERATORS = (
+    native(
+        "non_max_suppression",
+        _infer,
+        _reference,
+        _work,
+        OnnxRule("NonMaxSuppression", _onnx, limits=OUTPUT_ONLY),
+    ),
+)
