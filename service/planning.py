@@ -11,15 +11,17 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from compiler import costs, driver
+from compiler import costs, driver, ops
 from compiler.errors import InvalidArgumentError
 from compiler.frontend.dimensions import model_dims
 from compiler.frontend.onnx_import import read_model
 from compiler.graph.ir import Graph
 from compiler.loops.nest import LoopNest
+from compiler.ops.registry import OpKind
 from compiler.passes.pipeline import Observer
 from compiler.plan import GraphPlan
 from compiler.runtime.sized import OpenPorts, Sizes
+from compiler.schedule.problem import anchor
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import Target, resolve_target
@@ -153,24 +155,28 @@ def tasks_of(*planned: Planned) -> list[Task]:
 
 
 def workload_name(workload: Workload) -> str:
-    """A name for people: "conv 3x3 /2 +add +relu 64x56x56"."""
+    """A name for people: "conv 3x3 /2 +add +relu 64x56x56"; index maps are left out."""
     nodes = workload.graph.nodes
-    anchor = max(nodes, key=lambda node: _rank(node.op)) if nodes else None
-    if anchor is None:
+    if not nodes:
         return "copy"
-    parts = [anchor.op]
-    if anchor.op == "conv":
-        kernel = workload.graph.types[anchor.inputs[1]].shape[2:]
+    main = anchor(workload) or next((n for n in nodes if ops.get(n.op).kind in _MAIN), nodes[0])
+    parts = [main.op]
+    if main.op == "conv":
+        kernel = workload.graph.types[main.inputs[1]].shape[2:]
         parts.append("x".join(map(str, kernel)))
-        strides = anchor.attr("strides", ())
+        strides = main.attr("strides", ())
         if isinstance(strides, tuple) and any(s != 1 for s in strides):
             parts.append(f"/{strides[0]}")
-        group = anchor.attr("group", 1)
+        group = main.attr("group", 1)
         if group != 1:
             parts.append(f"g{group}")
-    elif anchor.op == "matmul":
-        parts.append(f"k{workload.graph.types[anchor.inputs[0]].shape[-1]}")
-    others = [node.op for node in nodes if node is not anchor]
+    elif main.op == "matmul":
+        parts.append(f"k{workload.graph.types[main.inputs[0]].shape[-1]}")
+    others = [
+        n.op
+        for n in nodes
+        if n is not main and ops.get(n.op).kind not in (OpKind.MOVEMENT, OpKind.VIEW)
+    ]
     shown = others[:3]
     parts += [f"+{name}" for name in shown]
     if len(others) > len(shown):
@@ -180,14 +186,8 @@ def workload_name(workload: Workload) -> str:
     return " ".join(parts)
 
 
-_ANCHORS = ("conv", "matmul", "pool", "lrn", "softmax", "layer_norm", "reduce", "gather", "concat")
-
-
-def _rank(operator: str) -> int:
-    for number, name in enumerate(_ANCHORS):
-        if name in operator:
-            return len(_ANCHORS) - number
-    return 0
+_MAIN = (OpKind.GATHER, OpKind.PIECES)
+"""What names a workload without an anchor, before its elementwise operators do."""
 
 
 def workload_facts(workload: Workload) -> dict[str, Any]:
