@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     Model: TypeAlias = str | Path | bytes | onnx.ModelProto | ReadModel
 
-NUMERICS = ("fast", "strict")
+NUMERICS = ("fast", "strict", "loose")
 
 SPARE = 8
 """With open dimensions, how often the first sizes' weights fit into the block that all sizes share.
@@ -71,7 +71,7 @@ def optimise(
     """Run the graph passes; `observer` sees the graph after each of them.
 
     Raises:
-        CompilerError: if `numerics` is neither "fast" nor "strict".
+        CompilerError: if `numerics` is none of NUMERICS.
     """
     check_numerics(numerics)
     return run_passes(graph, observer, timings)
@@ -182,7 +182,8 @@ def compile_model(
         threads: threads that a run uses, the calling one included.
         dims: sizes of named dimensions.
         schedules: where tuned schedules are looked up; None compiles with the defaults.
-        numerics: "strict" turns off algorithms that change rounding (Winograd, Strassen).
+        numerics: "strict" turns off algorithms that change rounding (Winograd, Strassen), "loose"
+            lets the search use those that lose more than a digit (Winograd's F(6)).
         weight_limit_bytes: most memory that packed weights may take; algorithms that expand them
             (Winograd, Strassen) give way first.
         timings: counts the time of every stage.

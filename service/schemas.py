@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$", description="SHA-256 in hexadecimal")]
-Numerics = Literal["fast", "strict"]
+Numerics = Literal["fast", "strict", "loose"]
 
 
 def storable(value: Any) -> Any:

@@ -20,7 +20,8 @@ def schedule_space(
 ) -> ScheduleSpace:
     """Every valid schedule of a workload on a target, by algorithm.
 
-    `numerics="strict"` leaves out algorithms that change rounding.
+    `numerics="strict"` leaves out algorithms that change rounding, "loose" adds those that lose
+    more than a digit (Winograd's F(6)).
 
     Raises:
         CompilerError: if no template applies.
@@ -51,7 +52,7 @@ def _applicable(
 ) -> list[tuple[float, SubSpace]]:
     found = []
     for template in templates():
-        space = template.space(workload, target, threads=threads, strict=numerics == "strict")
+        space = template.space(workload, target, threads=threads, numerics=numerics)
         if space is not None:
             found.append((template.preference(workload), space))
     if not found:

@@ -47,7 +47,7 @@ class Job:
     target: str  # as the user named it: "host", "x86-64-v3", ...
     target_key: str | None  # once the tuner has resolved it
     threads: int
-    numerics: str  # "fast" | "strict"
+    numerics: str  # "fast" | "strict" | "loose"
     options: JsonObject  # budget, dims, seed, ...: the service's schema
     owner: str | None  # token id
     progress: JobProgress

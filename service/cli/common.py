@@ -30,6 +30,7 @@ MAX_DIMENSION = 1 << 40
 class Numerics(StrEnum):
     FAST = "fast"
     STRICT = "strict"
+    LOOSE = "loose"
 
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file")]
@@ -40,7 +41,7 @@ ThreadsOption = Annotated[
     int, typer.Option("--threads", min=1, max=MAX_THREADS, help="Threads of a run")
 ]
 NumericsOption = Annotated[
-    Numerics, typer.Option("--numerics", help="strict: no Winograd, no Strassen")
+    Numerics, typer.Option("--numerics", help="strict: no Winograd, no Strassen; loose: F(6) too")
 ]
 DimsOption = Annotated[
     list[str] | None,

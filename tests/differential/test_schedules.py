@@ -51,7 +51,7 @@ def seeded(*parts: object) -> Random:
 
 def spaces(workload: Workload, target: Target) -> list[SubSpace]:
     """The subspaces of every template that applies, the fallback too."""
-    found = [t.space(workload, target, threads=1, strict=False) for t in templates()]
+    found = [t.space(workload, target, threads=1, numerics="loose") for t in templates()]
     return [space for space in found if space is not None]
 
 

@@ -29,7 +29,7 @@ class Template(Protocol):
     """Names under which its schedules are kept."""
 
     def space(
-        self, workload: Workload, target: Target, *, threads: int, strict: bool
+        self, workload: Workload, target: Target, *, threads: int, numerics: str
     ) -> SubSpace | None:
         """Its knobs for a workload; None where it does not apply or may not change rounding."""
         ...

@@ -52,7 +52,7 @@ class _Template:
         return 3.0
 
     def space(
-        self, workload: Workload, target: Target, *, threads: int, strict: bool
+        self, workload: Workload, target: Target, *, threads: int, numerics: str
     ) -> SubSpace | None:
         found = analyse(workload)
         if found is None:

@@ -46,7 +46,7 @@ class _Template:
         return 1.0
 
     def space(
-        self, workload: Workload, target: Target, *, threads: int, strict: bool
+        self, workload: Workload, target: Target, *, threads: int, numerics: str
     ) -> SubSpace | None:
         problem = analyse(workload)
         if problem is None:

@@ -69,9 +69,9 @@ class _Template:
         return 2.0 if enough and reused and min(columns, depth) >= _LEAST_SIDE else 0.9
 
     def space(
-        self, workload: Workload, target: Target, *, threads: int, strict: bool
+        self, workload: Workload, target: Target, *, threads: int, numerics: str
     ) -> SubSpace | None:
-        found = None if strict else analyse(workload)
+        found = None if numerics == "strict" else analyse(workload)
         if found is None:
             return None
         quarter = found.quarter

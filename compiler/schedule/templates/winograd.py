@@ -62,13 +62,13 @@ class _Template:
         return 3.0 if costs and min(costs) < _direct_cost(found) else 0.9
 
     def space(
-        self, workload: Workload, target: Target, *, threads: int, strict: bool
+        self, workload: Workload, target: Target, *, threads: int, numerics: str
     ) -> SubSpace | None:
         found = analyse(workload)
-        if found is None or strict:
+        if found is None or numerics == "strict":
             return None
         lanes = target.lanes(DType.FLOAT32)
-        outputs = _possible(found)
+        outputs = _possible(found) if numerics == "loose" else _accurate(found)
         if not outputs or not found.takes(lanes):
             return None
         most = min(6, -(-found.filters // lanes))

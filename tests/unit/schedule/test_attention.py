@@ -67,7 +67,7 @@ def expected(workload: Workload, arrays: list[Array]) -> Array:
 
 def check(workload: Workload, arrays: list[Array], bits: int, number: int) -> None:
     target, random = width(bits), np.random.default_rng(number)
-    points = TEMPLATE.space(workload, target, threads=1, strict=True).points  # type: ignore[union-attr]
+    points = TEMPLATE.space(workload, target, threads=1, numerics="strict").points  # type: ignore[union-attr]
     schedule = points[number % len(points)]
     got, right = (
         run_workload(workload, schedule, target, arrays, random),

@@ -114,7 +114,7 @@ def test_any_size(
 ) -> None:  # fmt: skip
     """Odd rows, halves that are no whole vectors, tails of every tile, any point of the space."""
     workload = rows_times_weights(m, 2 * n, 2 * k, transposed=transposed, residual=residual)
-    space = TEMPLATE.space(workload, width(bits), threads=threads, strict=False)
+    space = TEMPLATE.space(workload, width(bits), threads=threads, numerics="fast")
     assert space is not None
     check_exactly(workload, data.draw(st.sampled_from(space.points)), bits, threads)
 
@@ -129,7 +129,7 @@ def test_pointwise_convolutions(bits: int, size: int, batch: int, stride: int, h
     """Rows of one axis, of several that cannot be walked as one, odd and even numbers of them."""
     lanes = bits // 32
     workload = pointwise(lanes, 4 * lanes, 2 * lanes, size, batch=batch, stride=stride, halo=halo)
-    space = TEMPLATE.space(workload, width(bits), threads=1, strict=False)
+    space = TEMPLATE.space(workload, width(bits), threads=1, numerics="fast")
     assert space is not None
     check_exactly(workload, space.default, bits, 1)
 
@@ -149,7 +149,7 @@ def test_its_rounding_errors_are_small() -> None:
     ]
     inputs = dict(zip(workload.graph.inputs, arrays, strict=True))
     (expected,) = run_graph(workload.graph, inputs, float64=True)
-    space = TEMPLATE.space(workload, HOST, threads=1, strict=False)
+    space = TEMPLATE.space(workload, HOST, threads=1, numerics="fast")
     assert space is not None
     got = run_workload(workload, space.default, HOST, arrays, random)
     error = compare(got, expected)
@@ -176,7 +176,7 @@ def test_strict_numerics_leave_it_out() -> None:
     ],
 )
 def test_where_it_does_not_apply(workload: Workload, reason: str) -> None:
-    assert TEMPLATE.space(workload, V4, threads=1, strict=False) is None, reason
+    assert TEMPLATE.space(workload, V4, threads=1, numerics="fast") is None, reason
 
 
 @pytest.mark.parametrize(
@@ -195,4 +195,4 @@ def test_half_precision_is_left_alone() -> None:
     a = make.input("a", 128, 256, dtype=DType.FLOAT16)
     y = make("matmul", a, make.input("b", 256, 256, dtype=DType.FLOAT16))
     workload = as_workload(make.graph(y), ("b",))
-    assert TEMPLATE.space(workload, V4, threads=1, strict=False) is None
+    assert TEMPLATE.space(workload, V4, threads=1, numerics="fast") is None

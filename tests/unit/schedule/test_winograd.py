@@ -23,7 +23,7 @@ TARGET = resolve_target("x86-64-v4")
 
 
 def space(workload: Workload, target: Target = TARGET, threads: int = 1) -> SubSpace:
-    found = TEMPLATE.space(workload, target, threads=threads, strict=False)
+    found = TEMPLATE.space(workload, target, threads=threads, numerics="loose")
     assert found is not None
     return found
 
@@ -42,7 +42,7 @@ def space(workload: Workload, target: Target = TARGET, threads: int = 1) -> SubS
 )
 def test_what_it_does_not_apply_to(workload: Workload) -> None:
     """Padding is in a halo, channels lie together, and a phase of the window has two taps."""
-    assert TEMPLATE.space(workload, TARGET, threads=1, strict=False) is None
+    assert TEMPLATE.space(workload, TARGET, threads=1, numerics="fast") is None
 
 
 def test_channels_last_serve_as_well_as_blocks() -> None:
@@ -56,11 +56,27 @@ def test_channels_last_serve_as_well_as_blocks() -> None:
     )
     assert schedule_space(workload, TARGET).default().algorithm == "winograd"
     narrow = replace(workload, output=replace(workload.output, layout=blocked(4, 1, 8)))
-    assert TEMPLATE.space(narrow, TARGET, threads=1, strict=False) is None
+    assert TEMPLATE.space(narrow, TARGET, threads=1, numerics="fast") is None
 
 
 def test_strict_numerics_leave_it_out() -> None:
-    assert TEMPLATE.space(conv(16), TARGET, threads=1, strict=True) is None
+    assert TEMPLATE.space(conv(16), TARGET, threads=1, numerics="strict") is None
+
+
+def test_tiles_that_lose_a_digit_are_there_when_asked_for() -> None:
+    found = {
+        numerics: TEMPLATE.space(conv(16), TARGET, threads=1, numerics=numerics)
+        for numerics in ("fast", "loose")
+    }
+    outputs = {
+        numerics: knob.values
+        for numerics, space in found.items()
+        if space is not None
+        for knob in space.knobs
+        if knob.name == "outputs"
+    }
+    assert outputs == {"fast": (2, 3, 4), "loose": (2, 3, 4, 6)}
+    assert all(s is not None and s.default.integer("outputs") <= 4 for s in found.values())
 
 
 @pytest.mark.parametrize(
