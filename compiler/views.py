@@ -81,9 +81,9 @@ class Views:
     def halos(self, wishes: Mapping[str, Sequence[Demand]]) -> dict[str, Halo]:
         """The zeros to keep around each value that a group makes.
 
-        What shares a region has one halo, so that strides agree. Values that are reshaped, those of
-        native operators and the caller's have none: who wants one gets a copy. So it is where the
-        zeros that all values of a region would take outweigh the copies, or would lie on a
+        What shares a region has one halo, so that strides agree. Values that are reshaped, what
+        native operators give and the caller's have none: who wants one gets a copy. So it is where
+        the zeros that all values of a region would take outweigh the copies, or would lie on a
         neighbour's elements.
         """
         result: dict[str, Halo] = {}
@@ -103,7 +103,7 @@ class Views:
         place = ROW if output in self._graph.outputs else Placement(choice.output)
         if group.is_native:
             self._add(output, place, written=True)
-            self._dense |= {output, *node.inputs}
+            self._dense.add(output)
         elif group.is_view:
             self._reshape(node)
         elif not more and node.op == "concat" and output not in self._fixed:

@@ -79,8 +79,8 @@ def _overlaps(box: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def _area(boxes: np.ndarray) -> np.ndarray:
-    sizes: np.ndarray = boxes[..., 1::2] - boxes[..., ::2]
-    return np.prod(sizes, -1, dtype=boxes.dtype)
+    sizes: np.ndarray = (boxes[..., 1] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 2])
+    return sizes
 
 
 def _work(types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[int, ...]]:

@@ -50,6 +50,25 @@ def test_convolutions_are_blocked_with_halos_for_the_next_one() -> None:
     assert sum(isinstance(step, ViewStep) for step in plan.steps) == 1
 
 
+def test_native_operators_read_dense_rows() -> None:
+    """One convolution's result enters another with a halo, blocked, and is sorted as rows."""
+    g = Maker()
+    x = g.input("x", 1, 3, 9, 9)
+    y = g("conv", x, g.weight("w0", 16, 3, 3, 3), name="stem", **CONV)
+    z = g("conv", y, g.weight("w1", 16, 16, 3, 3), name="next", **CONV)
+    best = g("top_k", y, axis=1, k=3, largest=1, name="best")
+    shifted = g("top_k", x, axis=3, k=2, largest=0, name="shifted")
+    plan = planned(g.graph(z, best, g("neg", shifted, name="out")))
+    assert [(s.function, s.inputs, s.output) for s in plan.natives] == [
+        ("top_k", ("stem.relayout",), "best"),
+        ("top_k", ("x",), "shifted"),
+    ]
+    assert plan.natives[0].parameters == (2, 4, 1, 16, 81, 3, 1)
+    assert plan.placements["stem"] == Placement(NCHW8, HALO)
+    assert plan.placements["x.relayout"] == Placement(ROW_MAJOR, HALO)
+    check_memory(plan, plan_memory(plan))
+
+
 def test_equal_kernels_are_one_task() -> None:
     g = Maker()
     y = g.input("x", 1, 16, 6, 6)
