@@ -12,13 +12,11 @@ from typing import Any
 
 from compiler import ops
 from compiler.graph.ir import Graph, Node
-from compiler.graph.types import TensorType
-from compiler.loops.layout import strides
 from compiler.memory_plan import plan_memory
 from compiler.ops.registry import OpKind
 from compiler.passes.attributes import ints
 from compiler.plan import GraphPlan, ViewStep
-from compiler.workload import Boundary, Workload
+from compiler.workload import Workload
 
 FLOPS_PER_BYTE = 8.0
 """The balance that weighs arithmetic against traffic: a core's vector units do 32 to 128 operations
@@ -111,7 +109,7 @@ def bytes_read(workload: Workload) -> int:
     """Bytes of all inputs as they lie, each read once; a gather reads the rows that it returns."""
     total = 0
     for name, boundary in zip(workload.graph.inputs, workload.inputs, strict=True):
-        size = boundary_bytes(boundary)
+        size = boundary.bytes
         readers = workload.graph.consumers(name)
         if readers and all(n.op == "gather" and n.inputs[0] == name for n in readers):
             size = min(size, sum(workload.graph.types[n.output].bytes for n in readers))
@@ -121,18 +119,12 @@ def bytes_read(workload: Workload) -> int:
 
 def bytes_written(workload: Workload) -> int:
     """Bytes of the output as it lies, halo included."""
-    return boundary_bytes(workload.output)
-
-
-def boundary_bytes(boundary: Boundary) -> int:
-    """Size of a value as it lies: block rounding and halo included."""
-    kind: TensorType = boundary.type
-    return strides(kind.shape, boundary.layout, boundary.halo)[1] * kind.dtype.bytes
+    return workload.output.bytes
 
 
 def weight_bytes(workload: Workload) -> int:
     """Bytes of the constant inputs."""
-    return sum(boundary_bytes(b) for b in workload.inputs if b.constant)
+    return sum(b.bytes for b in workload.inputs if b.constant)
 
 
 def cost(workload: Workload) -> float:

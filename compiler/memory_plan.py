@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler import ops
-from compiler.loops.layout import strides
 from compiler.ops.registry import OpKind
 from compiler.plan import GraphPlan, KernelStep, Placement, ViewStep, same_bytes
 from compiler.regions import ALIGNMENT_BYTES, Region, Regions
+from compiler.workload import stored_bytes
 
 MayAlias = Callable[[int, int], bool]
 """`may_alias(step, input)`: whether the kernel of a step may write its output over that input."""
@@ -103,8 +103,8 @@ def plan_memory(
 
 def value_bytes(plan: GraphPlan, value: str) -> int:
     """Size of a value as it lies, halo and block rounding included."""
-    type_, place = plan.graph.types[value], plan.placements[value]
-    return strides(type_.shape, place.layout, place.halo)[1] * type_.dtype.bytes
+    place = plan.placements[value]
+    return stored_bytes(plan.graph.types[value], place.layout, place.halo)
 
 
 def is_elementwise(plan: GraphPlan, position: int, operand: int) -> bool:

@@ -21,13 +21,12 @@ from dataclasses import dataclass
 from compiler import ops
 from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
-from compiler.loops.layout import strides
 from compiler.passes.attributes import ints
 from compiler.passes.fusion import Group
 from compiler.passes.layout_options import Choice, Demand
 from compiler.plan import Placement, distance, same_bytes
 from compiler.regions import ALIGNMENT_BYTES, Region, Regions
-from compiler.workload import Halo
+from compiler.workload import Halo, stored_bytes
 
 ROW = Placement()
 
@@ -122,8 +121,7 @@ class Views:
             self._written.add(value)
 
     def _bytes(self, value: str, place: Placement) -> int:
-        kind = self.types[value]
-        return strides(kind.shape, place.layout, place.halo)[1] * kind.dtype.bytes
+        return stored_bytes(self.types[value], place.layout, place.halo)
 
     def _named(self, base: str, like: str) -> str:
         """A new name for a copy of a value."""

@@ -15,7 +15,7 @@ from compiler.errors import InvalidModelError
 from compiler.graph.ir import Graph, Node
 from compiler.graph.text import parse_graph, print_graph
 from compiler.graph.types import TensorType
-from compiler.loops.layout import ROW_MAJOR, Layout
+from compiler.loops.layout import ROW_MAJOR, Layout, strides
 
 WORKLOAD_SCHEMA = 1
 """Part of every key: raise it when the meaning of the text form changes."""
@@ -27,6 +27,11 @@ COMMUTATIVE = frozenset({"add", "mul", "max", "min"})
 
 INLINE_KINDS = frozenset({"elementwise"})
 """Operator kinds whose one-element constant operands stay in the graph as numbers."""
+
+
+def stored_bytes(kind: TensorType, layout: Layout, halo: Halo = ()) -> int:
+    """Size of a value as it lies: halo and what the layout rounds up to whole blocks included."""
+    return strides(kind.shape, layout, halo)[1] * kind.dtype.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,11 @@ class Boundary:
     def __post_init__(self) -> None:
         if self.halo and not any(any(pair) for pair in self.halo):
             object.__setattr__(self, "halo", ())
+
+    @property
+    def bytes(self) -> int:
+        """Size as it lies, halo included."""
+        return stored_bytes(self.type, self.layout, self.halo)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,9 +13,9 @@ from math import prod
 
 from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
-from compiler.loops.layout import MAX_LANE_STEP, ROW_MAJOR, Layout, strides
+from compiler.loops.layout import MAX_LANE_STEP, ROW_MAJOR, Layout
 from compiler.passes.attributes import ints, number
-from compiler.workload import Halo
+from compiler.workload import Halo, stored_bytes
 
 OPERATIONS_A_BYTE = 2.0
 
@@ -37,12 +37,11 @@ _MIXED = 10.0
 @lru_cache(maxsize=4096)
 def moved(kind: TensorType, layout: Layout, halo: Halo = ()) -> float:
     """Reading or writing a value once, as it lies."""
-    bytes_ = strides(kind.shape, layout, halo)[1] * kind.dtype.bytes
     torn = False
     if layout != ROW_MAJOR:
         last = layout.factors[-1]
         torn = (last.mod or kind.shape[last.dim]) * kind.dtype.bytes % _LINE_BYTES != 0
-    return OPERATIONS_A_BYTE * bytes_ * (_TORN if torn else 1.0)
+    return OPERATIONS_A_BYTE * stored_bytes(kind, layout, halo) * (_TORN if torn else 1.0)
 
 
 def convolution(graph: Graph, node: Node, source: Layout, output: Layout, lanes: int) -> float:
