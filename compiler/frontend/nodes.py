@@ -11,6 +11,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
 from compiler import ops
 from compiler.errors import CompilerError, InvalidModelError, UnsupportedOperatorError
+from compiler.frontend.counted import carried
 from compiler.frontend.old_opsets import aligned_operands
 from compiler.frontend.order import reads, sort_nodes
 from compiler.frontend.schema_functions import schema_function
@@ -90,8 +91,6 @@ class NodeImporter:
         domain = domain_of(proto.domain)
         opset = body.opsets.get(domain, 0)
         inputs = tuple(body.values[v] if v else None for v in proto.input)
-        plain = OnnxNode(name, proto.op_type, domain, opset, inputs, outputs, {}, self._builder)
-        plain.refuse_trimmed(inputs)
         match domain, proto.op_type:
             case "", "If":
                 return self._branch(proto, name, body)
@@ -100,6 +99,7 @@ class NodeImporter:
                 node = OnnxNode(
                     name, proto.op_type, domain, opset, inputs, outputs, attrs, self._builder
                 )
+                node.refuse_trimmed(inputs)
                 graph = subgraph(proto, "body", name)
 
                 def step(number: int, operands: Sequence[str]) -> list[str]:
@@ -116,6 +116,8 @@ class NodeImporter:
         attrs = self._attributes(proto, name, body)
         node = OnnxNode(name, proto.op_type, domain, opset, inputs, outputs, attrs, self._builder)
         try:
+            if any(v is not None and self._builder.trim(v) for v in inputs):
+                return carried(node, rule)
             emitted = rule.emit(replace(node, inputs=tuple(aligned_operands(node))))
         except UnsupportedOperatorError as error:
             found = self._expand(proto, name, body, inputs, outputs, error)

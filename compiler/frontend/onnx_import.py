@@ -214,7 +214,8 @@ class _Importer:
                 raise InvalidModelError(f"output '{info.name}' is not defined")
             if info.name in (name for _, name in outputs):
                 raise InvalidModelError(f"output '{info.name}' is listed twice")
-            _check_stated(info, self._builder.types[value], self._builder.trimmed(value))
+            trim = self._builder.trim(value)
+            _check_stated(info, self._builder.types[value], trim.axis if trim else None)
             outputs.append((value, info.name))
         if not outputs:
             raise InvalidModelError("the model has no outputs")

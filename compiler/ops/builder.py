@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -30,6 +30,15 @@ SMALL_BYTES = 1 << 12
 """What is no larger (shapes, scalars) folds always."""
 
 
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """A value that is the first `count` (a value too) places of `source` along `axis`."""
+
+    source: str
+    count: str
+    axis: int
+
+
 class GraphBuilder:
     """A graph under construction.
 
@@ -43,7 +52,7 @@ class GraphBuilder:
         self._nodes: list[Node] = []
         self._reserved = set(reserved)
         self._numbers: dict[str, int] = {}
-        self._trimmed: dict[str, int] = {}
+        self._trims: dict[str, Trim] = {}
         self._generated_bytes = 0
         self._folded_bytes = 0
         self._constant_bytes = 0
@@ -111,7 +120,7 @@ class GraphBuilder:
         self.types[name] = kind
         self._nodes.append(Node(name, op, tuple(inputs), (name,), pairs))
         if op == "trim":
-            self._trimmed[name] = axis_of(pairs, len(kind.shape), 0)
+            self._trims[name] = Trim(inputs[0], inputs[1], axis_of(pairs, len(kind.shape), 0))
         return name
 
     def known(self, value: str) -> np.ndarray | None:
@@ -120,9 +129,12 @@ class GraphBuilder:
         empty = None if kind.elements else np.zeros(kind.shape, kind.dtype.numpy)
         return self.constants.get(value, empty)
 
-    def trimmed(self, value: str) -> int | None:
-        """The dimension whose extent only the run says; the type has the largest that it can be."""
-        return self._trimmed.get(value)
+    def trim(self, value: str) -> Trim | None:
+        """How a value comes about that has a dimension whose extent only the run says.
+
+        Its type has the largest extent that it can have.
+        """
+        return self._trims.get(value)
 
     def is_made(self, value: str) -> bool:
         """Whether a node makes the value: it is no input and no constant."""
@@ -175,7 +187,7 @@ class GraphBuilder:
 
     def _copied(self, value: str, copy: str) -> Node:
         """A node that makes a value again under another name."""
-        if self.trimmed(value) is None:
+        if self.trim(value) is None:
             return Node(copy, "identity", (value,), (copy,), ())
         (trim,) = (node for node in self._nodes if node.output == value)
         return replace(trim, name=copy, outputs=(copy,))

@@ -29,7 +29,7 @@ from compiler.ops.registry import (
 )
 from compiler.ops.shapes import operand_count
 
-OUTPUT_ONLY = "where extents depend on the data, the result can only be an output of the model"
+OUTPUT_ONLY = "few operators take a result whose extent depends on the data"
 """The limit of rules that emit `trim`."""
 
 
@@ -58,7 +58,8 @@ def split_at(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
 def trimmed(node: OnnxNode, value: str, chosen: str, axis: int = 0) -> str:
     """As many elements along an axis as `chosen` (a vector of booleans) has true ones.
 
-    Where it is known at import the result is a slice; else it can only be an output of the model.
+    Where it is known at import the result is a slice. Else nodes that keep places along the axis
+    apart are imported for the whole value (`frontend/counted.py`); others are refused.
     """
     known = node.builder.known(chosen)
     if known is not None:

@@ -178,12 +178,12 @@ class OnnxNode:
     def refuse_trimmed(self, operands: Sequence[str | None]) -> None:
         """Raises UnsupportedOperatorError if an operand's extents are known to the run alone."""
         for value in operands:
-            axis = None if value is None else self.builder.trimmed(value)
-            if axis is not None:
-                raise self.unsupported(
-                    f"dimension {axis} of operand '{value}' depends on the data; such a value can "
-                    "only be an output of the model"
-                )
+            if value is not None and self.builder.trim(value) is not None:
+                raise self.data_dependent(value)
+
+    def data_dependent(self, operand: str) -> UnsupportedOperatorError:
+        """The error for an operand whose extents are known to the run alone."""
+        return self.unsupported(f"an extent of operand '{operand}' depends on the data")
 
     @property
     def label(self) -> str:

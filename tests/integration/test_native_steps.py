@@ -178,16 +178,21 @@ def test_what_is_known_at_import_is_no_native_step() -> None:
 @pytest.mark.parametrize(
     ("op_type", "inputs", "attrs"),
     [
-        ("Add", ["y", "y"], {}),
-        ("Identity", ["y"], {}),
         ("Shape", ["y"], {}),
+        ("Div", ["y", "trips"], {}),
+        ("Add", ["y", "row"], {}),
+        ("Add", ["y", "other"], {}),
+        ("Gather", ["y", "trips"], {"axis": 1}),
+        ("Squeeze", ["y"], {}),
+        ("Split", ["y"], {"axis": -1}),
+        ("ReduceSum", ["y"], {}),
         ("Loop", ["trips", "", "y"], {"body": "loop"}),
     ],
 )
 def test_a_node_that_reads_a_counted_value_is_refused(
     op_type: str, inputs: list[str], attrs: dict[str, Any]
 ) -> None:
-    if attrs:
+    if "body" in attrs:
         infos = [
             helper.make_tensor_value_info("i", TensorProto.INT64, []),
             helper.make_tensor_value_info("c", TensorProto.BOOL, []),
@@ -197,12 +202,46 @@ def test_a_node_that_reads_a_counted_value_is_refused(
         attrs = {"body": body}
     nodes = [
         helper.make_node("NonZero", ["x"], ["y"]),
+        helper.make_node("NonZero", ["u"], ["other"]),
         helper.make_node(op_type, inputs, ["z"], name="reader", **attrs),
     ]
-    proto = model(nodes, {"x": [3, 4]}, ["z"], {"trips": np.array(2)})
-    with pytest.raises(UnsupportedOperatorError, match="only be an output of the model") as caught:
+    constants = {"trips": np.array(2), "row": np.arange(12)}
+    proto = model(nodes, {"x": [3, 4], "u": [3, 4]}, ["z"], constants)
+    with pytest.raises(UnsupportedOperatorError, match="depends on the data") as caught:
         compiler.compile_model(proto)
     assert (caught.value.node, caught.value.operator) == ("reader", op_type)
+
+
+def test_nodes_that_keep_places_apart_read_counted_values() -> None:
+    """What a detector does: boxes that suppression chose, coordinates of what is not zero."""
+    limits = {"limit": np.array([5]), "most": np.array([0.3], np.float32)}
+    two, one = np.array(2), np.array([1])
+    nodes = [
+        helper.make_node("NonMaxSuppression", ["boxes", "scores", *limits], ["chosen"]),
+        helper.make_node("Gather", ["chosen", "two"], ["which"], axis=1),
+        helper.make_node("Gather", ["boxes", "which"], ["picked"], axis=1),
+        helper.make_node("Mul", ["picked", "half"], ["scaled"]),
+        helper.make_node("Split", ["scaled"], ["low", "high"], axis=2),
+        helper.make_node("Sub", ["high", "low"], ["extent"]),
+        helper.make_node("Squeeze", ["extent", "zero"], ["flat"]),
+        helper.make_node("NonZero", ["boxes"], ["places"]),
+        helper.make_node("Transpose", ["places"], ["coordinates"]),
+        helper.make_node("Unsqueeze", ["coordinates", "one"], ["rows"]),
+        helper.make_node("Cast", ["rows"], ["real"], to=TensorProto.FLOAT),
+        helper.make_node("Identity", ["real"], ["same"]),
+        helper.make_node("Add", ["same", "half"], ["moved"]),
+    ]
+    constants = {**limits, "two": two, "one": one, "zero": np.array([0])}
+    constants["half"] = np.array([0.5], np.float32)
+    outputs = ["which", "picked", "low", "flat", "rows", "moved"]
+    proto = model(nodes, {"boxes": [1, 9, 4], "scores": [1, 1, 9]}, outputs, constants)
+    random = np.random.default_rng(2)
+    boxes = np.round(random.random((1, 9, 4), np.float32), 1)
+    feeds = {"boxes": boxes, "scores": random.random((1, 1, 9), np.float32)}
+    executable = compiler.compile_model(proto)
+    assert [port.counted for port in executable.outputs] == [0, 1, 1, 0, 0, 0]
+    agree(executable.run(feeds), runtime(proto, feeds))
+    agree(run_graph(driver.load_graph(proto), feeds), runtime(proto, feeds))
 
 
 def test_stacked_counted_values_are_refused() -> None:
@@ -217,7 +256,7 @@ def test_stacked_counted_values_are_refused() -> None:
     )
     nodes = [helper.make_node("Loop", ["trips", ""], ["z"], name="loop", body=body)]
     proto = model(nodes, {"x": [3, 4]}, ["z"], {"trips": np.array(2)})
-    with pytest.raises(UnsupportedOperatorError, match="only be an output of the model"):
+    with pytest.raises(UnsupportedOperatorError, match="depends on the data"):
         compiler.compile_model(proto)
 
 

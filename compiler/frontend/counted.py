@@ -1,0 +1,129 @@
+"""Nodes that read values whose extent along one dimension only the run says.
+
+Before:                                   After:
+    %1 = trim(%0, %n) {axis=1}                %2 = transpose(%0) {perm=(1, 0)}
+    %2 = transpose(%1) {perm=(1, 0)}          %3 = trim(%2, %n) {axis=0}
+
+Such a value is a `trim` of one that is as large as it can be. Where each element of a node's
+result comes from its own place along that dimension, the node is imported for the large value and
+its result is trimmed, so that in the end only outputs of the model are. Other nodes are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+from compiler import ops
+from compiler.frontend.old_opsets import FIRST_NUMPY_BROADCASTING
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule, OpKind
+
+_DIVIDES = frozenset(["Div", "Mod"])
+"""What lies behind the last element may be zero, which integers must not be divided by."""
+
+
+def carried(node: OnnxNode, rule: OnnxRule) -> Sequence[str]:
+    """The outputs of a node with trimmed operands: trimmed themselves.
+
+    Raises:
+        UnsupportedOperatorError: if the node mixes places along the dimension that is trimmed.
+    """
+    trims = [None if v is None else node.builder.trim(v) for v in node.inputs]
+    found = [(i, trim) for i, trim in enumerate(trims) if trim is not None]
+    (first, trim), counts = found[0], {trim.count for _, trim in found}
+    if len(counts) > 1 or node.opset < FIRST_NUMPY_BROADCASTING:
+        raise node.data_dependent(node.input(first))
+    sources = tuple(v if t is None else t.source for v, t in zip(node.inputs, trims, strict=True))
+    large = replace(node, inputs=sources)
+    follow = _FOLLOW.get(node.op_type) if not node.domain else None
+    axis: int | None = None
+    if (node.domain, node.op_type) in _elementwise():
+        axis = _broadcast(large, {i: t.axis for i, t in found})
+    elif follow is not None and len(found) == 1:
+        axis = follow(large, first, trim.axis)
+    if axis is None:
+        raise node.data_dependent(node.input(first))
+    emitted = rule.emit(large)
+    results = [emitted] if isinstance(emitted, str) else emitted
+    return [node.emit("trim", [value, trim.count], axis=axis) for value in results]
+
+
+@cache
+def _elementwise() -> frozenset[tuple[str, str]]:
+    """The ONNX operators, by domain and name, that are one elementwise operator."""
+    return frozenset(
+        (rule.domain, rule.op_type)
+        for operator in ops.operators().values()
+        if operator.kind is OpKind.ELEMENTWISE
+        for rule in operator.onnx
+    )
+
+
+def _broadcast(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
+    """Dimensions count from the last; operands that are not trimmed have one element there."""
+    shapes = [None if v is None else node.shape(v) for v in node.inputs]
+    rank = max(len(shape) for shape in shapes if shape is not None)
+    behind = {len(shapes[i] or ()) - axis for i, axis in axes.items()}
+    if len(behind) != 1 or (
+        node.op_type in _DIVIDES and not node.type(node.input(0)).dtype.is_float
+    ):
+        return None
+    (distance,) = behind
+    for position, shape in enumerate(shapes):
+        known = position not in axes and shape is not None and len(shape) >= distance
+        if known and shape is not None and shape[-distance] != 1:
+            return None
+    return rank - distance
+
+
+def _same(_node: OnnxNode, _position: int, axis: int) -> int | None:
+    return axis
+
+
+def _transpose(node: OnnxNode, _position: int, axis: int) -> int | None:
+    rank = len(node.shape(node.input(0)))
+    perm = node.ints("perm", tuple(reversed(range(rank)))) or ()
+    return perm.index(axis) if axis in perm else None
+
+
+def _gather(node: OnnxNode, position: int, axis: int) -> int | None:
+    """Each index picks for itself; data may be trimmed along another dimension."""
+    along = node.integer("axis", 0) % max(len(node.shape(node.input(0))), 1)
+    if position == 1:
+        return along + axis
+    if axis == along:
+        return None
+    return axis if axis < along else axis - 1 + len(node.shape(node.input(1)))
+
+
+def _squeeze(node: OnnxNode, _position: int, axis: int) -> int | None:
+    rank = len(node.shape(node.input(0)))
+    dropped = {dim % rank for dim in node.ints_or_input("axes", 1) or ()}
+    if not dropped or axis in dropped:
+        return None
+    return axis - sum(dim < axis for dim in dropped)
+
+
+def _unsqueeze(node: OnnxNode, _position: int, axis: int) -> int | None:
+    axes = node.ints_or_input("axes", 1) or ()
+    rank = len(node.shape(node.input(0))) + len(axes)
+    kept = [dim for dim in range(rank) if dim not in {a % rank for a in axes}]
+    return kept[axis]
+
+
+def _split(node: OnnxNode, _position: int, axis: int) -> int | None:
+    cut = node.integer("axis", 0) % len(node.shape(node.input(0)))
+    return None if cut == axis else axis
+
+
+_FOLLOW: Mapping[str, Callable[[OnnxNode, int, int], int | None]] = {
+    "Identity": _same,
+    "Transpose": _transpose,
+    "Gather": _gather,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Split": _split,
+}
+"""Where the trimmed dimension of an operand lies in the results; None where it does not."""
