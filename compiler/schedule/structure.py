@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.loops.expr import Const, Expr, Load, Tensor, walk
+from compiler.loops.expr import Combiner, Const, Expr, Load, Reduce, Tensor, loads, walk
 from compiler.loops.index import Affine, Axis, affine
 from compiler.loops.layout import MAX_LANE_STEP
 from compiler.loops.nest import Binding, Compute, For, Let, Node, Stage, Store, Tile
+from compiler.schedule.problem import Problem
 
 STAGGER = 16
 """Unused elements between slices that would else lie at multiples of a cache's sets."""
@@ -111,6 +112,31 @@ def edges(load: Load, axis: Axis, *, with_halo: bool = True) -> tuple[int, int]:
         first = max(first, -((low + before) // step))
         last = max(last, -(-over // step))
     return first, last
+
+
+def reads_halo(reduction: Reduce) -> bool:
+    """Whether zeros in a halo may take part: they change no sum, but they do change a maximum."""
+    return reduction.combiner is Combiner.SUM
+
+
+def padded_axes(problem: Problem) -> frozenset[Axis]:
+    """Output axes along which some load of a reduction may leave its tensor."""
+    return frozenset(
+        axis
+        for reduction in problem.reductions
+        for load in loads(reduction.body)
+        for dim in needs_padding(load, with_halo=reads_halo(reduction))
+        for axis in load.index[dim].axes()
+        if axis in problem.axes
+    )
+
+
+def tile_edges(reduction: Reduce, axis: Axis | None) -> tuple[int, int]:
+    """First and last values of an output axis whose taps must be left out one by one."""
+    if axis is None:
+        return 0, 0
+    reached = [edges(e, axis, with_halo=reads_halo(reduction)) for e in loads(reduction.body)]
+    return max((first for first, _ in reached), default=0), max((n for _, n in reached), default=0)
 
 
 def edges_are_static(edge: tuple[int, int], extent: int, tile: int) -> bool:

@@ -12,10 +12,10 @@ from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob
 from compiler.schedule.structure import (
     Loop,
-    edges,
     edges_are_static,
     needs_padding,
     parallel_balance,
+    tile_edges,
 )
 from compiler.schedule.templates.contraction_analysis import (
     Contraction,
@@ -49,7 +49,7 @@ def knobs_of(found: Contraction, target: Target, threads: int) -> tuple[Knob, ..
     most = min(widest, -(-found.lanes.extent // lanes))
     vectors = tuple(range(1, most + 1))
     extent = found.tile.extent if found.tile else 1
-    edge = _tile_edges(found)
+    edge = tile_edges(found.problem.reduction, found.tile)
     tiles = tuple(t for t in _TILES if t <= extent and edges_are_static(edge, extent, t))
     orders = ["lanes-outer"] if found.tile else []
     orders += ["lanes-inner"]
@@ -91,14 +91,6 @@ def _taps(found: Contraction) -> tuple[str, ...]:
     if all(axes <= {found.tile} for axes in padded):
         allowed.append("unroll")
     return tuple(allowed)
-
-
-def _tile_edges(found: Contraction) -> tuple[int, int]:
-    """First and last values of the tile axis whose taps must be left out one by one."""
-    if found.tile is None:
-        return 0, 0
-    reached = [edges(load, found.tile) for load in loads(found.problem.reduction.body)]
-    return max(first for first, _ in reached), max(last for _, last in reached)
 
 
 def fits(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bool:

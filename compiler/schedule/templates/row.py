@@ -21,7 +21,6 @@ from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import (
     Accumulator,
-    Combiner,
     Expr,
     IndexValue,
     Items,
@@ -51,7 +50,9 @@ from compiler.schedule.structure import (
     halo_stage,
     needs_padding,
     nest,
+    padded_axes,
     parallel_stage,
+    reads_halo,
     unit_stride,
     vector_axis,
 )
@@ -145,7 +146,7 @@ def _along(found: Rows, lanes: int) -> Axis | None:
     if _tiny(found, lanes):
         return found.outer[-1]
     along = found.lanes
-    if along not in found.outer or along is None or along in _padded_axes(found.problem):
+    if along not in found.outer or along is None or along in padded_axes(found.problem):
         return None
     for reduction in found.problem.reductions:
         for load in loads(reduction.body):
@@ -167,7 +168,7 @@ def _tiny(found: Rows, lanes: int) -> bool:
     if any(t.layout.factors for t in (*problem.inputs, problem.output.tensor)):
         return False
     short = max(*lengths, prod(a.extent for a in found.inner)) <= 3 * lanes // 4
-    return short and found.lanes in found.inner and not _padded_axes(problem)
+    return short and found.lanes in found.inner and not padded_axes(problem)
 
 
 @dataclass(frozen=True)
@@ -263,18 +264,6 @@ def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
     return Kernel(nest_, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
 
 
-def _padded_axes(problem: Problem) -> frozenset[Axis]:
-    """Output axes along which a load may leave its tensor: their windows are clipped one by one."""
-    return frozenset(
-        axis
-        for reduction in problem.reductions
-        for load in loads(reduction.body)
-        for dim in needs_padding(load, with_halo=reduction.combiner is Combiner.SUM)
-        for axis in load.index[dim].axes()
-        if axis in problem.axes
-    )
-
-
 def _reduction(
     reduction: Reduce,
     body: Expr,
@@ -286,9 +275,8 @@ def _reduction(
     tiny: bool,
 ) -> Compute:
     axes = [a for a in reduction.axes if a.extent > 1]
-    # The zeros of a halo are wrong in anything but a sum.
-    never = reduction.combiner is not Combiner.SUM
-    padded = any(needs_padding(load, with_halo=not never) for load in loads(body))
+    reads = reads_halo(reduction)
+    padded = any(needs_padding(load, with_halo=reads) for load in loads(body))
     if along is not None:
         return Compute(
             stores,
@@ -297,7 +285,7 @@ def _reduction(
             reduce=tuple(Tile(a, unroll=tiny) for a in axes),
             unroll=(Tile(along, lanes),),
             vector=along,
-            skip_padding=never,
+            skip_padding=not reads,
         )
     vector = next(
         (
@@ -313,7 +301,7 @@ def _reduction(
             body,
             reduction.combiner,
             reduce=tuple(Tile(a) for a in axes),
-            skip_padding=never,
+            skip_padding=not reads,
         )
     others = [Tile(a) for a in axes if a != vector]
     return Compute(

@@ -14,7 +14,7 @@ from math import prod
 
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
-from compiler.loops.expr import Combiner, Expr, Load, Role, Tensor, loads, rewrite
+from compiler.loops.expr import Expr, Load, Role, Tensor, loads, rewrite
 from compiler.loops.index import Axis, FloorDiv
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Order, Store, Tile
@@ -25,12 +25,14 @@ from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
     Loop,
-    edges,
     edges_are_static,
     halo_stage,
     needs_padding,
+    padded_axes,
     parallel_stage,
+    reads_halo,
     short_step,
+    tile_edges,
     unit_stride,
     vector_axis,
 )
@@ -51,7 +53,7 @@ class Window:
     rows: Axis | None
     outer: tuple[Axis, ...]
     reads_halo: bool
-    padded: tuple[Axis, ...]
+    padded: frozenset[Axis]
     """Output axes along which some tap may leave its tensor."""
 
 
@@ -71,16 +73,14 @@ def analyse(workload: Workload) -> Window | None:
         lanes is None or not _is_depthwise(problem.product, lanes, problem.axes)
     ):
         return None
-    # Zeros in a halo do not change a sum, but they do change a maximum.
-    reads_halo = reduction.combiner is Combiner.SUM
-    padded = _padded_axes(problem, reads_halo)
+    padded = padded_axes(problem)
     if lanes in padded:
         lanes = None
     spatial = [a for a in problem.axes if a != lanes and a.extent > 1]
     tile = spatial[-1] if spatial else None
     rows = spatial[-2] if len(spatial) > 1 else None
     outer = tuple(a for a in spatial if a not in (tile, rows))
-    return Window(problem, lanes, tile, rows, outer, reads_halo, padded)
+    return Window(problem, lanes, tile, rows, outer, reads_halo(reduction), padded)
 
 
 def _is_depthwise(product: tuple[Expr, Expr], lanes: Axis, outputs: Sequence[Axis]) -> bool:
@@ -105,14 +105,6 @@ def _has_splat_weights(found: Window) -> bool:
         load.tensor.role is Role.WEIGHT and found.lanes not in axes_of(load)
         for load in loads(found.problem.reduction.body)
     )
-
-
-def _padded_axes(problem: Problem, reads_halo: bool) -> tuple[Axis, ...]:
-    found: dict[Axis, None] = {}
-    for load in loads(problem.reduction.body):
-        for dim in needs_padding(load, with_halo=reads_halo):
-            found.update(dict.fromkeys(a for a in load.index[dim].axes() if a in problem.axes))
-    return tuple(found)
 
 
 class _Template:
@@ -152,17 +144,6 @@ def _taps(found: Window) -> int:
     return prod(a.extent for a in found.problem.reduction.axes)
 
 
-def _tile_edges(found: Window) -> tuple[int, int]:
-    """First and last outputs along the tile axis whose taps must be left out one by one."""
-    if found.tile is None:
-        return 0, 0
-    reached = [
-        edges(load, found.tile, with_halo=found.reads_halo)
-        for load in loads(found.problem.reduction.body)
-    ]
-    return max((f for f, _ in reached), default=0), max((n for _, n in reached), default=0)
-
-
 def _padded_by(found: Window, taps: Axis) -> set[Axis]:
     """Output axes along which this window axis may lead a load out of its tensor."""
     return {
@@ -199,16 +180,17 @@ def _clips_tile(found: Window) -> bool:
 
 
 def _can_unroll_rows(found: Window) -> bool:
-    return _taps(found) <= _UNROLLED_TAPS and set(found.padded) <= {found.tile}
+    return _taps(found) <= _UNROLLED_TAPS and found.padded <= {found.tile}
 
 
 def _knobs(found: Window) -> tuple[Knob, ...]:
     tile = found.tile.extent if found.tile else 1
     rows = found.rows.extent if found.rows else 1
+    edge = tile_edges(found.problem.reduction, found.tile)
     tiles = tuple(
         t
         for t in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
-        if t <= tile and edges_are_static(_tile_edges(found), tile, t)
+        if t <= tile and edges_are_static(edge, tile, t)
     )
     unrolled = _can_unroll_rows(found)
     if _clips_tile(found) and not unrolled:
