@@ -169,6 +169,8 @@ class PlanSummary:
     bytes_written: int
     kernels: int
     views: int
+    natives: int
+    """Steps that run a native function: no kernels, and not tuned."""
     relayouts: int
     arena_bytes: int
     """Most memory that the values between kernels take at one time; what kernels need beside their
@@ -215,6 +217,7 @@ def plan_summary(plan: GraphPlan) -> PlanSummary:
         bytes_written=sum(row.bytes_written * row.count for row in rows),
         kernels=len(plan.kernels),
         views=sum(isinstance(step, ViewStep) for step in plan.steps),
+        natives=len(plan.natives),
         relayouts=sum(step.workload.operators == ("identity",) for step in plan.kernels),
         arena_bytes=plan_memory(plan).arena_bytes,
         tasks=tuple(sorted(rows, key=lambda row: -row.share)),
