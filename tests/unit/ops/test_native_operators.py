@@ -1,0 +1,153 @@
+"""Native operators: reference and native function agree, and `trim` stays what it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler import ops
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.ops.builder import GraphBuilder
+from compiler.ops.interpret import run_graph
+from compiler.passes.common_subexpressions import common_subexpressions
+from compiler.passes.constant_folding import constant_folding
+from compiler.runtime.executable import Executable
+from compiler.runtime.native_functions import native_signature
+from compiler.runtime.packing import aligned_empty
+from compiler.runtime.program import BufferRef, NativeCall, Port, Program, Space
+from tests.graphs import Maker
+
+RANDOM = np.random.default_rng(11)
+
+
+def scores(*shape: int) -> np.ndarray:
+    """Few different values, so that there are ties."""
+    return RANDOM.integers(0, 9, shape).astype(np.float32) / 8
+
+
+def natively(op: str, arrays: list[np.ndarray], attrs: Attrs) -> np.ndarray:
+    """What the operator's native function gives."""
+    operator = ops.get(op)
+    types = [TensorType(DType(a.dtype.name), a.shape) for a in arrays]
+    assert operator.native is not None
+    function, parameters = operator.native(types, attrs)
+    kind = operator.infer(types, attrs)
+    signature = native_signature(function, parameters)
+    assert signature.inputs == tuple(t.bytes for t in types)
+    assert signature.output == kind.bytes
+    refs = [BufferRef(Space.INPUT, i) for i in range(len(arrays))]
+    refs.append(BufferRef(Space.OUTPUT, 0))
+    if signature.counts:
+        refs.append(BufferRef(Space.COUNT, 0))
+    counted = int(dict(attrs)["axis"]) if signature.counts else None  # type: ignore[arg-type]
+    program = Program(
+        op,
+        tuple(Port(f"x{i}", t.dtype, t.shape) for i, t in enumerate(types)),
+        (Port("y", kind.dtype, kind.shape, counted),),
+        (),
+        (NativeCall(function, parameters, tuple(refs)),),
+        0,
+        0,
+    )
+    (found,) = Executable(program, aligned_empty(0), {}.__getitem__).run(arrays)
+    return found
+
+
+CASES: list[tuple[str, list[np.ndarray], dict[str, Any]]] = [
+    *(
+        ("top_k", [scores(4, 30, 3)], {"axis": axis, "k": k, "largest": largest})
+        for axis, k in ((0, 2), (1, 30), (2, 1))
+        for largest in (0, 1)
+    ),
+    *(("unique", [scores(50, width)], {"sorted": s}) for width in (1, 2) for s in (0, 1)),
+    ("unique", [RANDOM.integers(0, 2, (9, 4)).astype(np.bool_)], {"sorted": 1}),
+    ("unique", [np.array([[np.nan], [1], [np.nan], [-0.0], [0]])], {"sorted": 0}),
+    ("positions", [RANDOM.random(300) < 0.3], {}),
+    *(("trim", [scores(3, 8, 5), np.array(n)], {"axis": 1}) for n in (0, 5, 8)),
+    *(
+        (
+            "non_max_suppression",
+            [
+                RANDOM.random((2, 40, 4), np.float32),
+                scores(2, 3, 40),
+                np.array(limit),
+                np.array([0.2], np.float32),
+                np.array([least], np.float32),
+            ],
+            {"centred": centred, "room": 12},
+        )
+        for centred in (0, 1)
+        for limit, least in ((12, -np.inf), (3, 0.5), (99, 0.25))
+    ),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda i: f"{CASES[i][0]}-{i}")
+def test_the_native_function_is_the_reference(number: int) -> None:
+    op, arrays, given = CASES[number]
+    attrs = tuple(sorted(given.items()))
+    np.testing.assert_array_equal(
+        natively(op, arrays, attrs), ops.get(op).reference(arrays, attrs), strict=True
+    )
+
+
+def test_every_native_operator_has_a_case() -> None:
+    found = {name for name, op in ops.operators().items() if op.kind is ops.OpKind.NATIVE}
+    assert found == {op for op, _, _ in CASES}
+
+
+def test_native_operators_have_no_expression() -> None:
+    with pytest.raises(ValueError, match="no tensor expression"):
+        ops.get("unique").expression([], [], (), (), lambda *_: pytest.fail("an axis"))
+
+
+VECTOR, SCALAR = TensorType(DType.FLOAT32, (4,)), TensorType(DType.FLOAT32, ())
+
+
+@pytest.mark.parametrize(
+    ("op", "types", "attrs", "message"),
+    [
+        ("top_k", [SCALAR], {"k": 1}, "a scalar has no axis"),
+        ("top_k", [VECTOR], {"k": 5, "axis": 0}, "the first 5 of 4"),
+        ("unique", [VECTOR], {}, r"rows are asked for, not shape \(4\)"),
+        ("positions", [VECTOR], {}, "no vector of booleans"),
+        ("trim", [VECTOR, SCALAR], {"axis": 0}, "the count is float32"),
+        ("non_max_suppression", [VECTOR] * 5, {"room": 1}, "boxes"),
+    ],
+)
+def test_contradictions_are_named(
+    op: str, types: list[TensorType], attrs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidModelError, match=message):
+        ops.get(op).infer(types, tuple(attrs.items()))
+
+
+def test_a_trim_of_constants_is_no_constant() -> None:
+    """Its type says how large it can be, so that no array of its size has it."""
+    g = Maker()
+    x = g.constant("x", np.arange(6.0))
+    short = g("trim", x, g.constant("n", np.array(2)), name="short", axis=0)
+    whole = g("trim", x, g.constant("m", np.array(6)), name="whole", axis=0)
+    folded = constant_folding(g.graph(short, whole))
+    assert [node.output for node in folded.nodes if node.op == "trim"] == ["short"]
+    assert [a.tolist() for a in run_graph(folded, {})] == [[0, 1], [0, 1, 2, 3, 4, 5]]
+    builder = GraphBuilder()
+    values = builder.constant(np.arange(6.0), "x")
+    counts = [builder.constant(np.array(n), "n") for n in (2, 6)]
+    trims = [builder.emit("trim", [values, n], {"axis": 0}, "y") for n in counts]
+    assert [builder.is_made(value) for value in trims] == [True, False]
+
+
+def test_equal_trims_stay_outputs_of_their_own() -> None:
+    g = Maker()
+    x, n = g.input("x", 5), g.input("n", dtype=DType.INT64)
+    graph = g.graph(*(g("trim", x, n, name=name, axis=0) for name in ("a", "b")))
+    merged = common_subexpressions(graph)
+    assert [node.op for node in merged.nodes] == ["trim", "trim"]
+    found = run_graph(merged, {"x": np.ones(5, np.float32), "n": np.array(3)})
+    assert [array.shape for array in found] == [(3,), (3,)]
