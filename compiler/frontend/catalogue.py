@@ -17,6 +17,10 @@ from compiler.loops.index import Affine, Axis
 from compiler.ops.cast import ONNX_TYPES
 from compiler.ops.registry import Operator, OpKind, Source
 
+ML_DOMAIN = "ai.onnx.ml"
+NEWEST_ML_OPSET = 5
+"""The newest opset of ai.onnx.ml whose operators the rules were written for."""
+
 _NAMES = {"float": DType.FLOAT32, "double": DType.FLOAT64} | {t.value: t for t in DType}
 
 _FAMILIES: Sequence[tuple[str, frozenset[DType]]] = (
@@ -56,7 +60,8 @@ class Entry:
 
 def catalogue() -> tuple[Entry, ...]:
     """Every operator that the import takes, by domain and name."""
-    history = _history()
+    history = _history("", NEWEST_OPSET)
+    others = {ML_DOMAIN: _history(ML_DOMAIN, NEWEST_ML_OPSET)}
     scalar = {
         (rule.domain, rule.op_type): operator
         for operator in ops.operators().values()
@@ -65,21 +70,22 @@ def catalogue() -> tuple[Entry, ...]:
     }
     entries = []
     for (domain, op_type), rule in ops.onnx_rules().items():
-        schemas = history.get(op_type, ()) if not domain else ()
+        schemas = (history if not domain else others.get(domain, {})).get(op_type, ())
         types = _types(schemas) if schemas else frozenset(t for t in DType if t.is_float)
         operator = scalar.get((domain, op_type))
         if operator is not None:
             types = frozenset(t for t in types if _compiles(operator, schemas, t))
-        opsets = _opsets(schemas) if schemas else (1, 1)
+        newest = NEWEST_ML_OPSET if domain == ML_DOMAIN else NEWEST_OPSET
+        opsets = _opsets(schemas, newest) if schemas else (1, 1)
         entries.append(Entry(op_type, domain or "ai.onnx", opsets, types, "rule", rule.limits))
     ruled = {op_type for domain, op_type in ops.onnx_rules() if not domain}
     for op_type, schemas in history.items():
         newest = schemas[-1]
         if op_type in CONTROL_FLOW:
             limits = CONTROL_FLOW[op_type]
-            entry = (_opsets(schemas), _types(schemas), "control flow", limits)
+            entry = (_opsets(schemas, NEWEST_OPSET), _types(schemas), "control flow", limits)
         elif op_type not in ruled and _is_function(newest, ruled, history):
-            entry = (_opsets(schemas), _types(schemas), "function", "")
+            entry = (_opsets(schemas, NEWEST_OPSET), _types(schemas), "function", "")
         else:
             continue
         if entry[1]:  # the others work on sequences or text
@@ -124,11 +130,11 @@ def _named(types: frozenset[DType]) -> Iterator[str]:
             yield from (t.value for t in DType if t in family & types)
 
 
-def _history() -> Mapping[str, Sequence[OpSchema]]:
-    """The schemas of each operator of ai.onnx, oldest first."""
+def _history(domain: str, last: int) -> Mapping[str, Sequence[OpSchema]]:
+    """The schemas of each operator of a domain up to its opset `last`, oldest first."""
     found: dict[str, list[OpSchema]] = {}
     for schema in get_all_schemas_with_history():
-        if not schema.domain and schema.since_version <= NEWEST_OPSET:
+        if schema.domain == domain and schema.since_version <= last:
             found.setdefault(schema.name, []).append(schema)
     return {
         name: sorted(schemas, key=lambda s: s.since_version)
@@ -136,9 +142,10 @@ def _history() -> Mapping[str, Sequence[OpSchema]]:
     }
 
 
-def _opsets(schemas: Sequence[OpSchema]) -> tuple[int, int]:
-    newest = schemas[-1]
-    last = newest.since_version - 1 if newest.deprecated else NEWEST_OPSET
+def _opsets(schemas: Sequence[OpSchema], newest: int) -> tuple[int, int]:
+    """The first and the last version that has the operator; `newest` is the domain's."""
+    schema = schemas[-1]
+    last = schema.since_version - 1 if schema.deprecated else newest
     return int(schemas[0].since_version), int(last)
 
 

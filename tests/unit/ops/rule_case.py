@@ -24,6 +24,7 @@ class Case:
     outputs: int = 1
     low: float = -2.0
     domain: str = ""
+    domain_opset: int = 1
     atol: float = 2e-6
 
     @property
@@ -59,7 +60,7 @@ class Case:
         graph = helper.make_graph([node], "case", inputs, infos, initializers)
         imports = [helper.make_opsetid("", self.opset)]
         if self.domain:
-            imports.append(helper.make_opsetid(self.domain, 1))
+            imports.append(helper.make_opsetid(self.domain, self.domain_opset))
         return helper.make_model(graph, opset_imports=imports, ir_version=8), feeds
 
 

@@ -11,6 +11,7 @@ from compiler.errors import InvalidModelError, UnsupportedOperatorError
 from compiler.frontend.onnx_import import import_model
 from compiler.ops.interpret import run_graph
 from tests.unit.ops.decomposition_cases import CASES as DECOMPOSITIONS
+from tests.unit.ops.ml_cases import CASES as MACHINE_LEARNING
 from tests.unit.ops.place_cases import CASES as PLACES
 from tests.unit.ops.rule_case import FLOAT, Case, data, expected_outputs, i64
 from tests.unit.ops.selection_cases import CASES as SELECTIONS
@@ -184,6 +185,7 @@ CASES = [
     *DECOMPOSITIONS,
     *PLACES,
     *SELECTIONS,
+    *MACHINE_LEARNING,
 ]
 
 

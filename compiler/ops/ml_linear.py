@@ -1,0 +1,96 @@
+"""Linear models of ai.onnx.ml: a product with constant coefficients, and what follows it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ops.cast import cast_to
+from compiler.ops.ml_scores import (
+    DOMAIN,
+    as_floats,
+    best_label,
+    class_labels,
+    floats,
+    positive_label,
+    post_transform,
+    rows_of,
+    target_transform,
+)
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+
+
+def _scores(node: OnnxNode, targets: int | None) -> str:
+    """(rows, targets): X times the coefficients of each target, which lie one after the other.
+
+    Without `targets`, there are as many as the coefficients say.
+    """
+    x = as_floats(node, rows_of(node, node.input(0)))
+    features, dtype = node.shape(x)[1], node.type(x).dtype
+    coefficients = np.array(node.numbers("coefficients"))
+    rows = len(coefficients) // max(features, 1) if targets is None else targets
+    if rows < 1 or rows * features != len(coefficients):
+        raise node.invalid(f"{len(coefficients)} coefficients for {features} features")
+    scores = node.emit("matmul", [x, floats(node, coefficients.reshape(rows, features).T, dtype)])
+    intercepts = node.numbers("intercepts")
+    if not intercepts:
+        return scores
+    if len(intercepts) != rows:
+        raise node.invalid(f"{len(intercepts)} intercepts for {rows} targets")
+    return node.emit("add", [scores, floats(node, intercepts, dtype)])
+
+
+def _onnx_regressor(node: OnnxNode) -> str:
+    scores = _scores(node, node.integer("targets", 1))
+    transformed = target_transform(node, scores, node.word("post_transform", "NONE"))
+    return cast_to(node, transformed, DType.FLOAT32)
+
+
+def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
+    """Labels (rows,) and scores (rows, classes).
+
+    One row of coefficients for two classes scores the second; labels come from the scores as they
+    are before the transform.
+    """
+    labels = class_labels(node, "classlabels_ints", "classlabels_strings")
+    scores = _scores(node, None)
+    transform = node.word("post_transform", "NONE")
+    count = node.shape(scores)[1]
+    if (count, len(labels)) == (1, 2):
+        label = positive_label(node, scores, 0.0, labels)
+        return label, cast_to(node, _both(node, scores, transform), DType.FLOAT32)
+    if count != len(labels) or count == 1:
+        raise node.invalid(f"{len(labels)} labels for {count} rows of coefficients")
+    label = best_label(node, scores, labels)
+    return label, cast_to(node, post_transform(node, scores, transform), DType.FLOAT32)
+
+
+def _both(node: OnnxNode, score: str, transform: str) -> str:
+    """(rows, 2) from the second class's score, as ONNX Runtime makes it."""
+    match transform:
+        case "NONE":
+            one = node.scalar(1, node.type(score).dtype)
+            parts = [node.emit("sub", [one, score]), score]
+        case "LOGISTIC":
+            parts = [node.emit("sigmoid", [value]) for value in (node.emit("neg", [score]), score)]
+        case _:
+            raise node.unsupported(f"{transform} of one score for two classes")
+    return node.emit("concat", parts, axis=1)
+
+
+RULES = (
+    OnnxRule(
+        "LinearRegressor",
+        _onnx_regressor,
+        DOMAIN,
+        limits="a single target has no SOFTMAX, SOFTMAX_ZERO or LOGISTIC",
+    ),
+    OnnxRule(
+        "LinearClassifier",
+        _onnx_classifier,
+        DOMAIN,
+        limits="labels are integers; one score for two classes has no SOFTMAX, SOFTMAX_ZERO or "
+        "PROBIT",
+    ),
+)

@@ -1,0 +1,177 @@
+"""Features as ai.onnx.ml prepares them: scaled, normalised, filled in, mapped, chosen."""
+
+from __future__ import annotations
+
+from math import floor, isnan
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.loops.semantics import to_memory
+from compiler.ops.cast import cast_to
+from compiler.ops.ml_scores import DOMAIN, as_floats, floats
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+
+def _check_features(node: OnnxNode, what: str, count: int, shape: tuple[int, ...]) -> None:
+    """Raises InvalidModelError unless there is one value, or one for each feature."""
+    if count != 1 and (not shape or count != shape[-1]):
+        raise node.invalid(f"{count} values in '{what}' for an input of the shape {show(shape)}")
+
+
+def _onnx_scaler(node: OnnxNode) -> str:
+    """(x - offset) * scale"""
+    x = as_floats(node, node.input(0))
+    dtype = node.type(x).dtype
+    for key, op in (("offset", "sub"), ("scale", "mul")):
+        values = node.numbers(key)
+        if values:
+            _check_features(node, key, len(values), node.shape(x))
+            operand = values if len(values) > 1 else values[0]
+            x = node.emit(op, [x, floats(node, operand, dtype)])
+    return cast_to(node, x, DType.FLOAT32)
+
+
+def _onnx_normalizer(node: OnnxNode) -> str:
+    """Each row divided by its norm; by one where that is zero. MAX is the largest element."""
+    x = as_floats(node, node.input(0))
+    dtype, rank = node.type(x).dtype, len(node.shape(x))
+    if rank not in (1, 2):
+        raise node.invalid(f"the input has the shape {show(node.shape(x))}, not (rows, features)")
+    norm = node.word("norm", "MAX")
+    axes = (rank - 1,)
+    match norm:
+        case "MAX":
+            divisor = node.emit("reduce_max", [x], axes=axes, keepdims=1)
+        case "L1":
+            divisor = node.emit("reduce_sum", [node.emit("abs", [x])], axes=axes, keepdims=1)
+        case "L2":
+            squares = node.emit("mul", [x, x])
+            divisor = node.emit("sqrt", [node.emit("reduce_sum", [squares], axes=axes, keepdims=1)])
+        case _:
+            raise node.invalid(f"norm is '{norm}'")
+    empty = node.emit("equal", [divisor, node.scalar(0, dtype)])
+    result = node.emit("div", [x, node.emit("where", [empty, node.scalar(1, dtype), divisor])])
+    return cast_to(node, result, DType.FLOAT32)
+
+
+def _onnx_imputer(node: OnnxNode) -> str:
+    """Another value where the input is the replaced one, which may be a NaN."""
+    x = node.input(0)
+    dtype, shape = node.type(x).dtype, node.shape(x)
+    kind = "float" if dtype.is_float else "int64"
+    key = f"imputed_value_{kind}s"
+    values = np.array(node.numbers(key) if dtype.is_float else node.ints(key, ()))
+    if not values.size:
+        raise node.invalid(f"attribute '{key}' is missing, the input is {dtype}")
+    _check_features(node, key, values.size, shape)
+    replaced: float = 0
+    if dtype.is_float:
+        replaced = node.number("replaced_value_float", 0.0)
+    else:
+        replaced = node.integer("replaced_value_int64", 0)
+        limits = np.iinfo(dtype.numpy)
+        if min(replaced, *values) < limits.min or max(replaced, *values) > limits.max:
+            raise node.invalid(f"values that are no {dtype}")
+    if isnan(replaced):
+        missing = node.emit("is_nan", [x])
+    else:
+        missing = node.emit("equal", [x, node.constant(to_memory(np.array(replaced), dtype))])
+    filled = to_memory(values if values.size > 1 else values.reshape(()), dtype)
+    return node.emit("where", [missing, node.constant(filled, dtype), x])
+
+
+def _onnx_binarizer(node: OnnxNode) -> str:
+    """1 above the threshold, else 0."""
+    x, threshold = node.input(0), node.number("threshold", 0.0)
+    dtype = node.type(x).dtype
+    if not dtype.is_float:  # an integer is above a number where it is above its floor
+        limits = np.iinfo(dtype.numpy)
+        if not limits.min <= threshold < float(limits.max):
+            return node.constant(np.full(node.shape(x), threshold < limits.min, dtype.numpy))
+        threshold = floor(threshold)
+    above = node.emit("greater", [x, node.scalar(threshold, dtype)])
+    return cast_to(node, above, dtype)
+
+
+def _onnx_array_feature_extractor(node: OnnxNode) -> str:
+    """The columns at the indices; a vector is one row."""
+    x, indices = node.input(0), node.input(1)
+    shape = node.shape(x)
+    if not shape:
+        raise node.invalid("the input is a scalar")
+    known = node.builder.known(indices)
+    count = int(np.prod(node.shape(indices)))
+    if known is not None and known.size and not 0 <= known.min() <= known.max() < shape[-1]:
+        raise node.invalid(f"an index is out of range for {shape[-1]} features")
+    places = cast_to(node, node.reshape(indices, (count,)), DType.INT64)
+    chosen = node.emit("gather", [x, places], axis=len(shape) - 1)
+    return chosen if len(shape) > 1 else node.reshape(chosen, (1, count))
+
+
+def _mapped(node: OnnxNode, what: str) -> np.ndarray | None:
+    """The numbers of `keys_*` or `values_*` in their type; None where there are none."""
+    for name in (f"{what}_strings", "classes_strings"):
+        if node.attrs.get(name):
+            raise node.unsupported(f"text ('{name}')")
+    tensor = node.tensor(f"{what}_tensor")
+    if tensor is not None:
+        return tensor.array.reshape(-1)
+    integers = node.ints(f"{what}_int64s", ())
+    if integers:
+        return np.array(integers, np.int64)
+    numbers = node.numbers(f"{what}_floats")
+    return np.array(numbers, np.float32) if numbers else None
+
+
+def _default(node: OnnxNode, dtype: np.dtype[np.generic]) -> np.ndarray:
+    """What elements without a key become, in the type of the values."""
+    tensor = node.tensor("default_tensor")
+    if tensor is not None:
+        if tensor.array.size != 1 or tensor.array.dtype != dtype:
+            raise node.invalid(f"'default_tensor' is not one {dtype}")
+        return tensor.array.reshape(1)
+    if dtype.kind == "f":
+        return np.array([node.number("default_float", -0.0)], dtype)
+    return np.array([node.integer("default_int64", -1)], dtype)
+
+
+def _onnx_label_encoder(node: OnnxNode) -> str:
+    """The value at an element's key: the largest position of an equal key, and a gather from there.
+
+    NaNs are equal to each other; the last of equal keys counts.
+    """
+    x = node.input(0)
+    keys, values = _mapped(node, "keys"), _mapped(node, "values")
+    if keys is None or values is None or len(keys) != len(values):
+        raise node.invalid("there are no keys_* and values_* of one length")
+    dtype, shape = node.type(x).dtype, node.shape(x)
+    if keys.dtype != dtype.numpy:
+        raise node.invalid(f"the keys are {keys.dtype}, the input {dtype}")
+    column = node.reshape(x, (*shape, 1))
+    match = node.emit("equal", [column, node.constant(keys)])
+    if dtype.is_float and np.isnan(keys).any():
+        both = [node.emit("is_nan", [column]), node.constant(np.isnan(keys))]
+        match = node.emit("logical_or", [match, node.emit("logical_and", both)])
+    places = node.constant(np.arange(1, len(keys) + 1, dtype=np.int64))
+    found = node.emit("where", [match, places, node.scalar(0, DType.INT64)])
+    place = node.emit("reduce_max", [found], axes=(len(shape),), keepdims=0)
+    table = np.concatenate([_default(node, values.dtype), values])
+    return node.emit("gather", [node.constant(table), place], axis=0)
+
+
+RULES = (
+    OnnxRule("Scaler", _onnx_scaler, DOMAIN),
+    OnnxRule("Normalizer", _onnx_normalizer, DOMAIN),
+    OnnxRule("Imputer", _onnx_imputer, DOMAIN),
+    OnnxRule("Binarizer", _onnx_binarizer, DOMAIN),
+    OnnxRule("ArrayFeatureExtractor", _onnx_array_feature_extractor, DOMAIN),
+    OnnxRule(
+        "LabelEncoder",
+        _onnx_label_encoder,
+        DOMAIN,
+        limits="numbers only; work grows with the number of keys",
+    ),
+)

@@ -1,0 +1,141 @@
+"""What ai.onnx.ml makes of scores: post transforms, and labels of classes."""
+
+from __future__ import annotations
+
+from math import pi
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.shapes import show
+
+DOMAIN = "ai.onnx.ml"
+NEAR_ZERO = 1e-7
+"""SOFTMAX_ZERO leaves scores that are no further from zero out of the softmax."""
+
+WINITZKI = 0.147
+"""Of Winitzki's approximation of the inverse error function (error up to 2e-3), by which ONNX's
+reference and ONNX Runtime define PROBIT."""
+
+TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+"""Post transforms by their number in TreeEnsemble."""
+
+
+def as_floats(node: OnnxNode, value: str) -> str:
+    """float64 as it is, everything else in float32, which is what scores are computed in."""
+    if node.type(value).dtype in (DType.FLOAT32, DType.FLOAT64):
+        return value
+    return node.emit("cast", [value], to=DType.FLOAT32.value)
+
+
+def rows_of(node: OnnxNode, value: str) -> str:
+    """(rows, features); a vector is one row."""
+    shape = node.shape(value)
+    if len(shape) not in (1, 2):
+        raise node.invalid(f"the input has the shape {show(shape)}, not (rows, features)")
+    return value if len(shape) == 2 else node.reshape(value, (1, *shape))
+
+
+def floats(node: OnnxNode, values: object, dtype: DType) -> str:
+    """A constant of float32 or float64 numbers."""
+    return node.constant(np.asarray(values, dtype.numpy), dtype)
+
+
+def post_transform(node: OnnxNode, scores: str, transform: str) -> str:
+    """Scores (rows, classes) by the transform's formula; one column has a LOGISTIC and a PROBIT."""
+    dtype = node.type(scores).dtype
+    match transform:
+        case "NONE":
+            return scores
+        case "LOGISTIC":
+            return node.emit("sigmoid", [scores])
+        case "SOFTMAX":
+            return node.emit("softmax", [scores], axis=1)
+        case "SOFTMAX_ZERO":
+            return _softmax_zero(node, scores, dtype)
+        case "PROBIT":
+            return _probit(node, scores, dtype)
+        case _:
+            raise node.invalid(f"post_transform is '{transform}'")
+
+
+def target_transform(node: OnnxNode, scores: str, transform: str) -> str:
+    """As `post_transform`, for regressions.
+
+    Raises:
+        UnsupportedOperatorError: for a transform that runtimes leave out where there is one target.
+    """
+    if node.shape(scores)[1] == 1 and transform not in ("NONE", "PROBIT"):
+        if transform not in TRANSFORMS:
+            raise node.invalid(f"post_transform is '{transform}'")
+        raise node.unsupported(f"{transform} of a single target, which ONNX Runtime leaves out")
+    return post_transform(node, scores, transform)
+
+
+def _softmax_zero(node: OnnxNode, scores: str, dtype: DType) -> str:
+    """exp(x - max) where x is not zero, x exp(-max) elsewhere, in shares of the row's sum.
+
+    A row of zeros becomes 0.5, as in ONNX's reference.
+    """
+    largest = node.emit("reduce_max", [scores], axes=(1,), keepdims=1)
+    powers = node.emit("exp", [node.emit("sub", [scores, largest])])
+    factor = node.emit("exp", [node.emit("neg", [largest])])
+    size = node.emit("abs", [scores])
+    apart = node.emit("greater", [size, node.scalar(NEAR_ZERO, dtype)])
+    kept = node.emit("where", [apart, powers, node.emit("mul", [scores, factor])])
+    total = node.emit("reduce_sum", [kept], axes=(1,), keepdims=1)
+    empty = node.emit("equal", [total, node.scalar(0, dtype)])
+    shares = node.emit("div", [kept, total])
+    return node.emit("where", [empty, node.scalar(0.5, dtype), shares])
+
+
+def _probit(node: OnnxNode, scores: str, dtype: DType) -> str:
+    """sqrt(2) erfinv(2 p - 1), infinite at 0 and 1."""
+
+    def number(value: float) -> str:
+        return node.scalar(value, dtype)
+
+    x = node.emit("sub", [node.emit("mul", [scores, number(2)]), number(1)])
+    one = number(1)
+    inside = node.emit("mul", [node.emit("sub", [one, x]), node.emit("add", [one, x])])
+    log = node.emit("log", [inside])
+    half = node.emit("mul", [log, number(0.5)])
+    first = node.emit("add", [half, number(2 / (pi * WINITZKI))])
+    second = node.emit("mul", [log, number(1 / WINITZKI)])
+    square = node.emit("sub", [node.emit("mul", [first, first]), second])
+    root = node.emit("sqrt", [node.emit("sub", [node.emit("sqrt", [square]), first])])
+    scaled = node.emit("mul", [root, number(1.41421356)])
+    negative = node.emit("less", [x, number(0)])
+    return node.emit("where", [negative, node.emit("neg", [scaled]), scaled])
+
+
+def class_labels(node: OnnxNode, integers: str, texts: str) -> list[int]:
+    """The classes' labels; their positions where they are text and nothing reads the labels.
+
+    Raises:
+        UnsupportedOperatorError: if labels that are text are read.
+    """
+    named = node.attrs.get(texts, ())
+    if named:
+        if node.outputs[0]:
+            raise node.unsupported(f"labels that are text ('{texts}')")
+        return list(range(len(named) if isinstance(named, tuple) else 1))
+    labels = node.ints(integers, ())
+    if not labels:
+        raise node.invalid(f"neither '{integers}' nor '{texts}' names the classes")
+    return list(labels)
+
+
+def best_label(node: OnnxNode, scores: str, labels: list[int]) -> str:
+    """(rows,): the label of each row's largest score, the first one of equals."""
+    place = node.emit("arg_max", [scores], axis=1, keepdims=0, last=0)
+    return node.emit("gather", [node.constant(np.array(labels, np.int64)), place], axis=0)
+
+
+def positive_label(node: OnnxNode, score: str, threshold: float, labels: list[int]) -> str:
+    """(rows,): the second label where the score (rows, 1) is above the threshold."""
+    above = node.emit("greater", [score, node.scalar(threshold, node.type(score).dtype)])
+    first, second = (node.constant(np.array(label, np.int64)) for label in labels)
+    chosen = node.emit("where", [above, second, first])
+    return node.reshape(chosen, (node.shape(score)[0],))
