@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from benchmarks.engines import load_openvino
 from benchmarks.peers import Arrays, Run
-from benchmarks.race import LARGEST_ERROR, REFERENCE, relative_error
+from benchmarks.race import LARGEST_ERROR, REFERENCE
 from compiler import driver
 from compiler.build import CODEGEN_VERSION
 from compiler.program_builder import ScheduleSource
 from compiler.runtime.packing import aligned_empty
+from compiler.runtime.verify import compare
 from compiler.schedule.schedule import Schedule
 from compiler.target import host_target
 from tuner.loop import tune
@@ -150,7 +151,7 @@ def compare_engines(
             runs["tuned"] = _tilewright(model, feeds, tuner.schedules(model))
     expected = runs[REFERENCE]()
     for name in [name for name in runs if name != REFERENCE]:
-        error = max(map(relative_error, runs[name](), expected))
+        error = max(map(compare, runs[name](), expected))
         result.errors[name] = error
         if not error <= LARGEST_ERROR:
             result.failures[name] = f"its output differs by {error:.1e} of the largest"

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from benchmarks import models
 from benchmarks.engines import ENGINES
 from benchmarks.report import RaceReport, write_report
+from compiler.runtime import verify
 
 REFERENCE = "onnxruntime"
 RESULTS_FOLDER = Path(__file__).parent / "results"
@@ -167,14 +168,9 @@ def compare(results: dict[str, EngineResult], folder: Path) -> None:
         if [output.shape for output in outputs] != [output.shape for output in expected]:
             result.error = f"outputs of shape {[output.shape for output in outputs]}"
             continue
-        result.largest_error = max(map(relative_error, outputs, expected))
+        result.largest_error = max(map(verify.compare, outputs, expected))
         if not result.largest_error <= LARGEST_ERROR:
             result.error = f"its outputs differ by {result.largest_error:.1e} of the largest"
-
-
-def relative_error(got: NDArray[Any], want: NDArray[Any]) -> float:
-    """The largest difference over the largest wanted value."""
-    return float(np.max(np.abs(got - want)) / np.max(np.abs(want)))
 
 
 def _outputs(folder: Path, name: str) -> list[NDArray[Any]]:

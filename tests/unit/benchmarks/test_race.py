@@ -140,3 +140,13 @@ def test_an_interpreter_is_named_with_its_engine(
 def test_scaling_needs_threads() -> None:
     with pytest.raises(SystemExit):
         race._parse(["--scaling"])
+
+
+def test_a_nan_in_any_output_is_an_error(tmp_path: Path) -> None:
+    outputs = [np.linspace(-1, 1, 9, dtype=np.float32), np.arange(9, dtype=np.float32)]
+    broken = [outputs[0] * np.float32(1.00001), np.where(outputs[1] == 4, np.nan, outputs[1])]
+    np.savez(tmp_path / f"{race.REFERENCE}.npz", *outputs)
+    np.savez(tmp_path / "untuned.npz", *broken)
+    results = {name: race.EngineResult() for name in (race.REFERENCE, "untuned")}
+    race.compare(results, tmp_path)
+    assert "differ by inf" in results["untuned"].error
