@@ -6,7 +6,7 @@ import ast
 import json
 import platform
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -241,11 +241,13 @@ def test_a_mistake_is_one_sentence(
 
 
 def test_limits_are_those_of_the_runtime_and_the_service() -> None:
+    from compiler.driver import NUMERICS
     from compiler.runtime.native import MAX_THREADS
     from service.cli import common
-    from service.schemas import JobRequest
+    from service.schemas import JobRequest, Numerics
 
     assert common.MAX_THREADS == MAX_THREADS
+    assert tuple(common.Numerics) == get_args(Numerics) == NUMERICS
     limits = {"threads": MAX_THREADS, "dims": {"n": common.MAX_DIMENSION}}
     request = JobRequest.model_validate({"model": "0" * 64, **limits})
     assert request.threads == MAX_THREADS
