@@ -31,7 +31,7 @@ _FAMILIES: Sequence[tuple[str, frozenset[DType]]] = (
 )
 
 CONTROL_FLOW = {
-    "If": "the condition is known at import",
+    "If": "both branches are computed where the condition is no constant, and give equal shapes",
     "Loop": "the number of steps is known at import; up to 4096 steps, spelled out",
     "Scan": "up to 4096 steps, spelled out",
 }

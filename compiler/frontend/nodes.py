@@ -178,24 +178,51 @@ class NodeImporter:
         return [_defined(inner, inside, name) if outside else "" for inside, outside in made]
 
     def _branch(self, proto: NodeProto, name: str, body: Body) -> Sequence[str]:
-        """The branch of an If whose condition is known at import."""
+        """The branch that a known condition chooses; of an unknown one, see `_either`."""
         condition = body.values[proto.input[0]] if proto.input and proto.input[0] else None
         if condition is None:
             raise InvalidModelError(f"If '{name}': input 0 is missing")
         known = self._builder.known(condition)
-        if known is None:
-            raise UnsupportedOperatorError(
-                name,
-                "If",
-                "",
-                body.opsets.get("", 0),
-                "the condition (input 0) depends on a run-time value",
-                self._builder.inputs_of(condition),
-            )
-        if known.size != 1:
+        if self._builder.types[condition].elements != 1:
             raise InvalidModelError(f"If '{name}': the condition is no scalar")
+        if known is None:
+            return self._either(proto, name, body, condition)
         key = "then_branch" if known.reshape(-1)[0] else "else_branch"
         return self.inline(subgraph(proto, key, name), (), f"{name}/", body)
+
+    def _either(self, proto: NodeProto, name: str, body: Body, condition: str) -> Sequence[str]:
+        """Both branches of an If, and of each output the one that the run chooses.
+
+        Raises:
+            UnsupportedOperatorError: if a branch does not compile, or the two give other types.
+        """
+
+        def refused(reason: str) -> UnsupportedOperatorError:
+            depends_on = self._builder.inputs_of(condition)
+            opset = body.opsets.get("", 0)
+            return UnsupportedOperatorError(name, "If", "", opset, reason, depends_on)
+
+        why = "the condition (input 0) depends on a run-time value, and"
+        found: list[list[str]] = []
+        for key in ("then_branch", "else_branch"):
+            try:
+                graph = subgraph(proto, key, name)
+                found.append(self.inline(graph, (), f"{name}/{key}/", body))
+            except CompilerError as error:
+                raise refused(f"{why} '{key}' does not compile: {error}") from error
+        if len(found[0]) != len(found[1]):
+            raise InvalidModelError(f"If '{name}': its branches differ in their outputs")
+        opset = body.opsets.get("", 0)
+        node = OnnxNode(name, "If", "", opset, (condition,), tuple(proto.output), {}, self._builder)
+        chooses = node.reshape(condition, ())
+        results = []
+        for first, second in zip(*found, strict=True):
+            if self._builder.types[first] != self._builder.types[second]:
+                types = f"{self._builder.types[first]} and {self._builder.types[second]}"
+                raise refused(f"{why} its branches give {types}")
+            same = first == second
+            results.append(first if same else node.emit("where", [chooses, first, second]))
+        return results
 
     def inline(
         self, graph: GraphProto, operands: Sequence[str], prefix: str, body: Body

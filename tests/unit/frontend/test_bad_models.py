@@ -18,6 +18,7 @@ from compiler.errors import (
 )
 from compiler.frontend.onnx_import import NEWEST_OPSET, import_model
 from compiler.ops import builder
+from compiler.ops.interpret import run_graph
 
 FLOAT = TensorProto.FLOAT
 
@@ -99,9 +100,9 @@ def test_an_unknown_operator_is_named_with_domain_and_opset() -> None:
         import_model(custom)
 
 
-def _choosing(*, known: bool) -> onnx.ModelProto:
+def _choosing(*, known: bool, other: str = "Neg") -> onnx.ModelProto:
     """y = c ? x : -x"""
-    nodes = (helper.make_node(op, ["x"], ["z"]) for op in ("Identity", "Neg"))
+    nodes = (helper.make_node(op, ["x"], ["z"]) for op in ("Identity", other))
     branches = [helper.make_graph([node], "b", [], [value("z")]) for node in nodes]
     condition = helper.make_tensor("c", TensorProto.BOOL, (), [False])
     inputs = [value("x", (2,))] + ([] if known else [value("c", (), TensorProto.BOOL)])
@@ -111,9 +112,24 @@ def _choosing(*, known: bool) -> onnx.ModelProto:
     return m
 
 
-def test_branches_that_run_time_values_choose_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedOperatorError, match=r"'n0': operator If .* run-time") as caught:
-        import_model(_choosing(known=False))
+def test_of_branches_that_a_run_time_value_chooses_both_are_computed() -> None:
+    graph = import_model(_choosing(known=False))
+    x = np.array([1, -2], np.float32)
+    for condition in (True, False):
+        (found,) = run_graph(graph, {"x": x, "c": np.array(condition)})
+        assert found.tolist() == (x if condition else -x).tolist()
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ("Shape", r"its branches give float32\[2\] and int64\[1\]"),
+        ("Frobnicate", "'else_branch' does not compile: .*Frobnicate"),
+    ],
+)
+def test_branches_that_differ_are_refused_by_name(other: str, reason: str) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=f"'n0': .* run-time .*{reason}") as caught:
+        import_model(_choosing(known=False, other=other))
     assert caught.value.depends_on == ("c",)
 
 
