@@ -104,7 +104,10 @@ def inner_loops(assembly: str, target: Target) -> tuple[InnerLoop, ...]:
 
 
 _FUNCTION = re.compile(r"-- Begin function (?P<name>\S+)\n(?P<body>.*?)-- End function", re.DOTALL)
-_INSTRUCTION = re.compile(r"\t(?P<name>[a-z][\w.]*)(?:[ \t]+(?P<operands>[^#;\n]*))?")
+# A comment starts with '#', ';' or '//'; but '#16' is a number in the code of ARM.
+_INSTRUCTION = re.compile(
+    r"\t(?P<name>[a-z][\w.]*)(?:[ \t]+(?P<operands>(?:(?!//|;|#(?!-?\d)).)*))?"
+)
 _INNER = re.compile(r"This Inner Loop Header")
 _BLOCK = re.compile(r"^(?:\.?L?BB(?P<label>\d+_\d+):|[#/;]+ %bb\.)", re.MULTILINE)
 _IN_LOOP = re.compile(r"in Loop: Header=BB(?P<header>\d+_\d+)")

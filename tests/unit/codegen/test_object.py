@@ -292,6 +292,14 @@ def test_callee_saved_registers_are_no_spills() -> None:
     assert statistics(assembly, target).spills == 0
 
 
+def test_numbers_are_no_comments() -> None:
+    target = resolve_target("aarch64")
+    head = "# -- Begin function f\nf:\n.LBB0_1: // =>This Inner Loop Header: Depth=1\n"
+    line = "\tldur\ts18, [x15, #-8] // 4-byte Folded Reload\n\tb.ne\t.LBB0_1\n"
+    (loop,) = inner_loops(head + line + "# -- End function\n", target)
+    assert loop.instructions == ("ldur s18, [x15, #-8]", "b.ne .LBB0_1")
+
+
 def test_a_frame_pointer_is_a_pointer_unless_a_frame_is_set_up() -> None:
     target = resolve_target("x86-64-v3")
     line = "\tvmovups\t(%rbp), %ymm0\n"
