@@ -128,6 +128,11 @@ def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:
         return None
     fixed = {n: s for n, s in (first.request.dims or {}).items() if n not in names}
     dims = model_dims(read_model(first.request.model).proto.graph).fixed(fixed)
+    if not dims.open:
+        raise InvalidArgumentError(
+            f"dimension '{next(iter(names))}' is given several sizes, "
+            "but the model leaves no dimension open"
+        )
     ports = OpenPorts(dims.inputs, dims.outputs, pad)
     ports.check_padding()
     return ports

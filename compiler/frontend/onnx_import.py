@@ -199,7 +199,8 @@ class _Importer:
             if size is None:
                 name = dim.dim_param or key
                 raise InvalidModelError(
-                    f"{what}: dimension {position} ('{name}') has no size; give one for it"
+                    f"{what}: dimension {position} ('{name}') has no size; "
+                    f"give one, such as --dim '{name}=1' or dims={{'{name}': 1}}"
                 )
             if size < 0:
                 raise InvalidModelError(f"{what}: dimension {position} is {size}")

@@ -136,6 +136,17 @@ def test_padding_needs_sizes_to_pad_to(
     many = ",".join(str(size) for size in range(1, 66))
     assert cli.run([*compile_, "--dim", f"sequence={many}"]) != 0
     assert "65 combinations of sizes, at most 64" in capsys.readouterr().err
+    closed = tmp_path / "closed.onnx"
+    relu = onnx.helper.make_node("Relu", ["x"], ["y"])
+    ports = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2]) for n in "xy"]
+    graph = onnx.helper.make_graph([relu], "closed", ports[:1], ports[1:])
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), closed
+    )
+    command = ["compile", str(closed), "-o", str(tmp_path / "closed"), "--dim", "batch=1,2"]
+    assert cli.run(command) == 1
+    assert "'batch' is given several sizes, but the model" in capsys.readouterr().err
+    assert not (tmp_path / "closed").exists()
 
 
 def test_a_run_from_the_command_line_takes_its_sizes_from_the_inputs(
