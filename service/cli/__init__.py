@@ -20,7 +20,6 @@ INTERRUPTED = 130
 app = typer.Typer(
     name="tilewright",
     help="A search-based auto-tuning compiler service for ONNX models.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command; its exit status."""
     try:
-        status = app(list(arguments), standalone_mode=False, prog_name="tilewright")
+        status = app(list(arguments) or ["--help"], standalone_mode=False, prog_name="tilewright")
         if status == INTERRUPTED:
             _complain("interrupted")
         return status if isinstance(status, int) else 0

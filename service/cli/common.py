@@ -85,6 +85,12 @@ TimingsOption = Annotated[
 ]
 
 
+def check_printing(as_json: bool, dump_after: list[str] | None) -> None:
+    """One form of output at a time. Raises UserError."""
+    if as_json and dump_after:
+        raise UserError("--dump-after prints text and --json prints JSON: give one of them")
+
+
 def dump_observer(names: list[str] | None) -> Observer | None:
     """What prints the graph after the named passes, in each of their rounds. Raises UserError."""
     if not names:

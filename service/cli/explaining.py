@@ -16,6 +16,7 @@ from service.cli.common import (
     ThreadsOption,
     TimingsOption,
     UserError,
+    check_printing,
     console,
     dump_observer,
     existing_file,
@@ -47,7 +48,7 @@ def explain(
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
     dim: DimsOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all facts as JSON")] = False,
     dump_after: DumpOption = None,
     timings: TimingsOption = False,
 ) -> None:
@@ -65,6 +66,7 @@ def explain(
     from service.planning import ModelRequest, plan_model
     from service.storage import Storage
 
+    check_printing(as_json, dump_after)
     recorder = Timings()
     request = ModelRequest(existing_file(model), target, threads, numerics.value, parse_dims(dim))
     planned = plan_model(request, dump_observer(dump_after), recorder)
@@ -79,6 +81,8 @@ def explain(
         storage.close()
     if as_json:
         data = report.to_json()
+        if kernel:
+            data["kernels"] = [data["kernels"][number - 1] for number in kernel]
         if timings:
             data["timings"] = {stage.stage: stage.seconds for stage in recorder.stages}
         print(json.dumps(data, indent=2))

@@ -21,6 +21,7 @@ from service.cli.common import (
     ThreadsOption,
     TimingsOption,
     UserError,
+    check_printing,
     console,
     dump_observer,
     existing_file,
@@ -64,6 +65,7 @@ def inspect(
     from service.cli.inspect_view import summary_view
     from service.planning import ModelRequest, plan_model, workload_name
 
+    check_printing(as_json, dump_after)
     planned = plan_model(
         ModelRequest(existing_file(model), target, 1, numerics.value, parse_dims(dim)),
         dump_observer(dump_after),
@@ -93,6 +95,7 @@ def compile_(
 ) -> None:
     """Compile to an artifact folder, with whatever the database knows."""
     from compiler.timings import Timings
+    from service.cli.inspect_view import size
     from service.cli.view import timings_table
     from service.planning import ModelRequest, plan_sizes
     from service.storage import Storage
@@ -115,7 +118,7 @@ def compile_(
     plain = sum(array.nbytes for array in plans[0].plan.graph.constants.values())
     console().print(
         f"artifact: {output} ({len(known)} of {len(keys)} workloads with tuned schedules; "
-        f"packed weights take {packed / 2**20:.1f} MiB, the model's {plain / 2**20:.1f} MiB)",
+        f"packed weights take {size(packed)}, the model's {size(plain)})",
         soft_wrap=True,
     )
     if timings:
@@ -161,6 +164,10 @@ def _opened(
         # an artifact needs neither the compiler nor the database
         from compiler.runtime.artifact import load_artifact
 
+        if numerics is Numerics.STRICT:
+            raise UserError(
+                f"--numerics strict: the artifact '{model}' keeps what it was compiled with"
+            )
         yield load_artifact(model, threads=threads, sizes=dims or None)
         return
     import compiler

@@ -222,7 +222,8 @@ def token(
     try:
         scopes = [Scope(text) for text in scope]
     except ValueError as error:
-        raise UserError(f"--scope: {error}") from error
+        known = ", ".join(scope.value for scope in Scope)
+        raise UserError(f"{error}; --scope is one of {known}") from error
     settings: Settings = load_settings()
     storage = Storage.open(settings)
     try:

@@ -115,6 +115,33 @@ def test_explain_gives_all_its_facts_as_json(
     assert report["timings"]["import"] > 0
 
 
+def test_json_is_of_the_chosen_kernels_and_nothing_else(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*EXPLAIN, model, "--json", "--kernel", 1) == 0
+    assert [kernel["number"] for kernel in json.loads(capsys.readouterr().out)["kernels"]] == [1]
+    for command in (EXPLAIN, ("inspect", "--dim", "batch=2")):
+        assert run(*command, model, "--json", "--dump-after", "dead_code") == 1
+        captured = capsys.readouterr()
+        assert captured.out == "" and "--dump-after prints text" in captured.err
+
+
+def test_without_arguments_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:1] == ["compile"] for line in lines), "one line a command"
+
+
+def test_an_artifact_keeps_its_numerics(
+    model: Path, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "artifact"
+    assert run("compile", model, "--dim", "batch=2", "-o", folder) == 0
+    command = ("run", folder, "--inputs", inputs, "--outputs", tmp_path / "out.npz")
+    assert run(*command, "--numerics", "strict") == 1
+    assert "--numerics strict" in capsys.readouterr().err
+
+
 def test_explain_times_nothing_that_does_not_run_here(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,7 +233,11 @@ MISTAKES = [
     (["submit", "{model}", "--server", "http://127.0.0.1:9"], 1, "127.0.0.1:9"),
     (["submit", "{model}", "--server", "nonsense"], 1, "nonsense"),
     (["jobs", "--cancel"], 1, "JOB"),
-    (["token", "ci", "--scope", "everything"], 1, "everything"),
+    (
+        ["token", "ci", "--scope", "everything"],
+        1,
+        "everything' is not a valid Scope; --scope is one of submit",
+    ),
     (["no-such-command"], 2, "no-such-command"),
     (["inspect"], 2, "MODEL"),
     (["inspect", "{model}", "--no-such-option"], 2, "no-such-option"),
