@@ -5,7 +5,7 @@ Trees are frozen and shared: an equal subtree is one value, and lowering compute
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -401,54 +401,3 @@ def walk(expr: Expr) -> Iterator[Expr]:
 def loads(expr: Expr) -> tuple[Load, ...]:
     """Every distinct load of a tree."""
     return tuple(node for node in walk(expr) if isinstance(node, Load))
-
-
-def rebuild(node: Expr, change: Callable[[Expr], Expr]) -> Expr:
-    """The node with every direct operand changed; the target of a Tee stays."""
-    match node:
-        case Op(operation=operation, args=args):
-            return Op(operation, tuple(change(a) for a in args))
-        case Cast(value=value, type=dtype):
-            return Cast(change(value), dtype)
-        case Tee(value=value, target=target):
-            return Tee(change(value), target)
-        case Items(values=values):
-            return Items(tuple(change(v) for v in values))
-        case Reduce(combiner=combiner, axes=axes, body=body):
-            return Reduce(combiner, axes, change(body))
-        case Item(reduction=reduction, number=number):
-            changed = change(reduction)
-            if isinstance(changed, Items):
-                return changed.values[number]
-            assert isinstance(changed, Reduce), "a tuple is replaced by a tuple"
-            return Item(changed, number)
-        case Load(tensor=tensor, index=index, indirect=indirect) if indirect:
-            return Load(tensor, index, tuple((d, change(e)) for d, e in indirect))
-        case _:
-            return node
-
-
-def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
-    """Rebuild a tree from the leaves up; `change` returns a replacement, or None to keep a node."""
-    memo: dict[Expr, Expr] = {}
-
-    def visit(node: Expr) -> Expr:
-        if node not in memo:
-            new = rebuild(node, visit)
-            changed = change(new)
-            memo[node] = new if changed is None else changed
-        return memo[node]
-
-    return visit(expr)
-
-
-def substitute(expr: Expr, known: Mapping[Expr, Expr]) -> Expr:
-    """The tree with known values in place of some of its parts, outermost first."""
-    memo = dict(known)
-
-    def visit(node: Expr) -> Expr:
-        if node not in memo:
-            memo[node] = rebuild(node, visit)
-        return memo[node]
-
-    return visit(expr)

@@ -6,7 +6,7 @@ channels). Both are plain values: two axes are equal when their names and extent
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -125,7 +125,7 @@ class Affine:
     def coefficient(self, term: Term) -> int:
         return next((c for t, c in self.terms if t == term), 0)
 
-    def substitute(self, values: dict[Axis, Affine]) -> Affine:
+    def substitute(self, values: Mapping[Axis, Affine]) -> Affine:
         """Replace axes by indices; raises ValueError where `axis // n` of one is not affine."""
         result = Affine((), self.constant)
         for term, coefficient in self.terms:

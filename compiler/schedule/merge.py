@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from compiler.loops.expr import Expr, IndexValue, Load, Reduce, Tensor, rewrite, walk
+from compiler.loops.expr import Expr, IndexValue, Load, Reduce, Tensor, walk
 from compiler.loops.index import Affine, Axis, affine
 from compiler.loops.layout import Factor, Layout
+from compiler.loops.rewriting import rewrite
 from compiler.schedule.problem import Problem
 
 

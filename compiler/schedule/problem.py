@@ -22,10 +22,10 @@ from compiler.loops.expr import (
     Role,
     Tensor,
     finished,
-    substitute,
     walk,
 )
 from compiler.loops.index import Affine, Axis, affine
+from compiler.loops.rewriting import substitute
 from compiler.loops.semantics import from_memory
 from compiler.ops.registry import OpKind, Source
 from compiler.workload import Workload

@@ -15,10 +15,10 @@ from compiler.loops.expr import (
     Op,
     Operation,
     Reduce,
-    rewrite,
     walk,
 )
 from compiler.loops.index import Axis, affine
+from compiler.loops.rewriting import load_at, reindex, rewrite
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
 from compiler.workload import Workload
 
@@ -127,26 +127,25 @@ def _restricted(found: Attention, rows: Axis, first: int, size: int, keys: int) 
     own, seen = Axis(f"{rows.name}s{first}", size), Axis(f"{found.keys.name}s{first}", keys)
     places = {rows: affine(own) + first, found.keys: affine(seen)}
 
-    def moved(node: Expr) -> Expr | None:
-        match node:
-            case Load(tensor=tensor, index=index):
-                return Load(tensor, tuple(i.substitute(places) for i in index))
-            case IndexValue(index=index, type=dtype):
-                return IndexValue(index.substitute(places), dtype)
-            case Reduce(combiner=combiner, axes=axes, body=body):
-                return Reduce(combiner, tuple(seen if a == found.keys else a for a in axes), body)
-        return None
+    def over_seen(node: Expr) -> Expr | None:
+        if not isinstance(node, Reduce):
+            return None
+        axes = tuple(seen if axis == found.keys else axis for axis in node.axes)
+        return Reduce(node.combiner, axes, node.body)
 
     def load(node: Load) -> Load:
-        return Load(node.tensor, tuple(i.substitute(places) for i in node.index))
+        return load_at(node, places)
+
+    def restricted(node: Expr) -> Expr:
+        return rewrite(reindex(node, places), over_seen)
 
     def reduce(node: Reduce) -> Reduce:
-        new = rewrite(node, moved)
+        new = restricted(node)
         assert isinstance(new, Reduce)
         return new
 
     problem = replace(
-        found.problem, output=load(found.problem.output), expr=rewrite(found.problem.expr, moved)
+        found.problem, output=load(found.problem.output), expr=restricted(found.problem.expr)
     )
     return replace(
         found,

@@ -12,11 +12,11 @@ from compiler.loops.expr import (
     Space,
     Tee,
     Tensor,
-    substitute,
 )
 from compiler.loops.index import Affine, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
+from compiler.loops.rewriting import substitute
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.structure import Loop, halo_stage, nest, parallel_stage, unit_stride

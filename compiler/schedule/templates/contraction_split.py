@@ -11,15 +11,14 @@ from dataclasses import replace
 
 from compiler.loops.expr import (
     Combiner,
-    Expr,
     Load,
     Reduce,
     Role,
     Tensor,
-    rewrite,
 )
 from compiler.loops.index import Axis, affine
 from compiler.loops.nest import Compute, Stage, Store, Tile
+from compiler.loops.rewriting import reindex
 from compiler.schedule.structure import Loop, parallel_stage
 from compiler.schedule.templates.contraction_analysis import Contraction
 
@@ -64,22 +63,17 @@ def split_sum(found: Contraction, count: int) -> Contraction:
     part, channel = Axis("part", count), Axis(found.channel.name, found.channel.extent // count)
     position = {found.channel: part * channel.extent + channel}
 
-    def moved(node: Expr) -> Expr | None:
-        if not isinstance(node, Load):
-            return None
-        return Load(node.tensor, tuple(i.substitute(position) for i in node.index), node.indirect)
-
     axes = (part, *(a for a in problem.axes if a != found.lanes), found.lanes)
     dtype = problem.reduction.dtype
     parts = Tensor("parts", tuple(a.extent for a in axes), dtype, role=Role.SHARED)
-    reduction = Reduce(Combiner.SUM, (channel,), rewrite(problem.reduction.body, moved))
+    reduction = Reduce(Combiner.SUM, (channel,), reindex(problem.reduction.body, position))
     return replace(
         found,
         problem=replace(
             problem, axes=axes, output=Load(parts, tuple(map(affine, axes))), expr=reduction
         ),
-        broadcast=rewrite(found.broadcast, moved),
-        streamed=rewrite(found.streamed, moved),
+        broadcast=reindex(found.broadcast, position),
+        streamed=reindex(found.streamed, position),
         batch=(part, *found.batch),
         channel=channel,
     )

@@ -22,7 +22,6 @@ from compiler.errors import ScheduleError
 from compiler.loops.expr import (
     Accumulator,
     Expr,
-    IndexValue,
     Items,
     Load,
     Op,
@@ -32,12 +31,11 @@ from compiler.loops.expr import (
     Tensor,
     finished,
     loads,
-    rewrite,
-    substitute,
     walk,
 )
 from compiler.loops.index import Affine, Axis, affine
 from compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
+from compiler.loops.rewriting import load_at, reindex, substitute
 from compiler.loops.semantics import items_of
 from compiler.ops.registry import OpKind
 from compiler.schedule.kernel import Kernel
@@ -192,33 +190,16 @@ def _kept(found: Rows) -> _Kept | None:
         dear = sum(isinstance(node, Op) for node in walk(body)) >= _DEAR
         if not fits or not dear or body.dtype is not problem.output.dtype:
             continue
-        again = _renamed(body, dict(zip(axes, found.inner, strict=True)))
+        again = reindex(body, dict(zip(axes, map(affine, found.inner), strict=True)))
         if again in walk(problem.expr):
-            back = dict(zip(found.inner, axes, strict=True))
-            target = _renamed(problem.output, back)
-            assert isinstance(target, Load)
+            back = dict(zip(found.inner, map(affine, axes), strict=True))
+            target = load_at(problem.output, back)
             return _Kept(reduction, target, again)
     return None
 
 
 _DEAR = 6
 """Operations in an expression from which on storing and loading it is cheaper."""
-
-
-def _renamed(expr: Expr, names: Mapping[Axis, Axis]) -> Expr:
-    """An expression with other axes; reductions inside keep their own."""
-    values = {old: affine(new) for old, new in names.items()}
-
-    def change(node: Expr) -> Expr | None:
-        match node:
-            case Load(tensor=tensor, index=index, indirect=indirect):
-                return Load(tensor, tuple(i.substitute(values) for i in index), indirect)
-            case IndexValue(index=position, type=dtype):
-                return IndexValue(position.substitute(values), dtype)
-            case _:
-                return None
-
-    return rewrite(expr, change)
 
 
 def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:

@@ -8,15 +8,14 @@ from math import prod
 
 from compiler.dtypes import DType
 from compiler.loops.expr import (
-    Accumulator,
     Expr,
-    IndexValue,
     Load,
     Role,
+    finished,
     loads,
-    rewrite,
 )
 from compiler.loops.index import Affine, Axis
+from compiler.loops.rewriting import load_at, reindex, substitute
 from compiler.schedule.problem import axes_of
 from compiler.schedule.structure import unit_stride
 from compiler.schedule.templates import contraction_analysis
@@ -109,8 +108,7 @@ class Strassen:
 
     def element(self, load: Load, row: Affine, column: int = 0, depth: int = 0) -> Load:
         """An element of an operand of the whole product: in which row, and in which halves."""
-        moved = self._positions(row, column, depth)
-        return Load(load.tensor, tuple(i.substitute(moved) for i in load.index))
+        return load_at(load, self._positions(row, column, depth))
 
     def row(self, half: int) -> Affine:
         """A row of a quarter as one of the whole."""
@@ -118,19 +116,8 @@ class Strassen:
 
     def stored(self, total: Expr, row: Affine, column: int) -> Expr:
         """The epilogue of a finished sum."""
-        moved = self._positions(row, column, 0)
-
-        def change(node: Expr) -> Expr | None:
-            match node:
-                case Accumulator():
-                    return total
-                case Load():
-                    return self.element(node, row, column)
-                case IndexValue(index=index, type=dtype):
-                    return IndexValue(index.substitute(moved), dtype)
-            return None
-
-        return rewrite(self.whole.problem.epilogue, change)
+        here = reindex(self.whole.problem.epilogue, self._positions(row, column, 0))
+        return substitute(here, {finished(self.whole.problem.reduction): total})
 
     def _positions(self, row: Affine, column: int, depth: int) -> dict[Axis, Affine]:
         return {

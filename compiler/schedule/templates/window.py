@@ -14,10 +14,11 @@ from math import prod
 
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
-from compiler.loops.expr import Expr, Load, Role, Tensor, loads, rewrite
+from compiler.loops.expr import Expr, Load, Role, Tensor, loads
 from compiler.loops.index import Axis, FloorDiv
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Order, Store, Tile
+from compiler.loops.rewriting import rewrite
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression

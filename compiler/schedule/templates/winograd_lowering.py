@@ -22,11 +22,12 @@ from itertools import product
 from math import prod
 
 from compiler.dtypes import DType
-from compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Space, Tensor, rewrite
+from compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Space, Tensor
 from compiler.loops.index import Affine, Axis, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, Let, LoopNest, Order, Store, Tile
 from compiler.loops.nest import Node as NestNode
+from compiler.loops.rewriting import reindex
 from compiler.schedule.cook_toom import POINTS, Rational, factored, filtering, transposed
 from compiler.schedule.kernel import Kernel, Transform
 from compiler.schedule.schedule import Schedule
@@ -263,14 +264,7 @@ class _Lowering:
 
         def epilogue(at: Sequence[Axis]) -> Expr:
             here = dict(zip(self.found.problem.axes, position(at), strict=True))
-
-            def moved(node: Expr) -> Expr | None:
-                if isinstance(node, Load):
-                    index = tuple(i.substitute(here) for i in node.index)
-                    return Load(node.tensor, index, node.indirect)
-                return None
-
-            return rewrite(self.found.problem.epilogue, moved)
+            return reindex(self.found.problem.epilogue, here)
 
         return nest(self._tile_loops(c), *_transform("A", factors, read, write, c, epilogue))
 

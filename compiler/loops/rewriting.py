@@ -1,0 +1,79 @@
+"""Tensor expressions from others: parts replaced, or read at other indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from compiler.loops.expr import Cast, Expr, IndexValue, Item, Items, Load, Op, Reduce, Tee
+from compiler.loops.index import Affine, Axis
+
+
+def rebuild(node: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """The node with every direct operand changed; the target of a Tee stays."""
+    match node:
+        case Op(operation=operation, args=args):
+            return Op(operation, tuple(change(a) for a in args))
+        case Cast(value=value, type=dtype):
+            return Cast(change(value), dtype)
+        case Tee(value=value, target=target):
+            return Tee(change(value), target)
+        case Items(values=values):
+            return Items(tuple(change(v) for v in values))
+        case Reduce(combiner=combiner, axes=axes, body=body):
+            return Reduce(combiner, axes, change(body))
+        case Item(reduction=reduction, number=number):
+            changed = change(reduction)
+            if isinstance(changed, Items):
+                return changed.values[number]
+            assert isinstance(changed, Reduce), "a tuple is replaced by a tuple"
+            return Item(changed, number)
+        case Load(tensor=tensor, index=index, indirect=indirect) if indirect:
+            return Load(tensor, index, tuple((d, change(e)) for d, e in indirect))
+        case _:
+            return node
+
+
+def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
+    """Rebuild a tree from the leaves up; `change` returns a replacement, or None to keep a node."""
+    memo: dict[Expr, Expr] = {}
+
+    def visit(node: Expr) -> Expr:
+        if node not in memo:
+            new = rebuild(node, visit)
+            changed = change(new)
+            memo[node] = new if changed is None else changed
+        return memo[node]
+
+    return visit(expr)
+
+
+def substitute(expr: Expr, known: Mapping[Expr, Expr]) -> Expr:
+    """The tree with known values in place of some of its parts, outermost first."""
+    memo = dict(known)
+
+    def visit(node: Expr) -> Expr:
+        if node not in memo:
+            memo[node] = rebuild(node, visit)
+        return memo[node]
+
+    return visit(expr)
+
+
+def load_at(load: Load, places: Mapping[Axis, Affine]) -> Load:
+    """The load with other indices in place of axes."""
+    index = tuple(i.substitute(places) for i in load.index)
+    return Load(load.tensor, index, tuple((d, reindex(e, places)) for d, e in load.indirect))
+
+
+def reindex(expr: Expr, places: Mapping[Axis, Affine]) -> Expr:
+    """The tree with other indices in place of axes; reductions keep the axes that they run over."""
+
+    def change(node: Expr) -> Expr | None:
+        match node:
+            case Load(tensor=tensor, index=index, indirect=indirect):
+                return Load(tensor, tuple(i.substitute(places) for i in index), indirect)
+            case IndexValue(index=index, type=dtype):
+                return IndexValue(index.substitute(places), dtype)
+        return None
+
+    return rewrite(expr, change)
