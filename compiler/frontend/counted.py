@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from math import prod
 
 from compiler import ops
 from compiler.frontend.old_opsets import FIRST_NUMPY_BROADCASTING
@@ -39,8 +40,11 @@ def carried(node: OnnxNode, rule: OnnxRule) -> Sequence[str]:
     large = replace(node, inputs=sources)
     follow = _FOLLOW.get(node.op_type) if not node.domain else None
     axis: int | None = None
+    axes = {i: t.axis for i, t in found}
     if (node.domain, node.op_type) in _elementwise():
-        axis = _broadcast(large, {i: t.axis for i, t in found})
+        axis = _broadcast(large, axes)
+    elif node.op_type == "Concat" and not node.domain:
+        axis = _concat(large, axes)
     elif follow is not None and len(found) == 1:
         axis = follow(large, first, trim.axis)
     if axis is None:
@@ -78,6 +82,14 @@ def _broadcast(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
     return rank - distance
 
 
+def _concat(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
+    """All operands are trimmed along one dimension, and joined along another."""
+    along = node.integer("axis") % len(node.shape(node.input(0)))
+    found = set(axes.values())
+    whole = len(axes) == len(node.inputs) and len(found) == 1 and along not in found
+    return found.pop() if whole else None
+
+
 def _same(_node: OnnxNode, _position: int, axis: int) -> int | None:
     return axis
 
@@ -113,6 +125,29 @@ def _unsqueeze(node: OnnxNode, _position: int, axis: int) -> int | None:
     return kept[axis]
 
 
+def _reshape(node: OnnxNode, _position: int, axis: int) -> int | None:
+    """The dimension is the one that the shape leaves open, or takes over."""
+    source, wanted = node.shape(node.input(0)), node.ints_or_input("shape", 1) or ()
+    if node.integer("allowzero", 0) or axis >= len(source):
+        return None
+    shape = [source[dim] if size == 0 else size for dim, size in enumerate(wanted)]
+    if -1 in shape:
+        rest = prod(size for size in shape if size != -1)
+        shape[shape.index(-1)] = prod(source) // max(rest, 1)
+    for dim, size in enumerate(wanted):
+        here = prod(shape[:dim]) == prod(source[:axis]) and shape[dim] == source[axis]
+        if here and (size == -1 or (size == 0 and dim == axis)):
+            return dim
+    return None
+
+
+def _slice(node: OnnxNode, _position: int, axis: int) -> int | None:
+    rank = len(node.shape(node.input(0)))
+    starts = node.ints_or_input("starts", 1) or ()
+    axes = node.ints_or_input("axes", 3) or tuple(range(len(starts)))
+    return None if axis in {dim % rank for dim in axes} else axis
+
+
 def _split(node: OnnxNode, _position: int, axis: int) -> int | None:
     cut = node.integer("axis", 0) % len(node.shape(node.input(0)))
     return None if cut == axis else axis
@@ -124,6 +159,8 @@ _FOLLOW: Mapping[str, Callable[[OnnxNode, int, int], int | None]] = {
     "Gather": _gather,
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
+    "Reshape": _reshape,
+    "Slice": _slice,
     "Split": _split,
 }
 """Where the trimmed dimension of an operand lies in the results; None where it does not."""

@@ -184,6 +184,11 @@ def test_what_is_known_at_import_is_no_native_step() -> None:
         ("Add", ["y", "other"], {}),
         ("Gather", ["y", "trips"], {"axis": 1}),
         ("Squeeze", ["y"], {}),
+        ("Reshape", ["y", "open"], {}),
+        ("Reshape", ["y", "fixed"], {}),
+        ("Slice", ["y", "open", "fixed"], {}),
+        ("Concat", ["y", "y"], {"axis": 1}),
+        ("Concat", ["y", "other"], {"axis": 0}),
         ("Split", ["y"], {"axis": -1}),
         ("ReduceSum", ["y"], {}),
         ("Loop", ["trips", "", "y"], {"body": "loop"}),
@@ -206,6 +211,7 @@ def test_a_node_that_reads_a_counted_value_is_refused(
         helper.make_node(op_type, inputs, ["z"], name="reader", **attrs),
     ]
     constants = {"trips": np.array(2), "row": np.arange(12)}
+    constants |= {"open": np.array([1, -1]), "fixed": np.array([2, 12])}
     proto = model(nodes, {"x": [3, 4], "u": [3, 4]}, ["z"], constants)
     with pytest.raises(UnsupportedOperatorError, match="depends on the data") as caught:
         compiler.compile_model(proto)
@@ -230,16 +236,21 @@ def test_nodes_that_keep_places_apart_read_counted_values() -> None:
         helper.make_node("Cast", ["rows"], ["real"], to=TensorProto.FLOAT),
         helper.make_node("Identity", ["real"], ["same"]),
         helper.make_node("Add", ["same", "half"], ["moved"]),
+        helper.make_node("Slice", ["chosen", "two_", "three", "one"], ["column"]),
+        helper.make_node("Reshape", ["column", "open"], ["list"]),
+        helper.make_node("Cast", ["column"], ["number"], to=TensorProto.FLOAT),
+        helper.make_node("Concat", ["flat", "number"], ["joined"], axis=1),
     ]
     constants = {**limits, "two": two, "one": one, "zero": np.array([0])}
     constants["half"] = np.array([0.5], np.float32)
-    outputs = ["which", "picked", "low", "flat", "rows", "moved"]
+    constants |= {"two_": np.array([2]), "three": np.array([3]), "open": np.array([-1])}
+    outputs = ["which", "picked", "low", "flat", "rows", "moved", "list", "joined"]
     proto = model(nodes, {"boxes": [1, 9, 4], "scores": [1, 1, 9]}, outputs, constants)
     random = np.random.default_rng(2)
     boxes = np.round(random.random((1, 9, 4), np.float32), 1)
     feeds = {"boxes": boxes, "scores": random.random((1, 1, 9), np.float32)}
     executable = compiler.compile_model(proto)
-    assert [port.counted for port in executable.outputs] == [0, 1, 1, 0, 0, 0]
+    assert [port.counted for port in executable.outputs] == [0, 1, 1, 0, 0, 0, 0, 0]
     agree(executable.run(feeds), runtime(proto, feeds))
     agree(run_graph(driver.load_graph(proto), feeds), runtime(proto, feeds))
 
