@@ -33,6 +33,7 @@ def exp(x: Expr) -> Expr:
 
 
 def exp_of(x: Expr) -> Expr:
+    """`exp` of a float32 or float64, in its own type."""
     # beyond the limits the result is 0 or infinite; within them every step is finite
     lowest, highest = by_type(x, (-104.0, 89.0), (-746.0, 710.0))
     n, r = reduce_exponent(maximum(minimum(x, highest), lowest))
@@ -45,6 +46,7 @@ def expm1(x: Expr) -> Expr:
 
 
 def expm1_of(x: Expr) -> Expr:
+    """`expm1` of a float32 or float64, in its own type."""
     lowest, highest = by_type(x, (-30.0, 89.0), (-40.0, 710.0))
     n, r = reduce_exponent(maximum(minimum(x, highest), lowest))
     p = fma(exp_tail(r), r * r, r)
@@ -138,6 +140,7 @@ def log1p(x: Expr) -> Expr:
 
 
 def log1p_of(x: Expr) -> Expr:
+    """`log1p` of a float32 or float64, in its own type."""
     u = x + 1.0
     exponent, f = split_exponent(u)
     # what rounding 1 + x lost: x - (u - 1), as a part of u

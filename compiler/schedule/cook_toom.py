@@ -117,4 +117,5 @@ def _mirror(matrix: Rational, row: int, other: int) -> bool:
 
 
 def transposed(matrix: Rational) -> Rational:
+    """Rows as columns."""
     return tuple(zip(*matrix, strict=True))

@@ -58,6 +58,12 @@ def parallel_balance(loops: Sequence[Loop], threads: int) -> float:
     return tiles / (-(-tiles // threads) * threads)
 
 
+def replace_tensors(tensors: Sequence[Tensor], changed: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The tensors with those of the same names in their places: inputs in their packed form."""
+    by_name = {tensor.name: tensor for tensor in changed}
+    return tuple(by_name.get(tensor.name, tensor) for tensor in tensors)
+
+
 def vector_axis(target: Load, axes: Sequence[Axis]) -> Axis | None:
     """The axis whose neighbours lie side by side in memory; None where there is none."""
     tensor = target.tensor

@@ -181,6 +181,7 @@ def _channel_block(operands: Sequence[Load], channel: Axis) -> int | None:
 
 
 def is_weight(panel: Load | None) -> bool:
+    """Whether there is a panel, and it is packed when the model is compiled."""
     return panel is not None and panel.tensor.role is Role.WEIGHT
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from compiler.dtypes import DType
@@ -13,7 +12,13 @@ from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.structure import Loop, halo_stage, parallel_stage, unit_stride
+from compiler.schedule.structure import (
+    Loop,
+    halo_stage,
+    parallel_stage,
+    replace_tensors,
+    unit_stride,
+)
 from compiler.schedule.templates.contraction_analysis import (
     Contraction,
     can_stream_unpacked,
@@ -111,11 +116,6 @@ def _partial(found: Contraction, tile: int, unroll: int, registers: int) -> tupl
     return (found.channel,) if few and not found.window and found.channel.extent > 1 else ()
 
 
-def replace_tensors(tensors: Sequence[Tensor], changed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    by_name = {t.name: t for t in changed}
-    return tuple(by_name.get(t.name, t) for t in tensors)
-
-
 def _is_packed(found: Contraction, schedule: Schedule) -> bool:
     """Whether the streamed operand is read from panels; a window over an input is read in place."""
     if is_weight(found.panel):
@@ -150,6 +150,7 @@ def reduction_tiles(
 
 
 def loops_around(found: Contraction, order: str, tile: int, width: int, peel: bool) -> list[Loop]:
+    """Loops over register tiles of `tile` points by `width` lanes, outermost first."""
     across = [Loop(found.lanes, width)]
     along = [Loop(found.tile, tile, peel=peel)] if found.tile else []
     outer = [Loop(axis) for axis in found.outer]

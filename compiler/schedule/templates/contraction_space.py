@@ -44,6 +44,7 @@ _TILES = (*range(1, 17), 18, 20, 24, 28)
 
 
 def knobs_of(found: Contraction, target: Target, threads: int) -> tuple[Knob, ...]:
+    """Every knob with the values that the extents allow."""
     lanes = target.lanes(DType.FLOAT32)
     widest = 8 if found.tile is None else 6
     most = min(widest, -(-found.lanes.extent // lanes))

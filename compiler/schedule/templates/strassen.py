@@ -22,8 +22,15 @@ from compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
 from compiler.schedule.kernel import Kernel, Transform
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
-from compiler.schedule.structure import STAGGER, Loop, halo_stage, nest, parallel_stage
-from compiler.schedule.templates.contraction_lowering import reduction_tiles, replace_tensors
+from compiler.schedule.structure import (
+    STAGGER,
+    Loop,
+    halo_stage,
+    nest,
+    parallel_stage,
+    replace_tensors,
+)
+from compiler.schedule.templates.contraction_lowering import reduction_tiles
 from compiler.schedule.templates.contraction_space import default_schedule, fits, knobs_of
 from compiler.schedule.templates.strassen_analysis import (
     HALVES,

@@ -31,7 +31,14 @@ from compiler.loops.rewriting import reindex
 from compiler.schedule.cook_toom import POINTS, Rational, factored, filtering, transposed
 from compiler.schedule.kernel import Kernel, Transform
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.structure import STAGGER, Loop, halo_stage, nest, parallel_stage
+from compiler.schedule.structure import (
+    STAGGER,
+    Loop,
+    halo_stage,
+    nest,
+    parallel_stage,
+    replace_tensors,
+)
 from compiler.schedule.templates.winograd_analysis import Side, Winograd
 from compiler.target import Target
 
@@ -125,9 +132,7 @@ class _Lowering:
         found, output = self.found, self.found.problem.output.tensor
         body = (*self._input_transforms(), *self._products(), *self._output_transform())
         stage = parallel_stage("main", [Loop(self.block)], *body)
-        inputs = tuple(
-            self.weights if t.name == self.weights.name else t for t in found.problem.inputs
-        )
+        inputs = replace_tensors(found.problem.inputs, (self.weights,))
         return Kernel(
             LoopNest(
                 "kernel",
