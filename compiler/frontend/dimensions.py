@@ -69,7 +69,7 @@ def model_dims(graph: GraphProto) -> ModelDims:
 
 
 def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> dict[str, int]:
-    """The sizes. Raises InvalidArgumentError where one is no integer, or of no open dimension.
+    """The sizes. Raises InvalidArgumentError where one is no size, or of no open dimension.
 
     A size that changes nothing, beside dimensions that are open, is a mistake of whoever gave it. A
     model that leaves nothing open takes any: callers may state `batch` for whatever they compile.
@@ -95,6 +95,8 @@ def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> dict[str, int]:
             sizes[name] = index(size)
         except TypeError as error:
             raise InvalidArgumentError(f"dimension '{name}': {size!r} is no integer") from error
+        if sizes[name] < 0:
+            raise InvalidArgumentError(f"dimension '{name}' is {sizes[name]}, less than nought")
     return sizes
 
 

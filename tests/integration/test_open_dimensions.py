@@ -92,6 +92,11 @@ def test_one_dimension_may_be_fixed(model: onnx.ModelProto) -> None:
         compiler.compile_model(model, dims={"batsh": 2})
 
 
+def test_no_dimension_is_negative(model: onnx.ModelProto) -> None:
+    with pytest.raises(compiler.InvalidArgumentError, match="'batch' is -1"):
+        compiler.compile_model(model, dims={"batch": -1})
+
+
 def test_programs_share_their_weights(model: onnx.ModelProto) -> None:
     executable = compiler.compile_model(model, dims={"batch": 1})
     assert isinstance(executable, SizedExecutable)

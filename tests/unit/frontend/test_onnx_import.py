@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
+from compiler.errors import InvalidArgumentError, InvalidModelError
 from compiler.frontend.onnx_import import import_model
 from compiler.graph.ir import Graph
 from compiler.graph.types import TensorType
@@ -226,8 +226,11 @@ def test_dimensions_have_names_or_places() -> None:
         import_model(m, {"n": 2})
     with pytest.raises(InvalidModelError, match="K differs, 5 against 4"):
         import_model(m, {"n": 2, "a[1]": 5, "k": 4})
-    with pytest.raises(InvalidModelError, match="dimension 0 is -1"):
+    with pytest.raises(InvalidArgumentError, match="dimension 'n' is -1"):
         import_model(m, {"n": -1, "a[1]": 5, "k": 4})
+    m.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    with pytest.raises(InvalidModelError, match="dimension 0 is -1"):
+        import_model(m, {"a[1]": 4, "k": 4})
 
 
 def test_paths_bytes_and_messages_give_the_same_graph(tmp_path: Path) -> None:
