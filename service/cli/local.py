@@ -136,6 +136,7 @@ def run(
     """Run a model, or an artifact, on arrays from a file."""
     from service.arrays import save_arrays
 
+    _check_place(outputs)  # now, and not when the results are there
     arrays = _load_arrays(inputs)
     with _opened(model, threads, numerics, parse_dims(dim)) as executable:
         results = executable.run(arrays)
@@ -144,6 +145,14 @@ def run(
     out = console()
     for name, array in zip(names, results, strict=True):
         out.print(f"{name}: {array.dtype} {array.shape}", soft_wrap=True, markup=False)
+
+
+def _check_place(path: Path) -> None:
+    """Raises UserError where no file can be."""
+    if path.is_dir():
+        raise UserError(f"--outputs '{path}' is a folder, no file")
+    if not path.parent.is_dir():
+        raise UserError(f"--outputs '{path}': the folder '{path.parent}' is not there")
 
 
 def _load_arrays(path: Path) -> dict[str, Any]:
