@@ -173,9 +173,9 @@ def _opened(
         # an artifact needs neither the compiler nor the database
         from compiler.runtime.artifact import load_artifact
 
-        if numerics is Numerics.STRICT:
+        if numerics is not Numerics.FAST:
             raise UserError(
-                f"--numerics strict: the artifact '{model}' keeps what it was compiled with"
+                f"--numerics {numerics.value}: the artifact '{model}' keeps what it was compiled with"
             )
         yield load_artifact(model, threads=threads, sizes=dims or None)
         return
