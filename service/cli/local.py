@@ -174,9 +174,7 @@ def _opened(
         from compiler.runtime.artifact import load_artifact
 
         if numerics is not Numerics.FAST:
-            raise UserError(
-                f"--numerics {numerics.value}: the artifact '{model}' keeps what it was compiled with"
-            )
+            raise UserError(f"--numerics {numerics.value}: the artifact '{model}' keeps its own")
         yield load_artifact(model, threads=threads, sizes=dims or None)
         return
     import compiler
