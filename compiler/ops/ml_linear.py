@@ -10,6 +10,7 @@ from compiler.ops.ml_scores import (
     DOMAIN,
     as_floats,
     best_label,
+    both_scores,
     class_labels,
     floats,
     positive_label,
@@ -59,24 +60,13 @@ def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
     count = node.shape(scores)[1]
     if (count, len(labels)) == (1, 2):
         label = positive_label(node, scores, 0.0, labels)
-        return label, cast_to(node, _both(node, scores, transform), DType.FLOAT32)
+        return label, cast_to(
+            node, both_scores(node, scores, transform, shares=True), DType.FLOAT32
+        )
     if count != len(labels) or count == 1:
         raise node.invalid(f"{len(labels)} labels for {count} rows of coefficients")
     label = best_label(node, scores, labels)
     return label, cast_to(node, post_transform(node, scores, transform), DType.FLOAT32)
-
-
-def _both(node: OnnxNode, score: str, transform: str) -> str:
-    """(rows, 2) from the second class's score, as ONNX Runtime makes it."""
-    match transform:
-        case "NONE":
-            one = node.scalar(1, node.type(score).dtype)
-            parts = [node.emit("sub", [one, score]), score]
-        case "LOGISTIC":
-            parts = [node.emit("sigmoid", [value]) for value in (node.emit("neg", [score]), score)]
-        case _:
-            raise node.unsupported(f"{transform} of one score for two classes")
-    return node.emit("concat", parts, axis=1)
 
 
 RULES = (

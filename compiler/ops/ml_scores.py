@@ -139,3 +139,25 @@ def positive_label(node: OnnxNode, score: str, threshold: float, labels: list[in
     first, second = (node.constant(np.array(label, np.int64)) for label in labels)
     chosen = node.emit("where", [above, second, first])
     return node.reshape(chosen, (node.shape(score)[0],))
+
+
+def both_scores(node: OnnxNode, score: str, transform: str, *, shares: bool) -> str:
+    """(rows, 2) from the score of the second class (rows, 1), as ONNX Runtime makes it.
+
+    Without a transform, the first class has what is missing to one where scores are `shares`, else
+    the score with the other sign.
+    """
+    negative = node.emit("neg", [score])
+    match transform:
+        case "NONE" if shares:
+            one = node.scalar(1, node.type(score).dtype)
+            parts = [node.emit("sub", [one, score]), score]
+        case "NONE":
+            parts = [negative, score]
+        case "LOGISTIC":
+            parts = [node.emit("sigmoid", [value]) for value in (negative, score)]
+        case "SOFTMAX" | "SOFTMAX_ZERO" | "PROBIT":
+            raise node.unsupported(f"{transform} of one score for two classes")
+        case _:
+            raise node.invalid(f"post_transform is '{transform}'")
+    return node.emit("concat", parts, axis=1)

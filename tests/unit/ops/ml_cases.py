@@ -1,4 +1,4 @@
-"""Cases of ai.onnx.ml's rules for linear models and for features."""
+"""Cases of ai.onnx.ml's rules for linear models, features and trees."""
 
 from __future__ import annotations
 
@@ -119,4 +119,60 @@ FEATURES = [
     ),
 ]
 
-CASES = [*LINEAR, *FEATURES]
+STUMP = {
+    "nodes_nodeids": [0, 1, 2],
+    "nodes_treeids": [0, 0, 0],
+    "nodes_featureids": [1, 0, 0],
+    "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+    "nodes_values": [0.0, 0.0, 0.0],
+    "nodes_truenodeids": [1, 0, 0],
+    "nodes_falsenodeids": [2, 0, 0],
+}
+
+TREES = [
+    ml(
+        "TreeEnsembleRegressor",
+        (ROWS,),
+        {
+            **STUMP,
+            "n_targets": 1,
+            "target_treeids": [0, 0],
+            "target_nodeids": [1, 2],
+            "target_ids": [0, 0],
+            "target_weights": [0.25, -3.0],
+        },
+    ),
+    ml(
+        "TreeEnsembleClassifier",
+        (ROWS,),
+        {
+            **STUMP,
+            "classlabels_int64s": [4, 5],
+            "class_treeids": [0, 0],
+            "class_nodeids": [1, 2],
+            "class_ids": [0, 0],
+            "class_weights": [0.25, 0.75],
+        },
+        outputs=2,
+    ),
+    ml(
+        "TreeEnsemble",
+        (ROWS,),
+        {
+            "n_targets": 1,
+            "tree_roots": [0],
+            "nodes_modes": tensor([0], TensorProto.UINT8),
+            "nodes_featureids": [1],
+            "nodes_splits": tensor([0.0], TensorProto.FLOAT),
+            "nodes_truenodeids": [0],
+            "nodes_trueleafs": [1],
+            "nodes_falsenodeids": [1],
+            "nodes_falseleafs": [1],
+            "leaf_targetids": [0, 0],
+            "leaf_weights": tensor([0.25, -3.0], TensorProto.FLOAT),
+        },
+        domain_opset=5,
+    ),
+]
+
+CASES = [*LINEAR, *FEATURES, *TREES]

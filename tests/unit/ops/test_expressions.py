@@ -178,6 +178,16 @@ CASES = [
     Case("gather", ((5, 3), ((2, 2), LONG)), {"axis": 0}, low=-9, high=9),
     Case("gather", ((2, 4, 3), ((5,), INT)), {"axis": -2}, low=-4, high=3),
     Case("gather", ((2, 4), ((), LONG)), {"axis": 1}),
+    *(
+        Case(
+            "descend",
+            (((rows, 7), INT), ((3, 4), dtype), ((9,), INT), ((9,), dtype), ((9,), INT)),
+            low=-2,
+            high=11,
+        )
+        for rows in (1, 3)
+        for dtype in (FLOAT, np.float64)
+    ),
 ]
 
 
@@ -287,6 +297,8 @@ def _type(*shape: int, dtype: DType = DType.FLOAT32) -> TensorType:
         ("expand", [_type(3)], {"shape": (4,)}, "do not broadcast"),
         ("gather", [_type(3), _type(2)], {}, "indices are float32"),
         ("where", [_type(3), _type(3), _type(3)], {}, "condition is float32"),
+        ("descend", [_type(2, 3), _type(3, 4), *[_type(9)] * 3], {}, r"places \(2, 3\) for rows"),
+        ("descend", [_type(1, 3), _type(3, 4), *[_type(9)] * 3], {}, "not int32"),
         ("exp", [_type(3, dtype=DType.INT32)], {}, "where a float is needed"),
         ("reduce_sum", [_type(2, 3)], {"axes": (0, -2)}, "twice"),
         ("batch_norm", [_type(1, 3), *[_type(4)] * 4], {}, "3 channels"),

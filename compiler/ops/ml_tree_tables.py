@@ -1,0 +1,231 @@
+"""Decision trees as tables of records that `descend` reads: one comparison for all modes.
+
+A record asks whether x <= threshold, and a NaN is never below. The other modes are that comparison
+with another threshold, with the branches exchanged, or of -x:
+
+    x < t       x <= the float before t
+    x > t       -x <= the float before -t
+    x >= t      -x <= -t
+    not (...)   branches exchanged
+    x == t      x <= t, and then not x < t
+    x in {...}  one == after the other
+
+A missing value takes the true branch where it is the second of a record's two. So nodes whose
+missing values track true ask the opposite question, which a NaN fails too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+from compiler.errors import InvalidModelError
+
+
+class Mode(IntEnum):
+    """Comparisons, by their number in TreeEnsemble."""
+
+    LEQ = 0
+    LT = 1
+    GTE = 2
+    GT = 3
+    EQ = 4
+    NEQ = 5
+    MEMBER = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A node with two branches, `yes` and `no`: positions of nodes.
+
+    `values` are its threshold, or its members; a NaN goes to `yes` where `missing` is set.
+    """
+
+    feature: int
+    mode: Mode
+    values: tuple[float, ...]
+    missing: bool
+    yes: int
+    no: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Records. `leaves` is each record's node where that is a leaf, else -1.
+
+    The first records are the trees' roots, the last one is a leaf of no tree, whose node is -1 too.
+    With `mirrored`, the columns are those of x and then those of -x. `steps` take every row to its
+    leaves.
+    """
+
+    columns: np.ndarray
+    thresholds: np.ndarray
+    following: np.ndarray
+    leaves: np.ndarray
+    mirrored: bool
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Test:
+    """x[column] <= threshold: `below`, else `other`; each a node or a test."""
+
+    column: int
+    threshold: float
+    below: int | _Test
+    other: int | _Test
+
+
+def tree_tables(
+    nodes: Sequence[Branch | None], roots: Sequence[int], features: int, dtype: np.dtype[np.generic]
+) -> Tables:
+    """The tables of these trees; a node that is None is a leaf. Thresholds are exact in `dtype`.
+
+    Raises:
+        InvalidModelError: if the nodes are no trees, or read what is no feature.
+    """
+    _check_trees(nodes, roots, features)
+    return _Builder(nodes, features, dtype).build(roots)
+
+
+def _check_trees(nodes: Sequence[Branch | None], roots: Sequence[int], features: int) -> None:
+    parents: dict[int, int] = {}
+    for number, node in enumerate(nodes):
+        if node is None:
+            continue
+        if not 0 <= node.feature < features:
+            raise InvalidModelError(
+                f"tree node {number} reads feature {node.feature} of {features}"
+            )
+        if np.isnan(node.values).any():
+            raise InvalidModelError(f"tree node {number} compares with a NaN")
+        for child in (node.yes, node.no):
+            if not 0 <= child < len(nodes):
+                raise InvalidModelError(f"tree node {number} branches to {child}, which is no node")
+            if nodes[child] is not None and parents.setdefault(child, number) != number:
+                raise InvalidModelError(f"tree node {child} follows {parents[child]} and {number}")
+    if len(set(roots)) != len(roots):
+        raise InvalidModelError("two trees start at one node")
+    for root in roots:
+        if not 0 <= root < len(nodes):
+            raise InvalidModelError(f"a tree starts at {root}, which is no node")
+        if root in parents:
+            raise InvalidModelError(f"a tree starts at node {root}, which follows {parents[root]}")
+
+
+@dataclass(slots=True)
+class _Builder:
+    nodes: Sequence[Branch | None]
+    features: int
+    dtype: np.dtype[np.generic]
+    tests: dict[int, _Test] = field(default_factory=dict)
+
+    def build(self, roots: Sequence[int]) -> Tables:
+        """Level by level, so that what many rows read lies together.
+
+        A node that several tests lead to has a record for each, and one pair that follows.
+        """
+        items: list[int | _Test] = list(roots)
+        pairs: dict[int, int] = {}
+        columns, thresholds, following = [], [], []
+        waiting = deque(range(len(items)))
+        while waiting:
+            place = waiting.popleft()
+            test = self._test(items[place])
+            if test is None:
+                columns.append(0)
+                thresholds.append(np.nan)
+                following.append(place - 1)
+                continue
+            if id(test) not in pairs:
+                pairs[id(test)] = len(items)
+                waiting.extend((len(items), len(items) + 1))
+                items += [test.below, test.other]
+            columns.append(test.column)
+            thresholds.append(test.threshold)
+            following.append(pairs[id(test)])
+        leaves = [-1 if isinstance(i, _Test) or self.nodes[i] is not None else i for i in items]
+        records = len(items)
+        places = np.array([*following, records - 1], np.int32)
+        return Tables(
+            np.array([*columns, 0], np.int32),
+            np.array([*thresholds, np.nan], self.dtype),
+            places,
+            np.array([*leaves, -1], np.int64),
+            max(columns, default=0) >= self.features,
+            _longest(places, len(roots)),
+        )
+
+    def _test(self, item: int | _Test) -> _Test | None:
+        """The test of a node, always the same one; None of a leaf."""
+        if isinstance(item, _Test):
+            return item
+        node = self.nodes[item]
+        if node is None:
+            return None
+        if item not in self.tests:
+            self.tests[item] = self._of(node)
+        return self.tests[item]
+
+    def _of(self, node: Branch) -> _Test:
+        f, missing, yes, no = node.feature, node.missing, node.yes, node.no
+        t = node.values[0] if node.values else np.nan
+        match node.mode:
+            case Mode.LEQ:
+                return self._at_most(f, t, missing, yes, no)
+            case Mode.LT:
+                return self._less(f, t, missing, yes, no)
+            case Mode.GTE:
+                return self._less(f, t, not missing, no, yes)
+            case Mode.GT:
+                return self._at_most(f, t, not missing, no, yes)
+            case Mode.EQ:
+                return self._equal(f, t, missing, yes, no)
+            case Mode.NEQ:
+                return self._equal(f, t, not missing, no, yes)
+            case Mode.MEMBER:
+                return self._member(node)
+
+    def _at_most(self, f: int, t: float, missing: bool, yes: int | _Test, no: int | _Test) -> _Test:
+        if missing:
+            return _Test(f + self.features, self._before(-t), no, yes)
+        return _Test(f, t, yes, no)
+
+    def _less(self, f: int, t: float, missing: bool, yes: int | _Test, no: int | _Test) -> _Test:
+        if missing:
+            return _Test(f + self.features, -t, no, yes)
+        return _Test(f, self._before(t), yes, no)
+
+    def _equal(self, f: int, t: float, missing: bool, yes: int | _Test, no: int | _Test) -> _Test:
+        return self._at_most(f, t, missing, self._less(f, t, False, no, yes), no)
+
+    def _member(self, node: Branch) -> _Test:
+        if not node.values:  # of nothing: only a missing value is
+            return self._less(node.feature, -np.inf, node.missing, node.yes, node.no)
+        rest: int | _Test = node.no
+        for value in reversed(node.values):
+            rest = self._equal(node.feature, value, node.missing, node.yes, rest)
+        assert isinstance(rest, _Test)
+        return rest
+
+    def _before(self, t: float) -> float:
+        """The next smaller number of the type; a NaN where there is none: nothing is below it."""
+        if t == -np.inf:
+            return float("nan")
+        return float(np.nextafter(self.dtype.type(t), self.dtype.type(-np.inf)))
+
+
+def _longest(following: np.ndarray, roots: int) -> int:
+    """Steps of the longest path from a root to a leaf."""
+    level = np.arange(roots)
+    steps = 0
+    while True:
+        level = level[following[level] != level - 1]
+        if not level.size:
+            return steps
+        level = np.unique(np.concatenate([following[level], following[level] + 1]))
+        steps += 1

@@ -1,0 +1,350 @@
+"""Tree ensembles of ai.onnx.ml: steps down all trees, then the votes of the leaves, aggregated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.ops.cast import cast_to
+from compiler.ops.ml_scores import (
+    DOMAIN,
+    TRANSFORMS,
+    best_label,
+    both_scores,
+    class_labels,
+    floats,
+    positive_label,
+    post_transform,
+    rows_of,
+    target_transform,
+)
+from compiler.ops.ml_tree_tables import Branch, Mode, Tables, tree_tables
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+
+STEP_LIMIT = 512
+"""Comparisons from a root to a leaf; a step is a kernel call."""
+
+AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+"""Aggregate functions by their number in TreeEnsemble."""
+
+PADDING = 2
+"""Trees that vote for one target each are grouped by it where this costs no more than so many times
+the trees: groups are as long as the longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Trees as ONNX gives them. `nodes` are None for leaves; votes are (leaf, target, weight)."""
+
+    nodes: Sequence[Branch | None]
+    roots: Sequence[int]
+    leaves: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+    dtype: DType
+    """What rows are compared in, and weights added."""
+
+
+def _scores(node: OnnxNode, forest: Forest, targets: int, aggregate: str) -> str:
+    """(rows, targets): each tree's leaf for the row votes for targets; no vote at all is a zero."""
+    if aggregate not in AGGREGATES:
+        raise node.invalid(f"aggregate_function is '{aggregate}'")
+    if targets < 1 or not len(forest.roots):
+        raise node.invalid(f"{len(forest.roots)} trees for {targets} targets")
+    if ((forest.targets < 0) | (forest.targets >= targets)).any():
+        raise node.invalid(f"a leaf votes for what is none of {targets} targets")
+    x = cast_to(node, rows_of(node, node.input(0)), forest.dtype)
+    try:
+        tables = tree_tables(forest.nodes, forest.roots, node.shape(x)[1], forest.dtype.numpy)
+    except InvalidModelError as error:
+        raise node.invalid(str(error)) from error
+    if tables.steps > STEP_LIMIT:
+        raise node.unsupported(f"{tables.steps} comparisons in a row, the limit is {STEP_LIMIT}")
+    neutral = {"MIN": np.inf, "MAX": -np.inf}.get(aggregate, 0.0)
+    votes = _votes(node, forest, targets, aggregate, neutral)
+    groups = _groups(forest, tables, targets, votes, neutral)
+    rows = node.shape(x)[0]
+    if groups is None:
+        order, table = np.arange(len(forest.roots)), votes[tables.leaves]
+        ends = _leaves(node, x, tables, order)
+        found = node.emit("gather", [floats(node, table, forest.dtype), ends], axis=0)
+        axis = 1
+    else:
+        table = np.where(votes == neutral, 0, votes).sum(1)
+        table = np.where((votes == neutral).all(1), neutral, table)[tables.leaves]
+        ends = _leaves(node, x, tables, groups)
+        found = node.emit("gather", [floats(node, table, forest.dtype), ends], axis=0)
+        found = node.reshape(found, (rows, targets, len(groups) // targets))
+        axis = 2
+    reduction = {"MIN": "reduce_min", "MAX": "reduce_max"}.get(aggregate, "reduce_sum")
+    total = node.emit(reduction, [found], axes=(axis,), keepdims=0)
+    if aggregate == "AVERAGE":
+        total = node.emit("div", [total, node.scalar(len(forest.roots), forest.dtype)])
+    elif neutral and (table == neutral).any():
+        silent = node.emit("equal", [total, node.scalar(neutral, forest.dtype)])
+        total = node.emit("where", [silent, node.scalar(0, forest.dtype), total])
+    return total
+
+
+def _votes(
+    node: OnnxNode, forest: Forest, targets: int, aggregate: str, neutral: float
+) -> np.ndarray:
+    """(nodes + 1, targets): what each node's votes are together; the last row has none."""
+    size = (len(forest.nodes) + 1) * targets
+    node.reserve(f"votes of {len(forest.nodes)} nodes for {targets} targets", size * 8)
+    votes = np.full((len(forest.nodes) + 1, targets), neutral)
+    combine = {"MIN": np.minimum, "MAX": np.maximum}.get(aggregate, np.add)
+    combine.at(votes, (forest.leaves, forest.targets), forest.weights)
+    return votes
+
+
+def _groups(
+    forest: Forest, tables: Tables, targets: int, votes: np.ndarray, neutral: float
+) -> np.ndarray | None:
+    """Roots by the one target that each tree votes for, in groups of one length that the leaf of no
+    tree fills up; None where a tree votes for several, or groups would be too long.
+    """
+    tree_of = _trees_of(tables, len(forest.roots))
+    voted = np.zeros((len(forest.roots), targets), bool)
+    for target in range(targets):
+        with_vote = np.flatnonzero((votes[:, target] != neutral)[tables.leaves] & (tree_of >= 0))
+        voted[tree_of[with_vote], target] = True
+    if (voted.sum(1) > 1).any():
+        return None
+    own = voted.argmax(1)
+    length = int(np.bincount(own, minlength=targets).max())
+    if length * targets > PADDING * len(own):
+        return None
+    order = np.full((targets, length), len(tables.following) - 1)
+    for target in range(targets):
+        mine = np.flatnonzero(own == target)
+        order[target, : len(mine)] = mine
+    return order.reshape(-1)
+
+
+def _trees_of(tables: Tables, roots: int) -> np.ndarray:
+    """The tree of each record; -1 for the leaf of none."""
+    found = np.full(len(tables.following), -1)
+    level = np.arange(roots)
+    found[level] = level
+    while level.size:
+        level = level[tables.following[level] != level - 1]
+        for side in (0, 1):
+            found[tables.following[level] + side] = found[level]
+        level = np.unique(np.concatenate([tables.following[level] + side for side in (0, 1)]))
+    return found
+
+
+def _leaves(node: OnnxNode, x: str, tables: Tables, roots: np.ndarray) -> str:
+    """(rows, trees): the record of each tree's leaf for each row."""
+    if tables.mirrored:
+        x = node.emit("concat", [x, node.emit("neg", [x])], axis=1)
+    columns, following = node.constant(tables.columns), node.constant(tables.following)
+    thresholds = floats(node, tables.thresholds, node.type(x).dtype)
+    places = node.constant(roots.astype(np.int32)[None])
+    for _ in range(max(tables.steps, 1)):
+        places = node.emit("descend", [places, x, columns, thresholds, following])
+    return places
+
+
+def _with_base(node: OnnxNode, scores: str, targets: int) -> str:
+    """base_values added, where there are some."""
+    given = node.tensor("base_values_as_tensor")
+    base = np.array(node.numbers("base_values")) if given is None else given.array.reshape(-1)
+    if not base.size:
+        return scores
+    if base.size > targets == 1:
+        raise node.unsupported(f"{base.size} base values for one score")
+    if base.size != targets:
+        raise node.invalid(f"{base.size} base values for {targets} targets")
+    return node.emit("add", [scores, floats(node, base, node.type(scores).dtype)])
+
+
+def _whole(node: OnnxNode, key: str, count: int | None = None) -> tuple[int, ...]:
+    """A list of integers, `count` of them."""
+    found = node.ints(key, ())
+    assert found is not None
+    if count is not None and len(found) != count:
+        raise node.invalid(f"{len(found)} integers in '{key}', there are {count}")
+    return found
+
+
+def _numbers(node: OnnxNode, key: str, count: int) -> tuple[np.ndarray, bool]:
+    """Numbers from the attribute or from its tensor; whether they are float64."""
+    tensor = node.tensor(f"{key}_as_tensor")
+    found = np.array(node.numbers(key)) if tensor is None else tensor.array.reshape(-1)
+    if len(found) != count:
+        raise node.invalid(f"{len(found)} numbers in '{key}', there are {count}")
+    return found.astype(np.float64), found.dtype == np.float64 and tensor is not None
+
+
+def _dtype(node: OnnxNode, double: bool) -> DType:
+    given = node.type(node.input(0)).dtype
+    return DType.FLOAT64 if double or given is DType.FLOAT64 else DType.FLOAT32
+
+
+def _forest(node: OnnxNode, votes: str) -> Forest:
+    """The trees of TreeEnsembleRegressor and TreeEnsembleClassifier; the first node of each is its
+    root. `votes` is what attributes of votes start with."""
+    ids = _whole(node, "nodes_nodeids")
+    count = len(ids)
+    trees = _whole(node, "nodes_treeids", count)
+    place = {key: number for number, key in enumerate(zip(trees, ids, strict=True))}
+    if len(place) != count:
+        raise node.invalid("a tree has two nodes of one id")
+    modes = node.attrs.get("nodes_modes", ())
+    if not isinstance(modes, tuple) or len(modes) != count:
+        raise node.invalid(f"'nodes_modes' are not those of {count} nodes")
+    values, exact = _numbers(node, "nodes_values", count)
+    features = _whole(node, "nodes_featureids", count)
+    missing = _whole(node, "nodes_missing_value_tracks_true") or (0,) * count
+    yes, no = (_whole(node, f"nodes_{side}nodeids", count) for side in ("true", "false"))
+    nodes: list[Branch | None] = []
+    for number, mode in enumerate(modes):
+        if mode == "LEAF":
+            nodes.append(None)
+            continue
+        name = str(mode).removeprefix("BRANCH_")
+        if name not in Mode.__members__ or name == Mode.MEMBER.name:
+            raise node.invalid(f"the mode of node {number} is '{mode}'")
+        sides = [place.get((trees[number], side[number]), -1) for side in (yes, no)]
+        nodes.append(
+            Branch(
+                features[number],
+                Mode[name],
+                (float(values[number]),),
+                bool(missing[number]),
+                *sides,
+            )
+        )
+    leaves = _whole(node, f"{votes}_nodeids")
+    voters = _whole(node, f"{votes}_treeids", len(leaves))
+    at = [place.get(key, -1) for key in zip(voters, leaves, strict=True)]
+    if any(number < 0 or nodes[number] is not None for number in at):
+        raise node.invalid("a vote is that of no leaf")
+    weights, precise = _numbers(node, f"{votes}_weights", len(leaves))
+    targets = _whole(node, f"{votes}_ids", len(leaves))
+    roots: dict[int, int] = {}
+    for number, tree in enumerate(trees):
+        roots.setdefault(tree, number)
+    dtype = _dtype(node, exact or precise)
+    return Forest(
+        nodes, list(roots.values()), np.array(at, int), np.array(targets, int), weights, dtype
+    )
+
+
+def _onnx_regressor(node: OnnxNode) -> str:
+    targets = node.integer("n_targets", 1)
+    aggregate = node.word("aggregate_function", "SUM")
+    total = _scores(node, _forest(node, "target"), targets, aggregate)
+    based = _with_base(node, total, targets)
+    transformed = target_transform(node, based, node.word("post_transform", "NONE"))
+    return cast_to(node, transformed, DType.FLOAT32)
+
+
+def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
+    """Labels (rows,) and scores (rows, classes).
+
+    Where all votes are for the first of two classes, they are the score of the second: exporters
+    write binary classifiers so. The label is that of the larger score before the transform.
+    """
+    labels = class_labels(node, "classlabels_int64s", "classlabels_strings")
+    forest = _forest(node, "class")
+    transform = node.word("post_transform", "NONE")
+    if len(labels) < 2:
+        raise node.unsupported("a single class")
+    if len(labels) == 2 and not forest.targets.any():
+        score = _with_base(node, _scores(node, forest, 1, "SUM"), 1)
+        shares = transform == "NONE" and bool((forest.weights >= 0).all())
+        label = positive_label(node, score, 0.5 if shares else 0.0, labels)
+        both = both_scores(node, score, transform, shares=shares)
+        return label, cast_to(node, both, DType.FLOAT32)
+    scores = _with_base(node, _scores(node, forest, len(labels), "SUM"), len(labels))
+    label = best_label(node, scores, labels)
+    return label, cast_to(node, post_transform(node, scores, transform), DType.FLOAT32)
+
+
+def _onnx_ensemble(node: OnnxNode) -> str:
+    """TreeEnsemble: branches and leaves apart. Positions of leaves follow those of branches."""
+    splits, modes, weights = (
+        node.tensor(key) for key in ("nodes_splits", "nodes_modes", "leaf_weights")
+    )
+    if splits is None or modes is None or weights is None:
+        raise node.invalid("'nodes_splits', 'nodes_modes' or 'leaf_weights' is missing")
+    count, leaves = splits.array.size, weights.array.size
+    numbers = modes.array.reshape(-1).tolist()
+    if len(numbers) != count or not set(numbers) <= set(Mode):
+        raise node.invalid(f"'nodes_modes' are not those of {count} nodes")
+    features = _whole(node, "nodes_featureids", count)
+    missing = _whole(node, "nodes_missing_value_tracks_true") or (0,) * count
+    sides = []
+    for side in ("true", "false"):
+        to_leaf = _whole(node, f"nodes_{side}leafs", count)
+        places = _whole(node, f"nodes_{side}nodeids", count)
+        if any(not 0 <= p < (leaves if f else count) for p, f in zip(places, to_leaf, strict=True)):
+            raise node.invalid(f"'nodes_{side}nodeids' names what is neither a node nor a leaf")
+        sides.append([p + count if f else p for p, f in zip(places, to_leaf, strict=True)])
+    members = _members(node, numbers.count(Mode.MEMBER))
+    values = splits.array.reshape(-1).astype(np.float64).tolist()
+    nodes: list[Branch | None] = [
+        Branch(
+            features[number],
+            Mode(mode),
+            next(members) if mode == Mode.MEMBER else (values[number],),
+            bool(missing[number]),
+            sides[0][number],
+            sides[1][number],
+        )
+        for number, mode in enumerate(numbers)
+    ]
+    nodes += [None] * leaves
+    targets = np.array(_whole(node, "leaf_targetids", leaves), int)
+    dtype = _dtype(node, DType.FLOAT64 in (splits.dtype, weights.dtype))
+    forest = Forest(
+        nodes,
+        _whole(node, "tree_roots"),
+        np.arange(count, count + leaves),
+        targets,
+        weights.array.reshape(-1).astype(np.float64),
+        dtype,
+    )
+    number, transform = node.integer("aggregate_function", 1), node.integer("post_transform", 0)
+    if not (0 <= number < len(AGGREGATES) and 0 <= transform < len(TRANSFORMS)):
+        raise node.invalid(f"aggregate_function is {number}, post_transform {transform}")
+    total = _scores(node, forest, node.integer("n_targets", 1), AGGREGATES[number])
+    transformed = target_transform(node, total, TRANSFORMS[transform])
+    return cast_to(node, transformed, node.type(node.input(0)).dtype)
+
+
+def _members(node: OnnxNode, count: int) -> Iterator[tuple[float, ...]]:
+    """The members of each set, which NaNs end."""
+    tensor = node.tensor("membership_values")
+    values = np.empty(0) if tensor is None else tensor.array.reshape(-1).astype(np.float64)
+    ends = np.flatnonzero(np.isnan(values))
+    if len(ends) != count:
+        raise node.invalid(f"{len(ends)} sets in 'membership_values', {count} nodes test for one")
+    parts = np.split(values, ends + 1)[:count]
+    return iter([tuple(part[:-1].tolist()) for part in parts])
+
+
+_LIMITS = (
+    "up to 512 comparisons from a root to a leaf; a single target has no SOFTMAX, SOFTMAX_ZERO or "
+    "LOGISTIC"
+)
+
+RULES = (
+    OnnxRule("TreeEnsembleRegressor", _onnx_regressor, DOMAIN, limits=_LIMITS),
+    OnnxRule(
+        "TreeEnsembleClassifier",
+        _onnx_classifier,
+        DOMAIN,
+        limits="labels are integers, of two or more classes; up to 512 comparisons from a root to "
+        "a leaf; one score for two classes has no SOFTMAX, SOFTMAX_ZERO or PROBIT",
+    ),
+    OnnxRule("TreeEnsemble", _onnx_ensemble, DOMAIN, limits=_LIMITS),
+)
