@@ -1,9 +1,9 @@
 """The cases of the ONNX backend suite, as this compiler is held to them.
 
-The suite's numeric core: all cases of the ai.onnx domain whose values are dense tensors of float16,
-bfloat16, float32, float64, integers and bool. Left out are cases that train or decode image files,
-and the `_expanded` variants, which spell an operator's function body out: they test the body's
-operators once more.
+The suite's numeric core: all cases of ai.onnx and ai.onnx.ml whose values are dense tensors of
+float16, bfloat16, float32, float64, integers and bool. Left out are cases that train or decode
+image files, and the `_expanded` variants, which spell an operator's function body out: they test
+the body's operators once more.
 """
 
 from __future__ import annotations
@@ -142,10 +142,11 @@ def cases() -> dict[str, Case]:
 
 
 def _is_numeric(model: ModelProto) -> bool:
-    """Whether all values are dense tensors of numbers, and all operators those of ai.onnx."""
+    """Whether all values are dense tensors of numbers, and all operators those of ai.onnx and
+    ai.onnx.ml."""
     nodes = list(_nodes(model.graph))
     return (
-        all(node.domain in ("", "ai.onnx") for node in nodes)
+        all(node.domain in ("", "ai.onnx", "ai.onnx.ml") for node in nodes)
         and not any(OTHER_VALUES.fullmatch(node.op_type) for node in nodes)
         and all(_is_tensor(info.type) for info in (*model.graph.input, *model.graph.output))
     )
@@ -200,10 +201,11 @@ def _arrays(values: Iterable[Any]) -> tuple[Any, ...]:
 
 def parameters(model: ModelProto) -> set[str]:
     """Inputs of the graph that some node takes as a parameter."""
-    opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
     found = set()
     for node in model.graph.node:
-        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
         own = WEIGHTS.get(node.op_type, ())
         for position, value in enumerate(node.input):
             formal = schema.inputs[min(position, len(schema.inputs) - 1)]
