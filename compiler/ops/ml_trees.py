@@ -29,6 +29,9 @@ from compiler.ops.registry import OnnxRule
 STEP_LIMIT = 512
 """Comparisons from a root to a leaf; a step is a kernel call."""
 
+COMPARISONS = {mode.name: mode for mode in Mode if mode is not Mode.MEMBER}
+"""What follows BRANCH_ in the modes of TreeEnsembleRegressor and TreeEnsembleClassifier."""
+
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 """Aggregate functions by their number in TreeEnsemble."""
 
@@ -210,13 +213,13 @@ def _forest(node: OnnxNode, votes: str) -> Forest:
             nodes.append(None)
             continue
         name = str(mode).removeprefix("BRANCH_")
-        if name not in Mode.__members__ or name == Mode.MEMBER.name:
+        if name not in COMPARISONS:
             raise node.invalid(f"the mode of node {number} is '{mode}'")
         sides = [place.get((trees[number], side[number]), -1) for side in (yes, no)]
         nodes.append(
             Branch(
                 features[number],
-                Mode[name],
+                COMPARISONS[name],
                 (float(values[number]),),
                 bool(missing[number]),
                 *sides,

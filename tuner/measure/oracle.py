@@ -104,7 +104,7 @@ def _expected(workload: Workload, specs: tuple[InputSpec, ...]) -> np.ndarray:
 
 
 def _index_bounds(workload: Workload) -> dict[str, int]:
-    """Exclusive upper bounds of the inputs that are positions of a gather."""
+    """Exclusive upper bounds of the inputs that are positions: of gathers, in tables of trees."""
     bounds: dict[str, int] = {}
     for node in workload.graph.nodes:
         if node.op == "gather":
@@ -112,6 +112,11 @@ def _index_bounds(workload: Workload) -> dict[str, int]:
             assert isinstance(axis, int)
             shape = workload.graph.types[node.inputs[0]].shape
             bounds[node.inputs[1]] = max(1, shape[axis])
+        elif node.op == "descend":
+            places, x, columns, _, following = node.inputs
+            records = workload.graph.types[columns].shape[0]
+            bounds |= {places: records, following: records}
+            bounds[columns] = workload.graph.types[x].shape[1]
     return bounds
 
 
