@@ -112,21 +112,25 @@ def _groups(
     """Roots by the one target that each tree votes for, in groups of one length that the leaf of no
     tree fills up; None where a tree votes for several, or groups would be too long.
     """
-    tree_of = _trees_of(tables, len(forest.roots))
-    voted = np.zeros((len(forest.roots), targets), bool)
-    for target in range(targets):
-        with_vote = np.flatnonzero((votes[:, target] != neutral)[tables.leaves] & (tree_of >= 0))
-        voted[tree_of[with_vote], target] = True
+    voted = votes != neutral
     if (voted.sum(1) > 1).any():
         return None
-    own = voted.argmax(1)
+    tree_of = _trees_of(tables, len(forest.roots))
+    voters = np.flatnonzero(voted.any(1)[tables.leaves] & (tree_of >= 0))
+    target = voted.argmax(1)[tables.leaves[voters]]
+    first, own = np.full(len(forest.roots), targets), np.full(len(forest.roots), -1)
+    np.minimum.at(first, tree_of[voters], target)
+    np.maximum.at(own, tree_of[voters], target)
+    if ((own >= 0) & (first < own)).any():
+        return None
+    own = np.maximum(own, 0)  # a tree without a vote may lie in any group
     length = int(np.bincount(own, minlength=targets).max())
     if length * targets > PADDING * len(own):
         return None
     order = np.full((targets, length), len(tables.following) - 1)
-    for target in range(targets):
-        mine = np.flatnonzero(own == target)
-        order[target, : len(mine)] = mine
+    for number in range(targets):
+        mine = np.flatnonzero(own == number)
+        order[number, : len(mine)] = mine
     return order.reshape(-1)
 
 
