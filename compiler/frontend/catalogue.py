@@ -106,6 +106,12 @@ def page() -> str:
         "depths; `onnx_backend` compiles again when they change. Types are the first operand's.",
         "`function` marks operators that are imported as the body that their schema gives.",
         "",
+        "Of ai.onnx.ml, numbers are taken: labels that are text have to be left out, and so have",
+        "the dictionaries of ZipMap (`zipmap=False` in exporters). Where the specification says",
+        "nothing, results are those of ONNX Runtime. Where the two differ, the specification",
+        "counts: a missing value goes to the branch that its node tracks in every mode, the label",
+        "of trees is the class of the larger score, and of equal keys the last one counts.",
+        "",
         "| operator | opsets | types | how | limits |",
         "| --- | --- | --- | --- | --- |",
     ]

@@ -93,7 +93,7 @@ def tree_tables(
 
 
 def _check_trees(nodes: Sequence[Branch | None], roots: Sequence[int], features: int) -> None:
-    parents: dict[int, int] = {}
+    """Nodes may follow several of their tree, as exporters of sets of categories write them."""
     for number, node in enumerate(nodes):
         if node is None:
             continue
@@ -101,20 +101,31 @@ def _check_trees(nodes: Sequence[Branch | None], roots: Sequence[int], features:
             raise InvalidModelError(
                 f"tree node {number} reads feature {node.feature} of {features}"
             )
-        if np.isnan(node.values).any():
+        if any(value != value for value in node.values):
             raise InvalidModelError(f"tree node {number} compares with a NaN")
         for child in (node.yes, node.no):
             if not 0 <= child < len(nodes):
                 raise InvalidModelError(f"tree node {number} branches to {child}, which is no node")
-            if nodes[child] is not None and parents.setdefault(child, number) != number:
-                raise InvalidModelError(f"tree node {child} follows {parents[child]} and {number}")
-    if len(set(roots)) != len(roots):
-        raise InvalidModelError("two trees start at one node")
-    for root in roots:
+    trees: dict[int, int] = {}
+    finished: set[int] = set()
+    for tree, root in enumerate(roots):
         if not 0 <= root < len(nodes):
             raise InvalidModelError(f"a tree starts at {root}, which is no node")
-        if root in parents:
-            raise InvalidModelError(f"a tree starts at node {root}, which follows {parents[root]}")
+        stack = [root]
+        while stack:
+            number = stack[-1]
+            node = nodes[number]
+            if node is None or number in finished:
+                stack.pop()
+                if trees.get(number, tree) != tree:
+                    raise InvalidModelError(f"tree node {number} is a node of two trees")
+            elif number in trees:  # all that follows it is done
+                finished.add(stack.pop())
+            else:
+                trees[number] = tree
+                if any(c in trees and c not in finished for c in (node.yes, node.no)):
+                    raise InvalidModelError(f"tree node {number} branches to one before it")
+                stack += (node.yes, node.no)
 
 
 @dataclass(slots=True)

@@ -211,13 +211,40 @@ def test_ensembles_of_opset_5(modes: list[int], dtype: Any) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
+def test_nodes_may_follow_several_others() -> None:
+    """So LightGBM's exporter writes sets of categories: each is compared, and one node follows."""
+    several = {
+        "nodes_nodeids": [0, 1, 2, 3, 4, 5],
+        "nodes_treeids": [0] * 6,
+        "nodes_featureids": [0, 0, 1, 1, 0, 0],
+        "nodes_modes": ["BRANCH_EQ", "BRANCH_EQ", "BRANCH_GT", "LEAF", "LEAF", "LEAF"],
+        "nodes_values": [1.0, 2.0, 0.5, 0.0, 0.0, 0.0],
+        "nodes_truenodeids": [2, 2, 3, 0, 0, 0],
+        "nodes_falsenodeids": [1, 5, 4, 0, 0, 0],
+    }
+    votes = {"treeids": [0] * 3, "nodeids": [3, 4, 5], "ids": [0] * 3, "weights": [1.0, 2.0, 4.0]}
+    attrs = {**several, **{f"target_{key}": value for key, value in votes.items()}}
+    x = data([[1, 0], [1, 1], [2, 0], [2, 1], [3, 0], [np.nan, 1]], np.float32)
+    case = ml("TreeEnsembleRegressor", (x,), {**attrs, "n_targets": 1}, domain_opset=3)
+    agrees_with_onnx_runtime(case)
+    found = compiler.compile_model(case.model()[0]).run([np.asarray(x)])
+    np.testing.assert_array_equal(found[0][:, 0], [2, 1, 2, 1, 4, 4])
+
+
+@pytest.mark.parametrize("roots", [[0, 0], [0, 1], [1, 0]])
+def test_trees_of_one_ensemble_share_no_node(roots: list[int]) -> None:
+    attrs = ensemble([0, 0, 0, 0], np.float32, tree_roots=roots)
+    with pytest.raises(InvalidModelError, match="is a node of two trees"):
+        imported(ml("TreeEnsemble", ((2, 2),), attrs, domain_opset=5))
+
+
 SMALL = trees(1, count=1, depth=1, features=1, modes=("BRANCH_LEQ",), missing=(0,))
 X = np.zeros((2, 1), np.float32)
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"nodes_featureids": [4, 0, 0]}, "node 0 reads feature 4 of 1"),
     ({"nodes_modes": ["BRANCH_ODD", "LEAF", "LEAF"]}, "node 0 is 'BRANCH_ODD'"),
     ({"nodes_truenodeids": [7, 0, 0]}, "branches to -1"),
-    ({"nodes_truenodeids": [0, 0, 0]}, "a tree starts at node 0, which follows 0"),
+    ({"nodes_truenodeids": [0, 0, 0]}, "node 0 branches to one before it"),
     ({"nodes_values": [float("nan"), 0.0, 0.0]}, "node 0 compares with a NaN"),
     ({"nodes_values": [0.0]}, "1 numbers in 'nodes_values', there are 3"),
     ({"nodes_nodeids": [0, 1, 1]}, "two nodes of one id"),
