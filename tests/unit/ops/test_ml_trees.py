@@ -231,6 +231,15 @@ def test_nodes_may_follow_several_others() -> None:
     np.testing.assert_array_equal(found[0][:, 0], [2, 1, 2, 1, 4, 4])
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_tree_may_be_a_leaf(beside: bool) -> None:
+    forest = trees(16, count=2 if beside else 0, modes=ORDERED)
+    leaf = {"treeids": 9, "modes": "LEAF", "values": 0.0}
+    nodes = {key: [*values, leaf.get(key, 0)] for key, values in forest.nodes.items()}
+    alone = Trees(nodes, [*forest.votes, (9, 0, 0, 0.75)])
+    agrees_with_onnx_runtime(regressor(alone, rows(10, 5)))
+
+
 @pytest.mark.parametrize("roots", [[0, 0], [0, 1], [1, 0]])
 def test_trees_of_one_ensemble_share_no_node(roots: list[int]) -> None:
     attrs = ensemble([0, 0, 0, 0], np.float32, tree_roots=roots)
