@@ -199,16 +199,27 @@ def compile_model(
         source = read_model(model)
     given = check_dims(source.proto.graph, dims or {})
 
-    def at(sizes: Mapping[str, int], spare: int) -> Executable:
-        with enough_memory_for("to compile the model"):
-            graph = load_graph(source, {**given, **sizes}, timings)
-            plan = make_plan(optimise(graph, numerics, timings=timings), chosen, numerics, timings)
-            return load_program(builder.build(plan, spare), threads, timings)
+    def build(optimised: Graph, spare: int) -> Executable:
+        plan = make_plan(optimised, chosen, numerics, timings)
+        return load_program(builder.build(plan, spare), threads, timings)
 
     ports = model_dims(source.proto.graph).fixed(given)
     if not ports.open:
-        return at({}, 1)
-    return SizedExecutable(OpenPorts(ports.inputs, ports.outputs), lambda s: at(dict(s), SPARE))
+        with enough_memory_for("to compile the model"):
+            # The message and the graph that is read from it are as large as the weights: each goes
+            # when the next is made.
+            graph = load_graph(source, given, timings)
+            del source
+            optimised = optimise(graph, numerics, timings=timings)
+            del graph
+            return build(optimised, 1)
+
+    def at(sizes: Sizes) -> Executable:
+        with enough_memory_for("to compile the model"):
+            graph = load_graph(source, {**given, **dict(sizes)}, timings)
+            return build(optimise(graph, numerics, timings=timings), SPARE)
+
+    return SizedExecutable(OpenPorts(ports.inputs, ports.outputs), at)
 
 
 def _host(target: Target) -> Target:
