@@ -159,7 +159,7 @@ def test_the_same_idempotency_key_is_the_same_job(client: TestClient) -> None:
         ({"seconds": -5}, "invalid-request", "seconds"),
         ({"seconds": 0}, "invalid-request", "seconds"),
         ({"threads": 0}, "invalid-request", "threads"),
-        ({"numerics": "loose"}, "invalid-request", "numerics"),
+        ({"numerics": "sloppy"}, "invalid-request", "numerics"),
         ({"dims": {"batch": 0}}, "invalid-request", "dims"),
         ({"trails": 5}, "invalid-request", "trails"),
         ({"target": "z80"}, "unknown-target", "z80"),
