@@ -29,10 +29,11 @@ LIBRARY, REFERENCE = b"a shared object", b"an expected output"
 
 
 class FakeSandbox:
-    """Counts measurements; `gate` holds them up."""
+    """Counts measurements; `gate` holds them up, once they have `started`."""
 
     measured: list[str] = []  # noqa: RUF012 - reset by the fixture
     gate = threading.Event()
+    started = threading.Event()
 
     def __init__(self, worker: str, device: Any) -> None:
         self._worker = worker
@@ -42,6 +43,7 @@ class FakeSandbox:
     ) -> MeasureResult:
         assert blob(request.library_digest).read_bytes() == LIBRARY
         assert blob(request.reference_digest).read_bytes() == REFERENCE
+        self.started.set()
         while not self.gate.is_set():
             if cancelled():
                 lost = Measurement(Status.CANCELLED)
@@ -60,6 +62,7 @@ def sandbox(monkeypatch: pytest.MonkeyPatch) -> type[FakeSandbox]:
     FakeSandbox.measured = []
     FakeSandbox.gate = threading.Event()
     FakeSandbox.gate.set()
+    FakeSandbox.started = threading.Event()
     monkeypatch.setattr(worker_module, "Sandbox", FakeSandbox)
     return FakeSandbox
 
@@ -168,7 +171,8 @@ def test_results_wait_in_the_spool_while_the_service_is_away(
     sandbox.gate.clear()
     queue(storage, "a")
     start()
-    until(lambda: state(storage, "a") is RequestState.LEASED)
+    until(sandbox.started.is_set)  # the worker has all that it needs
+    assert state(storage, "a") is RequestState.LEASED
     server.stop()
     sandbox.gate.set()
     until(lambda: any(options.spool.rglob("spool/a.json")))
@@ -189,7 +193,8 @@ def test_a_lease_that_ran_out_during_an_outage_is_not_measured_twice(
     sandbox.gate.clear()
     queue(storage, "a")
     start()
-    until(lambda: state(storage, "a") is RequestState.LEASED)
+    until(sandbox.started.is_set)  # the worker has all that it needs
+    assert state(storage, "a") is RequestState.LEASED
     server.stop()
     sandbox.gate.set()
     until(lambda: any(options.spool.rglob("spool/a.json")))
