@@ -15,7 +15,7 @@ from compiler.codegen.link import link_shared
 from compiler.codegen.object import load_objects
 from compiler.dtypes import DType
 from compiler.errors import CompilerError, InvalidArgumentError, enough_memory_for
-from compiler.frontend.dimensions import check_dims, model_dims
+from compiler.frontend.dimensions import check_dims, model_ports
 from compiler.frontend.onnx_import import ReadModel, import_model, read_model
 from compiler.graph.ir import Graph
 from compiler.partition import plan_graph
@@ -31,7 +31,8 @@ from compiler.program_builder import (
 from compiler.runtime import artifact
 from compiler.runtime.executable import Executable
 from compiler.runtime.native import check_threads
-from compiler.runtime.sized import OpenPorts, SizedExecutable, Sizes
+from compiler.runtime.ports import OpenPorts, Sizes
+from compiler.runtime.sized import SizedExecutable
 from compiler.target import Target, host_target, resolve_target
 from compiler.timings import Timings, timed
 
@@ -203,7 +204,7 @@ def compile_model(
         plan = make_plan(optimised, chosen, numerics, timings)
         return load_program(builder.build(plan, spare), threads, timings)
 
-    ports = model_dims(source.proto.graph).fixed(given)
+    ports = model_ports(source.proto.graph).fixed(given)
     if not ports.open:
         with enough_memory_for("to compile the model"):
             # The message and the graph that is read from it are as large as the weights: each goes
@@ -219,7 +220,7 @@ def compile_model(
             graph = load_graph(source, {**given, **dict(sizes)}, timings)
             return build(optimise(graph, numerics, timings=timings), SPARE)
 
-    return SizedExecutable(OpenPorts(ports.inputs, ports.outputs), at)
+    return SizedExecutable(ports, at)
 
 
 def _host(target: Target) -> Target:

@@ -123,6 +123,8 @@ class ProgramBuilder:
             self._weights = WeightBlock(spare * needed)
         program = self._program(plan, built, self._weights)
         self._weights.release_sources()
+        if self._limit is not None and self._weights.bytes > self._limit:
+            raise _over_limit(self._weights.bytes, self._limit)
         return CompiledProgram(
             program,
             self._weights.built(),
@@ -139,6 +141,7 @@ class ProgramBuilder:
         built = {workload: self._built[workload] for workload, _ in plan.tasks()}
         if self._limit is not None:
             _limit_weights(plan, built, self._compiler, self._limit)
+            self._built |= built
         return built
 
     def _program(
@@ -202,7 +205,11 @@ def _limit_weights(
         built[workload] = compiler.build(workload, None, "strict")
     total = _total_weights(built, counts)
     if total > limit:
-        raise CompilerError(f"the packed weights take {total} bytes, the limit is {limit}")
+        raise _over_limit(total, limit)
+
+
+def _over_limit(total: int, limit: int) -> CompilerError:
+    return CompilerError(f"the packed weights take {total} bytes, the limit is {limit}")
 
 
 def _total_weights(built: Mapping[Workload, Chosen], counts: Mapping[Workload, int]) -> int:

@@ -13,14 +13,14 @@ from typing import Any
 
 from compiler import costs, driver, ops
 from compiler.errors import InvalidArgumentError
-from compiler.frontend.dimensions import model_dims
+from compiler.frontend.dimensions import model_ports
 from compiler.frontend.onnx_import import read_model
 from compiler.graph.ir import Graph
 from compiler.loops.nest import LoopNest
 from compiler.ops.registry import OpKind
 from compiler.passes.pipeline import Observer
 from compiler.plan import GraphPlan
-from compiler.runtime.sized import OpenPorts, Sizes
+from compiler.runtime.ports import OpenPorts, Sizes
 from compiler.schedule.problem import anchor
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
@@ -127,13 +127,13 @@ def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:
             raise InvalidArgumentError("there is one size, so that nothing can be padded to it")
         return None
     fixed = {n: s for n, s in (first.request.dims or {}).items() if n not in names}
-    dims = model_dims(read_model(first.request.model).proto.graph).fixed(fixed)
-    if not dims.open:
+    ports = model_ports(read_model(first.request.model).proto.graph).fixed(fixed)
+    if not ports.open:
         raise InvalidArgumentError(
             f"dimension '{next(iter(names))}' is given several sizes, "
             "but the model leaves no dimension open"
         )
-    ports = OpenPorts(dims.inputs, dims.outputs, pad)
+    ports = replace(ports, pad=pad)
     ports.check_padding()
     return ports
 

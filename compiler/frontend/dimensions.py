@@ -3,54 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from operator import index
 
 from onnx import GraphProto, ValueInfoProto
 
 from compiler.errors import InvalidArgumentError
-
-Dims = tuple[int | str, ...]
-"""Sizes; an open dimension is a name."""
+from compiler.runtime.ports import Dims, OpenPorts
 
 
-@dataclass(frozen=True, slots=True)
-class ModelDims:
-    """Inputs without those that an initializer fills, and outputs, by name and in order.
+def model_ports(graph: GraphProto) -> OpenPorts:
+    """Inputs without those that an initializer fills, and outputs, with the dimensions as stated.
 
     An open dimension of an input has the name that the file gives it, or the input and the
-    position (`x[0]`) where it gives none; of an output, -1 stands where it gives none.
+    position (`x[0]`) where it gives none.
     """
-
-    inputs: Mapping[str, Dims]
-    outputs: Mapping[str, Dims]
-
-    @property
-    def open(self) -> tuple[str, ...]:
-        """The names of the inputs' open dimensions, each once, in order."""
-        names = (dim for dims in self.inputs.values() for dim in dims if isinstance(dim, str))
-        return tuple(dict.fromkeys(names))
-
-    def fixed(self, sizes: Mapping[str, int]) -> ModelDims:
-        """With some open dimensions given a size, by name or by input and position."""
-        inputs = {
-            name: tuple(
-                sizes.get(f"{name}[{position}]", sizes.get(str(dim), dim))
-                if isinstance(dim, str)
-                else dim
-                for position, dim in enumerate(dims)
-            )
-            for name, dims in self.inputs.items()
-        }
-        outputs = {
-            name: tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in dims)
-            for name, dims in self.outputs.items()
-        }
-        return ModelDims(inputs, outputs)
-
-
-def model_dims(graph: GraphProto) -> ModelDims:
-    """The dimensions of a model's inputs and outputs, as its file states them."""
     filled = {tensor.name for tensor in graph.initializer}
     inputs = {
         info.name: tuple(
@@ -65,7 +31,7 @@ def model_dims(graph: GraphProto) -> ModelDims:
         info.name: tuple(-1 if isinstance(d, str) and d not in known else d for d in _dims(info))
         for info in graph.output
     }
-    return ModelDims(inputs, outputs)
+    return OpenPorts(inputs, outputs)
 
 
 def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> dict[str, int]:

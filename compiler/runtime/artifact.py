@@ -30,8 +30,9 @@ from compiler.runtime.executable import Executable
 from compiler.runtime.kernel import ABI_VERSION
 from compiler.runtime.native import check_threads
 from compiler.runtime.packing import Bytes, aligned_empty
+from compiler.runtime.ports import OpenPorts, Sizes, sizes_text
 from compiler.runtime.program import Program
-from compiler.runtime.sized import OpenPorts, SizedExecutable, Sizes, sizes_text
+from compiler.runtime.sized import SizedExecutable
 
 FORMAT = "tilewright-artifact"
 FORMAT_VERSION = 2

@@ -9,73 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from compiler.errors import InvalidArgumentError, InvalidInputError
+from compiler.errors import InvalidInputError
 from compiler.runtime.executable import Executable, arrays_in_order
 from compiler.runtime.packing import Array
-
-Dims = tuple[int | str, ...]
-"""A port's dimensions; a string names an open one."""
-
-Sizes = tuple[tuple[str, int], ...]
-"""A size for each named dimension, sorted by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenPorts:
-    """Inputs and outputs in order, by name, with their dimensions.
-
-    Attributes:
-        inputs: dimensions of each input.
-        outputs: of each output; -1 is a dimension that depends on the sizes in an unknown way.
-        pad: whether inputs may be padded with zeros to the next served sizes. Only right for models
-            that ignore what is padded, as transformers with a mask input do.
-    """
-
-    inputs: Mapping[str, Dims]
-    outputs: Mapping[str, Dims]
-    pad: bool = False
-
-    def check_padding(self) -> None:
-        """Raises InvalidArgumentError if outputs of padded inputs cannot be cut back."""
-        for name, dims in self.outputs.items():
-            if self.pad and -1 in dims:
-                raise InvalidArgumentError(
-                    f"output '{name}': dimension {dims.index(-1)} depends on the sizes and has no "
-                    "name, so that a padded result cannot be cut back"
-                )
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON form."""
-        inputs, outputs = (
-            {name: list(dims) for name, dims in ports.items()}
-            for ports in (self.inputs, self.outputs)
-        )
-        return {"inputs": inputs, "outputs": outputs, "pad": self.pad}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> OpenPorts:
-        """Read what `to_json` gives.
-
-        Raises:
-            ValueError: if it is malformed.
-        """
-        try:
-            inputs, outputs = (
-                {
-                    str(name): tuple(dim if isinstance(dim, str) else int(dim) for dim in dims)
-                    for name, dims in data[key].items()
-                }
-                for key in ("inputs", "outputs")
-            )
-            return OpenPorts(inputs, outputs, bool(data["pad"]))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"malformed ports: {error!r}") from error
+from compiler.runtime.ports import Dims, OpenPorts, Sizes, dims_text, sizes_text
 
 
 class SizedExecutable:
@@ -109,8 +50,7 @@ class SizedExecutable:
     @property
     def open(self) -> tuple[str, ...]:
         """The names of the open dimensions, each once, in order."""
-        names = (dim for dims in self.ports.inputs.values() for dim in dims if isinstance(dim, str))
-        return tuple(dict.fromkeys(names))
+        return self.ports.open
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -208,16 +148,6 @@ class SizedExecutable:
 
     def _served_text(self) -> str:
         return "only " + "; ".join(sizes_text(sizes) for sizes in self.served or ())
-
-
-def sizes_text(sizes: Sizes) -> str:
-    """`batch=1, sequence=128`."""
-    return ", ".join(f"{name}={size}" for name, size in sizes) or "(no named dimension)"
-
-
-def dims_text(dims: Dims) -> str:
-    """`(batch, 3, 224, 224)`."""
-    return f"({', '.join(map(str, dims))})"
 
 
 def _shape(dims: Dims, sizes: Mapping[str, int]) -> tuple[int, ...]:

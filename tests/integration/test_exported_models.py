@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 import compiler
-from compiler.frontend.dimensions import model_dims
+from compiler.frontend.dimensions import model_ports
 from compiler.runtime.sized import SizedExecutable
 
 FOLDER = Path(__file__).parent.parent / "models"
@@ -26,7 +26,7 @@ def feeds(path: Path, sizes: dict[str, int], seed: int) -> dict[str, np.ndarray]
     """Seeded inputs; a mask leaves out the last token of every second row."""
     rng = np.random.default_rng(seed)
     graph = onnx.load(path).graph
-    dims = model_dims(graph).inputs
+    dims = model_ports(graph).inputs
     found: dict[str, np.ndarray] = {}
     for info in graph.input:
         shape = tuple(sizes[d] if isinstance(d, str) else d for d in dims[info.name])

@@ -37,7 +37,7 @@ INSIDE: dict[str, set[str]] = {
     "loops": _BASE | {"graph"},
     "ops": _IR,
     "workload": _IR | {"ops"},
-    "frontend": _IR | {"ops"},
+    "frontend": _IR | {"ops", "runtime"},
     "plan": _IR | {"ops", "workload"},
     "passes": _IR | {"ops", "workload", "plan", "regions"},
     "regions": set(),

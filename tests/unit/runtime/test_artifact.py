@@ -22,8 +22,9 @@ from compiler.runtime.cpu import architecture, missing_features
 from compiler.runtime.executable import Executable
 from compiler.runtime.kernel import KernelSpec, Role
 from compiler.runtime.packing import aligned_zeros
+from compiler.runtime.ports import OpenPorts
 from compiler.runtime.program import BufferRef, KernelCall, Port, Program, Space
-from compiler.runtime.sized import OpenPorts, SizedExecutable
+from compiler.runtime.sized import SizedExecutable
 
 ROLES = {"in": (Role.INPUT, 64), "w": (Role.WEIGHT, 64), "out": (Role.OUTPUT, 64)}
 TARGET = {"name": "host", "triple": f"{architecture()}-unknown-linux-gnu", "features": []}

@@ -12,7 +12,8 @@ import pytest
 
 from compiler.errors import InvalidArgumentError, InvalidInputError
 from compiler.runtime.executable import Executable
-from compiler.runtime.sized import OpenPorts, SizedExecutable, Sizes
+from compiler.runtime.ports import OpenPorts, Sizes
+from compiler.runtime.sized import SizedExecutable
 
 PORTS = OpenPorts({"x": ("batch", 3), "mask": ("batch", "sequence")}, {"y": ("batch", "sequence")})
 SERVED = tuple((("batch", b), ("sequence", s)) for b in (1, 2) for s in (4, 8))

@@ -1,0 +1,100 @@
+"""Inputs and outputs whose dimensions may be open, and sizes for those."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compiler.errors import InvalidArgumentError
+
+Dims = tuple[int | str, ...]
+"""A port's dimensions; a string names an open one."""
+
+Sizes = tuple[tuple[str, int], ...]
+"""A size for each named dimension, sorted by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPorts:
+    """Inputs and outputs in order, by name, with their dimensions.
+
+    Attributes:
+        inputs: dimensions of each input.
+        outputs: of each output; -1 is a dimension that depends on the sizes in an unknown way.
+        pad: whether inputs may be padded with zeros to the next served sizes. Only right for models
+            that ignore what is padded, as transformers with a mask input do.
+    """
+
+    inputs: Mapping[str, Dims]
+    outputs: Mapping[str, Dims]
+    pad: bool = False
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """The names of the inputs' open dimensions, each once, in order."""
+        names = (dim for dims in self.inputs.values() for dim in dims if isinstance(dim, str))
+        return tuple(dict.fromkeys(names))
+
+    def fixed(self, sizes: Mapping[str, int]) -> OpenPorts:
+        """With some open dimensions given a size, by name or by input and position (`x[0]`)."""
+        inputs = {
+            name: tuple(
+                sizes.get(f"{name}[{position}]", sizes.get(dim, dim))
+                if isinstance(dim, str)
+                else dim
+                for position, dim in enumerate(dims)
+            )
+            for name, dims in self.inputs.items()
+        }
+        outputs = {
+            name: tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in dims)
+            for name, dims in self.outputs.items()
+        }
+        return replace(self, inputs=inputs, outputs=outputs)
+
+    def check_padding(self) -> None:
+        """Raises InvalidArgumentError if outputs of padded inputs cannot be cut back."""
+        for name, dims in self.outputs.items():
+            if self.pad and -1 in dims:
+                raise InvalidArgumentError(
+                    f"output '{name}': dimension {dims.index(-1)} depends on the sizes and has no "
+                    "name, so that a padded result cannot be cut back"
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON form."""
+        inputs, outputs = (
+            {name: list(dims) for name, dims in ports.items()}
+            for ports in (self.inputs, self.outputs)
+        )
+        return {"inputs": inputs, "outputs": outputs, "pad": self.pad}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> OpenPorts:
+        """Read what `to_json` gives.
+
+        Raises:
+            ValueError: if it is malformed.
+        """
+        try:
+            inputs, outputs = (
+                {
+                    str(name): tuple(dim if isinstance(dim, str) else int(dim) for dim in dims)
+                    for name, dims in data[key].items()
+                }
+                for key in ("inputs", "outputs")
+            )
+            return OpenPorts(inputs, outputs, bool(data["pad"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"malformed ports: {error!r}") from error
+
+
+def sizes_text(sizes: Sizes) -> str:
+    """`batch=1, sequence=128`."""
+    return ", ".join(f"{name}={size}" for name, size in sizes) or "(no named dimension)"
+
+
+def dims_text(dims: Dims) -> str:
+    """`(batch, 3, 224, 224)`."""
+    return f"({', '.join(map(str, dims))})"
