@@ -171,6 +171,7 @@ class TrialRow(Base):
     schedule: Mapped[Json]
     schedule_digest: Mapped[str]
     codegen_version: Mapped[str]
+    origin: Mapped[str]  # who suggested it
     # the measurement
     status: Mapped[str]
     error: Mapped[str]

@@ -200,7 +200,7 @@ class _Run:
         if not self._scheduler.tasks[number].batches:
             share = self._options.trials // (2 * max(1, self._open()))
             size = min(size, max(1, share))
-        schedules = state.propose(size)
+        schedules = [suggestion.schedule for suggestion in state.suggest(size)]
         if not schedules:
             self._scheduler.tasks[number].exhausted = True
             return self._send_next()

@@ -159,7 +159,7 @@ class Pipeline:
         first: dict[str, Entry] = {}
         default = state.task.space.default()  # measured anyhow: gains are gains over it
         for (name, _), result in zip(batch.schedules, built, strict=True):
-            entry = Entry(name, result)
+            entry = Entry(name, result, state.origins.get(result.schedule, ""))
             if result.status is not Status.OK:
                 batch.trials.append(self._trial(batch, entry, _failure(result)))
             elif result.spills and batch.phase is Phase.SCREEN and result.schedule != default:
@@ -216,6 +216,7 @@ class Pipeline:
             batch.phase,
             self._options.job_id,
             self._options.codegen_version,
+            entry.origin,
         )
 
 

@@ -14,7 +14,7 @@ from tuner.features import FeatureExtractor
 from tuner.measure.measurement import Measurement, Phase, Trial, TuningRecord, trial_id
 from tuner.measure.wire import MeasureRequest
 from tuner.options import TuneOptions
-from tuner.search import SearchContext, SearchStrategy, make_strategy
+from tuner.search import Observed, SearchContext, SearchStrategy, Suggestion, make_strategy
 from tuner.statements import statements
 from tuner.tasks import Task
 
@@ -39,6 +39,8 @@ class TaskState:
     failures: int = 0
     measured: dict[Schedule, Measurement] = field(default_factory=dict)
     by_object: dict[str, Measurement] = field(default_factory=dict)
+    origins: dict[Schedule, str] = field(default_factory=dict)
+    """Who suggested a schedule first: "default", or what the search says of it."""
     retries: list[Schedule] = field(default_factory=list)
     serials: dict[tuple[Schedule, Phase], int] = field(default_factory=dict)
     requested: set[Schedule] = field(default_factory=set)
@@ -91,21 +93,23 @@ class TaskState:
             self.from_store,
         )
 
-    def propose(self, count: int) -> list[Schedule]:
+    def suggest(self, count: int) -> list[Suggestion]:
         """The next candidates: the default first of all, then what was lost, then the search's."""
-        chosen: list[Schedule] = []
+        chosen: list[Suggestion] = []
         default = self.task.space.default()
         if default not in self.measured and default not in self.requested:
-            self.search.observe([(default, None)])
-            chosen.append(default)
+            self.search.update([Observed(default, None)])
+            chosen.append(Suggestion(default, "default"))
         while self.retries and len(chosen) < count:
             lost = self.retries.pop(0)
             # the trials of a killed process may hold the loss and the repetition that succeeded
-            if lost not in self.measured and lost not in chosen:
-                chosen.append(lost)
+            if lost not in self.measured and all(lost != c.schedule for c in chosen):
+                chosen.append(Suggestion(lost, self.origins.get(lost, "")))
         if len(chosen) < count:
-            chosen += self.search.propose(count - len(chosen))
-        self.requested.update(chosen)
+            chosen += self.search.suggest(count - len(chosen))
+        for suggestion in chosen:
+            self.requested.add(suggestion.schedule)
+            self.origins.setdefault(suggestion.schedule, suggestion.origin)
         return chosen
 
     def new_trial_id(self, schedule: Schedule, phase: Phase) -> str:
@@ -136,7 +140,8 @@ class TaskState:
             self.serials[schedule, request.phase] = serial + 1
             self.requested.add(schedule)
             self.retries = [lost for lost in self.retries if lost != schedule]
-            self.search.observe([(schedule, None)])
+            self.origins.setdefault(schedule, candidate.origin)
+            self.search.update([Observed(schedule, None)])
 
     def best_trial(self, trials: Iterable[Trial]) -> Trial | None:
         """The fastest of these that is correct and was compiled by this version."""
@@ -179,6 +184,7 @@ class TaskState:
             return
         self.known.add(trial.id)
         schedule, measurement = trial.schedule, trial.measurement
+        self.origins.setdefault(schedule, trial.origin)
         if trial.phase is Phase.FINAL:
             self.compared[schedule] = measurement
             if counted:
@@ -187,7 +193,7 @@ class TaskState:
             if self.serials.get((schedule, trial.phase), 0) <= MAX_RETRIES:
                 self.retries.append(schedule)
             # else the search of a restarted process would propose it, too
-            self.search.observe([(schedule, None)])
+            self.search.update([Observed(schedule, None)])
             return
         if trial.phase is Phase.SCREEN and counted:
             self.trials += 1
@@ -197,7 +203,8 @@ class TaskState:
             self.measured[schedule] = measurement
         if measurement.ok and measurement.object_digest:
             self.by_object[measurement.object_digest] = measurement
-        self.search.observe([(schedule, measurement.run_seconds)])
+        seconds, digest = measurement.run_seconds, measurement.object_digest
+        self.search.update([Observed(schedule, seconds, digest)])
 
 
 def _is_better(new: Measurement, old: Measurement) -> bool:

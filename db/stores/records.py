@@ -177,6 +177,7 @@ def _trial_row(trial: Trial, now: float) -> dict[str, Any]:
         "schedule": trial.schedule.to_json(),
         "schedule_digest": trial.schedule.digest,
         "codegen_version": trial.codegen_version,
+        "origin": trial.origin,
         "stored_at": now,
     }
 
@@ -190,6 +191,7 @@ def _trial(row: sa.Row[Any]) -> Trial:
         phase=Phase(row.phase),
         job_id=row.job_id,
         codegen_version=row.codegen_version,
+        origin=row.origin,
     )
 
 

@@ -26,10 +26,11 @@ Link = Callable[[Sequence[bytes]], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A built candidate with the id of its trial."""
+    """A built candidate with the id of its trial, and who suggested it."""
 
     trial_id: str
     built: Built
+    origin: str = ""
 
 
 def make_request(
@@ -60,6 +61,7 @@ def make_request(
             entry.built.spec,
             entry.built.object_digest,
             entry.built.build_seconds,
+            entry.origin,
         )
         for entry in entries
     )
@@ -94,6 +96,7 @@ def trials_of(request: MeasureRequest, result: MeasureResult) -> list[Trial]:
             request.phase,
             request.job_id,
             request.codegen_version,
+            candidate.origin,
         )
         for candidate in request.candidates
         if candidate.trial_id in found

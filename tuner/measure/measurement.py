@@ -144,7 +144,10 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One measured candidate. `id` is made by `trial_id`, so a repeated report is recognised."""
+    """One measured candidate. `id` is made by `trial_id`, so a repeated report is recognised.
+
+    `origin` says who suggested it: "default", or what the search strategy says of its choice.
+    """
 
     id: str
     key: RecordKey
@@ -153,6 +156,7 @@ class Trial:
     phase: Phase = Phase.SCREEN
     job_id: str = ""
     codegen_version: str = ""
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)

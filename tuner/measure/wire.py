@@ -134,7 +134,10 @@ class RepeatSettings:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One kernel of a batch: its KernelSpec and Schedule as JSON, and what was built."""
+    """One kernel of a batch: its KernelSpec and Schedule as JSON, and what was built.
+
+    `origin` says who suggested it; a device has no use for it.
+    """
 
     trial_id: str
     schedule: Mapping[str, Any]
@@ -142,6 +145,7 @@ class Candidate:
     spec: Mapping[str, Any]
     object_digest: str = ""
     build_seconds: float = 0.0
+    origin: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -151,6 +155,7 @@ class Candidate:
             "spec": dict(self.spec),
             "object_digest": self.object_digest,
             "build_seconds": self.build_seconds,
+            "origin": self.origin,
         }
 
     @classmethod
@@ -162,6 +167,7 @@ class Candidate:
             dict(data["spec"]),
             str(data["object_digest"]),
             float(data["build_seconds"]),
+            str(data.get("origin", "")),
         )
 
 

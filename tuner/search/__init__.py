@@ -6,9 +6,16 @@ import sys
 from collections.abc import Callable
 
 from tuner.plugins import members
-from tuner.search.protocol import SearchContext, SearchStrategy
+from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
 
-__all__ = ["SearchContext", "SearchStrategy", "make_strategy", "strategies"]
+__all__ = [
+    "Observed",
+    "SearchContext",
+    "SearchStrategy",
+    "Suggestion",
+    "make_strategy",
+    "strategies",
+]
 
 
 def strategies() -> dict[str, Callable[[SearchContext], SearchStrategy]]:

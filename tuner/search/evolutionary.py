@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import SubSpace
-from tuner.search.protocol import SearchContext, SearchStrategy
+from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
 
 POPULATION = 64
 GENERATIONS = 3
@@ -42,24 +42,24 @@ class Evolutionary:
         for deck in self._decks.values():
             self._rng.shuffle(deck)
 
-    def propose(self, count: int) -> list[Schedule]:
+    def suggest(self, count: int) -> list[Suggestion]:
         if not self._context.model.trained:
-            return self._take(self._draw(count))
+            return self._take(self._draw(count), "random")
         ranked = self._breed()
         explore = sum(1 for _ in range(count) if self._rng.random() < EPSILON)
-        chosen = ranked[: count - explore]
-        taken = self._take(chosen)
-        return taken + self._take(self._draw(count - len(taken)))
+        taken = self._take(ranked[: count - explore], "evolution")
+        return taken + self._take(self._draw(count - len(taken)), "random")
 
-    def observe(self, results: Sequence[tuple[Schedule, float | None]]) -> None:
-        for schedule, seconds in results:
+    def update(self, results: Sequence[Observed]) -> None:
+        for observed in results:
+            schedule, seconds = observed.schedule, observed.seconds
             self._seen.add(schedule)
             if seconds is not None:
                 self._measured[schedule] = min(seconds, self._measured.get(schedule, seconds))
 
-    def _take(self, schedules: Sequence[Schedule]) -> list[Schedule]:
+    def _take(self, schedules: Sequence[Schedule], origin: str) -> list[Suggestion]:
         self._seen.update(schedules)
-        return list(schedules)
+        return [Suggestion(schedule, origin) for schedule in schedules]
 
     def _draw(self, count: int) -> list[Schedule]:
         """Unseen schedules, every algorithm in turn, in random order."""

@@ -23,14 +23,35 @@ class SearchContext:
     rng: random.Random
 
 
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A candidate to measure. `origin` says how it was chosen: "random", "mutation", "model"..."""
+
+    schedule: Schedule
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What came of a candidate, whoever suggested it.
+
+    `seconds` is one run of the kernel; None for a failure, and for a candidate that is on its way.
+    `object_digest` names the code that was measured, if any: equal digests are equal code.
+    """
+
+    schedule: Schedule
+    seconds: float | None
+    object_digest: str = ""
+
+
 class SearchStrategy(Protocol):
     """Chooses candidates of one task.
 
-    A strategy proposes members of the space only, and none twice, nor one that it was shown.
+    A strategy suggests members of the space only, and none twice, nor one that it was shown.
     """
 
-    def propose(self, count: int) -> list[Schedule]:
+    def suggest(self, count: int) -> list[Suggestion]:
         """Up to `count` new candidates; fewer (down to none) when the space is used up."""
 
-    def observe(self, results: Sequence[tuple[Schedule, float | None]]) -> None:
-        """What was measured: seconds of a run, or None for a failure. Also proposals of others."""
+    def update(self, results: Sequence[Observed]) -> None:
+        """What was measured, or is about to be: also candidates that others suggested."""

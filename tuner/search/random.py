@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compiler.schedule.schedule import Schedule
-from tuner.search.protocol import SearchContext, SearchStrategy
+from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
 
 
 class RandomSampling:
@@ -22,8 +22,8 @@ class RandomSampling:
         for deck in self._decks:
             self._rng.shuffle(deck)
 
-    def propose(self, count: int) -> list[Schedule]:
-        chosen: list[Schedule] = []
+    def suggest(self, count: int) -> list[Suggestion]:
+        chosen: list[Suggestion] = []
         while len(chosen) < count:
             decks = [deck for deck in self._decks if deck]
             if not decks:
@@ -31,11 +31,11 @@ class RandomSampling:
             schedule = self._rng.choice(decks).pop()
             if schedule not in self._seen:
                 self._seen.add(schedule)
-                chosen.append(schedule)
+                chosen.append(Suggestion(schedule, "random"))
         return chosen
 
-    def observe(self, results: Sequence[tuple[Schedule, float | None]]) -> None:
-        self._seen.update(schedule for schedule, _ in results)
+    def update(self, results: Sequence[Observed]) -> None:
+        self._seen.update(observed.schedule for observed in results)
 
 
 def make_search(context: SearchContext) -> SearchStrategy:

@@ -11,7 +11,7 @@ import pytest
 
 from compiler.schedule.schedule import Schedule
 from tuner.cost_model import Sample, make_cost_model
-from tuner.search import SearchStrategy, make_strategy, strategies
+from tuner.search import Observed, SearchStrategy, make_strategy, strategies
 
 
 def _documented() -> Callable[[Any], SearchStrategy]:
@@ -34,22 +34,22 @@ class TestStrategy:
         search = _documented()(context) if documented else make_strategy(name, context)
         if trained:
             shown = list(gemm.space.points[::9])
-            search.observe([(s, gemm.seconds(s)) for s in shown])
+            search.update([Observed(s, gemm.seconds(s)) for s in shown])
             kept, rows = context.features.rows(shown)
             model.train([Sample("t", r, gemm.seconds(s)) for s, r in zip(kept, rows, strict=True)])
         return search
 
-    def test_it_proposes_members_and_none_twice(self, name: str, trained: bool, gemm: Any) -> None:
+    def test_it_suggests_members_and_none_twice(self, name: str, trained: bool, gemm: Any) -> None:
         search = self._make(name, trained, gemm)
         shown = set(gemm.space.points[::9]) if trained else set()
         seen: set[Schedule] = set()
         for _ in range(8):
-            batch = search.propose(7)
+            batch = [s.schedule for s in search.suggest(7)]
             assert len(batch) == len(set(batch)) == 7
             assert not seen & set(batch) and not shown & set(batch)
             assert all(s in gemm.space for s in batch)
             seen.update(batch)
-            search.observe([(s, gemm.seconds(s)) for s in batch])
+            search.update([Observed(s, gemm.seconds(s)) for s in batch])
 
     def test_it_uses_up_the_space_and_then_says_so(
         self, name: str, trained: bool, gemm: Any
@@ -58,30 +58,30 @@ class TestStrategy:
         already = len(gemm.space.points[::9]) if trained else 0
         found = 0
         for _ in range(len(gemm.space)):
-            batch = search.propose(40)
+            batch = search.suggest(40)
             if not batch:
                 break
             found += len(batch)
         assert found + already == len(gemm.space)
-        assert search.propose(5) == []
+        assert search.suggest(5) == []
 
     def test_it_leaves_out_what_it_was_shown(self, name: str, trained: bool, gemm: Any) -> None:
         search = self._make(name, trained, gemm)
         known = list(gemm.space.points[:50])
-        search.observe([(s, None) for s in known])
-        proposed = [s for _ in range(20) for s in search.propose(10)]
+        search.update([Observed(s, None) for s in known])
+        proposed = [s.schedule for _ in range(20) for s in search.suggest(10)]
         assert not set(known) & set(proposed)
 
     def test_the_same_seed_gives_the_same_candidates(
         self, name: str, trained: bool, gemm: Any
     ) -> None:
-        runs = [self._make(name, trained, gemm, seed=5).propose(12) for _ in range(2)]
+        runs = [self._make(name, trained, gemm, seed=5).suggest(12) for _ in range(2)]
         assert runs[0] == runs[1]
-        assert runs[0] != self._make(name, trained, gemm, seed=6).propose(12)
+        assert runs[0] != self._make(name, trained, gemm, seed=6).suggest(12)
 
     def test_every_algorithm_gets_a_chance(self, name: str, trained: bool, gemm: Any) -> None:
         search = self._make(name, trained, gemm)
-        batch = [s for _ in range(6) for s in search.propose(10)]
+        batch = [s.schedule for _ in range(6) for s in search.suggest(10)]
         assert {s.algorithm for s in batch} == {"rows", "columns"}
 
 
@@ -92,7 +92,7 @@ def _best_after(gemm: Any, strategy: str, trials: int, seed: int) -> float:
     samples: list[Sample] = []
     best = float("inf")
     for _ in range(trials // 8):
-        batch = search.propose(8)
+        batch = [s.schedule for s in search.suggest(8)]
         for schedule in batch:
             row = context.features.row(schedule)
             taken = None if row is None else gemm.seconds(schedule)
@@ -100,7 +100,7 @@ def _best_after(gemm: Any, strategy: str, trials: int, seed: int) -> float:
                 samples.append(Sample("t", row, taken))
             if taken is not None:
                 best = min(best, taken)
-            search.observe([(schedule, taken)])
+            search.update([Observed(schedule, taken)])
         model.train(samples)
     return best
 

@@ -23,7 +23,9 @@ def _trial(number: int, key: RecordKey = KEY, status: Status = Status.OK) -> Tri
     schedule = Schedule.of("a", tile=number)
     measurement = Measurement(status, samples_seconds=(1e-6 * number,))
     name = trial_id(key, schedule.digest, Phase.SCREEN, "job")
-    return Trial(name, key, schedule, measurement, job_id="job", codegen_version="1")
+    return Trial(
+        name, key, schedule, measurement, job_id="job", codegen_version="1", origin="draft"
+    )
 
 
 class RecordStoreSuite:
