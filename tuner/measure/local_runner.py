@@ -28,7 +28,7 @@ class LocalRunner:
         self._worker = worker
         self._queue: queue.Queue[MeasureRequest | None] = queue.Queue()
         self._finished: queue.Queue[MeasureResult] = queue.Queue()
-        self._known: set[str] = set()
+        self._results: dict[str, MeasureResult | None] = {}
         self._cancelled: set[str] = set()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="local-runner", daemon=True)
@@ -41,10 +41,17 @@ class LocalRunner:
         return 1
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
+        """Queue a request. One that was measured before gives its result again.
+
+        So a loop that asks twice never waits in vain, and nothing is measured twice.
+        """
         with self._lock:
-            if request.request_id in self._known:
+            if request.request_id in self._results:
+                finished = self._results[request.request_id]
+                if finished is not None:
+                    self._finished.put(finished)
                 return
-            self._known.add(request.request_id)
+            self._results[request.request_id] = None
         for digest in request.digests:
             path = self._path(digest)
             if not path.exists():
@@ -61,11 +68,12 @@ class LocalRunner:
             return results
 
     def acknowledge(self, request_id: str) -> None:
-        """Nothing outlives this process, so there is nothing to forget."""
+        """Nothing outlives this process. Results are small, and kept for a request that repeats."""
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:
         with self._lock:
-            self._cancelled.update(self._known if request_ids is None else request_ids)
+            waiting = [name for name, result in self._results.items() if result is None]
+            self._cancelled.update(waiting if request_ids is None else request_ids)
 
     def resume(self) -> list[MeasureRequest]:
         return []
@@ -82,7 +90,10 @@ class LocalRunner:
 
     def _serve(self) -> None:
         while (request := self._queue.get()) is not None:
-            self._finished.put(self._measure(request))
+            result = self._measure(request)
+            with self._lock:
+                self._results[request.request_id] = result
+                self._finished.put(result)
             # The library is of no use to another request; references are shared.
             self._path(request.library_digest).unlink(missing_ok=True)
 

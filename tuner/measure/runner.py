@@ -23,7 +23,7 @@ class Runner(Protocol):
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
         """Queue a request. `blobs` holds, by digest, the bytes that the request names.
 
-        A request id that was submitted before is not queued twice.
+        A request id that was submitted before is not queued twice: what it gave is polled again.
         """
 
     def poll(self, timeout_seconds: float) -> list[MeasureResult]:

@@ -231,18 +231,34 @@ def test_a_cancelled_request_says_so_at_once(library: bytes, tmp_path: Path) -> 
         runner.close()
 
 
-def test_a_local_runner_keeps_the_order_and_takes_a_request_once(library: bytes) -> None:
+def test_a_local_runner_keeps_the_order(library: bytes) -> None:
     runner = LocalRunner("w1")
     try:
         requests = [_request(library, "good"), _request(library, "wrong")]
         blobs = {digest_bytes(library): library, digest_bytes(EXPECTED): EXPECTED}
-        for request in (*requests, requests[0]):
+        for request in requests:
             runner.submit(request, blobs)
         found: list[str] = []
         while len(found) < 2:
             found += [result.request_id for result in runner.poll(20.0)]
         assert found == [request.request_id for request in requests]
         assert runner.poll(0.3) == []
+    finally:
+        runner.close()
+
+
+def test_a_request_that_is_repeated_gives_its_result_again(library: bytes) -> None:
+    """Not a second measurement, and no wait for ever: also when it is repeated at once."""
+    runner = LocalRunner("w1")
+    try:
+        request = _request(library, "slow")
+        blobs = {digest_bytes(library): library, digest_bytes(EXPECTED): EXPECTED}
+        runner.submit(request, blobs)
+        runner.submit(request, blobs)
+        (first,) = runner.poll(20.0)
+        runner.acknowledge(request.request_id)
+        runner.submit(request, blobs)
+        assert runner.poll(5.0) == [first]
     finally:
         runner.close()
 
