@@ -14,6 +14,7 @@ from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.space import Knob, ScheduleSpace, SubSpace
+from tests.unit.tuner.fakes import FakeQueue, FakeTask, World
 from tuner.cost_model import CostModel, make_cost_model
 from tuner.features import FeatureExtractor
 from tuner.search import SearchContext
@@ -111,3 +112,11 @@ class Bench:
 @pytest.fixture
 def gemm() -> Bench:
     return Bench()
+
+
+@pytest.fixture
+def world(gemm: Bench) -> World:
+    def task(name: str, count: int) -> FakeTask:
+        return FakeTask(name, gemm.space, gemm.nest, count)
+
+    return World([task("small", 1), task("frequent", 6)], FakeQueue(gemm.seconds))

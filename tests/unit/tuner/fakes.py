@@ -1,0 +1,217 @@
+"""A pretended device, builder and store for the tune loop, which a test can break."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.schedule.schedule import Schedule
+from tuner.cancel import CancelToken
+from tuner.events import Event, Finished
+from tuner.loop import tune
+from tuner.measure.builder import Built
+from tuner.measure.measurement import (
+    Measurement,
+    Phase,
+    RecordKey,
+    Status,
+)
+from tuner.measure.oracle import Reference
+from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult, digest_bytes
+from tuner.options import TuneOptions
+from tuner.store import MemoryStore
+
+
+@dataclass(frozen=True)
+class FakeWorkload:
+    key: str
+
+
+@dataclass(frozen=True)
+class FakeTarget:
+    key: str = "cpu"
+
+
+@dataclass(frozen=True)
+class FakeTask:
+    """A task of the GEMM space, under any key."""
+
+    name: str
+    space: Any
+    lower: Callable[[Schedule], Any]
+    count: int = 1
+    target: FakeTarget = FakeTarget()
+    threads: int = 1
+    numerics: str = "fast"
+
+    @property
+    def workload(self) -> FakeWorkload:
+        return FakeWorkload(self.name)
+
+    @property
+    def key(self) -> RecordKey:
+        return RecordKey(self.name, self.target.key)
+
+
+class FakeReferences:
+    def get(self, workload: FakeWorkload) -> Reference:
+        data = workload.key.encode()
+        return Reference((), data, digest_bytes(data), 1e-4)
+
+
+@dataclass
+class FakeTicket:
+    built: list[Built]
+
+    def done(self) -> bool:
+        return True
+
+    def results(self) -> list[Built]:
+        return self.built
+
+    def cancel(self) -> None:
+        self.built = [Built(b.schedule, Status.CANCELLED) for b in self.built]
+
+
+@dataclass
+class FakeBuilder:
+    """Compiles nothing; `refuses` says what does not build, `code` names equal objects."""
+
+    refuses: Callable[[Schedule], bool] = lambda schedule: False
+    code: Callable[[Schedule], str] = lambda schedule: schedule.digest
+    spills: Callable[[Schedule], bool] = lambda schedule: False
+
+    def submit(self, task: Any, schedules: Sequence[Schedule]) -> FakeTicket:
+        return FakeTicket([self._build(s) for s in schedules])
+
+    def _build(self, schedule: Schedule) -> Built:
+        if self.refuses(schedule):
+            return Built(schedule, Status.BUILD_ERROR, "refused")
+        code = self.code(schedule)
+        spills = "90 of 100" if self.spills(schedule) else ""
+        return Built(schedule, Status.OK, object=code.encode(), object_digest=code, spills=spills)
+
+    def close(self) -> None: ...
+
+
+class Killed(Exception):
+    """Stands for SIGKILL of the tuner."""
+
+
+@dataclass
+class FakeQueue:
+    """A runner whose queue outlives the tuner, as a database's does."""
+
+    seconds: Callable[[Schedule], float]
+    fails: Callable[[Candidate, int], Status | None] = lambda candidate, serial: None
+    kill_at: int = -1
+    """Number of the call of poll that kills the tuner."""
+    waiting: dict[str, MeasureRequest] = field(default_factory=dict)
+    results: dict[str, MeasureResult] = field(default_factory=dict)
+    submitted: list[MeasureRequest] = field(default_factory=list)
+    acknowledged: list[str] = field(default_factory=list)
+    attempts: dict[str, int] = field(default_factory=dict)
+    polls: int = 0
+    handed_out: set[str] = field(default_factory=set)
+    stuck: bool = False
+    capacity: int = 2
+
+    def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
+        assert set(request.digests) <= set(blobs)
+        assert request.request_id not in {r.request_id for r in self.submitted}
+        self.submitted.append(MeasureRequest.from_json(request.to_json()))
+        self.waiting[request.request_id] = request
+
+    def poll(self, timeout_seconds: float) -> list[MeasureResult]:
+        self.polls += 1
+        if self.polls == self.kill_at:
+            raise Killed
+        if self.stuck:
+            return []
+        for request in list(self.waiting.values())[:1]:
+            self._measure(request)
+        new = [r for name, r in self.results.items() if name not in self.handed_out]
+        self.handed_out.update(r.request_id for r in new)
+        return new
+
+    def _measure(self, request: MeasureRequest) -> None:
+        del self.waiting[request.request_id]
+        measured = []
+        for candidate in request.candidates:
+            attempt = self.attempts.get(candidate.schedule_digest, 0)
+            self.attempts[candidate.schedule_digest] = attempt + 1
+            status = self.fails(candidate, attempt) or Status.OK
+            schedule = Schedule.from_json(dict(candidate.schedule))
+            samples = (self.seconds(schedule),) if status is Status.OK else ()
+            measured.append(
+                (
+                    candidate.trial_id,
+                    Measurement(
+                        status, samples_seconds=samples, object_digest=candidate.object_digest
+                    ),
+                )
+            )
+        self.results[request.request_id] = MeasureResult(request.request_id, tuple(measured))
+
+    def acknowledge(self, request_id: str) -> None:
+        self.acknowledged.append(request_id)
+        self.results.pop(request_id, None)
+
+    def cancel(self, request_ids: Sequence[str] | None = None) -> None:
+        for name in request_ids or list(self.waiting):
+            request = self.waiting.pop(name, None)
+            if request is not None:
+                gone = Measurement(Status.CANCELLED)
+                self.results[name] = MeasureResult(
+                    name, tuple((c.trial_id, gone) for c in request.candidates)
+                )
+        self.stuck = False
+
+    def resume(self) -> list[MeasureRequest]:
+        self.handed_out.clear()
+        open_ids = {*self.waiting, *self.results}
+        return [r for r in self.submitted if r.request_id in open_ids]
+
+    def close(self) -> None: ...
+
+
+class Clock:
+    """Time that passes with every look at it."""
+
+    def __init__(self, step: float = 0.0) -> None:
+        self._now = itertools.count()
+        self._step = step
+
+    def __call__(self) -> float:
+        return next(self._now) * self._step
+
+
+@dataclass
+class World:
+    tasks: list[FakeTask]
+    queue: FakeQueue
+    builder: FakeBuilder = field(default_factory=FakeBuilder)
+    store: MemoryStore = field(default_factory=MemoryStore)
+    events: list[Event] = field(default_factory=list)
+    token: CancelToken = field(default_factory=CancelToken)
+    clock: Clock = field(default_factory=Clock)
+
+    def tune(self, **options: Any) -> Finished:
+        chosen = {"trials": 48, "batch_size": 8, "codegen_version": "1", **options}
+        return tune(
+            self.tasks,  # type: ignore[arg-type]
+            self.builder,
+            self.queue,
+            self.store,
+            TuneOptions(**chosen),
+            on_event=self.events.append,
+            token=self.token,
+            link=lambda objects: b"".join(objects),
+            references=FakeReferences(),  # type: ignore[arg-type]
+            clock=self.clock,
+        )
+
+    def trials(self, phase: Phase = Phase.SCREEN) -> list[Any]:
+        return [t for task in self.tasks for t in self.store.trials(task.key) if t.phase is phase]
