@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compiler.build import CODEGEN_VERSION, build_kernel, lower_workload
+from compiler.choices import RULE, GraphChoice
 from compiler.codegen.link import link_shared
 from compiler.codegen.object import load_objects
 from compiler.dtypes import DType
@@ -68,23 +69,32 @@ def optimise(
     numerics: str = "fast",
     observer: Observer | None = None,
     timings: Timings | None = None,
+    choice: GraphChoice = RULE,
 ) -> Graph:
-    """Run the graph passes; `observer` sees the graph after each of them.
+    """Run the graph passes that `choice` does not leave out; `observer` sees the graph after each.
 
     Raises:
         CompilerError: if `numerics` is none of NUMERICS.
     """
     check_numerics(numerics)
-    return run_passes(graph, observer, timings)
+    return run_passes(graph, observer, timings, choice.without)
 
 
 def make_plan(
-    graph: Graph, target: Target, numerics: str = "fast", timings: Timings | None = None
+    graph: Graph,
+    target: Target,
+    numerics: str = "fast",
+    timings: Timings | None = None,
+    choice: GraphChoice = RULE,
 ) -> GraphPlan:
-    """Cut an optimised graph into workloads, with layouts and halos between them."""
+    """Cut an optimised graph into workloads, with layouts and halos between them.
+
+    Raises:
+        CompilerError: if `numerics` is none of NUMERICS, or `choice` does not fit the graph.
+    """
     check_numerics(numerics)
     with timed(timings, "partition"):
-        return plan_graph(graph, target.lanes(DType.FLOAT32))
+        return plan_graph(graph, target.lanes(DType.FLOAT32), choice=choice)
 
 
 def compile_plan(

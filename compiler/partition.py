@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from compiler import ops
+from compiler.choices import RULE, GraphChoice
 from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Layout
@@ -35,20 +36,31 @@ from compiler.workload import Boundary, Halo, cut_workload
 ROW = Placement()
 
 
-Assign = Callable[[Graph, tuple[Group, ...], int], tuple[Choice, ...]]
-"""`assign(graph, groups, lanes)`: what each group reads and writes; any of its options will do."""
+Assign = Callable[[Graph, tuple[Group, ...], int, GraphChoice], tuple[Choice, ...]]
+"""`assign(graph, groups, lanes, choice)`: what each group reads and writes, one of its options."""
 
 
-def plan_graph(graph: Graph, lanes: int, assign: Assign = assign_layouts) -> GraphPlan:
+def plan_graph(
+    graph: Graph, lanes: int, assign: Assign = assign_layouts, choice: GraphChoice = RULE
+) -> GraphPlan:
     """Cut an optimised graph into kernels for vectors of `lanes` elements.
 
     The result's graph computes the same outputs in the same order; an output that was an input or
-    a constant of the graph, or given twice, becomes a copy under a name of its own.
+    a constant of the graph, or given twice, becomes a copy under a name of its own. What `choice`
+    says goes before the rules; the passes that it leaves out are `optimise`'s.
+
+    Raises:
+        InvalidArgumentError: if `choice` has layouts that are none of a group's options.
     """
+    prepared, groups = fused(graph, choice)
+    choices = assign(prepared, groups, lanes, choice)
+    return _Partition(*split_outputs(prepared, groups, choices), choice).plan()
+
+
+def fused(graph: Graph, choice: GraphChoice = RULE) -> tuple[Graph, tuple[Group, ...]]:
+    """A graph ready to be cut, and its groups: what layouts are assigned to."""
     prepared = separate_outputs(dead_code(graph))
-    groups = fuse(prepared)
-    choices = assign(prepared, groups, lanes)
-    return _Partition(*split_outputs(prepared, groups, choices)).plan()
+    return prepared, fuse(prepared, choice.kept)
 
 
 def separate_outputs(graph: Graph) -> Graph:
@@ -135,11 +147,15 @@ def _renamed(node: Node, names: Mapping[str, str]) -> Node:
 
 class _Partition:
     def __init__(
-        self, graph: Graph, groups: tuple[Group, ...], choices: tuple[Choice, ...]
+        self,
+        graph: Graph,
+        groups: tuple[Group, ...],
+        choices: tuple[Choice, ...],
+        choice: GraphChoice,
     ) -> None:
         self._graph = graph
         self._work = tuple(zip(groups, choices, strict=True))
-        self._views = Views(graph, self._work)
+        self._views = Views(graph, self._work, choice.copied)
         self._types: dict[str, TensorType] = dict(self._views.types)
         self._places: dict[str, Placement] = dict.fromkeys(graph.inputs, ROW)
         self._needs: dict[_Relayout, Halo] = {}

@@ -57,11 +57,18 @@ class Views:
     Attributes:
         concats: for each concatenation that is a view (by its output), a slot for each operand.
         slices: the slices that are views (by their output), and where they start.
+            Those in `copied` are none, nor are such concatenations.
         types: of all values of the graph, and of the copies.
     """
 
-    def __init__(self, graph: Graph, work: Sequence[tuple[Group, Choice]]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        work: Sequence[tuple[Group, Choice]],
+        copied: Container[str] = (),
+    ) -> None:
         self._graph = graph
+        self._copied = copied
         self.types: dict[str, TensorType] = dict(graph.types)
         self._places: dict[str, Placement] = dict.fromkeys(graph.inputs, ROW)
         self._regions = Regions()
@@ -105,14 +112,18 @@ class Views:
             self._dense.add(output)
         elif group.is_view:
             self._reshape(node)
-        elif not more and node.op == "concat" and output not in self._fixed:
+        elif not more and node.op == "concat" and not self._moves(output):
             self._concat(node, place)
-        elif not more and node.op == "slice" and output not in self._fixed:
+        elif not more and node.op == "slice" and not self._moves(output):
             self._slice(node, place)
         else:
             self._add(output, place, written=True)
             if not more and node.op == "identity" and output in self._graph.outputs:
                 self._rows.setdefault(node.inputs[0], output)  # the rows of its operand
+
+    def _moves(self, value: str) -> bool:
+        """Whether a concatenation or a slice is a kernel, wherever its operands lie."""
+        return value in self._fixed or value in self._copied
 
     def _add(self, value: str, place: Placement, *, written: bool) -> None:
         self._places[value] = place

@@ -13,7 +13,7 @@ operator fusion (TVM) or fusion groups (XLA).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from compiler import ops
@@ -96,20 +96,21 @@ class Group:
         return tuple(dict.fromkeys(v for node in self.nodes for v in node.inputs if v not in made))
 
 
-def fuse(graph: Graph) -> tuple[Group, ...]:
+def fuse(graph: Graph, kept: Collection[str] = ()) -> tuple[Group, ...]:
     """Every node of the graph in exactly one group; groups in topological order.
 
-    Nodes whose result has no elements are in none: there is nothing to compute.
+    `kept` are values that no group may hide, as if the graph returned them. Nodes whose result has
+    no elements are in no group: there is nothing to compute.
     """
-    return _Fusion(graph).groups()
+    return _Fusion(graph, kept).groups()
 
 
 class _Fusion:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, kept: Collection[str]) -> None:
         self._graph = graph
         self._position = {node.name: i for i, node in enumerate(graph.nodes)}
         self._taken = {node.name for node in graph.nodes if not graph.types[node.output].elements}
-        self._outputs = set(graph.outputs)
+        self._outputs = {*graph.outputs, *kept}
 
     def groups(self) -> tuple[Group, ...]:
         found: list[Group] = []

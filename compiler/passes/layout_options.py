@@ -7,10 +7,13 @@ products, rows and gathers read and write rows.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Protocol
 
 from compiler import ops
+from compiler.choices import LayoutNames
 from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
@@ -44,6 +47,11 @@ class Choice:
     output: Layout
     demands: dict[str, Demand]
 
+    def names(self, group: Group) -> LayoutNames:
+        """The choice as text: what the group writes, then how it reads each input."""
+        wishes = [self.demands[value].layout for value in group.inputs]
+        return (str(self.output), *("any" if w is None else str(w) for w in wishes))
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -71,12 +79,41 @@ def fits_block(channels: int, groups: int, block: int) -> bool:
     return channels >= block and -channels % block <= PADDING_LIMIT * channels
 
 
-class Options:
-    """Options for the groups of one graph, for vectors of `lanes` elements."""
+class LayoutCosts(Protocol):
+    """What layouts cost, in any unit; estimated, or measured where that is known."""
 
-    def __init__(self, graph: Graph, lanes: int) -> None:
+    def kernel(self, group: Group, option: Option) -> float:
+        """A group's kernel as the option has it; copies before and after it not counted."""
+
+    def copy(self, kind: TensorType, source: Placement, target: Placement) -> float:
+        """Bringing a value to where a group wants it."""
+
+
+class EstimatedCosts:
+    """Operations and bytes, as far as a graph shows them (`layout_costs`)."""
+
+    def kernel(self, group: Group, option: Option) -> float:
+        """The operations of the option, the bytes that it moves among them."""
+        return option.cost
+
+    def copy(self, kind: TensorType, source: Placement, target: Placement) -> float:
+        """The bytes, read once and written once; nothing where they are the same."""
+        return _copied(kind, source, target)
+
+
+ESTIMATES = EstimatedCosts()
+
+
+class Options:
+    """Options for the groups of one graph, for vectors of `lanes` elements.
+
+    The concatenations and slices in `copied` move their elements in any layout.
+    """
+
+    def __init__(self, graph: Graph, lanes: int, copied: Collection[str] = ()) -> None:
         self._graph = graph
         self._lanes = lanes
+        self._copied = copied
 
     def of(self, group: Group) -> list[Option]:
         """At least one; the first is row-major."""
@@ -203,8 +240,10 @@ class Options:
             }
             choice = Choice(layout, demands)
             node = group.nodes[0]
-            if alone and self._lies_inside(
-                node.inputs[0], node.output, ints(node, "starts"), layout
+            if (
+                alone
+                and node.output not in self._copied
+                and self._lies_inside(node.inputs[0], node.output, ints(node, "starts"), layout)
             ):
                 found.append(Option(choice, 0.0))
             elif layout != ROW_MAJOR:
@@ -226,7 +265,8 @@ class Options:
             if not whole or not all(layout in self.layouts(v) for v in node.inputs):
                 continue
             choice = Choice(layout, {value: Demand(layout) for value in node.inputs})
-            if node.op == "concat" and all(
+            in_place = node.op == "concat" and node.output not in self._copied
+            if in_place and all(
                 box.operand is not None
                 and self._lies_inside(node.output, node.inputs[box.operand], box.offset, layout)
                 for box in boxes
@@ -258,11 +298,10 @@ def _layouts(rank: int, channels: int, groups: int, lanes: int) -> tuple[Layout,
 
 
 @lru_cache(maxsize=4096)
-def copy_cost(kind: TensorType, source: Layout, target: Layout | None) -> float:
-    """What it costs to bring a value from one layout to another; None takes any."""
-    if target is None or same_bytes(kind.shape, Placement(source), Placement(target)):
+def _copied(kind: TensorType, source: Placement, target: Placement) -> float:
+    if same_bytes(kind.shape, source, target):
         return 0.0
-    return costs.moved(kind, source) + costs.moved(kind, target)
+    return costs.moved(kind, source.layout) + costs.moved(kind, target.layout)
 
 
 def _keeps_blocks(node: Node, block: int) -> bool:

@@ -20,29 +20,48 @@ from itertools import combinations
 
 import numpy as np
 
+from compiler.choices import RULE, GraphChoice, LayoutNames
+from compiler.errors import InvalidArgumentError
 from compiler.graph.ir import Graph
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Layout
 from compiler.passes.fusion import Group
-from compiler.passes.layout_costs import moved
-from compiler.passes.layout_options import Choice, Option, Options, copy_cost
-from compiler.passes.quadratic import Costs, Quadratic
+from compiler.passes.layout_options import ESTIMATES, Choice, LayoutCosts, Option, Options
+from compiler.passes.quadratic import Quadratic
+from compiler.plan import Placement
 
 
-def assign_layouts(graph: Graph, groups: tuple[Group, ...], lanes: int) -> tuple[Choice, ...]:
-    """A choice for each group, in their order."""
-    problem = Assignment(graph, groups, lanes)
+def assign_layouts(
+    graph: Graph, groups: tuple[Group, ...], lanes: int, choice: GraphChoice = RULE
+) -> tuple[Choice, ...]:
+    """A choice for each group, in their order: the layouts that are chosen, the others by estimate.
+
+    Raises:
+        InvalidArgumentError: if layouts are chosen that are none of a group's options.
+    """
+    problem = Assignment(graph, groups, lanes, choice)
     return problem.choices(problem.solve())
 
 
 class Assignment:
     """The options of all groups, and what they cost together."""
 
-    def __init__(self, graph: Graph, groups: Sequence[Group], lanes: int) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        groups: Sequence[Group],
+        lanes: int,
+        choice: GraphChoice = RULE,
+        costs: LayoutCosts = ESTIMATES,
+    ) -> None:
         self._graph = graph
         self._groups = groups
-        options = Options(graph, lanes)
-        self.options = [options.of(group) for group in groups]
+        self._costs = costs
+        options = Options(graph, lanes, choice.copied)
+        chosen = dict(choice.layouts)
+        self.options = [
+            _chosen(options.of(group), group, chosen.get(group.output)) for group in groups
+        ]
         self._problem = Quadratic()
         self._readers: dict[str, list[int]] = {}
         for number, group in enumerate(groups):
@@ -74,20 +93,27 @@ class Assignment:
         for value, readers in self._readers.items():
             kind, source = self._graph.types[value], written.get(value, ROW_MAJOR)
             wanted = {self.options[i][numbers[i]].choice.demands[value].layout for i in readers}
-            total += sum(copy_cost(kind, source, layout) for layout in wanted)
+            total += sum(self._copy(kind, source, layout) for layout in wanted)
         return total
 
     def _own(self, number: int, option: Option) -> float:
         """An option's cost, with the copies that no other option changes: of an input, to give it
         its halo, and of an output, to make it row-major."""
-        types, output = self._graph.types, self._groups[number].output
-        cost = option.cost
-        if output in self._graph.outputs:
-            cost += copy_cost(types[output], option.choice.output, ROW_MAJOR)
+        types, group = self._graph.types, self._groups[number]
+        cost = self._costs.kernel(group, option)
+        if group.output in self._graph.outputs:
+            cost += self._copy(types[group.output], option.choice.output, ROW_MAJOR)
         for value, wish in option.choice.demands.items():
             if value in self._graph.inputs and wish.halo and wish.layout == ROW_MAJOR:
-                cost += 2 * moved(types[value], ROW_MAJOR)
+                padded = Placement(ROW_MAJOR, wish.halo)
+                cost += self._costs.copy(types[value], Placement(), padded)
         return cost
+
+    def _copy(self, kind: TensorType, source: Layout, target: Layout | None) -> float:
+        """What it costs to bring a value from one layout to another; None takes any."""
+        if target is None or target == source:
+            return 0.0
+        return self._costs.copy(kind, Placement(source), Placement(target))
 
     def _connect(self, value: str, maker: int | None, readers: Sequence[int]) -> None:
         """Charge the copies of a value.
@@ -107,20 +133,29 @@ class Assignment:
             maker = self._problem.node([0.0])
         if len(readers) == 1:
             (reader,) = readers
-            self._problem.edge(maker, reader, _copies(kind, made, wanted[reader]))
+            costs = [[self._copy(kind, s, x) for x in wanted[reader]] for s in made]
+            self._problem.edge(maker, reader, np.array(costs))
             return
         layouts = list(dict.fromkeys(x for each in wanted.values() for x in each if x is not None))
         if len({*layouts, *made}) == 1:
             return
         sets = [set(c) for size in range(len(layouts) + 1) for c in combinations(layouts, size)]
         held = self._problem.node([0.0] * len(sets))
-        costs = [[sum(copy_cost(kind, s, x) for x in each) for each in sets] for s in made]
+        costs = [[sum(self._copy(kind, s, x) for x in each) for each in sets] for s in made]
         self._problem.edge(maker, held, np.array(costs))
-        dear = 2 * max(copy_cost(kind, s, x) for s in made for x in layouts)
+        dear = 2 * max(self._copy(kind, s, x) for s in made for x in layouts)
         for reader in readers:
             missing = [[0.0 if w is None or w in s else dear for w in wanted[reader]] for s in sets]
             self._problem.edge(held, reader, np.array(missing))
 
 
-def _copies(kind: TensorType, made: Sequence[Layout], wanted: Sequence[Layout | None]) -> Costs:
-    return np.array([[copy_cost(kind, source, target) for target in wanted] for source in made])
+def _chosen(options: list[Option], group: Group, names: LayoutNames | None) -> list[Option]:
+    """The options of a group that have these layouts; all where none are chosen."""
+    if names is None:
+        return options
+    found = [option for option in options if option.choice.names(group) == names]
+    if not found:
+        raise InvalidArgumentError(
+            f"graph choice: '{group.output}' cannot be written and read as {', '.join(names)}"
+        )
+    return found

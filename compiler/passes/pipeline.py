@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from compiler.graph.ir import Graph
 from compiler.passes.algebra import algebra
@@ -49,12 +49,16 @@ ROUNDS = 8
 
 
 def optimise(
-    graph: Graph, observer: Observer | None = None, timings: Timings | None = None
+    graph: Graph,
+    observer: Observer | None = None,
+    timings: Timings | None = None,
+    without: Collection[str] = (),
 ) -> Graph:
-    """Run all passes until the graph stays the same."""
+    """Run all passes but those `without` until the graph stays the same."""
+    passes = [step for step in PASSES if step.__name__ not in without]
     for _ in range(ROUNDS):
         before = graph
-        for step in PASSES:
+        for step in passes:
             with timed(timings, f"pass {step.__name__}"):
                 graph = step(graph)
             if observer is not None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler.choices import GraphChoice
 from compiler.driver import compile_plan
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph
@@ -145,8 +146,10 @@ def test_every_assignment_computes_the_same(graph: Graph, seed: int) -> None:
     """Any option of each group, compiled: kernels read and write what their neighbours expect."""
     random = np.random.default_rng(seed)
 
-    def assign(graph: Graph, groups: tuple[Group, ...], lanes: int) -> tuple[Choice, ...]:
-        made = Assignment(graph, groups, lanes)
+    def assign(
+        graph: Graph, groups: tuple[Group, ...], lanes: int, choice: GraphChoice
+    ) -> tuple[Choice, ...]:
+        made = Assignment(graph, groups, lanes, choice)
         return made.choices([int(random.integers(len(options))) for options in made.options])
 
     target = resolve_target("host")

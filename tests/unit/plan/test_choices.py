@@ -1,0 +1,192 @@
+"""Every decision about a whole graph, turned round: the plan changes, what it computes does not."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.choices import RULE, GraphChoice
+from compiler.driver import compile_plan, make_plan, optimise
+from compiler.dtypes import DType
+from compiler.errors import InvalidArgumentError
+from compiler.graph.ir import Graph
+from compiler.graph.types import TensorType
+from compiler.loops.layout import ROW_MAJOR, blocked
+from compiler.ops.interpret import run_graph
+from compiler.partition import fused
+from compiler.passes.fusion import Group
+from compiler.passes.layout_options import Option
+from compiler.passes.layouts import Assignment, assign_layouts
+from compiler.plan import GraphPlan, Placement
+from compiler.target import resolve_target
+from tests.graphs import Maker, random_inputs
+from tests.unit.passes import test_layouts
+from tests.unit.plan import test_views
+
+HOST = resolve_target("host")
+LANES = HOST.lanes(DType.FLOAT32)
+CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
+POINT = CONV | {"pads": (0, 0, 0, 0)}
+POOL = {"kernel": (2, 2), "strides": (2, 2), "pads": (0, 0, 0, 0), "dilations": (1, 1)}
+
+
+def planned(graph: Graph, choice: GraphChoice) -> GraphPlan:
+    """The plan of a graph under a choice, proven to compute what the graph does."""
+    optimised = optimise(graph, choice=choice)
+    plan = make_plan(optimised, HOST, choice=choice)
+    inputs = random_inputs(graph)
+    found, expected = compile_plan(plan, None, HOST).run(inputs), run_graph(graph, inputs)
+    for a, b in zip(found, expected, strict=True):
+        # sums of some thousand products of numbers near 1, a few layers deep
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-4 * max(1.0, float(np.abs(b).max())))
+    return plan
+
+
+def kernels(plan: GraphPlan) -> list[tuple[str, ...]]:
+    return [s.workload.operators for s in plan.kernels if s.workload.operators != ("identity",)]
+
+
+def residual() -> Graph:
+    g = Maker()
+    x = g.input("x", 1, 16, 6, 6)
+    early = g("conv", x, g.weight("w0", 16, 16, 1, 1), name="early", **POINT)
+    late = g("conv", x, g.weight("w1", 16, 16, 3, 3), name="late", **CONV)
+    return g.graph(g("relu", g("add", early, late)))
+
+
+def test_a_residual_goes_to_either_producer_or_to_none() -> None:
+    assert kernels(planned(residual(), RULE)) == [("conv",), ("conv", "add", "relu")]
+    kept = planned(residual(), GraphChoice(kept=frozenset({"late"})))
+    assert sorted(kernels(kept)) == [("conv",), ("conv", "add", "relu")]
+    (last,) = [s for s in kept.kernels if "add" in s.workload.operators]
+    assert "late" in last.inputs
+    none = planned(residual(), GraphChoice(kept=frozenset({"early", "late"})))
+    assert sorted(kernels(none)) == [("add", "relu"), ("conv",), ("conv",)]
+
+
+def test_an_epilogue_is_apart() -> None:
+    g = Maker()
+    y = g("matmul", g.input("x", 8, 32), g.weight("w", 32, 32), name="y")
+    graph = g.graph(g("sigmoid", y))
+    assert kernels(planned(graph, RULE)) == [("matmul", "sigmoid")]
+    kept = GraphChoice(kept=frozenset({"y"}))
+    assert kernels(planned(graph, kept)) == [("matmul",), ("sigmoid",)]
+
+
+def test_a_prologue_is_apart() -> None:
+    g = Maker()
+    y = g("mul", g.input("x", 8, 32), g.weight("w", 32), name="y")
+    graph = g.graph(g("softmax", y, axis=1))
+    assert kernels(planned(graph, RULE)) == [("mul", "softmax")]
+    kept = GraphChoice(kept=frozenset({"y"}))
+    assert kernels(planned(graph, kept)) == [("mul",), ("softmax",)]
+
+
+def test_a_concatenation_is_a_kernel() -> None:
+    g = Maker()
+    x = g.input("x", 1, 16, 6, 6)
+    parts = [g("conv", x, g.weight(f"w{i}", 16, 16, 1, 1), **POINT) for i in range(2)]
+    both = g("concat", *parts, axis=1, name="both")
+    graph = g.graph(g("conv", both, g.weight("v", 16, 32, 3, 3), **CONV))
+    assert ("concat",) not in kernels(planned(graph, RULE))
+    assert ("concat",) in kernels(planned(graph, GraphChoice(copied=frozenset({"both"}))))
+
+
+def test_pool_first_is_left_out() -> None:
+    g = Maker()
+    y = g("conv", g.input("x", 1, 32, 8, 8), g.weight("w", 16, 32, 1, 1), **POINT)
+    graph = g.graph(g("average_pool", y, count_include_pad=0, **POOL))
+    assert kernels(planned(graph, RULE)) == [("average_pool",), ("conv",)]
+    without = GraphChoice(without=frozenset({"pool_first"}))
+    assert kernels(planned(graph, without)) == [("conv",), ("average_pool",)]
+
+
+def heads() -> Graph:
+    """Two heads of self-attention, as models spell it: a softmax between two products."""
+    g = Maker()
+    x = g.input("x", 1, 6, 32)
+    q, k, v = (g("matmul", x, g.weight(name, 32, 32)) for name in "qkv")
+    q, k, v = (g("reshape", value, shape=(1, 6, 2, 16)) for value in (q, k, v))
+    q, k, v = (g("transpose", value, perm=(0, 2, 1, 3)) for value in (q, k, v))
+    scores = g("matmul", q, g("transpose", k, perm=(0, 1, 3, 2)))
+    weights = g("softmax", g("mul", scores, g.constant("scale", 0.25)), axis=3)
+    mixed = g("transpose", g("matmul", weights, v), perm=(0, 2, 1, 3))
+    return g.graph(g("reshape", mixed, shape=(1, 6, 32)))
+
+
+def test_attention_is_fused_or_not_and_its_products_merged_or_not() -> None:
+    def products(choice: GraphChoice) -> tuple[int, bool]:
+        found = kernels(planned(heads(), choice))
+        return sum("matmul" in names for names in found), any("attention" in n for n in found)
+
+    assert products(RULE) == (1, True)
+    assert products(GraphChoice(without=frozenset({"merge_matmuls"}))) == (3, True)
+    assert products(GraphChoice(without=frozenset({"attention"}))) == (5, False)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.one_of(test_layouts.graphs(), test_views.graphs()), st.data())
+def test_any_values_may_be_kept_or_copied(graph: Graph, data: st.DataObject) -> None:
+    values = [node.output for node in graph.nodes]
+    some = st.frozensets(st.sampled_from(values))
+    planned(graph, GraphChoice(kept=data.draw(some), copied=data.draw(some)))
+
+
+def chain() -> Graph:
+    g = Maker()
+    x = g.input("x", 1, 32, 6, 6)
+    y = g("conv", x, g.weight("w0", 32, 32, 1, 1), name="y", **POINT)
+    return g.graph(g("conv", g("relu", y, name="z"), g.weight("w1", 32, 32, 1, 1), **POINT))
+
+
+class Rigged:
+    """Kernels that write blocks cost 1, others 10; copies cost what is said."""
+
+    def __init__(self, copy: float) -> None:
+        self._copy = copy
+
+    def kernel(self, group: Group, option: Option) -> float:
+        return 10.0 if option.choice.output == ROW_MAJOR else 1.0
+
+    def copy(self, kind: TensorType, source: Placement, target: Placement) -> float:
+        return self._copy
+
+
+@pytest.mark.parametrize(("copy", "last"), [(1.0, blocked(4, 1, LANES)), (100.0, ROW_MAJOR)])
+def test_layouts_follow_the_costs_that_are_given(copy: float, last: object) -> None:
+    """The last kernel writes rows itself where a copy to rows costs more than it saves."""
+    graph, groups = fused(chain())
+    made = Assignment(graph, groups, LANES, RULE, Rigged(copy))
+    found = [choice.output for choice in made.choices(made.solve())]
+    assert found == [blocked(4, 1, LANES), last]
+
+
+def test_chosen_layouts_make_the_plan_again() -> None:
+    graph, groups = fused(chain())
+    made = Assignment(graph, groups, LANES, RULE, Rigged(1.0))
+    chosen = made.choices(made.solve())
+    names = {g.output: c.names(g) for g, c in zip(groups, chosen, strict=True)}
+    choice = GraphChoice(layouts=tuple(sorted(names.items())))
+    assert assign_layouts(graph, groups, LANES, choice) == chosen
+    assert planned(chain(), choice).placements["z"].layout == blocked(4, 1, LANES)
+
+
+def test_layouts_that_are_no_option_are_refused() -> None:
+    choice = GraphChoice(layouts=(("z", ("2 3 0 1", "row")),))
+    with pytest.raises(InvalidArgumentError, match="'z' cannot be written and read as 2 3 0 1"):
+        make_plan(optimise(chain()), HOST, choice=choice)
+
+
+def test_a_choice_is_read_as_it_was_written() -> None:
+    choice = GraphChoice(
+        frozenset({"pool_first"}), frozenset({"a", "b"}), frozenset({"c"}), (("z", ("row", "any")),)
+    )
+    assert GraphChoice.from_json(json.loads(json.dumps(choice.to_json()))) == choice
+    assert choice | RULE == RULE | choice == choice
+    for wrong in ({}, RULE.to_json() | {"layouts": []}, RULE.to_json() | {"kept": None}):
+        with pytest.raises(InvalidArgumentError, match="graph choice"):
+            GraphChoice.from_json(wrong)
