@@ -45,17 +45,21 @@ def make_task(
     count: int = 1,
     threads: int = 1,
     numerics: str = "fast",
+    constrained: bool = True,
 ) -> Task:
     """A task over the schedule space that the compiler has for a workload.
+
+    Without constraints the space holds what lowers, whatever the target's registers are.
 
     Raises:
         ScheduleError: if no template takes the workload.
     """
+    space = schedule_space(workload, target, threads, numerics)
     return Task(
         name or " ".join(workload.operators),
         workload,
         target,
-        schedule_space(workload, target, threads, numerics),
+        space if constrained else space.unconstrained(),
         partial(_lower, workload, target, threads),
         count,
         threads,

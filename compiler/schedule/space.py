@@ -1,13 +1,14 @@
 """The schedule space of a workload: every valid assignment, by algorithm.
 
-Constraints that know the machine (registers, tail waste, caches) keep a space small enough to be
-enumerated; search strategies move inside `points`.
+Constraints that know the machine (registers, tail waste, caches) drop what cannot be good on it;
+search strategies move inside `points`. Without them a space is what lowers: what a search has to
+start from on a device that nobody has described.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
@@ -22,18 +23,34 @@ class Knob:
     values: tuple[Choice, ...]
 
 
+Constraint = Callable[[Mapping[str, Choice]], bool]
+"""Whether an assignment of the knobs is a member of the space."""
+
+
+def anything(choice: Mapping[str, Choice]) -> bool:
+    """The constraint that refuses nothing."""
+    return True
+
+
 @dataclass(frozen=True)
 class SubSpace:
     """The schedules of one algorithm.
 
-    `default` is the assignment for a workload nobody has tuned. It is always a point: constraints
-    against waste may refuse every assignment of a tiny workload.
+    `constraint` holds on any machine: loops that fit together, code of a size that compiles.
+    `machine` knows the target: registers, the waste of tails, caches. `default` is the assignment
+    for a workload nobody has tuned. It is always a point: constraints against waste may refuse
+    every assignment of a tiny workload.
     """
 
     algorithm: str
     knobs: tuple[Knob, ...]
-    constraint: Callable[[Mapping[str, Choice]], bool]
+    constraint: Constraint
     default: Schedule
+    machine: Constraint = anything
+
+    def unconstrained(self) -> SubSpace:
+        """The space without what is known of the machine."""
+        return replace(self, machine=anything)
 
     @cached_property
     def points(self) -> tuple[Schedule, ...]:
@@ -42,9 +59,12 @@ class SubSpace:
         return tuple(
             Schedule.of(self.algorithm, **assignment)
             for values in product(*[knob.values for knob in self.knobs])
-            if self.constraint(assignment := dict(zip(names, values, strict=True)))
+            if self._takes(assignment := dict(zip(names, values, strict=True)))
             or assignment == default
         )
+
+    def _takes(self, choice: Mapping[str, Choice]) -> bool:
+        return self.constraint(choice) and self.machine(choice)
 
 
 @dataclass(frozen=True)
@@ -63,6 +83,10 @@ class ScheduleSpace:
     def default(self) -> Schedule:
         """A schedule that is good without any measurement."""
         return self.subspaces[0].default
+
+    def unconstrained(self) -> ScheduleSpace:
+        """The space without what is known of the machine; its default stays what it was."""
+        return ScheduleSpace(tuple(space.unconstrained() for space in self.subspaces))
 
     def __contains__(self, schedule: Schedule) -> bool:
         for space in self.subspaces:

@@ -58,10 +58,14 @@ class _Template:
         if found is None:
             return None
 
-        def valid(choice: Mapping[str, Choice]) -> bool:
+        def form(choice: Mapping[str, Choice]) -> bool:
+            return _lowers(found, choice)
+
+        def machine(choice: Mapping[str, Choice]) -> bool:
             return _fits(found, target, choice)
 
-        return SubSpace("attention", _knobs(found, target), valid, _default(found, target))
+        default = _default(found, target)
+        return SubSpace("attention", _knobs(found, target), form, default, machine)
 
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
@@ -98,6 +102,14 @@ def _can_dot(found: Attention) -> bool:
     return few and all(unit_stride(load, found.size) for load in (found.query, found.key))
 
 
+def _lowers(found: Attention, choice: Mapping[str, Choice]) -> bool:
+    """A segment has at least one tile of rows, and the code has a size that compiles."""
+    tile, rows = int(choice["tile"]), extent(found.rows)
+    share = -(-rows // int(choice.get("segments", 1)))
+    written_out = int(choice["unroll"]) * tile * int(choice["vectors"])
+    return not share < tile < rows and written_out <= 300
+
+
 def _fits(found: Attention, target: Target, choice: Mapping[str, Choice]) -> bool:
     """Registers hold the tile, its panel and one broadcast, and enough of them are used; a block of
     rows is not much more than there are."""
@@ -108,8 +120,6 @@ def _fits(found: Attention, target: Target, choice: Mapping[str, Choice]) -> boo
     if tile * vectors < registers // 2 and tile < rows:
         return False
     share = -(-rows // int(choice.get("segments", 1)))
-    if share < tile < rows:
-        return False
     return int(choice["rows"]) == 1 or int(choice["rows"]) * tile < 2 * share
 
 

@@ -20,7 +20,7 @@ from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import SubSpace
 from compiler.schedule.templates import contraction_lowering
 from compiler.schedule.templates.contraction_analysis import analyse
-from compiler.schedule.templates.contraction_space import default_schedule, fits, knobs_of
+from compiler.schedule.templates.contraction_space import default_schedule, fits, knobs_of, lowers
 from compiler.target import Target
 from compiler.workload import Workload
 
@@ -41,12 +41,15 @@ class _Template:
         if not all(knob.values for knob in knobs):
             return None
 
-        def valid(choice: Mapping[str, Choice]) -> bool:
+        def form(choice: Mapping[str, Choice]) -> bool:
+            return lowers(found, target, choice)
+
+        def machine(choice: Mapping[str, Choice]) -> bool:
             return fits(found, target, choice)
 
         algorithm = "direct" if found.window else "gemm" if found.tile else "gemv"
         default = default_schedule(found, target, algorithm, knobs, threads)
-        return SubSpace(algorithm, knobs, valid, default)
+        return SubSpace(algorithm, knobs, form, default, machine)
 
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int

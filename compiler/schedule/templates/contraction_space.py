@@ -94,6 +94,19 @@ def _taps(found: Contraction) -> tuple[str, ...]:
     return tuple(allowed)
 
 
+def lowers(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bool:
+    """The loops fit together, and the innermost one has a size that compiles."""
+    tile, vectors = int(choice["tile"]), int(choice["vectors"])
+    if int(choice.get("split", 1)) > 1 and choice.get("pack"):
+        return False
+    if _in_groups(found) and found.lanes.extent % (vectors * target.lanes(DType.FLOAT32)):
+        return False
+    written_out = int(choice["unroll"]) * tile * vectors
+    if choice.get("taps") == "unroll":
+        return written_out * found.window[-1].extent <= 600
+    return written_out <= 300
+
+
 def fits(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bool:
     """Registers hold the tile, its panels and one broadcast; tails do not dominate."""
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
@@ -102,26 +115,13 @@ def fits(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bo
         return False
     lanes = target.lanes(DType.FLOAT32)
     width = vectors * lanes
-    if int(choice.get("split", 1)) > 1 and choice.get("pack"):
-        return False
-    if _in_groups(found) and found.lanes.extent % width:
-        return False
     extent = found.tile.extent if found.tile else 1
     enough = min(registers // 2, extent * -(-found.lanes.extent // lanes)) * 3 // 4
     enough = min(enough, found.rows_in_cache * vectors)
     if found.tile is not None and tile * vectors < enough and tile < extent:
         return False
     panels = -(-found.lanes.extent // width) * width
-    if panels > 1.3 * -(-found.lanes.extent // lanes) * lanes:
-        return False
-    if choice.get("taps") == "unroll":
-        taps = found.window[-1].extent
-        if int(choice["unroll"]) * taps * tile * vectors > 600:
-            return False
-    else:
-        if int(choice["unroll"]) * tile * vectors > 300:
-            return False
-    return True
+    return panels <= 1.3 * -(-found.lanes.extent // lanes) * lanes
 
 
 def _in_groups(found: Contraction) -> bool:
@@ -171,7 +171,8 @@ def default_schedule(
             score *= _JOINING
         score *= parallel_balance(loops, threads)
         score *= min(1.0, found.rows_in_cache / int(tile)) ** 2
-        score += 10.0 if fits(found, target, choice) else 0.0
+        valid = lowers(found, target, choice) and fits(found, target, choice)
+        score += 10.0 if valid else 0.0
         # Of equal scores the first order wins: panels outermost, so that each stays in the cache.
         if best is None or score > best[0]:
             best = score, Schedule.of(algorithm, **choice)

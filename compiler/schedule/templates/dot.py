@@ -19,7 +19,7 @@ from compiler.schedule.kernel import Kernel
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
 from compiler.schedule.schedule import Choice, Schedule
-from compiler.schedule.space import Knob, SubSpace
+from compiler.schedule.space import Knob, SubSpace, anything
 from compiler.schedule.structure import (
     Loop,
     halo_stage,
@@ -108,13 +108,13 @@ class _Template:
             Knob("unroll", tuple(u for u in (1, 2, 4, 8) if u <= whole)),
         )
 
-        def valid(choice: Mapping[str, Choice]) -> bool:
+        def machine(choice: Mapping[str, Choice]) -> bool:
             tile, unroll = int(choice["tile"]), int(choice["unroll"])
             accumulators = tile * found.count * unroll
             return accumulators + max(tile, found.count) + 1 <= target.vector_registers
 
         default = _default(found, *([int(v) for v in knob.values] for knob in knobs))
-        return SubSpace("dot", knobs, valid, default)
+        return SubSpace("dot", knobs, anything, default, machine)
 
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int

@@ -31,7 +31,7 @@ from compiler.schedule.structure import (
     replace_tensors,
 )
 from compiler.schedule.templates.contraction_lowering import reduction_tiles
-from compiler.schedule.templates.contraction_space import default_schedule, fits, knobs_of
+from compiler.schedule.templates.contraction_space import default_schedule, fits, knobs_of, lowers
 from compiler.schedule.templates.strassen_analysis import (
     HALVES,
     LAST_ROW,
@@ -89,12 +89,15 @@ class _Template:
         if not all(knob.values for knob in knobs):
             return None
 
-        def valid(choice: Mapping[str, Choice]) -> bool:
+        def form(choice: Mapping[str, Choice]) -> bool:
+            return lowers(quarter, target, choice)
+
+        def machine(choice: Mapping[str, Choice]) -> bool:
             return fits(quarter, target, choice)
 
         plain = default_schedule(quarter, target, "strassen", knobs, threads)
         choices = dict(plain.choices) | {"order": _ORDERS[_sum_count(found) > _CACHED_SUMS]}
-        return SubSpace("strassen", knobs, valid, Schedule.of("strassen", **choices))
+        return SubSpace("strassen", knobs, form, Schedule.of("strassen", **choices), machine)
 
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int

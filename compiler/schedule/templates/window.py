@@ -124,10 +124,13 @@ class _Template:
         if not all(knob.values for knob in knobs):
             return None
 
-        def valid(choice: Mapping[str, Choice]) -> bool:
+        def form(choice: Mapping[str, Choice]) -> bool:
+            return _lowers(found, choice)
+
+        def machine(choice: Mapping[str, Choice]) -> bool:
             return _fits(found, target, choice)
 
-        return SubSpace("window", knobs, valid, _default(found, target, knobs))
+        return SubSpace("window", knobs, form, _default(found, target, knobs), machine)
 
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
@@ -207,17 +210,20 @@ def _knobs(found: Window) -> tuple[Knob, ...]:
     )
 
 
-def _fits(found: Window, target: Target, choice: Mapping[str, Choice]) -> bool:
+def _lowers(found: Window, choice: Mapping[str, Choice]) -> bool:
+    """The window's loops can be clipped, and what is written out has a size that compiles."""
     tile, rows = int(choice["tile"]), int(choice["rows"])
-    points = tile * rows
     if choice["taps"] == "row" and (rows > 1 or (tile > 1 and _clips_tile(found))):
         return False
+    return tile * rows * max(1, _taps(found) if choice["taps"] == "all" else 1) <= 800
+
+
+def _fits(found: Window, target: Target, choice: Mapping[str, Choice]) -> bool:
+    points = int(choice["tile"]) * int(choice["rows"])
     if points > target.vector_registers - 4:
         return False
     weights = _taps(found) if found.problem.product is not None and choice["taps"] == "all" else 0
-    return points * max(1, _taps(found) if choice["taps"] == "all" else 1) <= 800 and (
-        points + min(weights, 9) < target.vector_registers + 2
-    )
+    return points + min(weights, 9) < target.vector_registers + 2
 
 
 def _default(found: Window, target: Target, knobs: Sequence[Knob]) -> Schedule:
@@ -236,7 +242,8 @@ def _default(found: Window, target: Target, knobs: Sequence[Knob]) -> Schedule:
             tiles = -(-tile_extent // int(tile)) * -(-row_extent // int(rows))
             useful = tile_extent * row_extent / (tiles * int(tile) * int(rows))
             score = useful * min(1.0, int(tile) * int(rows) / 12)
-            score += 10.0 if _fits(found, target, choice) else 0.0
+            valid = _lowers(found, choice) and _fits(found, target, choice)
+            score += 10.0 if valid else 0.0
             if best is None or score > best[0]:
                 best = score, Schedule.of("window", **choice)
     assert best is not None

@@ -82,10 +82,13 @@ class _Template:
             Knob("unroll", (1, 2, 4)),
         )
 
-        def valid(choice: Mapping[str, Choice]) -> bool:
+        def form(choice: Mapping[str, Choice]) -> bool:
+            return _lowers(found, choice)
+
+        def machine(choice: Mapping[str, Choice]) -> bool:
             return _fits(found, target, choice)
 
-        return SubSpace("winograd", knobs, valid, _default(found, target, knobs, threads))
+        return SubSpace("winograd", knobs, form, _default(found, target, knobs, threads), machine)
 
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
@@ -123,6 +126,15 @@ def _divides(block: int, tiles: int) -> bool:
 def _spare_registers(target: Target, tile: int, vectors: int) -> int:
     """Registers beside the accumulators, a row of a panel and one broadcast."""
     return target.vector_registers - (tile * vectors + vectors + 1)
+
+
+def _lowers(found: Winograd, choice: Mapping[str, Choice]) -> bool:
+    """There are as many tiles as a block and a register tile take, and the code has a size that
+    compiles."""
+    block, tile = int(choice["block"]), int(choice["tile"])
+    if not tile <= block <= prod(found.tile_counts(int(choice["outputs"]))):
+        return False
+    return int(choice["unroll"]) * tile * int(choice["vectors"]) <= 300
 
 
 def _fits(found: Winograd, target: Target, choice: Mapping[str, Choice]) -> bool:

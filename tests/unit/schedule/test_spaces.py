@@ -59,6 +59,21 @@ def test_spaces(workload: Workload, target: Target) -> None:
             assert sub.constraint(choices)
 
 
+def test_without_the_machine_a_space_is_what_lowers(workload: Workload, target: Target) -> None:
+    """It holds the constrained one, its default, and a sample of what it adds lowers to nests."""
+    rng = random.Random(4)
+    space = schedule_space(workload, target)
+    free = space.unconstrained()
+    assert set(space.points) <= set(free.points) and free.default() == space.default()
+    if space.default().algorithm in ("direct", "winograd", "strassen"):
+        assert len(free) > 2 * len(space)
+    for sub, wider in zip(space.subspaces, free.subspaces, strict=True):
+        known = set(sub.points)
+        added = [point for point in wider.points if point not in known]
+        for point in rng.sample(added, min(6, len(added))):
+            verify_nest(lower_schedule(workload, point, target).nest)
+
+
 def test_register_rule(workload: Workload, target: Target) -> None:
     """Accumulators, one row of panels and one broadcast fit in the vector registers."""
     for point in schedule_space(workload, target):
