@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compiler.runtime.kernel import ALIGNMENT, KernelSpec, Role
 from compiler.runtime.native import BoundKernelStruct, check_threads, native
-from compiler.runtime.packing import Array, Bytes, aligned_empty
+from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
 
 
 class BoundKernel:
@@ -129,6 +130,34 @@ def time_interleaved(
         ctypes.byref(table), indices.ctypes.data, len(order), threads.pop(), seconds.ctypes.data
     )
     return seconds
+
+
+REFERENCE_BYTES = 8 << 20
+"""What the reference kernel walks: more than a core's own caches hold."""
+
+REFERENCE_ROUNDS = 3
+
+
+@cache
+def _zeros() -> Bytes:
+    block = aligned_zeros(REFERENCE_BYTES)
+    block.fill(0)  # untouched, all its pages would be one page of zeros, which lies in the L1
+    return block
+
+
+def reference_seconds(threads: int = 1) -> tuple[float, float]:
+    """What this machine takes now for work that never changes: (arithmetic, memory) in seconds.
+
+    2^20 multiply-adds in 16 chains, and 2^12 dependent loads from 8 MiB; each the fastest of three.
+    A machine that throttles takes longer for the first, one whose caches others use for the second.
+    CPU time with one thread, wall time with several, as kernels are timed. About 2 ms altogether.
+    """
+    seconds = np.empty((REFERENCE_ROUNDS, 2), np.float64)
+    zeros = _zeros()
+    for row in seconds:
+        native().tw_reference(threads, zeros.ctypes.data, zeros.nbytes, row.ctypes.data)
+    compute, memory = seconds.min(axis=0)
+    return float(compute), float(memory)
 
 
 def scratch_stride(scratch_bytes: int) -> int:

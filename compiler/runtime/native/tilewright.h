@@ -110,6 +110,10 @@ TW_EXPORT void tw_bench(const tw_bound_kernel *kernel, int threads, int64_t samp
 TW_EXPORT void tw_bench_interleaved(const tw_bound_kernel *kernels, const int64_t *order,
                                     int64_t samples, int threads, double *seconds);
 
+/* Seconds of two pieces of work that never change: 2^20 multiply-adds, and 2^12 loads of a block of
+ * zeros that depend on each other. `bytes` is a power of two. Clocks as in `tw_bench`. */
+TW_EXPORT void tw_reference(int threads, const void *zeros, int64_t bytes, double *seconds);
+
 TW_EXPORT int tw_abi_version(void);
 
 #endif

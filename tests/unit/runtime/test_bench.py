@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler.runtime.bench import BoundKernel, scratch_stride, time_interleaved
+from compiler.runtime.bench import BoundKernel, reference_seconds, scratch_stride, time_interleaved
 from compiler.runtime.kernel import KernelSpec, Role
 from compiler.runtime.packing import aligned_empty, aligned_zeros
 
@@ -71,3 +71,11 @@ def test_scratch_blocks_share_no_cache_line() -> None:
     for size in (0, 1, 63, 64, 65, 4096):
         assert scratch_stride(size) % 64 == 0
         assert scratch_stride(size) >= size
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_reference_kernel_takes_time_for_both_of_its_parts(threads: int) -> None:
+    arithmetic, memory = reference_seconds(threads)
+    # 2^16 steps of a chain take more than one cycle each, also at 20 GHz
+    assert 2**16 / 20e9 < arithmetic < 1.0
+    assert 0.0 < memory < 1.0
