@@ -2,35 +2,54 @@
 
 The heaviest statement and the next one are described in full, the rest is summed. Everything that
 spans orders of magnitude is a base-2 logarithm. Columns that compare a candidate with its task's
-default schedule make tasks of different size comparable.
+default schedule make tasks of different size comparable. `docs/features.md` says what each means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from math import log2
 
 import numpy as np
 
+from compiler.device import find_device
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Role
 from compiler.loops.nest import LoopNest
 from compiler.schedule.schedule import Schedule
+from compiler.target import Target, host_target
+from tuner.accesses import KINDS, LINE_BYTES
+from tuner.buffers import BufferUse, Reuse, buffer_uses
 from tuner.statements import Statement, statements
 
-FEATURE_VERSION = 1
+FEATURE_VERSION = 2
 """Raise it when a column's meaning changes; models saved with another version are refused."""
 
 CACHE_BYTES = (32 << 10, 256 << 10, 1 << 20, 8 << 20)
 """Sizes at which traffic is counted: they bracket the caches of common CPUs, so that one set of
 columns serves all devices; the model learns which of them matter."""
 
-_STATEMENT_COLUMNS = (
+BUFFERS = 3
+"""Tensors of a statement that are described, those with the most traffic first."""
+
+CURVE = 8
+"""Points at which the curve of arithmetic intensity is sampled, from the tile to all loops."""
+
+ALGORITHM_BITS = 8
+"""Columns that algorithms are hashed to: a new template needs no new columns."""
+
+STATEMENT_COLUMNS = (
     "vector_operations",
     "operations",
+    *(f"{kind}_share" for kind in KINDS),
     "lanes",
     "useful_lanes",
     "accumulators",
+    "operands",
+    "register_pressure",
     "points",
     "reduce_trips",
     "reduce_unroll",
@@ -47,6 +66,7 @@ _STATEMENT_COLUMNS = (
     "skips_padding",
     "is_reduction",
     "lane_reduction",
+    "prefetches",
     "parallel_tiles",
     "tile_bytes",
     "level1_trips",
@@ -56,9 +76,25 @@ _STATEMENT_COLUMNS = (
     "level3_trips",
     "level3_bytes",
     *(f"traffic_{size >> 10}k_per_operation" for size in CACHE_BYTES),
+    *(f"intensity{point}" for point in range(CURVE)),
 )
 
-_TOTAL_COLUMNS = (
+BUFFER_COLUMNS = (
+    "bytes",
+    "unique_bytes",
+    "unique_lines",
+    "line_use",
+    "reuse_in_loop",
+    "reuse_serial",
+    "reuse_iterations",
+    "reuse_bytes",
+    "reuse_count",
+    "lane_stride",
+    "is_read",
+    "is_written",
+)
+
+TOTAL_COLUMNS = (
     "total_vector_operations",
     "total_loads",
     "total_scattered",
@@ -73,28 +109,82 @@ _TOTAL_COLUMNS = (
     "machine_scheduler",
 )
 
-_RELATIVE = tuple(name for name in _TOTAL_COLUMNS if name.startswith("total_"))
+TARGET_COLUMNS = (
+    "vector_bits",
+    "vector_registers",
+    "level1_cache_bytes",
+    "level2_cache_bytes",
+    "level3_cache_bytes",
+    "threads",
+)
+
+_RELATIVE = tuple(name for name in TOTAL_COLUMNS if name.startswith("total_"))
+
+
+def _statement_columns(prefix: str) -> tuple[str, ...]:
+    return (
+        *(f"{prefix}_{name}" for name in STATEMENT_COLUMNS),
+        *(f"{prefix}_buffer{n}_{name}" for n in range(BUFFERS) for name in BUFFER_COLUMNS),
+    )
+
 
 COLUMNS: tuple[str, ...] = (
-    *(f"main_{name}" for name in _STATEMENT_COLUMNS),
-    *(f"second_{name}" for name in _STATEMENT_COLUMNS),
-    *_TOTAL_COLUMNS,
+    *_statement_columns("main"),
+    *_statement_columns("second"),
+    *TOTAL_COLUMNS,
+    *(f"algorithm{bit}" for bit in range(ALGORITHM_BITS)),
+    *TARGET_COLUMNS,
     *(f"relative_{name.removeprefix('total_')}" for name in _RELATIVE),
 )
 """Names of the columns of a feature row, in order."""
 
-_WIDTH = len(_STATEMENT_COLUMNS)
-_ABSOLUTE = 2 * _WIDTH + len(_TOTAL_COLUMNS)
+_WIDTH = len(STATEMENT_COLUMNS) + BUFFERS * len(BUFFER_COLUMNS)
+_NO_BUFFER = [0.0] * len(BUFFER_COLUMNS)
 
 
-def nest_features(nest: LoopNest) -> np.ndarray:
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What a candidate's speed depends on beside its code; caches of 0 bytes are unknown."""
+
+    vector_bits: int = 512
+    vector_registers: int = 32
+    cache_bytes: tuple[int, int, int] = (0, 0, 0)
+    threads: int = 1
+
+    def columns(self) -> list[float]:
+        """The values of TARGET_COLUMNS."""
+        return [
+            float(self.vector_bits),
+            float(self.vector_registers),
+            *(_log(size) for size in self.cache_bytes),
+            float(self.threads),
+        ]
+
+
+@lru_cache(maxsize=64)
+def target_facts(target: Target, threads: int = 1) -> TargetFacts:
+    """The facts of a target; its caches are this machine's, if its code runs here."""
+    caches = (0, 0, 0)
+    if target.runs_on(host_target()):
+        device = find_device()
+        caches = (device.cache_bytes(1), device.cache_bytes(2), device.cache_bytes(3))
+    return TargetFacts(target.vector_bits, target.vector_registers, caches, threads)
+
+
+def nest_features(
+    nest: LoopNest, algorithm: str = "", facts: TargetFacts = TargetFacts()
+) -> np.ndarray:
     """The columns that a nest has by itself: all but the `relative_` ones. float32, one row."""
-    found = sorted(statements(nest), key=_weight, reverse=True)
-    row = np.zeros(_ABSOLUTE, dtype=np.float32)
-    for place, statement in enumerate(found[:2]):
-        row[place * _WIDTH : (place + 1) * _WIDTH] = _describe(statement)
-    row[2 * _WIDTH :] = _totals(nest, found)
-    return row
+    found = statements(nest)
+    order = sorted(range(len(found)), key=lambda number: -_weight(found[number]))
+    row: list[float] = []
+    for number in order[:2]:
+        row += _describe(found, number, facts)
+    row += [0.0] * (2 * _WIDTH - len(row))
+    row += _totals(nest, [found[number] for number in order])
+    row += _algorithm(algorithm)
+    row += facts.columns()
+    return np.array(row, dtype=np.float32)
 
 
 class FeatureExtractor:
@@ -103,9 +193,15 @@ class FeatureExtractor:
     `lower` gives the loop nest of a schedule and raises ScheduleError for one that does not fit.
     """
 
-    def __init__(self, lower: Callable[[Schedule], LoopNest], default: Schedule) -> None:
+    def __init__(
+        self,
+        lower: Callable[[Schedule], LoopNest],
+        default: Schedule,
+        facts: TargetFacts = TargetFacts(),
+    ) -> None:
         self._lower = lower
         self._default = default
+        self._facts = facts
         self._rows: dict[Schedule, np.ndarray | None] = {}
         self._reference: np.ndarray | None = None
 
@@ -115,7 +211,7 @@ class FeatureExtractor:
             self._rows[schedule] = self._compute(schedule)
         return self._rows[schedule]
 
-    def rows(self, schedules: list[Schedule]) -> tuple[list[Schedule], np.ndarray]:
+    def rows(self, schedules: Sequence[Schedule]) -> tuple[list[Schedule], np.ndarray]:
         """The schedules that can be lowered, and their rows: (number, len(COLUMNS)), float32."""
         kept, rows = [], []
         for schedule in schedules:
@@ -129,18 +225,21 @@ class FeatureExtractor:
 
     def _compute(self, schedule: Schedule) -> np.ndarray | None:
         try:
-            absolute = nest_features(self._lower(schedule))
+            absolute = self._absolute(schedule)
         except ScheduleError:
             return None
         if self._reference is None:
             try:
-                self._reference = nest_features(self._lower(self._default))
+                self._reference = self._absolute(self._default)
             except ScheduleError:
                 self._reference = absolute
         first = 2 * _WIDTH
         ours = absolute[first : first + len(_RELATIVE)]
         theirs = self._reference[first : first + len(_RELATIVE)]
         return np.concatenate([absolute, ours - theirs])
+
+    def _absolute(self, schedule: Schedule) -> np.ndarray:
+        return nest_features(self._lower(schedule), schedule.algorithm, self._facts)
 
 
 def _weight(statement: Statement) -> float:
@@ -151,36 +250,45 @@ def _log(value: float) -> float:
     return log2(1.0 + value)
 
 
-def _traffic(statement: Statement, cache_bytes: int) -> float:
-    """Bytes that come from beyond a cache of this size.
+def _traffic(statement: Statement) -> list[float]:
+    """Bytes that come from beyond a cache of each of CACHE_BYTES.
 
     The outermost loop whose footprint fits is loaded once for each time that it is entered.
     """
     levels = statement.levels
-    fitting = 0
-    for number, level in enumerate(levels):
-        if level.footprint_bytes <= cache_bytes:
-            fitting = number
-    entries = 1.0
-    for level in levels[fitting + 1 :]:
-        entries *= level.trips
-    return entries * levels[fitting].footprint_bytes
+    entries = [1.0] * len(levels)
+    for number in range(len(levels) - 2, -1, -1):
+        entries[number] = entries[number + 1] * levels[number + 1].trips
+    result = []
+    for size in CACHE_BYTES:
+        fitting = 0
+        for number, level in enumerate(levels):
+            if level.footprint_bytes <= size:
+                fitting = number
+        result.append(entries[fitting] * levels[fitting].footprint_bytes)
+    return result
 
 
-def _describe(statement: Statement) -> list[float]:
+def _describe(found: Sequence[Statement], number: int, facts: TargetFacts) -> list[float]:
+    statement = found[number]
     work = max(statement.vector_operations, 1.0)
+    issued = max(sum(statement.counts), 1.0)
     loads = statement.vector_loads + statement.broadcast_loads + statement.scattered_loads
     outer: list[float] = []
-    for number in (1, 2, 3):
-        inside = number < len(statement.levels)
-        level = statement.levels[number] if inside else None
+    for place in (1, 2, 3):
+        inside = place < len(statement.levels)
+        level = statement.levels[place] if inside else None
         outer += [_log(level.trips), _log(level.footprint_bytes)] if level else [0.0, 0.0]
-    return [
+    held = statement.accumulators + statement.operands + 1
+    row = [
         _log(statement.vector_operations),
         _log(statement.operations),
+        *(count / issued for count in statement.counts),
         float(statement.lanes),
         statement.useful,
         float(statement.accumulators),
+        float(statement.operands),
+        held / facts.vector_registers,
         float(statement.points),
         _log(statement.reduce_trips),
         float(statement.reduce_unroll),
@@ -197,23 +305,66 @@ def _describe(statement: Statement) -> list[float]:
         float(statement.skips_padding),
         float(statement.is_reduction),
         float(statement.lane_reduction),
+        float(statement.prefetches),
         _log(statement.parallel_tiles),
         _log(statement.levels[0].footprint_bytes),
         *outer,
-        *(_log(_traffic(statement, size) / work) for size in CACHE_BYTES),
+        *(_log(traffic / work) for traffic in _traffic(statement)),
+        *_intensities(statement),
+    ]
+    uses = buffer_uses(found, number, BUFFERS)
+    for use in uses:
+        row += _buffer(use)
+    for _ in range(BUFFERS - len(uses)):
+        row += _NO_BUFFER
+    return row
+
+
+def _intensities(statement: Statement) -> Iterable[float]:
+    """Operations for each byte touched, sampled at even steps from the tile to all loops."""
+    operations = statement.points * statement.lanes
+    curve = []
+    for level in statement.levels:
+        operations *= level.trips
+        curve.append(_log(operations / max(level.footprint_bytes, 1.0)))
+    last = len(curve) - 1
+    for point in range(CURVE):
+        place = point * last / (CURVE - 1)
+        low = int(place)
+        high = min(low + 1, last)
+        yield curve[low] + (place - low) * (curve[high] - curve[low])
+
+
+def _buffer(use: BufferUse) -> list[float]:
+    return [
+        _log(use.bytes),
+        _log(use.unique_bytes),
+        _log(use.unique_lines),
+        use.unique_bytes / (use.unique_lines * LINE_BYTES),
+        float(use.reuse is Reuse.LOOP),
+        float(use.reuse is Reuse.SERIAL),
+        _log(use.distance_iterations),
+        _log(use.distance_bytes),
+        _log(use.reuse_count),
+        _log(abs(use.lane_step) / use.element_bytes),
+        float(use.is_read),
+        float(use.is_written),
     ]
 
 
-def _totals(nest: LoopNest, found: list[Statement]) -> list[float]:
+def _totals(nest: LoopNest, found: Sequence[Statement]) -> list[float]:
     work = sum(s.vector_operations for s in found)
     shared = sum(b.bytes for b in nest.buffers if b.role is Role.SHARED)
     weights = sum(b.bytes for b in nest.buffers if b.role is Role.WEIGHT)
+    traffic = [0.0] * len(CACHE_BYTES)
+    for statement in found:
+        traffic = [a + b for a, b in zip(traffic, _traffic(statement), strict=True)]
     return [
         _log(work),
         _log(sum(s.vector_loads + s.broadcast_loads for s in found)),
         _log(sum(s.scattered_loads + s.scattered_stores for s in found)),
         _log(sum(s.stores for s in found)),
-        *(_log(sum(_traffic(s, size) for s in found)) for size in CACHE_BYTES),
+        *map(_log, traffic),
         found[0].vector_operations / work if work else 0.0,
         float(len(found)),
         float(len(nest.stages)),
@@ -222,3 +373,10 @@ def _totals(nest: LoopNest, found: list[Statement]) -> list[float]:
         _log(weights),
         float(nest.machine_scheduler),
     ]
+
+
+@lru_cache(maxsize=256)
+def _algorithm(name: str) -> tuple[float, ...]:
+    """A name as bits; the checksum is the same in every process, unlike `hash`."""
+    digest = zlib.crc32(name.encode()) if name else 0
+    return tuple(float(digest >> bit & 1) for bit in range(ALGORITHM_BITS))

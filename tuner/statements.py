@@ -1,4 +1,4 @@
-"""What one Compute of a loop nest does, counted: trips, accumulators, loads, bytes by level.
+"""What one Compute of a loop nest does, counted: trips, accumulators, operations, loads, bytes.
 
 The counts ignore ragged tails: they are inputs of a cost model, not a simulation.
 """
@@ -6,24 +6,27 @@ The counts ignore ragged tails: they are inputs of a cost model, not a simulatio
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
-from compiler.loops.expr import Cast, Expr, Load, Op, Operation, Space, Tensor, walk
-from compiler.loops.index import Axis, FloorDiv
-from compiler.loops.layout import strides
+from compiler.loops.expr import Op, Operation
+from compiler.loops.index import Axis
 from compiler.loops.nest import Binding, Compute, For, LoopNest, Node
+from tuner.accesses import (
+    KINDS,
+    Access,
+    Kind,
+    access,
+    expression_facts,
+    forms_by_tensor,
+    load_axes,
+)
 
 PAGE_BYTES = 4096
 """Rows whose addresses differ by a multiple of this fall into the same sets of an L1 cache."""
 
-_COSTS: Mapping[Operation, float] = {
-    Operation.DIV: 8.0,
-    Operation.REM: 12.0,
-    Operation.SQRT: 10.0,
-}
-"""Cost of an operation in additions, as a CPU's throughput tables have it; 1 where not named."""
+_FMA, _ADD, _MUL = (KINDS.index(kind) for kind in (Kind.FMA, Kind.ADD, Kind.MUL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +42,43 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
+class Around:
+    """A run-time loop around a statement: `axes` is its own and those that it derives."""
+
+    axis: Axis
+    axes: frozenset[Axis]
+    trips: int
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """An access of a statement: how often it is executed in all, and its step along the lanes."""
+
+    access: Access
+    is_store: bool
+    executions: float
+    lane_step: int
+
+
+@dataclass(frozen=True)
 class Statement:
     """One Compute in its loops.
 
-    `operations` is scalar arithmetic in all, `vector_operations` what is issued for it.
-    `levels` run from the innermost reduction loop to the outermost For.
+    `operations` is scalar arithmetic in all, `vector_operations` what is issued for it, weighted by
+    cost; `counts` is what is issued by kind, in the order of `accesses.KINDS`. `operands` are the
+    vectors that are loaded for one step of the innermost reduction, which registers hold beside
+    the accumulators. `around` is innermost first, reduction loops included, `loops` outermost
+    first and without them.
     """
 
     operations: float
     vector_operations: float
+    counts: tuple[float, ...]
     lanes: int
     useful: float
     accumulators: int
+    operands: int
     points: int
     reduce_trips: int
     reduce_unroll: int
@@ -66,8 +94,52 @@ class Statement:
     skips_padding: bool
     is_reduction: bool
     lane_reduction: bool
+    prefetches: bool
     parallel_tiles: int
-    levels: tuple[Level, ...]
+    around: tuple[Around, ...] = field(repr=False)
+    loops: tuple[For, ...] = field(repr=False)
+    uses: tuple[Use, ...] = field(repr=False)
+    tile: Mapping[Axis, int] = field(repr=False, hash=False)
+    """The size of each axis inside all loops."""
+
+    @cached_property
+    def footprints(self) -> tuple[float, ...]:
+        """Bytes that one execution of the tile touches, then of each loop of `around`."""
+        sizes = dict(self.tile)
+        # Several accesses of one tensor mostly overlap (taps of a stencil): the largest is all.
+        tensors = forms_by_tensor(use.access for use in self.uses)
+        touched = {name: max([f.touched(sizes) for f in forms]) for name, forms in tensors.items()}
+        result = [sum(touched.values())]
+        for loop in self.around:
+            if loop.trips > 1:
+                grow(sizes, loop)
+                for name, forms in tensors.items():
+                    if any(not loop.axes.isdisjoint(form.axes) for form in forms):
+                        touched[name] = max([form.touched(sizes) for form in forms])
+            result.append(sum(touched.values()))
+        return tuple(result)
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """The tile, then the loops that iterate, from the innermost reduction to the outermost."""
+        found = [Level(1, self.footprints[0])]
+        for loop, footprint in zip(self.around, self.footprints[1:], strict=True):
+            if loop.trips > 1:
+                found.append(Level(loop.trips, footprint))
+        return tuple(found)
+
+    def whole(self) -> dict[Axis, int]:
+        """The size of each axis around all loops."""
+        sizes = dict(self.tile)
+        for loop in self.around:
+            grow(sizes, loop)
+        return sizes
+
+
+def grow(sizes: dict[Axis, int], loop: Around) -> None:
+    """Let a loop run: its axis has the size that it splits, what it derives its whole extent."""
+    for axis in loop.axes:
+        sizes[axis] = max(loop.extent if axis == loop.axis else axis.extent, sizes.get(axis, 1))
 
 
 def statements(nest: LoopNest) -> tuple[Statement, ...]:
@@ -79,10 +151,11 @@ def statements(nest: LoopNest) -> tuple[Statement, ...]:
     return tuple(found)
 
 
-def _visit(
-    node: Node, loops: tuple[tuple[For, int, int], ...], sizes: dict[Axis, int]
-) -> Iterator[Statement]:
-    """`loops` holds each enclosing For with its trips and the extent that it splits."""
+_Loops = tuple[tuple[For, int, int], ...]
+"""Each enclosing For with its trips and the extent that it splits."""
+
+
+def _visit(node: Node, loops: _Loops, sizes: dict[Axis, int]) -> Iterator[Statement]:
     match node:
         case For():
             extent = sizes.get(node.axis, node.axis.extent)
@@ -97,23 +170,10 @@ def _visit(
             yield _statement(node, loops, sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reference:
-    """A load or store: its tensor, and bytes along each axis from flat addresses."""
-
-    load: Load
-    axes: frozenset[Axis]
-    is_store: bool
-
-
-def _statement(
-    compute: Compute, loops: tuple[tuple[For, int, int], ...], sizes: Mapping[Axis, int]
-) -> Statement:
+def _statement(compute: Compute, loops: _Loops, sizes: Mapping[Axis, int]) -> Statement:
     tile = dict(sizes)
-    output_axes = {
-        axis for store in compute.stores for index in store.target.index for axis in index.axes()
-    }
-    reduce_levels: list[tuple[Axis, int, int]] = []  # axis, trips, extent that is split
+    output_axes = frozenset(axis for store in compute.stores for axis in load_axes(store.target))
+    reduce_levels: list[Around] = []
     reduce_unroll = 1
     for level in compute.reduce:
         extent = tile.get(level.axis, level.axis.extent)
@@ -121,7 +181,7 @@ def _statement(
         if level.unroll:
             reduce_unroll *= trips
         else:
-            reduce_levels.append((level.axis, trips, extent))
+            reduce_levels.append(Around(level.axis, frozenset((level.axis,)), trips, extent))
         tile[level.axis] = min(level.step, extent)
     lanes = 1
     useful = 1.0
@@ -136,46 +196,81 @@ def _statement(
     points = prod(counts.values()) * reduce_unroll
     spatial = prod(n for axis, n in counts.items() if axis in output_axes)
     partial = prod(counts.get(axis, 1) for axis in compute.partial)
-    reduce_trips = prod(trips for _, trips, _ in reduce_levels)
+    reduce_trips = prod(loop.trips for loop in reduce_levels)
     outer = prod(trips for _, trips, _ in loops)
     executions = float(outer * reduce_trips)
 
-    references = _references(compute)
+    body = expression_facts(compute.body)
+    epilogues = [expression_facts(store.value) for store in compute.stores]
+    roots = [body, *epilogues]
+    if compute.init is not None:
+        roots.append(expression_facts(compute.init))
     vector = broadcast = scattered = stores = scattered_stores = 0.0
-    aliased = 0
-    for reference in references:
-        distinct = prod(n for axis, n in counts.items() if axis in reference.axes)
-        if reference.load.tensor.space is not Space.MEMORY:
+    aliased = operands = 0
+    uses: list[Use] = []
+    for load in dict.fromkeys(load for root in roots for load in root.loads):
+        found = access(load)
+        if found is None:
             continue
-        step = _byte_step(reference.load, compute.vector) if compute.vector else 0
-        element = reference.load.tensor.dtype.bytes
-        if reference.is_store:
-            stores += distinct * outer
-            if compute.vector in output_axes and step not in (0, element):
-                scattered_stores += distinct * outer
-            continue
+        step = found.step(compute.vector) if compute.vector else 0
+        distinct = prod(n for axis, n in counts.items() if axis in found.axes)
         count = distinct * executions
+        uses.append(Use(found, False, count, step))
         if step == 0:
             broadcast += count
-        elif step == element:
+        elif step == found.element_bytes:
             vector += count
         else:
             scattered += count
+        if step and compute.combiner is not None:
+            operands += prod(
+                n for axis, n in counts.items() if axis in found.axes and axis in output_axes
+            )
         for axis, number in counts.items():
-            if axis != compute.vector and axis in reference.axes:
-                stride = abs(_byte_step(reference.load, axis))
+            if number > aliased and axis != compute.vector and axis in found.axes:
+                stride = abs(found.step(axis))
                 if stride and stride % PAGE_BYTES == 0:
-                    aliased = max(aliased, number)
+                    aliased = number
+    for store in compute.stores:
+        found = access(store.target)
+        if found is None:
+            continue
+        step = found.step(compute.vector) if compute.vector else 0
+        distinct = prod(n for axis, n in counts.items() if axis in found.axes)
+        uses.append(Use(found, True, float(distinct * outer), step))
+        stores += distinct * outer
+        if compute.vector in output_axes and step not in (0, found.element_bytes):
+            scattered_stores += distinct * outer
 
-    body_cost = _cost(compute.body) + (0.0 if _is_fused(compute) else _combine_cost(compute))
-    epilogue_cost = sum(_cost(store.value) for store in compute.stores)
+    is_fused = isinstance(compute.body, Op) and compute.body.operation is Operation.MUL
+    combines = compute.combiner is not None
+    body_cost = body.cost + float(combines and not is_fused)
+    epilogue_cost = sum(each.cost for each in epilogues)
     vector_operations = executions * points * body_cost + outer * spatial * epilogue_cost
+    issued = [executions * points * n for n in body.counts]
+    if combines:
+        # one multiplication and the addition of the sum are one instruction
+        issued[_FMA if is_fused else _ADD] += executions * points
+        issued[_MUL] -= executions * points * is_fused
+    for each in epilogues:
+        issued = [a + outer * spatial * b for a, b in zip(issued, each.counts, strict=True)]
+    around = [
+        Around(
+            loop.axis,
+            frozenset((loop.axis, *(let.axis for let in loop.lets))),
+            trips,
+            extent,
+        )
+        for loop, trips, extent in reversed(loops)
+    ]
     return Statement(
         operations=vector_operations * lanes * useful,
         vector_operations=vector_operations,
+        counts=tuple(issued),
         lanes=lanes,
         useful=useful,
         accumulators=spatial * partial,
+        operands=operands,
         points=points,
         reduce_trips=reduce_trips,
         reduce_unroll=reduce_unroll * prod(n for a, n in counts.items() if a not in output_axes),
@@ -189,131 +284,12 @@ def _statement(
         aliased_rows=aliased,
         peeled=sum(1 for loop, _, _ in loops if loop.peel or loop.unroll),
         skips_padding=compute.skip_padding,
-        is_reduction=compute.combiner is not None,
+        is_reduction=combines,
         lane_reduction=compute.vector is not None and compute.vector not in output_axes,
+        prefetches=compute.prefetch > 0,
         parallel_tiles=prod(t for loop, t, _ in loops if loop.binding is Binding.PARALLEL),
-        levels=_levels(references, tile, reduce_levels, loops),
+        around=(*reversed(reduce_levels), *around),
+        loops=tuple(loop for loop, _, _ in loops),
+        uses=tuple(uses),
+        tile=tile,
     )
-
-
-def _levels(
-    references: tuple[_Reference, ...],
-    tile: Mapping[Axis, int],
-    reduce_levels: list[tuple[Axis, int, int]],
-    loops: tuple[tuple[For, int, int], ...],
-) -> tuple[Level, ...]:
-    """Innermost first: each loop's trips and what its whole execution touches."""
-    sizes = dict(tile)
-    tensors: dict[str, list[Load]] = {}
-    for reference in references:
-        if reference.load.tensor.space is Space.MEMORY:
-            tensors.setdefault(reference.load.tensor.name, []).append(reference.load)
-    levels = [Level(1, _footprint(tensors, sizes))]
-    around = [(axis, trips, extent) for axis, trips, extent in reversed(reduce_levels)]
-    around += [(loop.axis, trips, extent) for loop, trips, extent in reversed(loops)]
-    lets = {let.axis: loop.axis for loop, _, _ in loops for let in loop.lets}
-    for axis, trips, extent in around:
-        sizes[axis] = max(extent, sizes.get(axis, 1))
-        for derived, source in lets.items():
-            if source == axis:
-                sizes[derived] = derived.extent
-        if trips > 1:
-            levels.append(Level(trips, _footprint(tensors, sizes)))
-    return tuple(levels)
-
-
-def _footprint(tensors: Mapping[str, list[Load]], sizes: Mapping[Axis, int]) -> float:
-    total = 0.0
-    for loads in tensors.values():
-        # Several loads of one tensor mostly overlap (taps of a stencil): the largest is all.
-        total += max(_touched(load, sizes) for load in loads)
-    return total
-
-
-def _touched(load: Load, sizes: Mapping[Axis, int]) -> float:
-    tensor = load.tensor
-    elements = 1
-    for extent, index in zip(tensor.shape, load.index, strict=True):
-        reach = 1
-        for term, coefficient in index.terms:
-            axis = term.axis if isinstance(term, FloorDiv) else term
-            size = sizes.get(axis, axis.extent)
-            if isinstance(term, FloorDiv):
-                size = -(-size // term.divisor)
-            reach += abs(coefficient) * (size - 1)
-        elements *= min(reach, extent) if extent else 1
-    if load.indirect:
-        elements = prod(tensor.shape)
-    return float(elements * tensor.dtype.bytes)
-
-
-def _references(compute: Compute) -> tuple[_Reference, ...]:
-    found: list[_Reference] = []
-    roots: list[Expr] = [compute.body, *(store.value for store in compute.stores)]
-    if compute.init is not None:
-        roots.append(compute.init)
-    seen: set[Load] = set()
-    for root in roots:
-        for node in walk(root):
-            if isinstance(node, Load) and node not in seen:
-                seen.add(node)
-                found.append(_Reference(node, _axes(node), False))
-    found.extend(_Reference(s.target, _axes(s.target), True) for s in compute.stores)
-    return tuple(found)
-
-
-def _axes(load: Load) -> frozenset[Axis]:
-    return frozenset(axis for index in load.index for axis in index.axes())
-
-
-def _is_fused(compute: Compute) -> bool:
-    """Whether combining costs nothing beyond the product: a fused multiply-add."""
-    return isinstance(compute.body, Op) and compute.body.operation is Operation.MUL
-
-
-def _combine_cost(compute: Compute) -> float:
-    return 1.0 if compute.combiner is not None else 0.0
-
-
-@lru_cache(maxsize=4096)
-def _cost(expr: Expr) -> float:
-    total = 0.0
-    for node in walk(expr):
-        match node:
-            case Op(operation=operation):
-                total += _COSTS.get(operation, 1.0)
-            case Cast():
-                total += 1.0
-    return total
-
-
-@lru_cache(maxsize=16384)
-def _byte_step(load: Load, axis: Axis) -> int:
-    """Bytes between the elements that a load reads at 0 and at 1 of an axis; 0: the same one."""
-    if axis.extent < 2:
-        return 0
-    return _address(load, axis, 1) - _address(load, axis, 0)
-
-
-def _address(load: Load, axis: Axis, value: int) -> int:
-    position = []
-    for index in load.index:
-        total = index.constant
-        for term, coefficient in index.terms:
-            if isinstance(term, FloorDiv):
-                total += coefficient * (value // term.divisor) if term.axis == axis else 0
-            elif term == axis:
-                total += coefficient * value
-        position.append(total)
-    tensor = load.tensor
-    steps = _strides(tensor)
-    offset = 0
-    for factor, step in zip(tensor.layout.resolved(len(tensor.shape)), steps, strict=True):
-        logical = position[factor.dim] + tensor.halo_of(factor.dim)[0]
-        part = logical // factor.div
-        offset += (part % factor.mod if factor.mod else part) * step
-    return offset * tensor.dtype.bytes
-
-
-def _strides(tensor: Tensor) -> tuple[int, ...]:
-    return strides(tensor.shape, tensor.layout, tensor.halo)[0]

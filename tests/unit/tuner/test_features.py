@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from compiler.loops.expr import Accumulator, Load, Role, Tensor
+from compiler.loops.index import Axis
+from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.schedule.schedule import Schedule
-from tuner.features import COLUMNS, nest_features
+from tuner.accesses import KINDS, Kind, access
+from tuner.buffers import Reuse, buffer_uses
+from tuner.features import (
+    BUFFER_COLUMNS,
+    BUFFERS,
+    COLUMNS,
+    STATEMENT_COLUMNS,
+    TARGET_COLUMNS,
+    TargetFacts,
+    nest_features,
+)
 from tuner.statements import statements
 
 
@@ -98,3 +114,107 @@ def test_a_row_is_computed_once(gemm: Any) -> None:
     for _ in range(3):
         extractor.row(_schedule())
     assert calls.count(_schedule()) == 1
+
+
+def _documented() -> dict[str, list[str]]:
+    """The columns that docs/features.md has, by section."""
+    page = (Path(__file__).parents[3] / "docs" / "features.md").read_text()
+    sections = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
+    return {
+        section.splitlines()[0]: re.findall(r"^\| `([a-z0-9_]+)` \|", section, re.MULTILINE)
+        for section in sections
+    }
+
+
+def test_the_page_of_features_has_every_column_in_order() -> None:
+    found = _documented()
+    assert found["Each statement"] == list(STATEMENT_COLUMNS)
+    assert found["Each buffer"] == list(BUFFER_COLUMNS)
+    assert found["The target"] == list(TARGET_COLUMNS)
+    described: list[str] = []
+    for prefix in ("main", "second"):
+        described += [f"{prefix}_{name}" for name in found["Each statement"]]
+        for number in range(BUFFERS):
+            described += [f"{prefix}_buffer{number}_{name}" for name in found["Each buffer"]]
+    for section in ("The whole nest", "The target", "Beside the default"):
+        described += found[section]
+    assert described == list(COLUMNS)
+
+
+def test_operations_are_counted_by_kind(gemm: Any) -> None:
+    (found,) = statements(gemm.nest(_schedule()))
+    counts = dict(zip(KINDS, found.counts, strict=True))
+    assert counts.pop(Kind.FMA) == gemm.m * gemm.n * gemm.k / gemm.lanes
+    assert set(counts.values()) == {0.0}
+    assert found.operands == 3  # three vectors of b beside the accumulators
+
+
+def test_each_buffer_says_how_its_elements_come_back(gemm: Any) -> None:
+    found = statements(gemm.nest(_schedule()))
+    uses = {use.name: use for use in buffer_uses(found, 0, 3)}
+    executions = found[0].outer_trips * found[0].reduce_trips
+    # b: every row tile walks the same panel, after the panel and the rows of one tile of a and c
+    b = uses["b"]
+    assert b.bytes == executions * 3 * 4 * gemm.lanes * 4
+    assert b.unique_bytes == 4 * gemm.k * gemm.n == 64 * b.unique_lines
+    assert (b.reuse, b.reuse_count) == (Reuse.LOOP, gemm.m // 8)
+    assert b.distance_iterations == gemm.k // 4
+    assert b.distance_bytes == 4 * (8 * gemm.k + gemm.k * 48 + 8 * 48)
+    assert b.lane_step == 4 and b.is_read and not b.is_written
+    # a: the outermost loop over panels does not move it
+    a = uses["a"]
+    assert (a.reuse, a.reuse_count) == (Reuse.LOOP, gemm.n // 48)
+    assert a.distance_iterations == (gemm.k // 4) * (gemm.m // 8)
+    assert a.lane_step == 0
+    # c: the innermost loop, over k, leaves the tile where it is
+    c = uses["c"]
+    assert (c.reuse, c.reuse_count, c.distance_iterations) == (Reuse.LOOP, gemm.k // 4, 1)
+    assert c.is_written and not c.is_read
+    assert [use.name for use in buffer_uses(found, 0, 1)] == ["b"]
+
+
+def test_a_later_statement_reuses_what_an_earlier_one_wrote() -> None:
+    rows, columns = Axis("r", 32), Axis("c", 64)
+    x = Tensor("x", (32, 64))
+    middle = Tensor("middle", (64,), role=Role.SCRATCH)
+    y = Tensor("y", (32, 64), role=Role.OUTPUT)
+
+    def compute(target: Load, source: Load) -> Compute:
+        return Compute(
+            (Store(target, Accumulator()),), source, unroll=(Tile(columns, 16),), vector=columns
+        )
+
+    body = (compute(middle[columns], x[rows, columns]), compute(y[rows, columns], middle[columns]))
+    nest = LoopNest("n", (x, y), (middle,), (Stage("s", (For(rows, 1, body),)),))
+    found = statements(nest)
+    written, read = (
+        next(use for use in buffer_uses(found, n, 3) if use.name == "middle") for n in (0, 1)
+    )
+    # the loop over rows does not move the scratch row
+    assert (written.reuse, read.reuse) == (Reuse.LOOP, Reuse.LOOP)
+    serial = statements(replace(nest, stages=(Stage("s", body),)))
+    (use,) = (use for use in buffer_uses(serial, 1, 3) if use.name == "middle")
+    assert use.reuse is Reuse.SERIAL
+    assert use.distance_iterations == 2
+    assert next(u for u in buffer_uses(serial, 0, 3) if u.name == "middle").reuse is Reuse.NONE
+
+
+def test_lines_count_whole_runs_of_neighbours() -> None:
+    rows, columns = Axis("r", 8), Axis("c", 4)
+    found = access(Tensor("t", (8, 64))[rows, columns])
+    assert found is not None
+    sizes = {rows: 8, columns: 4}
+    assert found.form.touched(sizes) == 8 * 4 * 4
+    assert found.form.lines(sizes) == 8  # 16 bytes in each of eight rows
+    assert found.form.lines({rows: 8, columns: 64}) == 8 * 64 * 4 / 64
+
+
+def test_registers_and_caches_of_the_target_are_columns(gemm: Any) -> None:
+    facts = TargetFacts(256, 16, (32 << 10, 0, 0), 4)
+    named = dict(zip(COLUMNS, nest_features(gemm.nest(_schedule()), "gemm", facts), strict=False))
+    assert named["main_register_pressure"] == (24 + 3 + 1) / 16
+    assert (named["vector_bits"], named["vector_registers"], named["threads"]) == (256, 16, 4)
+    assert named["level1_cache_bytes"] == pytest.approx(15, abs=1e-3)
+    other = nest_features(gemm.nest(_schedule()), "direct", facts)
+    bits = [COLUMNS.index(f"algorithm{bit}") for bit in range(8)]
+    assert [named[f"algorithm{bit}"] for bit in range(8)] != other[bits].tolist()

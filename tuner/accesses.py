@@ -1,0 +1,224 @@
+"""Where a load or store leads: its axes, its strides, and what it touches when axes have a size.
+
+All of it is remembered by expression: candidates of one workload differ in tile sizes, and mostly
+load the same elements of the same tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from math import prod
+
+from compiler.loops.expr import Cast, Expr, Load, Op, Operation, Space, Tensor, walk
+from compiler.loops.index import Axis, FloorDiv
+
+LINE_BYTES = 64
+"""A cache line, of all CPUs that are described."""
+
+
+class Kind(StrEnum):
+    """Operations that cost alike."""
+
+    FMA = "fma"
+    ADD = "add"
+    MUL = "mul"
+    DIV = "div"
+    TRANSCENDENTAL = "transcendental"
+    COMPARE = "compare"
+    INTEGER = "integer"
+    CAST = "cast"
+
+
+KINDS = tuple(Kind)
+
+_KINDS: Mapping[Operation, Kind] = {
+    Operation.FMA: Kind.FMA,
+    Operation.MUL: Kind.MUL,
+    Operation.DIV: Kind.DIV,
+    Operation.REM: Kind.DIV,
+    Operation.SQRT: Kind.DIV,
+    # exp, log, erf and their like are polynomials around one of these
+    Operation.SCALE: Kind.TRANSCENDENTAL,
+    Operation.EXPONENT: Kind.TRANSCENDENTAL,
+    Operation.MANTISSA: Kind.TRANSCENDENTAL,
+    Operation.LT: Kind.COMPARE,
+    Operation.LE: Kind.COMPARE,
+    Operation.EQ: Kind.COMPARE,
+    Operation.NE: Kind.COMPARE,
+    Operation.AND: Kind.COMPARE,
+    Operation.OR: Kind.COMPARE,
+    Operation.XOR: Kind.COMPARE,
+    Operation.NOT: Kind.COMPARE,
+    Operation.SELECT: Kind.COMPARE,
+}
+"""The kind of each operation on floats; ADD where none is named."""
+
+_COSTS: Mapping[Operation, float] = {
+    Operation.DIV: 8.0,
+    Operation.REM: 12.0,
+    Operation.SQRT: 10.0,
+}
+"""Cost of an operation in additions, as a CPU's throughput tables have it; 1 where not named."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExprFacts:
+    """What an expression does at one point: its loads, operations by kind, cost in additions."""
+
+    loads: tuple[Load, ...]
+    counts: tuple[float, ...]
+    cost: float
+
+
+@lru_cache(maxsize=4096)
+def expression_facts(expr: Expr) -> ExprFacts:
+    """Loads and operations of a tree, equal subtrees once. `counts` is in the order of KINDS."""
+    counts = dict.fromkeys(KINDS, 0.0)
+    loads: list[Load] = []
+    cost = 0.0
+    for node in walk(expr):
+        match node:
+            case Load():
+                loads.append(node)
+            case Op(operation=operation):
+                kind = _KINDS.get(operation, Kind.ADD)
+                is_integer = kind is not Kind.COMPARE and not node.dtype.is_float
+                counts[Kind.INTEGER if is_integer else kind] += 1
+                cost += _COSTS.get(operation, 1.0)
+            case Cast():
+                counts[Kind.CAST] += 1
+                cost += 1.0
+    return ExprFacts(tuple(loads), tuple(counts.values()), cost)
+
+
+Term = tuple[Axis, int, int]
+"""Axis, divisor, and the coefficient without its sign."""
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """What accesses to one tensor have in common that differ in constants only (quadrants, taps).
+
+    Equal forms are one object. `dims` holds extent and terms of each dimension.
+    """
+
+    tensor: Tensor
+    axes: frozenset[Axis]
+    dims: tuple[tuple[int, tuple[Term, ...]], ...]
+    is_indirect: bool
+
+    def touched(self, sizes: Mapping[Axis, int]) -> float:
+        """Bytes that are touched while each axis runs over its size; the whole tensor, if the
+        access is indirect."""
+        if self.is_indirect:
+            return float(self.tensor.dtype.bytes * prod(self.tensor.shape))
+        elements = self.tensor.dtype.bytes
+        for extent, terms in self.dims:
+            elements *= _reach(extent, terms, sizes)
+        return float(elements)
+
+    def lines(self, sizes: Mapping[Axis, int]) -> float:
+        """Cache lines of `touched`: whole runs of neighbours, each rounded up."""
+        tensor = self.tensor
+        reaches = [_reach(extent, terms, sizes) for extent, terms in self.dims]
+        run = 1
+        factors = tensor.layout.resolved(len(tensor.shape))
+        for factor, extent in zip(reversed(factors), reversed(tensor.physical_shape), strict=True):
+            covered = min(extent, -(-reaches[factor.dim] // factor.div))
+            run *= covered
+            if covered < extent:
+                break
+        element = tensor.dtype.bytes
+        runs = max(1.0, self.touched(sizes) / element / run)
+        return runs * -(-run * element // LINE_BYTES)
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """A load or store of memory."""
+
+    load: Load
+    form: Form
+    element_bytes: int
+    axes: frozenset[Axis]
+
+    def step(self, axis: Axis) -> int:
+        """Bytes between the elements at 0 and at 1 of an axis; 0: the same one."""
+        return _byte_step(self.load, axis)
+
+
+def _reach(extent: int, terms: tuple[Term, ...], sizes: Mapping[Axis, int]) -> int:
+    reach = 1
+    for axis, divisor, coefficient in terms:
+        size = sizes.get(axis, axis.extent)
+        if divisor != 1:
+            size = -(-size // divisor)
+        reach += coefficient * (size - 1)
+    return min(reach, extent) if extent else 1
+
+
+@lru_cache(maxsize=16384)
+def access(load: Load) -> Access | None:
+    """The facts of a load; None if it leads to registers or constants."""
+    if load.tensor.space is not Space.MEMORY:
+        return None
+    dims = []
+    for extent, index in zip(load.tensor.shape, load.index, strict=True):
+        terms = tuple(
+            (term.axis, term.divisor, abs(coefficient))
+            if isinstance(term, FloorDiv)
+            else (term, 1, abs(coefficient))
+            for term, coefficient in index.terms
+        )
+        dims.append((extent, terms))
+    axes = load_axes(load)
+    form = _form(load.tensor, axes, tuple(dims), bool(load.indirect))
+    return Access(load, form, load.tensor.dtype.bytes, axes)
+
+
+_form = lru_cache(maxsize=16384)(Form)
+"""One object for equal forms."""
+
+
+@lru_cache(maxsize=16384)
+def load_axes(load: Load) -> frozenset[Axis]:
+    """The axes that the place of a load depends on."""
+    return frozenset(axis for index in load.index for axis in index.axes())
+
+
+def forms_by_tensor(accesses: Iterable[Access]) -> dict[str, dict[Form, None]]:
+    """The distinct forms of accesses, by the name of their tensor."""
+    found: dict[str, dict[Form, None]] = {}
+    for each in accesses:
+        found.setdefault(each.form.tensor.name, {})[each.form] = None
+    return found
+
+
+@lru_cache(maxsize=65536)
+def _byte_step(load: Load, axis: Axis) -> int:
+    if axis.extent < 2:
+        return 0
+    return _address(load, axis, 1) - _address(load, axis, 0)
+
+
+def _address(load: Load, axis: Axis, value: int) -> int:
+    position = []
+    for index in load.index:
+        total = index.constant
+        for term, coefficient in index.terms:
+            if isinstance(term, FloorDiv):
+                total += coefficient * (value // term.divisor) if term.axis == axis else 0
+            elif term == axis:
+                total += coefficient * value
+        position.append(total)
+    tensor = load.tensor
+    offset = 0
+    factors = tensor.layout.resolved(len(tensor.shape))
+    for factor, step in zip(factors, tensor.byte_strides, strict=True):
+        logical = position[factor.dim] + tensor.halo_of(factor.dim)[0]
+        part = logical // factor.div
+        offset += (part % factor.mod if factor.mod else part) * step
+    return offset
