@@ -15,7 +15,7 @@ convolutions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -73,9 +73,9 @@ class Assignment:
         for value, readers in self._readers.items():
             self._connect(value, makers.get(value), readers)
 
-    def solve(self) -> list[int]:
-        """The number of an option for each group."""
-        return self._problem.solve()[: len(self._groups)]
+    def solve(self, fixed: Mapping[int, int] | None = None) -> list[int]:
+        """The number of an option for each group; some groups' numbers may be given."""
+        return self._problem.solve(fixed)[: len(self._groups)]
 
     def choices(self, numbers: Sequence[int]) -> tuple[Choice, ...]:
         return tuple(o[n].choice for o, n in zip(self.options, numbers, strict=True))

@@ -10,7 +10,7 @@ Selection with Partitioned Boolean Quadratic Programming" (2018).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,13 +52,28 @@ class Quadratic:
                     total += float(costs[options[first], options[second]])
         return total
 
-    def solve(self) -> list[int]:
+    def solve(self, fixed: Mapping[int, int] | None = None) -> list[int]:
         """The cheapest options; where nodes of three or more neighbours had to be decided alone, at
-        least none that are dearer than those of a walk in order of the nodes."""
+        least none that are dearer than those of a walk in order of the nodes.
+
+        `fixed` gives some nodes their options: the others are the cheapest beside those.
+        """
+        if fixed:
+            return self._with(fixed).solve()
         found, exact = _Reduction(self._costs, self._edges).run()
         if exact:
             return found
         return min(self._improved(found), self._improved(self._in_order()), key=self.total)
+
+    def _with(self, fixed: Mapping[int, int]) -> Quadratic:
+        """The problem in which these nodes' other options cannot be taken."""
+        other = Quadratic()
+        other._costs, other._edges = list(self._costs), self._edges
+        for node, option in fixed.items():
+            costs = np.full_like(self._costs[node], np.inf)
+            costs[option] = self._costs[node][option]
+            other._costs[node] = costs
+        return other
 
     def _in_order(self) -> list[int]:
         options: list[int] = []
