@@ -18,6 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from benchmarks import operators
 from benchmarks.convolutional import efficientnet_b0, mobilenet_v2, vgg16_features
 from benchmarks.light import LIGHT_MODELS, light_model
 from benchmarks.plain import lstm, mlp
@@ -62,16 +63,25 @@ def _cases() -> dict[str, ModelCase]:
 
 MODELS = _cases()
 
+SINGLE = {
+    case.name: case
+    for case in (
+        ModelCase("matmul-1024", partial(operators.matmul, 1024, 1024, 1024)),
+        ModelCase("conv3x3-128x28", partial(operators.conv, 128, 128, (28, 28))),
+    )
+}
+"""Operators that tuners are compared on; no models to race."""
+
 
 def build(name: str) -> Any:
-    """The ModelProto of a name in MODELS; KeyError for another."""
-    return MODELS[name].build()
+    """The ModelProto of a name in MODELS or SINGLE; KeyError for another."""
+    return (MODELS | SINGLE)[name].build()
 
 
 def feeds(name: str, model: Any, seed: int = 1) -> dict[str, NDArray[Any]]:
     """Seeded inputs: standard normal for floats, uniform below the case's bound for integers."""
     random = np.random.default_rng(seed)
-    bounds = MODELS[name].integer_bounds
+    bounds = (MODELS | SINGLE)[name].integer_bounds
     constants = {tensor.name for tensor in model.graph.initializer}
     arrays: dict[str, NDArray[Any]] = {}
     for info in model.graph.input:

@@ -107,7 +107,7 @@ def load_iree(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
 
 
 def load_tvm(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
-    """TVM with its default schedules: nothing is tuned."""
+    """TVM with the records of a MetaSchedule run in `schedules`/tvm, or with default schedules."""
     os.environ["TVM_NUM_THREADS"] = str(threads)
     import tvm
     from tvm import relax
@@ -117,7 +117,11 @@ def load_tvm(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
     host = tvm.target.codegen.llvm_get_system_cpu()
     target = tvm.target.Target({"kind": "llvm", "mcpu": host})
     with target:
-        built = tvm.compile(relax.get_pipeline("zero")(module), target)
+        module = relax.get_pipeline("zero")(module)
+        records = Path(schedules) / "tvm"
+        if schedules and records.exists():
+            module = relax.transform.MetaScheduleApplyDatabase(str(records))(module)
+        built = tvm.compile(module, target)
     machine = relax.VirtualMachine(built, tvm.cpu())
     inputs = [tvm.runtime.tensor(array) for array in feeds.values()]
     main = machine["main"]
