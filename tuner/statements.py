@@ -207,6 +207,7 @@ def _statement(compute: Compute, loops: _Loops, sizes: Mapping[Axis, int]) -> St
         roots.append(expression_facts(compute.init))
     vector = broadcast = scattered = stores = scattered_stores = 0.0
     aliased = operands = 0
+    inner = frozenset(body.loads)
     uses: list[Use] = []
     for load in dict.fromkeys(load for root in roots for load in root.loads):
         found = access(load)
@@ -214,7 +215,9 @@ def _statement(compute: Compute, loops: _Loops, sizes: Mapping[Axis, int]) -> St
             continue
         step = found.step(compute.vector) if compute.vector else 0
         distinct = prod(n for axis, n in counts.items() if axis in found.axes)
-        count = distinct * executions
+        # What starts or ends a sum is loaded once a tile, not in every step.
+        is_inner = load in inner
+        count = distinct * (executions if is_inner else float(outer))
         uses.append(Use(found, False, count, step))
         if step == 0:
             broadcast += count
@@ -222,7 +225,7 @@ def _statement(compute: Compute, loops: _Loops, sizes: Mapping[Axis, int]) -> St
             vector += count
         else:
             scattered += count
-        if step and compute.combiner is not None:
+        if step and is_inner and compute.combiner is not None:
             operands += prod(
                 n for axis, n in counts.items() if axis in found.axes and axis in output_axes
             )

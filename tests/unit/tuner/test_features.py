@@ -52,6 +52,23 @@ def test_loads_are_told_apart_by_their_stride_along_the_lanes(gemm: Any) -> None
     assert found.stores == found.outer_trips * 24
 
 
+def test_what_ends_a_sum_is_loaded_once_a_tile(gemm: Any) -> None:
+    """c + bias: the bias is no operand of the sum, and each vector of it is read once a tile."""
+    nest = gemm.nest(Schedule.of("columns", mr=4, nv=3, unroll=1))
+    (outer,) = nest.stages[0].body
+    (inner,) = outer.body
+    (compute,) = inner.body
+    bias = Tensor("bias", (gemm.n,), role=Role.WEIGHT)
+    (store,) = compute.stores
+    ended = replace(store, value=store.value + bias[compute.vector,])
+    body = (replace(outer, body=(replace(inner, body=(replace(compute, stores=(ended,)),)),)),)
+    (plain,) = statements(nest)
+    (with_bias,) = statements(replace(nest, stages=(Stage("s", body),)))
+    assert with_bias.operands == plain.operands
+    vectors = gemm.n // gemm.lanes
+    assert with_bias.vector_loads - plain.vector_loads == vectors * gemm.m // 4
+
+
 def test_footprints_grow_to_the_whole_operands(gemm: Any) -> None:
     (found,) = statements(gemm.nest(_schedule()))
     sizes = [level.footprint_bytes for level in found.levels]
