@@ -18,7 +18,10 @@ class StageTime:
 
 
 class Timings:
-    """Adds up wall-clock seconds by stage. Stages do not nest, so that they add up to the whole.
+    """Adds up wall-clock seconds by stage.
+
+    The time of a stage inside another counts for the inner one alone, so that stages add up to the
+    whole. Stages are entered from one thread.
 
     Args:
         clock: gives seconds.
@@ -27,6 +30,7 @@ class Timings:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._stages: dict[str, tuple[float, int]] = {}
+        self._inside: list[float] = []  # seconds of the stages within each that is open
 
     def add(self, stage: str, seconds: float, count: int = 1) -> None:
         """Count time that was measured elsewhere, in another process for example."""
@@ -37,10 +41,14 @@ class Timings:
     def stage(self, name: str) -> Iterator[None]:
         """Count the time of a block, also where it raises."""
         started = self._clock()
+        self._inside.append(0.0)
         try:
             yield
         finally:
-            self.add(name, self._clock() - started)
+            seconds = self._clock() - started
+            self.add(name, seconds - self._inside.pop())
+            if self._inside:
+                self._inside[-1] += seconds
 
     @property
     def stages(self) -> tuple[StageTime, ...]:

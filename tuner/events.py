@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 
+from tuner.forecast import Forecast, ForecastError
 from tuner.measure.measurement import RecordKey, TuningRecord
+from tuner.options import TuneOptions
+
+
+class Ended(StrEnum):
+    """Why a run made no further trials."""
+
+    KNOWN = "known"
+    """Every task had a record already."""
+    TRIALS = "trials"
+    TIME = "time"
+    GAIN = "gain"
+    """Less was expected of another minute than `stop_gain`."""
+    TARGET = "target"
+    """The kernels add up to no more than `target_seconds`."""
+    SPACES = "spaces"
+    """Every task is used up, at the bound of the machine, or fails whatever is tried."""
+    DEVICE = "device"
+    """The device was lost again and again."""
+    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +43,27 @@ class TaskStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskInputs:
+    """What a run knew of a task before its first trial: `known_trials` is how many the store had,
+    the oldest first, `incumbent` the record to beat, `bound_seconds` the least time that the
+    machine allows (0: unknown)."""
+
+    key: RecordKey
+    name: str
+    count: int
+    known_trials: int
+    incumbent: TuningRecord | None
+    bound_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
-    """A run knows its tasks."""
+    """A run knows its tasks. Options and inputs are what it can be repeated from."""
 
     tasks: tuple[TaskStatus, ...]
     trials_total: int
+    options: TuneOptions = field(default_factory=TuneOptions)
+    inputs: tuple[TaskInputs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +71,8 @@ class Progress:
     """A batch was measured.
 
     `model_seconds` sums the best known latency of all tasks, each as often as the model runs it;
-    None until every task has one. `seconds_left` is an estimate, finals included.
+    None until every task has one, and so is the forecast. `seconds_left` is an estimate, finals
+    included.
     """
 
     task: TaskStatus
@@ -44,6 +82,7 @@ class Progress:
     seconds_elapsed: float
     seconds_left: float
     candidates_per_second: float
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +96,12 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a run: also what `tune` returns."""
+    """The end of a run: also what `tune` returns.
+
+    `forecast` is what going on was expected to gain at the end of the screening, `forecast_error`
+    how well forecasts came true. `journal` says in which order batches were sent and taken (see
+    `tuner.pipeline`).
+    """
 
     tasks: tuple[TaskStatus, ...]
     records: tuple[TuningRecord | None, ...]
@@ -65,6 +109,10 @@ class Finished:
     seconds_elapsed: float
     cancelled: bool = False
     reason: str = ""
+    ended: Ended = Ended.TRIALS
+    forecast: Forecast | None = None
+    forecast_error: ForecastError | None = None
+    journal: tuple[int, ...] = ()
 
 
 Event = Started | Progress | Recorded | Finished

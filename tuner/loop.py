@@ -9,12 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from compiler.timings import Timings, timed
+from tuner.budget import FINALS_SECONDS_PER_TASK, Budget
 from tuner.cancel import CancelToken
 from tuner.cost_model import make_cost_model
-from tuner.events import Event, Finished, Progress, Recorded, Started
+from tuner.events import Ended, Event, Finished, Progress, Recorded, Started, TaskInputs
+from tuner.forecast import Curve, Forecast, ForecastLog
 from tuner.measure.batch import Link, link_to_bytes
 from tuner.measure.builder import Builder
-from tuner.measure.measurement import Phase, Trial, TuningRecord
+from tuner.measure.measurement import Phase, Status, Trial, TuningRecord
 from tuner.measure.oracle import ReferenceCache
 from tuner.measure.runner import Runner
 from tuner.measure.wire import RepeatSettings
@@ -34,11 +37,11 @@ CANCEL_SECONDS = 5.0
 FINAL_DROP_RATIO = 1.15
 """Finalists that are slower than this against the fastest get no more samples."""
 
-FINALS_SHARE = 0.2
-"""Share of the time budget kept for comparing finalists."""
+LOST_BATCHES = 5
+"""Batches in a row with which the device was lost, after which the run ends."""
 
-FINALS_SECONDS_PER_TASK = 0.5
-"""The most time that is kept for the finalists of one task."""
+RETRAIN_SHARE = 0.1
+"""New samples, as a share of all, that the cost model is trained anew for."""
 
 
 def tune(
@@ -53,22 +56,27 @@ def tune(
     link: Link = link_to_bytes,
     references: ReferenceCache | None = None,
     clock: Callable[[], float] = time.monotonic,
+    bounds: Callable[[], Sequence[float]] | None = None,
+    timings: Timings | None = None,
+    beside: Timings | None = None,
+    journal: Sequence[int] | None = None,
 ) -> Finished:
     """Tune tasks within a budget of trials and time, and keep the best schedules in the store.
 
-    Builder and runner stay open. `clock` gives seconds.
+    Builder and runner stay open. `clock` gives seconds. `bounds` gives, for each task, the least
+    seconds that the machine allows it (0: unknown); it is asked when there is something to tune.
+    `timings` counts what the loop does, `beside` what the runner does meanwhile. `journal` repeats
+    a run (see `tuner.replay`).
 
     Raises:
         TuningError: if the strategy or the cost model is unknown, or two tasks have one key.
     """
+    cache = references or ReferenceCache()
+    pipeline = Pipeline(
+        builder, runner, link, cache, options, timings=timings, beside=beside, journal=journal
+    )
     run = _Run(
-        tasks,
-        Pipeline(builder, runner, link, references or ReferenceCache(), options),
-        store,
-        options,
-        on_event,
-        token or CancelToken(),
-        clock,
+        tasks, pipeline, store, options, on_event, token or CancelToken(), clock, bounds, timings
     )
     return run.run()
 
@@ -83,6 +91,8 @@ class _Run:
         on_event: Callable[[Event], None],
         token: CancelToken,
         clock: Callable[[], float],
+        bounds: Callable[[], Sequence[float]] | None,
+        timings: Timings | None,
     ) -> None:
         if len({task.key for task in tasks}) != len(tasks):
             raise TuningError("two tasks have the same record key: merge them and add their counts")
@@ -92,47 +102,66 @@ class _Run:
         self._on_event = on_event
         self._token = token
         self._clock = clock
-        self._started = clock()
+        self._bounds = bounds
+        self._timings = timings
+        self._budget = Budget(options, clock)
         try:
             self._model = make_cost_model(options.model, options.seed)
             self._states = [TaskState.start(task, self._model, options) for task in tasks]
         except ValueError as error:
             raise TuningError(str(error)) from error
         self._by_key = {state.task.key: number for number, state in enumerate(self._states)}
-        self._scheduler = TaskScheduler(
-            [task.count for task in tasks], [state.operations for state in self._states]
-        )
-        self._model_is_stale = False
+        self._scheduler = TaskScheduler([])
+        self._log = ForecastLog()
+        self._forecast: Forecast | None = None
+        self._ended: Ended | None = None
+        self._lost: list[str] = []
+        self._new_samples = 0
         self._compared: set[int] = set()
         self._records: list[TuningRecord | None] = [None] * len(tasks)
         self._measured_here = 0
 
     def run(self) -> Finished:
-        self._load()
+        inputs = self._load()
         total = self._options.trials if self._open() else self._done()
-        self._on_event(Started(tuple(s.status() for s in self._states), total))
+        statuses = tuple(s.status() for s in self._states)
+        self._on_event(Started(statuses, total, self._options, inputs))
         if self._open():
             self._adopt()
             self._screen()
-            if not self._token.cancelled:
+            if self._ended is not Ended.DEVICE and not self._token.cancelled:
                 self._finals()
-            if self._token.cancelled:
+            if self._ended is Ended.DEVICE or self._token.cancelled:
                 self._stop()
+        else:
+            self._ended = Ended.KNOWN
         finished = Finished(
             tuple(s.status() for s in self._states),
             tuple(self._records),
             self._done(),
-            self._clock() - self._started,
+            self._budget.elapsed,
             self._token.cancelled,
-            self._token.reason,
+            self._token.reason or (self._lost[-1] if self._ended is Ended.DEVICE else ""),
+            self._reason(),
+            self._forecast,
+            self._log.error(),
+            self._pipeline.journal,
         )
         self._on_event(finished)
         return finished
 
+    def _reason(self) -> Ended:
+        if self._token.cancelled:
+            return Ended.CANCELLED
+        if self._ended is not None:
+            return self._ended
+        return Ended.TRIALS if self._done() >= self._options.trials else Ended.SPACES
+
     # ---- before the first batch
 
-    def _load(self) -> None:
-        """Take over records and trials from the store."""
+    def _load(self) -> tuple[TaskInputs, ...]:
+        """Take over records and trials from the store, and find what the machine allows."""
+        known = []
         for number, state in enumerate(self._states):
             record = self._store.best_record(state.task.key)
             current = record is not None and (
@@ -140,18 +169,29 @@ class _Run:
             )
             state.incumbent = record
             self._records[number] = record
-            state.remember(self._store.trials(state.task.key))
+            trials = self._store.trials(state.task.key)
+            known.append(len(trials))
+            state.remember(trials)
             if current and self._options.reuse_records:
                 state.finished = True
                 state.from_store = state.trials == 0
             elif state.finals:
                 # Killed after the comparison, before the record: no need to compare again.
                 self._decide(number, state.finals)
-            if state.finished:
-                self._scheduler.tasks[number].exhausted = True
-            if state.measured:
-                self._scheduler.seen(number, state.best_seconds)
-                self._model_is_stale = True
+        bounds = [0.0] * len(self._states)
+        if self._bounds is not None and self._open():
+            bounds = list(self._bounds())
+        self._scheduler = TaskScheduler(
+            [state.profile(bound) for state, bound in zip(self._states, bounds, strict=True)]
+        )
+        for number, state in enumerate(self._states):
+            self._scheduler.tasks[number].exhausted = state.finished
+            self._scheduler.seen(number, state.outcomes())
+            self._new_samples += len(state.measured)
+        return tuple(
+            TaskInputs(s.task.key, s.task.name, s.task.count, trials, s.incumbent, bound)
+            for s, trials, bound in zip(self._states, known, bounds, strict=True)
+        )
 
     def _adopt(self) -> None:
         """Wait for what an earlier process of this job had sent off."""
@@ -163,7 +203,7 @@ class _Run:
             state = self._states[number]
             state.adopt(request)
             self._pipeline.adopt(number, request)
-            self._scheduler.started(number)
+            self._scheduler.started(number, len(request.candidates))
             if request.phase is Phase.FINAL:
                 self._scheduler.tasks[number].exhausted = True
                 self._compared.add(number)
@@ -171,8 +211,8 @@ class _Run:
     # ---- screening
 
     def _screen(self) -> None:
-        while not self._token.cancelled and not self._is_late():
-            while self._pipeline.has_room and not self._token.cancelled:
+        while not self._token.cancelled and not self._is_late() and self._ended is None:
+            while self._pipeline.has_room(Phase.SCREEN) and not self._token.cancelled:
                 if not self._send_next():
                     break
             if self._pipeline.is_empty:
@@ -180,31 +220,39 @@ class _Run:
             self._drain_some()
         # Late: what is on its way is still taken, up to the end of the budget.
         while not self._pipeline.is_empty and not self._token.cancelled:
-            if self._seconds_left() is not None and self._is_over():
+            if not self._pipeline.repeats and self._budget.is_over(self._open()):
                 self._pipeline.cancel()
                 self._drain_until(self._clock() + CANCEL_SECONDS)
                 return
             self._drain_some()
 
+    def _is_late(self) -> bool:
+        """Whether time is up; a run that is repeated has as much as the first one had."""
+        if self._pipeline.repeats or not self._budget.is_late(self._open()):
+            return False
+        self._ended = Ended.TIME
+        return True
+
     def _send_next(self) -> bool:
         """Propose and send one batch; False when there is nothing left to try or no budget."""
         left = self._options.trials - self._done() - self._pipeline.candidates(Phase.SCREEN)
-        number = self._scheduler.next()
-        if left <= 0 or number is None:
+        if left <= 0:
             return False
-        state = self._states[number]
-        if self._model_is_stale:
-            self._model.train([sample for s in self._states for sample in s.samples()])
-            self._model_is_stale = False
-        size = min(left, self._options.batch_size)
-        if not self._scheduler.tasks[number].batches:
-            share = self._options.trials // (2 * max(1, self._open()))
-            size = min(size, max(1, share))
-        schedules = [suggestion.schedule for suggestion in state.suggest(size)]
-        if not schedules:
+        while (number := self._scheduler.next(self._options.batch_size)) is not None:
+            state = self._states[number]
+            size = min(left, self._options.batch_size)
+            if not self._scheduler.tasks[number].batches:
+                share = self._options.trials // (2 * max(1, self._open()))
+                size = min(size, max(1, share))
+            self._train()
+            with timed(self._timings, "propose"):
+                schedules = [suggestion.schedule for suggestion in state.suggest(size)]
+            if schedules:
+                break
             self._scheduler.tasks[number].exhausted = True
-            return self._send_next()
-        self._scheduler.started(number)
+        else:
+            return False
+        self._scheduler.started(number, len(schedules))
         repeat = RepeatSettings(
             samples=self._options.screen_samples,
             sample_seconds=self._options.sample_seconds,
@@ -215,6 +263,14 @@ class _Run:
         self._pipeline.send(number, state, schedules, Phase.SCREEN, repeat)
         return True
 
+    def _train(self) -> None:
+        """Train the cost model anew, unless it knows nearly everything already."""
+        measured = sum(len(state.measured) for state in self._states)
+        if self._new_samples and self._new_samples >= RETRAIN_SHARE * measured:
+            with timed(self._timings, "train"):
+                self._model.train([sample for s in self._states for sample in s.samples()])
+            self._new_samples = 0
+
     def _drain_some(self) -> None:
         for batch in self._pipeline.finished(POLL_SECONDS):
             self._take(batch)
@@ -222,19 +278,61 @@ class _Run:
     def _take(self, batch: Batch) -> None:
         """Store the trials of a finished batch, then learn from them, then acknowledge it."""
         state = self._states[batch.task]
-        kept = [t for t in batch.trials if t.measurement.status.value != "cancelled"]
-        self._store.add_trials(kept)
-        state.take(kept)
-        self._pipeline.acknowledge(batch)
+        kept = [t for t in batch.trials if t.measurement.status is not Status.CANCELLED]
+        with timed(self._timings, "update"):
+            self._store.add_trials(kept)
+            state.take(kept)
+            self._pipeline.acknowledge(batch)
         self._measured_here += len(kept)
-        self._model_is_stale = True
-        seconds = [t.measurement.run_seconds for t in kept]
-        best = min((s for s in seconds if s is not None), default=None)
+        self._new_samples += len(kept)
+        self._look_after_device(kept)
         if batch.phase is Phase.SCREEN:
-            self._scheduler.finished(batch.task, best)
+            outcomes = [
+                (t.measurement.run_seconds, t.measurement.object_digest)
+                for t in kept
+                if t.measurement.status.says_something_of_the_candidate
+            ]
+            self._scheduler.finished(batch.task, batch.size, outcomes)
+            if state.retries and batch.task not in self._compared:
+                self._scheduler.tasks[batch.task].exhausted = False
+            self._look_ahead()
             self._report(state)
         else:
             self._decide(batch.task, batch.trials)
+
+    def _look_after_device(self, trials: Sequence[Trial]) -> None:
+        """End the run when nothing but losses comes back."""
+        lost = [t.measurement.error for t in trials if t.measurement.status is Status.WORKER_LOST]
+        if trials and len(lost) == len(trials):
+            self._lost.append(f"the device was lost: {lost[-1] or 'no reason was given'}")
+        elif trials:
+            self._lost.clear()
+        if len(self._lost) >= LOST_BATCHES:
+            self._ended = Ended.DEVICE
+
+    def _look_ahead(self) -> None:
+        """Forecast what more trials would gain, and end the screening if that is too little."""
+        curves = self._curves()
+        if not curves:
+            return
+        self._forecast = self._budget.forecast(curves, self._measured_here)
+        self._log.note(self._budget.elapsed, self._done(), curves)
+        if not self._pipeline.repeats and self._ended is None:
+            self._ended = self._budget.ended(curves, self._forecast)
+
+    def _curves(self) -> list[Curve] | None:
+        """What is known of every task that can work; None as long as one was not tried."""
+        found = []
+        for number, (state, curve) in enumerate(
+            zip(self._states, self._scheduler.curves(), strict=True)
+        ):
+            if curve is not None:
+                found.append(curve)
+            elif (seconds := state.status().best_seconds) is not None:
+                found.append(Curve(state.task.count, 1, seconds, 0.0, open=False))
+            elif self._scheduler.tasks[number].open:
+                return None
+        return found
 
     # ---- finalists
 
@@ -244,7 +342,7 @@ class _Run:
         # What matters most first, should the time run out.
         waiting.sort(key=lambda n: -self._cost(n))
         while (waiting or not self._pipeline.is_empty) and not self._token.cancelled:
-            while waiting and self._pipeline.has_room:
+            while waiting and self._pipeline.has_room(Phase.FINAL):
                 self._send_finalists(waiting.pop(0))
             self._drain_some()
 
@@ -322,30 +420,12 @@ class _Run:
     def _cost(self, number: int) -> float:
         return (self._states[number].best_seconds or 0.0) * self._states[number].task.count
 
-    def _finals_seconds(self) -> float:
-        assert self._options.seconds is not None
-        share = FINALS_SHARE * self._options.seconds
-        return min(share, FINALS_SECONDS_PER_TASK * self._open())
-
-    def _seconds_left(self) -> float | None:
-        if self._options.seconds is None:
-            return None
-        return self._options.seconds - (self._clock() - self._started)
-
-    def _is_late(self) -> bool:
-        left = self._seconds_left()
-        return left is not None and left <= self._finals_seconds()
-
-    def _is_over(self) -> bool:
-        left = self._seconds_left()
-        return left is not None and left <= self._finals_seconds() / 2
-
     def _report(self, state: TaskState) -> None:
-        elapsed = max(self._clock() - self._started, 1e-9)
+        elapsed = self._budget.elapsed
         rate = self._measured_here / elapsed
         left = (self._options.trials - self._done()) / rate if rate else 0.0
         left += FINALS_SECONDS_PER_TASK * self._open()
-        budget = self._seconds_left()
+        budget = self._budget.seconds_left
         statuses = [s.status() for s in self._states]
         known = [s.best_seconds * s.count for s in statuses if s.best_seconds is not None]
         self._on_event(
@@ -357,5 +437,6 @@ class _Run:
                 elapsed,
                 max(0.0, left if budget is None else min(left, budget)),
                 rate,
+                self._forecast,
             )
         )

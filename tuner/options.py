@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from compiler.errors import CompilerError
 
+DEFAULT_STOP_GAIN = 0.005
+"""What users are given where they do not choose: nobody notices half a percent, and most runs are
+done long before their trials are spent."""
+
 
 class TuningError(CompilerError):
     """A tuning run was asked for something impossible: a negative budget, an unknown strategy."""
@@ -17,12 +21,16 @@ class TuneOptions:
 
     `trials` counts screened candidates over all tasks, failures too, and those of an earlier
     process with the same `job_id`; the comparison of finalists is not counted. `seconds` bounds the
-    wall time, finals included. `codegen_version` is kept with every trial: measurements of another
+    wall time, finals included. With `stop_gain` the run ends when less than that share of the
+    model's time is expected of another minute, with `target_seconds` when the kernels add up to no
+    more; 0 and None are off. `codegen_version` is kept with every trial: measurements of another
     version are not used.
     """
 
     trials: int = 256
     seconds: float | None = None
+    stop_gain: float = 0.0
+    target_seconds: float | None = None
     batch_size: int = 8
     strategy: str = "evolutionary"
     model: str = "xgboost"
@@ -47,7 +55,9 @@ class TuneOptions:
             least = 1 if name in positive else 0
             if getattr(self, name) < least:
                 raise TuningError(f"{name}: must be at least {least}, not {getattr(self, name)}")
-        for name in ("seconds", "sample_seconds", "limit_seconds"):
+        for name in ("seconds", "target_seconds", "sample_seconds", "limit_seconds"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise TuningError(f"{name}: must be more than 0, not {value}")
+        if not 0 <= self.stop_gain < 1:
+            raise TuningError(f"stop_gain: must be at least 0 and below 1, not {self.stop_gain}")

@@ -1,12 +1,21 @@
-"""Batches on their way through builder and runner, in the background of the tune loop."""
+"""Batches on their way through builder and runner, in the background of the tune loop.
+
+What the loop decides depends on what it knows, so on the order in which it sent and took batches.
+The pipeline writes that order down, as its journal: SCREEN_SENT and FINAL_SENT for a batch that was
+sent off, and the number of a batch (sent or adopted, from 0) when it was taken. A pipeline that is
+given a journal keeps to it, whatever is ready before: that repeats a run.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
+from compiler.timings import Timings, timed
 from tuner.measure.batch import Entry, Link, make_request, trials_of
 from tuner.measure.builder import Builder, Built, Ticket
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
@@ -16,11 +25,19 @@ from tuner.measure.wire import MeasureRequest, RepeatSettings
 from tuner.options import TuneOptions
 from tuner.task_state import TaskState
 
+SCREEN_SENT, FINAL_SENT = -1, -2
+"""Entries of a journal: a batch of this phase was sent."""
+
+AHEAD = 2
+"""Batches beside those that the runner has its fill of: one that is built, and one that waits for
+the builders, so that they have work while the loop takes a batch and proposes another."""
+
 
 @dataclass(slots=True)
 class Batch:
     """Candidates of one task on their way. `trials` is complete when it is finished."""
 
+    number: int
     task: int
     key: RecordKey
     phase: Phase
@@ -44,7 +61,13 @@ class Pipeline:
         link: Link,
         references: ReferenceCache,
         options: TuneOptions,
+        *,
+        timings: Timings | None = None,
+        beside: Timings | None = None,
+        journal: Sequence[int] | None = None,
     ) -> None:
+        """`timings` counts what sending takes and waiting, `beside` how long the runner was busy;
+        `journal` is the order to keep to."""
         self._builder = builder
         self._runner = runner
         self._link = link
@@ -52,11 +75,31 @@ class Pipeline:
         self._options = options
         self._batches: list[Batch] = []
         self._states: dict[int, TaskState] = {}
+        self._timings = timings
+        self._beside = beside
+        self._given = None if journal is None else tuple(journal)
+        self._journal: list[int] = []
+        self._numbers = 0
+        self._busy_since: float | None = None
 
     @property
-    def has_room(self) -> bool:
-        """Whether to propose another batch: one is built while the runner has its fill."""
-        return len(self._batches) < self._runner.capacity + 1
+    def journal(self) -> tuple[int, ...]:
+        """What was sent and taken so far."""
+        return tuple(self._journal)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it keeps to a journal."""
+        return self._given is not None
+
+    def has_room(self, phase: Phase) -> bool:
+        """Whether to propose another batch: the builders have work while the runner has its fill.
+
+        By a journal: whether it says so.
+        """
+        if self._given is not None:
+            return self._next_given() == _sent(phase)
+        return len(self._batches) < self._runner.capacity + AHEAD
 
     @property
     def is_empty(self) -> bool:
@@ -77,8 +120,10 @@ class Pipeline:
         """Start to build a batch; measuring follows by itself."""
         self._states[number] = state
         named = tuple((state.new_trial_id(schedule, phase), schedule) for schedule in schedules)
+        self._journal.append(_sent(phase))
         self._batches.append(
             Batch(
+                self._next_number(),
                 number,
                 state.task.key,
                 phase,
@@ -97,6 +142,7 @@ class Pipeline:
         """Wait for a request that this process did not send."""
         self._batches.append(
             Batch(
+                self._next_number(),
                 number,
                 request.key,
                 request.phase,
@@ -114,22 +160,55 @@ class Pipeline:
     def finished(self, timeout_seconds: float) -> list[Batch]:
         """Batches that are done, oldest first, waiting up to the timeout for one."""
         self._forward()
-        for result in self._runner.poll(timeout_seconds):
+        with timed(self._timings, "idle"):
+            results = self._runner.poll(timeout_seconds)
+        for result in results:
             for batch in self._batches:
                 if batch.request is not None and batch.request.request_id == result.request_id:
                     batch.trials += self._with_twins(batch, trials_of(batch.request, result))
                     batch.finished = True
         self._forward()
+        self._count_busy()
         ready = []
-        while self._batches:
-            position = next((i for i, b in enumerate(self._batches) if b.finished), None)
-            if position is None or (position and self._options.in_order):
-                break
-            ready.append(self._batches.pop(position))
-            if self._options.in_order:
+        while (done := self._next_finished()) is not None:
+            self._batches.remove(done)
+            self._journal.append(done.number)
+            ready.append(done)
+            if self._options.in_order or self._given is not None:
                 # The loop learns from it and proposes the next before it sees another.
                 break
         return ready
+
+    def _next_finished(self) -> Batch | None:
+        if self._given is not None:
+            wanted = self._next_given()
+            return next((b for b in self._batches if b.finished and b.number == wanted), None)
+        for batch in self._batches:
+            if batch.finished:
+                return batch
+            if self._options.in_order:
+                break
+        return None
+
+    def _next_given(self) -> int | None:
+        """The entry of the given journal that comes next; None at its end."""
+        assert self._given is not None
+        done = len(self._journal)
+        return self._given[done] if done < len(self._given) else None
+
+    def _next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers - 1
+
+    def _count_busy(self) -> None:
+        """Count the time in which the runner had requests."""
+        if self._beside is None:
+            return
+        now = time.perf_counter()
+        if self._busy_since is not None:
+            self._beside.add("run", now - self._busy_since, 0)
+        waiting = any(b.request is not None and not b.finished for b in self._batches)
+        self._busy_since = now if waiting else None
 
     def acknowledge(self, batch: Batch) -> None:
         """The trials of a batch are stored."""
@@ -150,8 +229,10 @@ class Pipeline:
             if batch.finished or batch.request is not None or batch.ticket is None:
                 continue
             if not batch.ticket.done():
-                return
-            self._submit(batch, batch.ticket.results())
+                break
+            with timed(self._timings, "send"):
+                self._submit(batch, batch.ticket.results())
+        self._count_busy()
 
     def _submit(self, batch: Batch, built: Sequence[Built]) -> None:
         state = self._states[batch.task]
@@ -199,6 +280,8 @@ class Pipeline:
             return
         batch.request = request
         self._runner.submit(request, blobs)
+        if self._beside is not None:
+            self._beside.add("run", 0.0, len(request.candidates))
 
     def _with_twins(self, batch: Batch, trials: Sequence[Trial]) -> list[Trial]:
         result = list(trials)
@@ -218,6 +301,16 @@ class Pipeline:
             self._options.codegen_version,
             entry.origin,
         )
+
+
+def _sent(phase: Phase) -> int:
+    match phase:
+        case Phase.SCREEN:
+            return SCREEN_SENT
+        case Phase.FINAL:
+            return FINAL_SENT
+        case _:
+            assert_never(phase)
 
 
 def _failure(built: Built) -> Measurement:

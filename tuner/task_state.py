@@ -16,6 +16,7 @@ from tuner.measure.wire import MeasureRequest
 from tuner.options import TuneOptions
 from tuner.search import Observed, SearchContext, SearchStrategy, Suggestion, make_strategy
 from tuner.statements import statements
+from tuner.task_scheduler import Profile
 from tuner.tasks import Task
 
 MAX_RETRIES = 2
@@ -76,6 +77,15 @@ class TaskState:
         except ScheduleError:
             return 1.0
         return sum(s.vector_operations for s in statements(nest))
+
+    def profile(self, bound_seconds: float) -> Profile:
+        """What the task scheduler is told. Tasks that offer the same algorithms are alike."""
+        kind = frozenset(space.algorithm for space in self.task.space.subspaces)
+        return Profile(self.task.count, max(self.operations, 1.0), kind, bound_seconds)
+
+    def outcomes(self) -> list[tuple[float | None, str]]:
+        """Seconds (None: failed) and digest of the code of everything measured."""
+        return [(m.run_seconds, m.object_digest) for m in self.measured.values()]
 
     def status(self) -> TaskStatus:
         raced = [m.run_seconds for m in self.compared.values() if m.run_seconds is not None]

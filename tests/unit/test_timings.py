@@ -25,6 +25,24 @@ def test_stages_add_up_in_the_order_in_which_they_first_ended() -> None:
     assert timings.stages == (StageTime("lower", 5.0, 2), StageTime("codegen", 18.0, 6))
 
 
+def test_the_time_of_a_stage_within_another_counts_once() -> None:
+    clock = Clock()
+    timings = Timings(clock)
+    with timed(timings, "propose"):
+        clock.now += 1.0
+        for _ in range(2):
+            with timed(timings, "features"):
+                clock.now += 2.0
+                with timed(timings, "lower"):
+                    clock.now += 4.0
+        clock.now += 8.0
+    assert timings.stages == (
+        StageTime("lower", 8.0, 2),
+        StageTime("features", 4.0, 2),
+        StageTime("propose", 9.0, 1),
+    )
+
+
 def test_a_stage_that_fails_is_counted_and_fails() -> None:
     clock = Clock()
     timings = Timings(clock)

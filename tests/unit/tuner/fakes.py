@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compiler.schedule.schedule import Schedule
+from compiler.target import Target, resolve_target
 from tuner.cancel import CancelToken
 from tuner.events import Event, Finished
 from tuner.loop import tune
@@ -30,11 +31,6 @@ class FakeWorkload:
 
 
 @dataclass(frozen=True)
-class FakeTarget:
-    key: str = "cpu"
-
-
-@dataclass(frozen=True)
 class FakeTask:
     """A task of the GEMM space, under any key."""
 
@@ -42,7 +38,7 @@ class FakeTask:
     space: Any
     lower: Callable[[Schedule], Any]
     count: int = 1
-    target: FakeTarget = FakeTarget()
+    target: Target = field(default_factory=lambda: resolve_target("x86-64-v4"))
     threads: int = 1
     numerics: str = "fast"
 
@@ -198,7 +194,9 @@ class World:
     token: CancelToken = field(default_factory=CancelToken)
     clock: Clock = field(default_factory=Clock)
 
-    def tune(self, **options: Any) -> Finished:
+    def tune(
+        self, bounds: Any = None, journal: Sequence[int] | None = None, **options: Any
+    ) -> Finished:
         chosen = {"trials": 48, "batch_size": 8, "codegen_version": "1", **options}
         return tune(
             self.tasks,  # type: ignore[arg-type]
@@ -211,6 +209,8 @@ class World:
             link=lambda objects: b"".join(objects),
             references=FakeReferences(),  # type: ignore[arg-type]
             clock=self.clock,
+            bounds=bounds,
+            journal=journal,
         )
 
     def trials(self, phase: Phase = Phase.SCREEN) -> list[Any]:

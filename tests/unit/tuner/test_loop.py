@@ -112,6 +112,10 @@ def test_events_tell_the_story(world: World) -> None:
     [
         {"trials": -1},
         {"seconds": 0},
+        {"target_seconds": 0},
+        {"stop_gain": -0.1},
+        {"stop_gain": 1.0},
+        {"stop_gain": float("nan")},
         {"batch_size": 0},
         {"strategy": "psychic"},
         {"model": "oracle"},

@@ -1,17 +1,21 @@
-"""What ends the tune loop before its trials are spent: cancellation, time."""
+"""What ends the tune loop before its trials are spent: cancellation, time, too little to gain."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from tests.unit.tuner.fakes import Clock, World
-from tuner.events import Event, Progress
+from compiler.schedule.space import ScheduleSpace, SubSpace
+from tests.unit.tuner.fakes import Clock, FakeQueue, FakeTask, World
+from tuner.events import Ended, Event, Progress
+from tuner.loop import LOST_BATCHES
 from tuner.measure.measurement import (
     Phase,
     Status,
 )
+from tuner.pipeline import AHEAD
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -65,3 +69,80 @@ def test_a_stuck_device_does_not_outlast_the_time_budget(world: World) -> None:
     world.queue.stuck = True
     finished = world.tune(trials=100, seconds=1.0)
     assert finished.trials_done == 0 and finished.records == (None, None)
+
+
+def test_a_run_ends_when_nothing_is_to_be_gained(world: World, gemm: Any) -> None:
+    world.clock = Clock(step=0.01)
+    finished = world.tune(trials=100_000, stop_gain=0.005)
+    assert finished.ended is Ended.GAIN
+    assert finished.trials_done < len(gemm.space)
+    assert finished.forecast is not None and finished.forecast.gain_per_minute < 0.005
+    best = min(map(gemm.seconds, gemm.space.points))
+    # Half a percent was promised; the estimate is allowed to be wrong by as much as it expects.
+    assert all(r is not None and r.run_seconds <= 1.02 * best for r in finished.records)
+
+
+def test_forecasts_are_told_and_judged(world: World) -> None:
+    world.clock = Clock(step=0.01)
+    finished = world.tune(trials=96)
+    assert finished.ended is Ended.TRIALS
+    told = [e.forecast for e in world.events if isinstance(e, Progress)]
+    known = [f for f in told if f is not None]
+    assert told[0] is None and finished.forecast == known[-1]
+    assert known[0].gain > known[-1].gain > 0
+    error = finished.forecast_error
+    assert error is not None and error.checks >= 5
+    assert error.absolute_error < 0.2 and 0 <= error.gained < 1
+
+
+def test_a_run_ends_at_its_target(world: World, gemm: Any) -> None:
+    default = gemm.seconds(gemm.space.default())
+    target = 7 * 0.8 * default  # of seven kernels
+    finished = world.tune(trials=1000, target_seconds=target)
+    assert finished.ended is Ended.TARGET
+    assert sum(s.count * (s.best_seconds or 1) for s in finished.tasks) <= target
+    assert finished.trials_done < 200
+
+
+def test_tasks_at_the_bound_of_the_machine_get_no_more(world: World, gemm: Any) -> None:
+    default = gemm.seconds(gemm.space.default())
+    asked: list[int] = []
+
+    def bounds() -> list[float]:
+        asked.append(1)
+        return [default, 0.0]
+
+    finished = world.tune(trials=64, bounds=bounds)
+    at_bound, other = finished.tasks
+    # What was on its way when the default came back is still measured.
+    assert at_bound.trials <= 24 < other.trials
+    assert all(finished.records)
+    world.tune(trials=64, bounds=bounds)
+    assert len(asked) == 1, "with nothing to tune the machine is not measured"
+
+
+def test_two_tasks_at_their_bounds_end_the_run(world: World, gemm: Any) -> None:
+    default = gemm.seconds(gemm.space.default())
+    finished = world.tune(trials=4000, bounds=lambda: [default, default])
+    assert finished.ended is Ended.SPACES
+    assert finished.trials_done < 100 and all(finished.records)
+
+
+def test_a_run_goes_on_after_a_task_is_used_up(world: World, gemm: Any) -> None:
+    """A space of one schedule, the first to be done: others follow, and nothing hangs."""
+    only = gemm.space.default()
+    tiny = ScheduleSpace((SubSpace("columns", (), lambda choice: False, only),))
+    world.tasks = [FakeTask("tiny", tiny, gemm.nest, 100), *world.tasks]
+    finished = world.tune(trials=60)
+    assert finished.tasks[0].trials == 1
+    assert finished.trials_done == 60 and all(finished.records)
+    alone = World([world.tasks[0]], FakeQueue(gemm.seconds)).tune(trials=60)
+    assert alone.ended is Ended.SPACES and alone.trials_done == 1 and all(alone.records)
+
+
+def test_a_device_that_is_lost_for_good_ends_the_run(world: World) -> None:
+    world.queue.fails = lambda candidate, serial: Status.WORKER_LOST
+    finished = world.tune(trials=10_000)
+    assert finished.ended is Ended.DEVICE and "lost" in finished.reason
+    assert finished.trials_done == 0 and finished.records == (None, None)
+    assert len(world.queue.submitted) <= LOST_BATCHES + world.queue.capacity + AHEAD

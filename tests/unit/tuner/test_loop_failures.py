@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from compiler.schedule.schedule import Schedule
-from tests.unit.tuner.fakes import World
+from tests.unit.tuner.fakes import FakeBuilder, World
+from tuner.events import Ended
 from tuner.measure.measurement import (
     Status,
 )
+from tuner.task_scheduler import MOST_FAILURES
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -28,12 +30,34 @@ def test_failures_are_kept_with_their_kind_and_count(world: World) -> None:
     assert all(r is not None and r.schedule.integer("mr") != 24 for r in finished.records)
 
 
-def test_a_batch_of_nothing_but_failures_does_not_stop_the_run(world: World) -> None:
+def test_a_task_whose_candidates_all_fail_gets_no_more_after_a_while(
+    world: World, gemm: Any
+) -> None:
     world.builder.refuses = lambda schedule: True
     finished = world.tune(trials=40)
-    assert finished.trials_done == 40
+    assert finished.trials_done == 40 and finished.ended is Ended.TRIALS
     assert finished.records == (None, None)
     assert not world.queue.submitted
+    more = world.tune(trials=10_000)
+    assert more.ended is Ended.SPACES
+    # Those of the first run count, too.
+    made = [len(world.store.trials(task.key)) for task in world.tasks]
+    assert all(MOST_FAILURES <= trials <= MOST_FAILURES + 32 for trials in made)
+    assert 2 * len(gemm.space) > 2 * (MOST_FAILURES + 32)
+
+
+def test_a_task_that_fails_takes_nothing_from_the_others(world: World, gemm: Any) -> None:
+    frequent = world.tasks[1]
+    world.queue.fails = lambda candidate, serial: None
+    real = world.builder.submit
+    refusing = FakeBuilder(refuses=lambda schedule: True)
+    world.builder.submit = lambda task, schedules: (  # type: ignore[method-assign]
+        refusing.submit(task, schedules) if task is frequent else real(task, schedules)
+    )
+    finished = world.tune(trials=200)
+    small, failing = finished.tasks
+    assert failing.trials <= MOST_FAILURES + 32 and small.trials == 200 - failing.trials
+    assert finished.records[0] is not None and finished.records[1] is None
 
 
 def test_a_wrong_answer_never_wins(world: World, gemm: Any) -> None:
@@ -47,8 +71,8 @@ def test_a_wrong_answer_never_wins(world: World, gemm: Any) -> None:
 
 def test_what_a_lost_worker_had_is_measured_again(world: World) -> None:
     world.queue.fails = lambda candidate, serial: Status.WORKER_LOST if serial == 0 else None
-    finished = world.tune(trials=24)
-    assert finished.trials_done == 24
+    finished = world.tune(trials=64)
+    assert finished.trials_done == 64
     lost = [t for t in world.trials() if t.measurement.status is Status.WORKER_LOST]
     working = {(t.key, t.schedule) for t in world.trials() if t.measurement.ok}
     assert lost and len({t.id for t in world.trials()}) == len(world.trials())

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from tuner.task_scheduler import TaskScheduler
+import pytest
+
+from tuner.task_scheduler import MOST_FAILURES, Profile, TaskScheduler
 
 
-def _spend(scheduler: TaskScheduler, number: int, best: float | None) -> None:
-    scheduler.started(number)
-    scheduler.finished(number, best)
+def _scheduler(*profiles: Profile | float) -> TaskScheduler:
+    """Tasks of equal work, given by their weights, or whole profiles."""
+    return TaskScheduler([p if isinstance(p, Profile) else Profile(p, 1e6) for p in profiles])
+
+
+def _spend(scheduler: TaskScheduler, number: int, *seconds: float | None) -> None:
+    """A batch comes back with these times; each is code of its own."""
+    scheduler.started(number, len(seconds))
+    known = scheduler.tasks[number].history.trials
+    measured = [(s, f"{number} {known + i}") for i, s in enumerate(seconds)]
+    scheduler.finished(number, len(seconds), measured)
 
 
 def test_every_task_is_tried_first_the_heaviest_before_the_others() -> None:
-    scheduler = TaskScheduler([1, 4, 1], [100.0, 100.0, 300.0])
+    scheduler = TaskScheduler([Profile(1, 100.0), Profile(4, 100.0), Profile(1, 300.0)])
     order = []
     for _ in range(3):
         number = scheduler.next()
@@ -23,7 +33,7 @@ def test_every_task_is_tried_first_the_heaviest_before_the_others() -> None:
 
 def test_batches_go_where_most_can_be_saved() -> None:
     # Task 1 runs at a tenth of task 0's rate, and as often.
-    scheduler = TaskScheduler([1, 1], [1e6, 1e6])
+    scheduler = _scheduler(1, 1)
     _spend(scheduler, 0, 1e-3)
     _spend(scheduler, 1, 1e-2)
     assert scheduler.next() == 1
@@ -31,55 +41,96 @@ def test_batches_go_where_most_can_be_saved() -> None:
 
 
 def test_a_task_that_stands_still_loses_its_turn() -> None:
-    scheduler = TaskScheduler([1, 1], [1e6, 1e6])
+    scheduler = _scheduler(1, 1)
     _spend(scheduler, 0, 2e-3)
     _spend(scheduler, 1, 2.2e-3)
     before = scheduler.gain(1)
     for _ in range(6):
-        _spend(scheduler, 1, 2.2e-3)
+        _spend(scheduler, 1, 2.2e-3, 2.3e-3)
     assert scheduler.gain(1) < before / 10
     assert scheduler.next() == 0
 
 
 def test_an_improvement_renews_the_chance() -> None:
-    scheduler = TaskScheduler([1, 1], [1e6, 1e6])
+    scheduler = _scheduler(1, 1)
     _spend(scheduler, 0, 1e-3)
     for _ in range(4):
         _spend(scheduler, 1, 5e-3)
     before = scheduler.gain(1)
     _spend(scheduler, 1, 4e-3)
-    assert scheduler.tasks[1].stale_batches == 0
-    assert scheduler.gain(1) > 2 * before
+    assert scheduler.gain(1) > 1.2 * before
+
+
+def test_times_close_together_promise_little() -> None:
+    scheduler = _scheduler(Profile(1, 1e6, "a"), Profile(1, 1e6, "b"))
+    _spend(scheduler, 0, *(1e-3 * (1 + 0.001 * i) for i in range(6)))
+    _spend(scheduler, 1, *(1e-3 * (1 + 0.1 * i) for i in range(6)))
+    assert scheduler.gain(1) > 3 * scheduler.gain(0)
+
+
+def test_tasks_alike_tell_what_is_to_be_gained() -> None:
+    profiles = [Profile(1, 1e6, kind) for kind in ("gemm", "gemm", "pool", "pool")]
+    scheduler = TaskScheduler(profiles)
+    _spend(scheduler, 0, *(1e-3 * (1 + 0.2 * i) for i in range(6)))
+    _spend(scheduler, 2, *(1e-3 * (1 + 0.001 * i) for i in range(6)))
+    _spend(scheduler, 1, 1e-3)
+    _spend(scheduler, 3, 1e-3)
+    assert scheduler.gain(1) > 3 * scheduler.gain(3)
+
+
+def test_the_same_code_again_is_no_news_but_a_trial() -> None:
+    scheduler = _scheduler(1)
+    scheduler.seen(0, [(1e-3, "a"), (1e-3, "a"), (2e-3, "b")])
+    history = scheduler.tasks[0].history
+    assert history.trials == 3 and history.fastest == [1e-3, 2e-3]
 
 
 def test_batches_on_their_way_lower_the_gain() -> None:
-    scheduler = TaskScheduler([1, 1], [1e6, 1e6])
+    scheduler = _scheduler(1, 1)
     _spend(scheduler, 0, 1e-3)
     _spend(scheduler, 1, 1e-3)
     first = scheduler.next()
     assert first is not None
-    scheduler.started(first)
+    scheduler.started(first, 8)
     assert scheduler.next() == 1 - first
 
 
 def test_frequent_tasks_count_more() -> None:
-    scheduler = TaskScheduler([1, 8], [1e6, 1e6])
+    scheduler = _scheduler(1, 8)
     for number in (0, 1):
         _spend(scheduler, number, 1e-3)
     assert scheduler.next() == 1
 
 
 def test_exhausted_tasks_are_left_alone() -> None:
-    scheduler = TaskScheduler([1, 1], [1.0, 1.0])
+    scheduler = _scheduler(1, 1)
     scheduler.tasks[0].exhausted = True
     assert scheduler.next() == 1
     scheduler.tasks[1].exhausted = True
     assert scheduler.next() is None
 
 
-def test_failures_alone_leave_a_task_in_the_race() -> None:
-    scheduler = TaskScheduler([1, 1], [1e6, 1e6])
+@pytest.mark.parametrize(("best", "open_"), [(1.3e-3, True), (1.015e-3, False), (0.9e-3, False)])
+def test_a_task_at_its_bound_gets_no_more(best: float, open_: bool) -> None:
+    scheduler = _scheduler(Profile(1, 1e6, bound_seconds=1e-3))
+    _spend(scheduler, 0, best)
+    assert (scheduler.next() == 0) is open_
+    # Nor is more expected than the machine allows.
+    assert scheduler.gain(0, 10_000) <= max(0.0, best - 1e-3)
+
+
+def test_failures_alone_leave_a_task_in_the_race_for_a_while() -> None:
+    scheduler = _scheduler(1, 1)
     _spend(scheduler, 0, None)
     _spend(scheduler, 1, 1e-3)
     assert scheduler.tasks[0].best_seconds is None
     assert scheduler.gain(0) > 0
+    _spend(scheduler, 0, *[None] * MOST_FAILURES)
+    assert not scheduler.tasks[0].open
+    assert scheduler.next() == 1
+
+
+def test_one_that_worked_keeps_a_task_open() -> None:
+    scheduler = _scheduler(1)
+    _spend(scheduler, 0, 1e-3, *[None] * (2 * MOST_FAILURES))
+    assert scheduler.next() == 0

@@ -1,0 +1,118 @@
+"""Forecasts against draws whose expectation is known, and what they say of themselves."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from statistics import fmean
+
+import pytest
+
+from tuner.forecast import (
+    UNKNOWN_SCALE,
+    Curve,
+    Forecast,
+    ForecastLog,
+    History,
+    expected_gain,
+    forecast,
+)
+
+
+def _history(seconds: list[float]) -> History:
+    history = History()
+    for number, value in enumerate(seconds):
+        history.add(value, str(number))
+    return history
+
+
+@pytest.mark.parametrize(("drawn", "more"), [(8, 8), (24, 8), (24, 100)])
+def test_even_draws_gain_what_is_forecast(drawn: int, more: int) -> None:
+    """Times even in 1..2: the fastest of n is 1 + 1 / (n + 1) in expectation."""
+    rng = random.Random(1)
+    expected, gained = [], []
+    for _ in range(2000):
+        times = [1.0 + rng.random() for _ in range(drawn + more)]
+        history = _history(times[:drawn])
+        scale, _ = history.own_scale()
+        curve = Curve(1.0, drawn, min(times[:drawn]), scale)
+        expected.append(curve.gain(drawn, more))
+        gained.append(min(times[:drawn]) - min(times))
+    exact = 1 / (drawn + 1) - 1 / (drawn + more + 1)
+    # 2000 runs: the mean of the gains is known to some 3 %.
+    assert fmean(gained) == pytest.approx(exact, rel=0.1)
+    assert fmean(expected) == pytest.approx(exact, rel=0.2)
+
+
+def test_nothing_is_gained_below_the_bound() -> None:
+    curve = Curve(2.0, 4, 1e-3, 10.0, bound_seconds=0.9e-3)
+    assert curve.gain(4, 1000) == pytest.approx(2 * 0.1e-3)
+    assert Curve(2.0, 4, 1e-3, 10.0, bound_seconds=2e-3).gain(4, 1000) == 0
+
+
+def test_a_closed_task_counts_in_the_model_and_gains_nothing() -> None:
+    moving, still = Curve(1.0, 8, 1e-3, 0.5), Curve(3.0, 8, 1e-3, 0.5, open=False)
+    alone, together = expected_gain([moving], 64), expected_gain([moving, still], 64)
+    assert together == pytest.approx(alone / 4)
+
+
+def test_more_trials_gain_more_each_less_than_the_one_before() -> None:
+    curves = [Curve(1.0, 8, 1e-3, 0.4), Curve(2.0, 30, 2e-3, 0.1)]
+    gains = [expected_gain(curves, trials) for trials in (0, 8, 16, 32, 64)]
+    assert gains[0] == 0
+    steps = [b - a for a, b in pairwise(gains)]
+    assert all(step > 0 for step in steps)
+    assert steps[0] > steps[1] > steps[2] / 2
+
+
+def test_trials_are_spent_where_they_gain_most() -> None:
+    rich, poor = Curve(1.0, 8, 1e-3, 0.4), Curve(1.0, 8, 1e-3, 0.001)
+    both = expected_gain([rich, poor], 64)
+    assert both == pytest.approx(expected_gain([rich], 64) / 2, rel=0.05)
+
+
+def test_what_did_not_come_true_is_believed_less() -> None:
+    history = _history([1.3, 1.2, 1.1, 1.0])
+    before = history.scale(UNKNOWN_SCALE)
+    history.judge(expected=0.06, gained=0.0)
+    assert history.scale(UNKNOWN_SCALE) == pytest.approx(before / 4)
+    history.judge(expected=0.0, gained=0.5)
+    assert before < history.scale(UNKNOWN_SCALE) <= 3 * before
+
+
+def test_a_record_that_stands_for_long_promises_less() -> None:
+    early, late = _history([1.0, *[1.2] * 15]), _history([*[1.2] * 15, 1.0])
+    assert (early.freshness, late.freshness) == (2 / 16, 1.0)
+    assert early.scale(UNKNOWN_SCALE) == pytest.approx(late.scale(UNKNOWN_SCALE) / 8)
+
+
+def test_failures_are_trials_that_say_nothing_of_times() -> None:
+    history = History()
+    history.add(None)
+    history.add(1.0, "a")
+    assert (history.trials, history.failures, history.fastest) == (2, 1, [1.0])
+
+
+def test_a_forecast_is_a_sentence() -> None:
+    found = forecast([Curve(1.0, 8, 1e-3, 0.4)], trials_per_second=10.0, seconds=30.0)
+    assert (found.trials, found.model_seconds) == (300, 1e-3)
+    assert found.gain_per_minute == 2 * found.gain
+    said = str(Forecast(0.0083, 60.0, 600, 1e-3))
+    assert said == "another 60 s is expected to gain 0.8 % end to end"
+
+
+def test_the_error_of_forecasts_is_what_came_of_them() -> None:
+    log = ForecastLog()
+    assert log.error() is None
+    log.note(1.0, 8, [Curve(1.0, 8, 1.0, 0.8)])
+    assert log.error() is None
+    log.note(11.0, 16, [Curve(1.0, 16, 0.9, 0.8)])
+    log.note(21.0, 32, [Curve(1.0, 32, 0.9, 0.8)])
+    found = log.error(window_seconds=10.0)
+    assert found is not None and found.checks == 2
+    # 0.8 / 8 - 0.8 / 16 and 0.8 / 16 - 0.8 / 32 were expected; a tenth and nothing came.
+    assert found.expected == pytest.approx((0.05 + 0.025) / 2)
+    assert found.gained == pytest.approx(0.05)
+    assert found.absolute_error == pytest.approx((0.05 + 0.025) / 2)
+    longer = log.error(window_seconds=60.0)
+    assert longer is not None and longer.gained == pytest.approx(0.05)

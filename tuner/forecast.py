@@ -1,0 +1,228 @@
+"""What more trials are expected to gain: of one task, of a whole model, and how well that was said.
+
+Trials of a task are taken as draws whose times lie evenly near the fastest that there is. The
+fastest of n draws then stands `scale / n` above the end of the distribution in expectation, its
+neighbours in the sorted times stand as far apart, and the next draw is a record with chance
+1 / (n + 1) (Renyi 1962, the theory of records). So the sorted times of what was measured say how
+much m more trials gain: scale * (1 / n - 1 / (n + m)). A search that learns is no even draw: it
+finds the best early. So a record that stands for most of the trials halves what is expected with
+each doubling, and how gains compare with those expected corrects the estimate as the run goes on.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+WINDOW_SECONDS = 60.0
+"""What a forecast is made for."""
+
+NEIGHBOURS = 5
+"""Distances between sorted times, from the fastest on, that tell the scale."""
+
+UNKNOWN_SCALE = 0.3
+"""Scale of a task of which one time is known and of which nothing like it was tuned, as a share of
+its time: 30 % to gain after one trial, 4 % after eight."""
+
+DOUBT = 0.02
+"""Gain, as a share, that must have been expected before what came of it counts as much as the
+expectation itself."""
+
+MOST_TRUST = 3.0
+"""A lucky start does not multiply what is expected by more."""
+
+STEPS = 48
+"""Parts into which the trials of a window are divided between the tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A task's improvement so far, as far as a forecast needs it. Times are of one run.
+
+    `scale` is a share of `best_seconds`, `bound_seconds` what no schedule can beat (0: unknown),
+    `weight` how often the model runs the task, `open` whether it gets more trials.
+    """
+
+    weight: float
+    trials: int
+    best_seconds: float
+    scale: float
+    bound_seconds: float = 0.0
+    open: bool = True
+
+    def gain(self, trials: int, more: int) -> float:
+        """Seconds of the model that `more` trials are expected to save after `trials` ones."""
+        if not self.open or more <= 0:
+            return 0.0
+        first = max(1, trials)
+        share = self.scale * more / (first * (first + more))
+        possible = max(0.0, self.best_seconds - self.bound_seconds)
+        return self.weight * min(self.best_seconds * share, possible)
+
+
+@dataclass(slots=True)
+class History:
+    """The times of one task as they come in: what a curve is made of."""
+
+    trials: int = 0
+    failures: int = 0
+    fastest: list[float] = field(default_factory=list)
+    """Distinct times of distinct code, sorted, the NEIGHBOURS + 1 fastest."""
+    codes: set[str] = field(default_factory=set)
+    expected: float = 0.0
+    """Sum of the gains that were expected of the batches, as shares."""
+    gained: float = 0.0
+    """Sum of what they gained."""
+    record_at: int = 0
+    """The trial that was the fastest so far, from 1."""
+
+    @property
+    def best_seconds(self) -> float | None:
+        return self.fastest[0] if self.fastest else None
+
+    def add(self, seconds: float | None, object_digest: str = "") -> None:
+        """A trial; None for a failure. Code that was measured before is a draw without news."""
+        self.trials += 1
+        if seconds is None:
+            self.failures += 1
+            return
+        if object_digest and object_digest in self.codes:
+            return
+        self.codes.add(object_digest)
+        if not self.fastest or seconds < self.fastest[0]:
+            self.record_at = self.trials
+        bisect.insort(self.fastest, seconds)
+        del self.fastest[NEIGHBOURS + 1 :]
+
+    def judge(self, expected: float, gained: float) -> None:
+        """Compare what a batch was expected to gain with what it gained, both as shares."""
+        self.expected += expected
+        self.gained += gained
+
+    @property
+    def trust(self) -> float:
+        """What expectations are to be multiplied with, by how they came true so far."""
+        return min(MOST_TRUST, (DOUBT + self.gained) / (DOUBT + self.expected))
+
+    @property
+    def freshness(self) -> float:
+        """1 as long as the record is of the later half of the trials, then less and less."""
+        return min(1.0, 2 * self.record_at / self.trials) if self.trials else 1.0
+
+    def own_scale(self) -> tuple[float, int]:
+        """The scale that the sorted times tell, as a share, and how many distances it is of."""
+        known = len(self.fastest) - 1
+        if known < 1:
+            return 0.0, 0
+        distance = (self.fastest[-1] - self.fastest[0]) / known
+        return distance / self.fastest[0] * self.trials, known
+
+    def scale(self, alike: float) -> float:
+        """The scale of the task: its own, and with one voice that of tasks like it."""
+        own, known = self.own_scale()
+        return self.trust * self.freshness * (own * known + alike) / (known + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What another `seconds` of tuning are expected to gain: a share of the model's time now."""
+
+    gain: float
+    seconds: float
+    trials: int
+    """Candidates that the time is expected to suffice for."""
+    model_seconds: float
+    """Sum of the best times of all tasks, each as often as the model runs it."""
+
+    @property
+    def gain_per_minute(self) -> float:
+        return self.gain * 60.0 / self.seconds
+
+    def __str__(self) -> str:
+        return (
+            f"another {self.seconds:.0f} s is expected to gain {100 * self.gain:.1f} % end to end"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastError:
+    """How the forecasts of a run compare with what came of them, as shares of the model's time."""
+
+    checks: int
+    expected: float
+    """Mean of what was forecast for the trials that really followed."""
+    gained: float
+    """Mean of what these trials gained."""
+    absolute_error: float
+    """Mean distance between the two."""
+
+
+def model_seconds(curves: Sequence[Curve]) -> float:
+    """Seconds of all kernels of the model."""
+    return sum(curve.weight * curve.best_seconds for curve in curves)
+
+
+def expected_gain(curves: Sequence[Curve], trials: int) -> float:
+    """Share of the model's time that `trials` are expected to save, each part of them spent where
+    it is expected to save most."""
+    total = model_seconds(curves)
+    if not total or trials <= 0:
+        return 0.0
+    part = max(1, -(-trials // STEPS))
+    spent = [curve.trials for curve in curves]
+    left, saved = trials, 0.0
+    while left > 0:
+        size = min(part, left)
+        left -= size
+        gains = [c.gain(n, size) for c, n in zip(curves, spent, strict=True)]
+        best = max(range(len(gains)), key=gains.__getitem__)
+        if gains[best] <= 0:
+            break
+        saved += gains[best]
+        spent[best] += size
+    possible = sum(c.weight * max(0.0, c.best_seconds - c.bound_seconds) for c in curves if c.open)
+    return min(saved, possible) / total
+
+
+def forecast(
+    curves: Sequence[Curve], trials_per_second: float, seconds: float = WINDOW_SECONDS
+) -> Forecast:
+    """What the next `seconds` are expected to gain at this rate of trials."""
+    trials = round(trials_per_second * seconds)
+    return Forecast(expected_gain(curves, trials), seconds, trials, model_seconds(curves))
+
+
+class ForecastLog:
+    """Forecasts of a run as they were made, to be compared with what came of them."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[float, int, tuple[Curve, ...]]] = []
+
+    def note(self, seconds: float, trials: int, curves: Sequence[Curve]) -> None:
+        """Keep what is known `seconds` after the start, with so many trials done."""
+        self._made.append((seconds, trials, tuple(curves)))
+
+    def error(self, window_seconds: float = WINDOW_SECONDS) -> ForecastError | None:
+        """Compare every forecast with what was known a window later, or at the end.
+
+        None where nothing followed the first forecast.
+        """
+        pairs = []
+        for number, (at, trials, curves) in enumerate(self._made[:-1]):
+            later = [entry for entry in self._made[number + 1 :] if entry[0] <= at + window_seconds]
+            if not later:
+                continue
+            _, trials_then, curves_then = later[-1]
+            before = model_seconds(curves)
+            gained = (before - model_seconds(curves_then)) / before
+            pairs.append((expected_gain(curves, trials_then - trials), gained))
+        if not pairs:
+            return None
+        return ForecastError(
+            len(pairs),
+            fmean(expected for expected, _ in pairs),
+            fmean(gained for _, gained in pairs),
+            fmean(abs(expected - gained) for expected, gained in pairs),
+        )
