@@ -10,8 +10,8 @@ that runs tiles [lo, hi) of its parallel loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from compiler.codegen.access import Bound, Kind, Linear, Padding, Variable, bind, evaluate
 from compiler.codegen.compute import ComputeLowering
@@ -235,18 +235,27 @@ class StageLowering:
         return lowered
 
     def _parallel(self, loop: For) -> None:
-        """The tiles [lo, hi) of the stage's loop, split over its segments."""
+        """The tiles [lo, hi) of the stage's loop, split over its segments.
+
+        The narrow tile of rows comes first, and no bound is stated that lo and hi keep: how many
+        full tiles follow is nowhere in the code, which then serves any number of them.
+        """
         self.open_axis(loop.axis)
         outer = self.environment[loop.axis]
         low, high = Value("%lo", DType.INT64), Value("%hi", DType.INT64)
         parts = _loop_segments(loop)
+        if len(parts) == 2 and not loop.peel and _is_of_rows(loop):
+            full, rest = parts
+            parts = replace(rest, offset=0), replace(full, offset=rest.width)
         first = 0
         for segment in parts:
             start, stop = low, high
-            if len(parts) > 1:
-                edges = [self.emitter.const(e, DType.INT64) for e in (first, first + segment.count)]
-                start = self.emitter.call(DType.INT64, 1, "llvm.smax.i64", low, edges[0])
-                stop = self.emitter.call(DType.INT64, 1, "llvm.smin.i64", high, edges[1])
+            if segment is not parts[0]:
+                edge = self.emitter.const(first, DType.INT64)
+                start = self.emitter.call(DType.INT64, 1, "llvm.smax.i64", low, edge)
+            if segment is not parts[-1]:
+                edge = self.emitter.const(first + segment.count, DType.INT64)
+                stop = self.emitter.call(DType.INT64, 1, "llvm.smin.i64", high, edge)
             body = self._tile_body(
                 loop.axis, outer, segment, lambda values: self._body(loop, values), first=first
             )
@@ -346,6 +355,47 @@ def _moved(form: Linear, offset: int) -> Linear:
 def _loop_segments(loop: For) -> tuple[Segment, ...]:
     granularity = _granularity(loop.body, loop.axis)
     return segments(loop.axis.extent, loop.step, peel=loop.peel, granularity=granularity)
+
+
+def _is_of_rows(loop: For) -> bool:
+    """Whether the loop's tiles may start anywhere: no vector and no block of a layout ends there.
+
+    So it is where the axis runs over whole slices of everything that moves with it.
+    """
+
+    def of_rows(node: Node) -> bool:
+        match node:
+            case For():
+                return not node.lets and all(map(of_rows, node.body))
+            case Compute():
+                return loop.axis not in (node.vector, node.store_vector, node.dot) and all(
+                    _moves_by_slices(load, loop.axis) for load in _accesses(node)
+                )
+
+    return not loop.lets and all(map(of_rows, loop.body))
+
+
+def _accesses(compute: Compute) -> Iterator[Load]:
+    """Every element that a compute reads or writes."""
+    expressions = [compute.body, *(store.value for store in compute.stores)]
+    expressions += [compute.init] if compute.init is not None else []
+    yield from (store.target for store in compute.stores)
+    for expression in expressions:
+        for node in walk(expression):
+            match node:
+                case Load():
+                    yield node
+                case Tee():
+                    yield node.target
+                case _:
+                    pass
+
+
+def _moves_by_slices(load: Load, axis: Axis) -> bool:
+    """Whether a step along the axis is a step along dimensions that no layout divides."""
+    factors = load.tensor.layout.resolved(len(load.tensor.shape))
+    moved = [f for f in factors if axis in load.index[f.dim].axes()]
+    return all(f.div == 1 and f.mod is None for f in moved)
 
 
 def _granularity(body: Sequence[Node], axis: Axis) -> int:

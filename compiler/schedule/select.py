@@ -33,17 +33,25 @@ def schedule_space(
 
 
 def untuned_schedules(
-    workload: Workload, target: Target, threads: int = 1, numerics: str = "fast"
+    workload: Workload,
+    target: Target,
+    threads: int = 1,
+    numerics: str = "fast",
+    *,
+    any_rows: bool = False,
 ) -> Iterator[Schedule]:
     """Schedules to compile with when nothing was measured, best guess first.
 
     The templates' defaults in the order of preference; the last one is the fallback that any
-    workload lowers with.
+    workload lowers with. With `any_rows`, before them what serves other numbers of rows as well.
 
     Raises:
         CompilerError: if no template applies.
     """
-    for _, space in _applicable(workload, target, threads, numerics):
+    spaces = [space for _, space in _applicable(workload, target, threads, numerics)]
+    if any_rows:
+        yield from (space.any_rows for space in spaces if space.any_rows is not None)
+    for space in spaces:
         yield space.default
 
 

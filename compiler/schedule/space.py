@@ -39,7 +39,9 @@ class SubSpace:
     `constraint` holds on any machine: loops that fit together, code of a size that compiles.
     `machine` knows the target: registers, the waste of tails, caches. `default` is the assignment
     for a workload nobody has tuned. It is always a point: constraints against waste may refuse
-    every assignment of a tiny workload.
+    every assignment of a tiny workload. `any_rows`, where there is one, is for a number of rows
+    that changes between uses: tiles and packed weights are those of many rows, whatever their
+    number, and the rows are the outermost loop, so that kernels differ in what is left over alone.
     """
 
     algorithm: str
@@ -47,6 +49,7 @@ class SubSpace:
     constraint: Constraint
     default: Schedule
     machine: Constraint = anything
+    any_rows: Schedule | None = None
 
     def unconstrained(self) -> SubSpace:
         """The space without what is known of the machine."""

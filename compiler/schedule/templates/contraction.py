@@ -20,7 +20,13 @@ from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import SubSpace
 from compiler.schedule.templates import contraction_lowering
 from compiler.schedule.templates.contraction_analysis import analyse
-from compiler.schedule.templates.contraction_space import default_schedule, fits, knobs_of, lowers
+from compiler.schedule.templates.contraction_space import (
+    default_schedule,
+    fits,
+    knobs_of,
+    lowers,
+    rows_schedule,
+)
 from compiler.target import Target
 from compiler.workload import Workload
 
@@ -49,7 +55,8 @@ class _Template:
 
         algorithm = "direct" if found.window else "gemm" if found.tile else "gemv"
         default = default_schedule(found, target, algorithm, knobs, threads)
-        return SubSpace(algorithm, knobs, form, default, machine)
+        any_rows = rows_schedule(found, target, algorithm, threads)
+        return SubSpace(algorithm, knobs, form, default, machine, any_rows)
 
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int

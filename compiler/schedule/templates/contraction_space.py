@@ -8,6 +8,7 @@ from itertools import product
 from compiler.dtypes import DType
 from compiler.loops.expr import loads
 from compiler.loops.index import Axis
+from compiler.schedule.problem import axes_of
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob
 from compiler.schedule.structure import (
@@ -38,6 +39,9 @@ _JOINING = 0.85
 
 _NEAR_BYTES = 1 << 15
 """A first-level cache."""
+
+_BALANCED = 0.85
+"""Share of the threads' time that is work, above which tiles of rows are enough for all."""
 
 _UNROLLS = (1, 2, 4, 8)
 _TILES = (*range(1, 17), 18, 20, 24, 28)
@@ -178,6 +182,42 @@ def default_schedule(
             best = score, Schedule.of(algorithm, **choice)
     assert best is not None
     return best[1]
+
+
+def rows_schedule(
+    found: Contraction, target: Target, algorithm: str, threads: int
+) -> Schedule | None:
+    """The schedule of a product of weights with any number of rows; None of other contractions.
+
+    Tile and panels are chosen as for endless rows. One that is chosen for its number of rows is up
+    to a tenth faster: it wastes less in the last tile, and its panels stay in a nearer cache.
+    """
+    if found.window or found.outer or found.batch or not is_weight(found.panel):
+        return None
+    if found.tile is None or found.tile in axes_of(found.streamed):
+        return None
+    lanes, registers = target.lanes(DType.FLOAT32), target.vector_registers
+    whole = -(-found.lanes.extent // lanes)
+
+    def score(tile: int, vectors: int) -> float:
+        panel = found.channel.extent * vectors * target.vector_bits // 8
+        worth = _tile_score(tile, vectors, tile, whole, registers, panel <= _NEAR_BYTES)
+        return worth * min(1.0, found.rows_in_cache / tile) ** 2
+
+    allowed = ((t, v) for t in _TILES for v in range(1, 7) if t * v + v + 1 <= registers)
+    tile, vectors = max(allowed, key=lambda pair: score(*pair))
+    spare = registers - tile * vectors - vectors - 1
+    unrolls = tuple(u for u in _UNROLLS if u <= (found.channel_block or found.channel.extent))
+    # Threads share the rows where there are enough of them, else the panels.
+    balance = parallel_balance([Loop(found.tile, tile)], threads)
+    return Schedule.of(
+        algorithm,
+        tile=tile,
+        vectors=vectors,
+        order="lanes-inner" if balance >= _BALANCED else "lanes-outer",
+        unroll=_default_unroll(found, unrolls or (1,), tile * vectors, spare),
+        prefetch=0,
+    )
 
 
 def _is_worth_packing(found: Contraction) -> bool:

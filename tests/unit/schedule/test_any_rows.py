@@ -1,0 +1,74 @@
+"""Kernels of a product of weights whose number of rows changes between uses."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from compiler.build import lower_workload
+from compiler.ops.interpret import run_graph
+from compiler.runtime.kernel import Role
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import schedule_space, untuned_schedules
+from compiler.target import Target, resolve_target
+from compiler.workload import Workload
+from tests.kernels import HOST, run_workload
+from tests.unit.schedule.problems import conv, matmul
+
+TARGET = resolve_target("x86-64-v4")
+ROWS = range(2, 120)
+
+# Sums of 96 float32 products and gelu's polynomial, relative to the largest element.
+ROUNDING = 1e-5
+
+
+def of_any_rows(workload: Workload, target: Target = TARGET, threads: int = 1) -> Schedule:
+    return next(untuned_schedules(workload, target, threads, any_rows=True))
+
+
+def test_tiles_and_weights_do_not_depend_on_the_rows() -> None:
+    (schedule,) = {of_any_rows(matmul(rows, 2304, 768)) for rows in ROWS}
+    packed = {
+        buffer.layout
+        for rows in (2, 9, 77)
+        for buffer in lower_workload(matmul(rows, 2304, 768), schedule, TARGET).spec.buffers
+        if buffer.role is Role.WEIGHT and len(buffer.shape) == 2
+    }
+    assert len(packed) == 1
+
+
+def test_code_depends_on_the_rows_that_are_left_over_alone() -> None:
+    digests = defaultdict(set)
+    for rows in ROWS:
+        workload = matmul(rows, 96, 64)
+        schedule = of_any_rows(workload)
+        tile = schedule.integer("tile")
+        digest = lower_workload(workload, schedule, TARGET).digest
+        digests[rows % tile, min(rows // tile, 2)].add(digest)
+    assert all(len(equal) == 1 for equal in digests.values())
+    assert len(set.union(*digests.values())) == len(digests)
+
+
+@pytest.mark.parametrize("rows", [2, 9, 13, 18, 31])
+def test_every_row_is_computed(rows: int) -> None:
+    workload = matmul(rows, 70, 96)
+    graph, rng = workload.graph, np.random.default_rng(rows)
+    arrays = tuple(
+        rng.standard_normal(graph.types[name].shape).astype(np.float32) for name in graph.inputs
+    )
+    (expected,) = run_graph(graph, dict(zip(graph.inputs, arrays, strict=True)), float64=True)
+    got = run_workload(workload, of_any_rows(workload, HOST), HOST, arrays, rng)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=ROUNDING * np.abs(expected).max())
+
+
+def test_threads_share_panels_where_the_rows_are_few() -> None:
+    few, many = matmul(8, 2304, 768), matmul(256, 2304, 768)
+    orders = [of_any_rows(w, threads=4)["order"] for w in (few, many)]
+    assert orders == ["lanes-outer", "lanes-inner"]
+
+
+def test_other_workloads_keep_their_defaults() -> None:
+    for workload in (conv(16), matmul(1, 96, 64), matmul(16, 96, 64, 4, constant=False)):
+        assert of_any_rows(workload) == schedule_space(workload, TARGET).default()
