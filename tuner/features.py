@@ -23,6 +23,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.target import Target, host_target
 from tuner.accesses import KINDS, LINE_BYTES
 from tuner.buffers import BufferUse, Reuse, buffer_uses
+from tuner.draft import describe, draft_seconds
 from tuner.statements import Statement, statements
 
 FEATURE_VERSION = 2
@@ -172,10 +173,17 @@ def target_facts(target: Target, threads: int = 1) -> TargetFacts:
 
 
 def nest_features(
-    nest: LoopNest, algorithm: str = "", facts: TargetFacts = TargetFacts()
+    nest: LoopNest,
+    algorithm: str = "",
+    facts: TargetFacts = TargetFacts(),
+    found: Sequence[Statement] | None = None,
 ) -> np.ndarray:
-    """The columns that a nest has by itself: all but the `relative_` ones. float32, one row."""
-    found = statements(nest)
+    """The columns that a nest has by itself: all but the `relative_` ones. float32, one row.
+
+    `found` are its statements, where they were counted already.
+    """
+    if found is None:
+        found = statements(nest)
     order = sorted(range(len(found)), key=lambda number: -_weight(found[number]))
     row: list[float] = []
     for number in order[:2]:
@@ -188,7 +196,7 @@ def nest_features(
 
 
 class FeatureExtractor:
-    """Features of the candidates of one task, remembered by schedule.
+    """Features of the candidates of one task, and drafts of their times, remembered by schedule.
 
     `lower` gives the loop nest of a schedule and raises ScheduleError for one that does not fit.
     """
@@ -202,6 +210,8 @@ class FeatureExtractor:
         self._lower = lower
         self._default = default
         self._facts = facts
+        self._machine = describe(facts)
+        self._drafts: dict[Schedule, float] = {}
         self._rows: dict[Schedule, np.ndarray | None] = {}
         self._reference: np.ndarray | None = None
 
@@ -210,6 +220,10 @@ class FeatureExtractor:
         if schedule not in self._rows:
             self._rows[schedule] = self._compute(schedule)
         return self._rows[schedule]
+
+    def draft_seconds(self, schedule: Schedule) -> float | None:
+        """What `tuner.draft` thinks of it; None for a schedule that cannot be lowered."""
+        return None if self.row(schedule) is None else self._drafts[schedule]
 
     def rows(self, schedules: Sequence[Schedule]) -> tuple[list[Schedule], np.ndarray]:
         """The schedules that can be lowered, and their rows: (number, len(COLUMNS)), float32."""
@@ -239,7 +253,10 @@ class FeatureExtractor:
         return np.concatenate([absolute, ours - theirs])
 
     def _absolute(self, schedule: Schedule) -> np.ndarray:
-        return nest_features(self._lower(schedule), schedule.algorithm, self._facts)
+        nest = self._lower(schedule)
+        found = statements(nest)
+        self._drafts[schedule] = draft_seconds(nest, found, self._machine, self._facts.threads)
+        return nest_features(nest, schedule.algorithm, self._facts, found)
 
 
 def _weight(statement: Statement) -> float:

@@ -1,0 +1,136 @@
+"""Drafts of candidates' times: what they must get right about a machine, without a measurement."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Role, Tensor
+from compiler.loops.index import Axis
+from compiler.loops.nest import Binding, Compute, For, LoopNest, Stage, Store, Tile
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import lower_schedule, schedule_space
+from compiler.target import resolve_target
+from tests.unit.schedule.problems import conv, matmul
+from tuner.draft import CYCLES_PER_SECOND, Machine, describe, draft_seconds, traffic
+from tuner.features import FeatureExtractor, TargetFacts
+from tuner.statements import statements
+
+V4 = resolve_target("x86-64-v4")
+ZEN = describe(TargetFacts(512, 32, (32 << 10, 1 << 20, 32 << 20)))
+
+
+def seconds(nest: LoopNest, machine: Machine = ZEN, threads: int = 1) -> float:
+    return draft_seconds(nest, statements(nest), machine, threads)
+
+
+def test_no_draft_is_below_the_arithmetic(gemm: Any) -> None:
+    """One multiply-add of 16 lanes a cycle is the roof of this machine."""
+    least = gemm.m * gemm.n * gemm.k / gemm.lanes / CYCLES_PER_SECOND
+    for schedule in gemm.space.points:
+        try:
+            nest = gemm.nest(schedule)
+        except ScheduleError:
+            continue
+        assert least < seconds(nest) < 20 * least
+
+
+def test_one_accumulator_waits_for_its_own_additions(gemm: Any) -> None:
+    """Four cycles a multiply-add, one at a time; a core that looks ahead starts the next sum."""
+    nest = gemm.nest(Schedule.of("columns", mr=1, nv=1, unroll=2))
+    blind = replace(ZEN, in_flight=1.0)
+    assert seconds(nest, blind) > 1.5 * seconds(nest)
+    assert seconds(nest, blind) > 3.5 * seconds(
+        gemm.nest(Schedule.of("columns", mr=8, nv=3, unroll=2))
+    )
+
+
+def test_accumulators_beyond_the_registers_are_spilled(gemm: Any) -> None:
+    """24 accumulators fit into 32 registers with their operands, and not into 16."""
+    nest = gemm.nest(Schedule.of("columns", mr=8, nv=3, unroll=2))
+    few = describe(TargetFacts(512, 16, (32 << 10, 1 << 20, 32 << 20)))
+    assert seconds(nest, few) > 2 * seconds(nest)
+    small = gemm.nest(Schedule.of("columns", mr=4, nv=2, unroll=2))
+    assert seconds(small, few) == seconds(small)
+
+
+def test_a_ragged_tail_does_the_work_that_is_left() -> None:
+    """49 rows in tiles of 24 are two full ones and one of a single row, not three full ones."""
+    target = V4
+    workload = matmul(49, 512, 512)
+    found = {
+        tile: seconds(
+            lower_schedule(
+                workload,
+                Schedule.of(
+                    "gemm", tile=tile, vectors=1, order="lanes-outer", unroll=1, prefetch=0
+                ),
+                target,
+            ).nest
+        )
+        for tile in (14, 24)
+    }
+    assert found[24] < 1.1 * found[14]
+
+
+def test_threads_share_tiles() -> None:
+    rows, columns = Axis("m", 6), Axis("n", 4096)
+    x, y = Tensor("x", (6, 4096)), Tensor("y", (6, 4096), role=Role.OUTPUT)
+    compute = Compute(
+        (Store(y[rows, columns], x[rows, columns] * x[rows, columns]),),
+        x[rows, columns],
+        unroll=(Tile(columns, 16),),
+        vector=columns,
+    )
+    inner = For(columns, 16, (compute,))
+    nest = LoopNest("map", (x, y), (), (Stage("s", (For(rows, 1, (inner,), Binding.PARALLEL),)),))
+    one = seconds(nest)
+    assert seconds(nest, threads=2) == pytest.approx(one / 2)
+    assert seconds(nest, threads=4) == pytest.approx(one * 2 / 6)  # one thread has two of six rows
+
+
+def test_what_fits_a_cache_is_read_once(gemm: Any) -> None:
+    """A panel of b that fits is kept for all rows; without room it comes back for each tile."""
+    (found,) = statements(gemm.nest(Schedule.of("columns", mr=8, nv=3, unroll=1)))
+    operands = 4 * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n)
+    none, tight, roomy = traffic(found, (1 << 10, 40 << 10, 1 << 20))
+    assert roomy == 0
+    assert operands <= tight < none
+    assert tight < 2 * operands
+
+
+def test_cold_weights_come_from_memory() -> None:
+    """4 MiB of weights at 8 bytes a cycle take longer than the one row of arithmetic."""
+    workload = matmul(1, 1024, 1024)
+    nest = lower_schedule(workload, schedule_space(workload, V4).default(), V4).nest
+    assert seconds(nest) > (4 << 20) / 8 / CYCLES_PER_SECOND
+
+
+def test_algorithms_are_compared_by_what_they_compute() -> None:
+    """Winograd's F(4, 3) takes a quarter of the products; its transforms are statements, too."""
+    workload = conv(16, channels=128, filters=128)
+    space = schedule_space(workload, V4)
+    best = {
+        sub.algorithm: seconds(lower_schedule(workload, sub.default, V4).nest)
+        for sub in space.subspaces
+    }
+    assert 2 < best["direct"] / best["winograd"] < 4.5
+
+
+def test_an_extractor_drafts_what_it_lowers(gemm: Any) -> None:
+    extractor = FeatureExtractor(gemm.nest, gemm.space.default())
+    schedule = Schedule.of("columns", mr=8, nv=3, unroll=2)
+    assert extractor.draft_seconds(schedule) == seconds(
+        gemm.nest(schedule), describe(TargetFacts())
+    )
+    assert extractor.draft_seconds(Schedule.of("columns", mr=8, nv=5, unroll=2)) is None
+
+
+def test_wide_vectors_are_issued_half_as_often() -> None:
+    narrow = describe(TargetFacts(256, 16))
+    assert replace(narrow, registers=32, stores=0.5, operations=1.0, loads=1.0) == describe(
+        TargetFacts(512, 32)
+    )

@@ -1,0 +1,267 @@
+"""A draft of a candidate's time, from its loop nest and a few facts of the machine: no measurement.
+
+Per statement the core takes the longest of what its ports, its loads and the chains of its sums
+need, plus what no port hides (stores, the ends of register tiles, registers that spill); memory
+takes what each cache passes on, at the speed of the level behind it. The two overlap. This is the
+roofline of Williams, Waterman and Patterson (2009) with more than one roof, as the analytical
+models of Yotov et al. (2005, "Is search really necessary to generate high-performance BLAS?") and
+Low et al. (2016, BLIS) put it. It ranks candidates of one workload; its seconds are a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from compiler.loops.expr import Role
+from compiler.loops.nest import For, LoopNest
+from tuner.accesses import forms_by_tensor
+from tuner.statements import Statement, grow
+
+if TYPE_CHECKING:
+    from tuner.features import TargetFacts
+
+CYCLES_PER_SECOND = 3.5e9
+"""A clock to count in; only ratios of drafts are used."""
+
+COLD_BYTES = 1 << 20
+"""Weights of this size and more come from memory in each run, as they are measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLevel:
+    """A cache: its bytes, and how many bytes a cycle come from the level behind it."""
+
+    bytes: int
+    bytes_per_cycle_behind: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a draft knows of one core: rates are per cycle, `latency` is cycles of a multiply-add.
+
+    `operations`, `loads` and `stores` are whole vectors; `in_flight` is how many operations the
+    core looks ahead. `ways` is how many lines of one set the first cache holds.
+    """
+
+    registers: int
+    operations: float
+    loads: float
+    stores: float
+    latency: float
+    in_flight: float
+    ways: int
+    caches: tuple[CacheLevel, ...]
+
+
+_BEHIND = (32.0, 26.0, 8.0)
+"""Bytes a cycle that the second level, the third and memory deliver to one core. Between the
+vendors' optimisation guides (64, 32 and 10) and what one core of a Zen 4 read (32, 26 and 8)."""
+
+_OURS = (1.0, 1.0, 0.5)
+"""The share of each cache that one core can count on: the third is everybody's."""
+
+_TYPICAL_CACHES = (32 << 10, 512 << 10, 8 << 20)
+
+
+def describe(facts: TargetFacts) -> Machine:
+    """The machine as far as its facts say; typical caches where they are unknown.
+
+    Vectors of 512 bits are issued once a cycle (narrower ones twice), as on all but a few of the
+    CPUs that have them.
+    """
+    wide = facts.vector_bits >= 512
+    return Machine(
+        registers=facts.vector_registers,
+        operations=1.0 if wide else 2.0,
+        loads=1.0 if wide else 2.0,
+        stores=0.5 if wide else 1.0,
+        latency=4.0,
+        in_flight=160.0,
+        ways=8,
+        caches=tuple(
+            CacheLevel(int((found or typical) * share), behind)
+            for found, typical, behind, share in zip(
+                facts.cache_bytes, _TYPICAL_CACHES, _BEHIND, _OURS, strict=True
+            )
+        ),
+    )
+
+
+_TILE_CYCLES = 8.0
+"""To start and end a register tile: address arithmetic, a mispredicted loop end, a drained pipe."""
+
+_ITERATION_CYCLES = 0.25
+"""Of a run-time loop around the innermost points; most of it runs beside the multiply-adds."""
+
+_SPILL_CYCLES = 3.0
+"""To store a vector to the stack and load it again, where every step of the sum does so."""
+
+_SET_MISS_CYCLES = 0.2
+"""A load waits so long for each row more than the ways (and two) that share its set."""
+
+_OVERLAP = 4.0
+"""Exponent of the norm that joins core and memory: 1 adds them, infinity takes the larger."""
+
+
+def draft_seconds(
+    nest: LoopNest, found: Sequence[Statement], machine: Machine, threads: int = 1
+) -> float:
+    """Estimated seconds of one run of a nest, whose statements were counted."""
+    cycles = sum(statement_cycles(statement, machine, threads) for statement in found)
+    cold = sum(b.bytes for b in nest.buffers if b.role is Role.WEIGHT and b.bytes >= COLD_BYTES)
+    memory = cold / machine.caches[-1].bytes_per_cycle_behind / threads
+    return _overlapped(cycles, memory) / CYCLES_PER_SECOND
+
+
+def statement_cycles(statement: Statement, machine: Machine, threads: int = 1) -> float:
+    """Cycles of one statement in its loops, on the thread that has most of it."""
+    core = sum(case.count * _tile_cycles(statement, case, machine) for case in _cases(statement))
+    return _overlapped(core, _memory(statement, machine)) * _share(statement, threads)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """Executions of the register tile that are alike: how many, and how much of it they fill.
+
+    `parts` holds loops whose last tile is narrower, each with the share that is left of it.
+    """
+
+    count: float
+    share: float = 1.0
+    parts: tuple[tuple[For, float], ...] = ()
+
+
+def _cases(statement: Statement) -> list[_Case]:
+    """Full tiles, and the narrower ones at the ends of ragged loops."""
+    cases = [_Case(1.0)]
+    for loop, around in zip(statement.loops, reversed(statement.around), strict=False):
+        step = min(loop.step, around.extent)
+        full, rest = divmod(around.extent, step)
+        if not rest or loop.lets:  # with lets the last tile is moved back, and full
+            cases = [_Case(c.count * around.trips, c.share, c.parts) for c in cases]
+            continue
+        share = rest / step
+        cases = [_Case(c.count * full, c.share, c.parts) for c in cases if full] + [
+            _Case(c.count, c.share * share, (*c.parts, (loop, share))) for c in cases
+        ]
+    return cases
+
+
+def _tile_cycles(statement: Statement, case: _Case, machine: Machine) -> float:
+    """Cycles of one execution of the register tile, its whole sum included."""
+    tiles = statement.outer_trips
+    steps = statement.reduce_trips * statement.points
+    busiest = max(
+        statement.vector_operations / tiles * case.share / machine.operations,
+        _loads(statement, case, machine),
+    )
+    if statement.is_reduction:
+        # Additions to one accumulator wait for each other; a short sum overlaps with the next.
+        waiting = steps / statement.accumulators * machine.latency
+        busiest = max(busiest, waiting / max(1.0, machine.in_flight / steps))
+    stores = statement.stores + statement.scattered_stores * (statement.lanes - 1)
+    cycles = busiest + stores / tiles * case.share / machine.stores
+    cycles += _TILE_CYCLES + statement.reduce_trips * _ITERATION_CYCLES
+    if statement.lane_reduction:
+        # halves are added to each other: shuffle and addition for each halving
+        cycles += statement.accumulators * case.share * 2 * (statement.lanes.bit_length() - 1)
+    if statement.is_reduction:
+        cycles += _spills(statement, case, machine)
+    return cycles
+
+
+def _loads(statement: Statement, case: _Case, machine: Machine) -> float:
+    """Cycles to load what one execution of the tile needs."""
+    waiting = max(0, statement.aliased_rows * case.share - machine.ways - 2) * _SET_MISS_CYCLES
+    cycles = 0.0
+    for use in statement.uses:
+        if use.is_store:
+            continue
+        number = use.executions / statement.outer_trips
+        for loop, share in case.parts:
+            if loop.axis in use.access.axes:
+                number *= share
+        is_whole = use.lane_step in (0, use.access.element_bytes)
+        cycles += number * ((1 if is_whole else statement.lanes) / machine.loads + waiting)
+    return cycles
+
+
+def _spills(statement: Statement, case: _Case, machine: Machine) -> float:
+    """Cycles for what the registers do not hold: it is stored, and loaded in each step of the sum.
+
+    An outer product keeps a row of vectors and one broadcast beside the accumulators. A window that
+    is written out keeps what several of its points read, from the first to the last of them; an
+    excess of that costs once for all taps.
+    """
+    passes = statement.reduce_trips * statement.points / statement.accumulators
+    held = statement.accumulators * case.share + statement.operands + 1
+    shared = _shared_by_taps(statement)
+    if shared is None:
+        return max(0.0, held - machine.registers) * passes * _SPILL_CYCLES
+    values, taps = shared
+    held = statement.accumulators * case.share + values * case.share + min(taps, 9.0)
+    return max(0.0, held - machine.registers) * passes / taps * _SPILL_CYCLES
+
+
+def _shared_by_taps(statement: Statement) -> tuple[float, float] | None:
+    """The distinct values that a written-out window reads, and how often each; None without one."""
+    for use in statement.uses:
+        reads = use.executions / (statement.outer_trips * statement.reduce_trips)
+        lanes = statement.lanes if use.lane_step else 1
+        distinct = use.access.form.touched(statement.tile) / use.access.element_bytes / lanes
+        if not use.is_store and reads > 1.5 * distinct and distinct > 1:
+            return distinct, reads / distinct
+    return None
+
+
+def _memory(statement: Statement, machine: Machine) -> float:
+    """Cycles of the traffic behind each cache."""
+    sizes = tuple(cache.bytes for cache in machine.caches)
+    moved = traffic(statement, sizes)
+    return max(
+        size / cache.bytes_per_cycle_behind
+        for size, cache in zip(moved, machine.caches, strict=True)
+    )
+
+
+def traffic(statement: Statement, cache_bytes: Sequence[int]) -> tuple[float, ...]:
+    """Bytes that come from beyond each of these caches in one run of the nest.
+
+    A tensor is fetched again in each iteration of a loop that brings it back, unless all that the
+    loop's body touches fits: then what is there stays. What fits as a whole stays from run to run.
+    """
+    footprints = statement.footprints
+    if footprints[-1] <= cache_bytes[0]:
+        return (0.0,) * len(cache_bytes)
+    moved = [0.0] * len(cache_bytes)
+    for forms in forms_by_tensor(use.access for use in statement.uses).values():
+        form = max(forms, key=lambda each: len(each.axes))
+        sizes = dict(statement.tile)
+        touched = form.touched(sizes)
+        fetched = [touched] * len(cache_bytes)
+        for place, loop in enumerate(statement.around):
+            if loop.trips == 1:
+                continue
+            before = touched
+            if not loop.axes.isdisjoint(form.axes):
+                grow(sizes, loop)
+                touched = form.touched(sizes)
+            for number, size in enumerate(cache_bytes):
+                kept = footprints[place] <= size
+                fetched[number] *= touched / before if kept else loop.trips
+        for number, size in enumerate(cache_bytes):
+            if footprints[-1] > size:
+                moved[number] += fetched[number]
+    return tuple(moved)
+
+
+def _share(statement: Statement, threads: int) -> float:
+    """The share of the work that the busiest thread has."""
+    tiles = max(1, statement.parallel_tiles)
+    return -(-tiles // threads) / tiles
+
+
+def _overlapped(first: float, second: float) -> float:
+    return float((first**_OVERLAP + second**_OVERLAP) ** (1 / _OVERLAP))
