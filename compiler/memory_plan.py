@@ -14,12 +14,25 @@ from dataclasses import dataclass, field
 
 from compiler import ops
 from compiler.ops.registry import OpKind
-from compiler.plan import GraphPlan, KernelStep, Placement, ViewStep, same_bytes
+from compiler.plan import (
+    BranchStep,
+    GraphPlan,
+    KernelStep,
+    LoopStep,
+    Placement,
+    Step,
+    ViewStep,
+    bodies_of,
+    same_bytes,
+)
 from compiler.regions import ALIGNMENT_BYTES, Region, Regions
 from compiler.workload import stored_bytes
 
 MayAlias = Callable[[int, int], bool]
 """`may_alias(step, input)`: whether the kernel of a step may write its output over that input."""
+
+SharedBytes = Callable[[KernelStep], Sequence[int]]
+"""Sizes of the buffers that the threads of a step's kernel share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +41,16 @@ class MemoryPlan:
 
     `roots` maps every value to the value whose buffer it lies in (itself if that is its own);
     `offsets` holds the values that lie in the arena, in bytes; `shared` the offsets of each step's
-    buffers that live only while it runs, in the order given.
+    buffers that live only while it runs: those that its kernel's threads share; of a step with
+    bodies the arena of the body that runs, then what the outputs of a loop's body are before they
+    are the next step's states. `bodies` are the plans of the bodies, in arenas of their own.
     """
 
     arena_bytes: int
     offsets: Mapping[str, int]
     roots: Mapping[str, str]
     shared: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    bodies: Mapping[int, tuple[MemoryPlan, ...]] = field(default_factory=dict)
 
     def offset(self, value: str) -> int | None:
         """Where a value starts in the arena; None for the caller's buffers."""
@@ -53,16 +69,15 @@ class _Buffer:
 
 def plan_memory(
     plan: GraphPlan,
-    shared_bytes: Mapping[int, Sequence[int]] | None = None,
+    shared_bytes: SharedBytes | None = None,
     may_alias: MayAlias | None = None,
 ) -> MemoryPlan:
     """Assign arena offsets, in multiples of 64 bytes.
 
     Args:
-        shared_bytes: for steps (by position in `plan.steps`), sizes of buffers that their kernels'
-            threads share.
+        shared_bytes: what kernels need beside operands and results; by default nothing.
         may_alias: which inputs a kernel may overwrite; by default any dense operand of the
-            output's shape and type in a workload of elementwise operators.
+            output's shape and type in a workload of elementwise operators. Not for bodies.
 
     Raises:
         ValueError: if the plan's views contradict each other.
@@ -81,16 +96,20 @@ def plan_memory(
         end = max(position, last.get(step.output, position))
         buffer = buffers.setdefault(region, _Buffer(region.bytes, position, end))
         buffer.last = max(buffer.last, end)
-    temporary = {
-        (position, number): _Buffer(size, position, position)
-        for position, sizes in (shared_bytes or {}).items()
-        for number, size in enumerate(sizes)
+    bodies = {
+        position: tuple(plan_memory(body, shared_bytes) for body in bodies_of(step))
+        for position, step in enumerate(plan.steps)
+        if bodies_of(step)
     }
-    arena = _place([*buffers.values(), *temporary.values()])
-    shared: dict[int, tuple[int, ...]] = {}
-    for position, _ in temporary:
-        sizes = (shared_bytes or {})[position]
-        shared[position] = tuple(temporary[position, n].offset for n in range(len(sizes)))
+    temporary = {
+        position: [
+            _Buffer(size, position, position)
+            for size in _temporary(step, bodies.get(position, ()), shared_bytes)
+        ]
+        for position, step in enumerate(plan.steps)
+    }
+    arena = _place([*buffers.values(), *(b for each in temporary.values() for b in each)])
+    shared = {p: tuple(b.offset for b in each) for p, each in temporary.items() if each}
     names = dict(external)
     offsets: dict[str, int] = {}
     for value in (*plan.graph.inputs, *(step.output for step in plan.steps)):
@@ -98,7 +117,23 @@ def plan_memory(
         roots[value] = names.setdefault(region, value)
         if region in buffers:
             offsets[value] = buffers[region].offset + regions.start(value)
-    return MemoryPlan(arena, offsets, roots, shared)
+    return MemoryPlan(arena, offsets, roots, shared, bodies)
+
+
+def _temporary(
+    step: Step, bodies: Sequence[MemoryPlan], shared_bytes: SharedBytes | None
+) -> Sequence[int]:
+    """Sizes of what lives only while a step runs, in the order of `MemoryPlan.shared`."""
+    match step:
+        case KernelStep():
+            return shared_bytes(step) if shared_bytes is not None else ()
+        case LoopStep(body):
+            graph = body.graph
+            return [bodies[0].arena_bytes, *(graph.types[value].bytes for value in graph.outputs)]
+        case BranchStep():
+            return [max(body.arena_bytes for body in bodies)]
+        case _:
+            return ()
 
 
 def value_bytes(plan: GraphPlan, value: str) -> int:

@@ -21,16 +21,19 @@ from compiler.passes.fusion import Group, fuse
 from compiler.passes.layout_options import Choice, Demand
 from compiler.passes.layouts import assign_layouts
 from compiler.plan import (
+    BranchStep,
     GraphPlan,
     KernelStep,
+    LoopStep,
     NativeStep,
     Placement,
     Step,
     ViewStep,
+    control_step,
     distance,
     same_bytes,
 )
-from compiler.views import Views, fresh, union
+from compiler.views import Views, fresh, union, view_offset
 from compiler.workload import Boundary, Halo, cut_workload
 
 ROW = Placement()
@@ -47,14 +50,19 @@ def plan_graph(
 
     The result's graph computes the same outputs in the same order; an output that was an input or
     a constant of the graph, or given twice, becomes a copy under a name of its own. What `choice`
-    says goes before the rules; the passes that it leaves out are `optimise`'s.
+    says goes before the rules; the passes that it leaves out are `optimise`'s. Bodies of control
+    flow are cut by the rules.
 
     Raises:
         InvalidArgumentError: if `choice` has layouts that are none of a group's options.
     """
     prepared, groups = fused(graph, choice)
     choices = assign(prepared, groups, lanes, choice)
-    return _Partition(*split_outputs(prepared, groups, choices), choice).plan()
+
+    def planned(body: Graph) -> GraphPlan:
+        return plan_graph(body, lanes, assign)
+
+    return _Partition(*split_outputs(prepared, groups, choices), choice, planned).plan()
 
 
 def fused(graph: Graph, choice: GraphChoice = RULE) -> tuple[Graph, tuple[Group, ...]]:
@@ -68,7 +76,7 @@ def separate_outputs(graph: Graph) -> Graph:
 
     Before: `return %0, %1` with an input %0 and `%1 = reshape(%0)`. After: `%0.output =
     identity(%0)` and `%1 = reshape(%0.copy)`, `%0.copy = identity(%0)`, so that a kernel writes
-    each output.
+    each output. A field, which is a part of something larger, is copied too.
     """
     nodes = list(graph.nodes)
     types = dict(graph.types)
@@ -82,13 +90,20 @@ def separate_outputs(graph: Graph) -> Graph:
             names.append(copy)
             continue
         names.append(output)
-        root = output
+        root, part = output, False
         while (node := graph.producer(root)) is not None and _is_view(node):
-            root = node.inputs[0]
+            root, part = node.inputs[0], part or node.op == "field"
         if root != output and (
-            root in roots or root in graph.outputs or graph.producer(root) is None
+            part or root in roots or root in graph.outputs or graph.producer(root) is None
         ):
             at = next(i for i, node in enumerate(nodes) if node.output == output)
+            if nodes[at].op == "field":
+                inner = fresh(f"{output}.field", types)
+                types[inner] = types[output]
+                nodes[at] = replace(nodes[at], outputs=(inner,))
+                nodes.insert(at + 1, Node(f"{output}.copy", "identity", (inner,), (output,), ()))
+                graph = graph.replace(nodes=nodes, types=types)
+                continue
             (source,) = nodes[at].inputs
             root = fresh(f"{source}.copy", types)
             types[root] = types[source]
@@ -145,6 +160,10 @@ def _renamed(node: Node, names: Mapping[str, str]) -> Node:
     )
 
 
+_Cut = tuple[tuple[str, ...], dict[str, Boundary]]
+"""The names of a kernel's nodes, and how the values at its border lie."""
+
+
 class _Partition:
     def __init__(
         self,
@@ -152,6 +171,7 @@ class _Partition:
         groups: tuple[Group, ...],
         choices: tuple[Choice, ...],
         choice: GraphChoice,
+        bodies: Callable[[Graph], GraphPlan],
     ) -> None:
         self._graph = graph
         self._work = tuple(zip(groups, choices, strict=True))
@@ -161,7 +181,8 @@ class _Partition:
         self._needs: dict[_Relayout, Halo] = {}
         self._relayouts: dict[_Relayout, str] = {}
         self._nodes: list[Node] = []
-        self._cuts: list[tuple[tuple[str, ...], dict[str, Boundary]] | ViewStep | NativeStep] = []
+        self._bodies = bodies
+        self._cuts: list[_Cut | ViewStep | NativeStep | LoopStep | BranchStep] = []
 
     def plan(self) -> GraphPlan:
         self._place_outputs()
@@ -187,7 +208,7 @@ class _Partition:
         steps: list[Step] = []
         crossing = {*graph.inputs, *graph.outputs}
         for cut in self._cuts:
-            if isinstance(cut, ViewStep | NativeStep):
+            if not isinstance(cut, tuple):
                 steps.append(cut)
                 crossing |= {*cut.inputs, cut.output}
             else:
@@ -266,16 +287,21 @@ class _Partition:
     def _add_reshape(self, node: Node) -> None:
         source = self._dense_rows(node.inputs[0])
         self._nodes.append(replace(node, inputs=(source,)))
-        self._cuts.append(ViewStep((source,), node.output, (0,)))
+        self._cuts.append(ViewStep((source,), node.output, (-view_offset(node),)))
 
     def _add_native(self, node: Node) -> None:
-        """A native function reads rows without a halo, and constants as they are."""
+        """A native function, and what runs bodies, reads rows without a halo, and constants as
+        they are."""
         constants = self._graph.constants
         inputs = tuple(v if v in constants else self._dense_rows(v) for v in node.inputs)
+        node = replace(node, inputs=inputs)
+        self._nodes.append(node)
+        if node.bodies:
+            self._cuts.append(control_step(node, [self._bodies(body) for body in node.bodies]))
+            return
         work = ops.get(node.op).native
         assert work is not None
-        function, parameters = work([self._types[v] for v in node.inputs], node.attrs)
-        self._nodes.append(replace(node, inputs=inputs))
+        function, parameters = work([self._types[v] for v in inputs], node.attrs)
         self._cuts.append(NativeStep(function, parameters, inputs, node.output))
 
     def _dense_rows(self, value: str) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from compiler.errors import ArtifactError
-from compiler.graph.ir import Graph
-from compiler.graph.text import parse_graph, print_graph
+from compiler.graph.ir import Graph, Node
+from compiler.graph.text import digest, parse_graph, print_graph
 from compiler.loops.layout import ROW_MAJOR, Layout, strides
+from compiler.ops.control import branch_slots, loop_form
 from compiler.workload import Halo, Workload
 
 PLAN_SCHEMA = 2
@@ -66,7 +67,74 @@ class NativeStep:
     output: str
 
 
-Step = KernelStep | ViewStep | NativeStep
+@dataclass(frozen=True, slots=True)
+class LoopStep:
+    """Run a body as often as the run says (`compiler.ops.control.LoopForm`).
+
+    `inputs` are the number of steps, whether to begin, the states and what the body captures. All
+    of them, and the body's outputs, lie in rows without a halo.
+
+    Attributes:
+        states: how many values each step hands to the next one.
+        most: the most steps that there can be; None where nothing bounds them.
+        expected: how many steps there will be, as far as one can tell.
+        offsets: where the results start in `output`, a block of bytes.
+    """
+
+    body: GraphPlan
+    states: int
+    most: int | None
+    expected: int
+    offsets: tuple[int, ...]
+    inputs: tuple[str, ...]
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class BranchStep:
+    """Run one of two bodies: `inputs` are the condition and what the bodies capture.
+
+    `offsets` say where the results of either start in `output`, a block of bytes.
+    """
+
+    then: GraphPlan
+    otherwise: GraphPlan
+    offsets: tuple[int, ...]
+    inputs: tuple[str, ...]
+    output: str
+
+
+Step = KernelStep | ViewStep | NativeStep | LoopStep | BranchStep
+
+
+def bodies_of(step: Step) -> tuple[GraphPlan, ...]:
+    """The plans that a step runs, in order; most have none."""
+    match step:
+        case LoopStep():
+            return (step.body,)
+        case BranchStep():
+            return (step.then, step.otherwise)
+        case _:
+            return ()
+
+
+def expected_runs(step: Step) -> int:
+    """How often a step runs each of its bodies, as far as one can tell, and at least once."""
+    return max(step.expected, 1) if isinstance(step, LoopStep) else 1
+
+
+def control_step(node: Node, plans: Sequence[GraphPlan]) -> LoopStep | BranchStep:
+    """The step of a node with bodies, whose plans are given in the order of its attributes."""
+    if node.op == "loop":
+        form = loop_form(node.attrs)
+        (body,) = plans
+        offsets = tuple(slot.offset for slot in form.slots)
+        expected = form.expected_steps
+        inputs, output = node.inputs, node.output
+        return LoopStep(body, form.states, form.most, expected, offsets, inputs, output)
+    offsets = tuple(slot.offset for slot in branch_slots(node.attrs))
+    otherwise, then = plans
+    return BranchStep(then, otherwise, offsets, node.inputs, node.output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +151,21 @@ class GraphPlan:
 
     @property
     def natives(self) -> tuple[NativeStep, ...]:
-        """The steps that run a native function, in order."""
-        return tuple(step for step in self.steps if isinstance(step, NativeStep))
+        """The steps that run a native function, in order, those of bodies among them."""
+        return tuple(step for step, _ in self.walk() if isinstance(step, NativeStep))
 
     @property
     def kernels(self) -> tuple[KernelStep, ...]:
-        """The steps that run a kernel, in order."""
-        return tuple(step for step in self.steps if isinstance(step, KernelStep))
+        """The steps that run a kernel, in order, those of bodies among them."""
+        return tuple(step for step, _ in self.walk() if isinstance(step, KernelStep))
+
+    def walk(self) -> Iterator[tuple[Step, int]]:
+        """Every step, before the steps of its bodies, and how often it is expected to run."""
+        for step in self.steps:
+            yield step, 1
+            for body in bodies_of(step):
+                times = expected_runs(step)
+                yield from ((inner, times * count) for inner, count in body.walk())
 
     def counted(self, output: str) -> int | None:
         """The dimension of an output of the graph whose extent only the run says, if it has one.
@@ -101,15 +177,27 @@ class GraphPlan:
         return int(axis) if isinstance(axis, int) else None
 
     def tasks(self) -> list[tuple[Workload, int]]:
-        """Each distinct workload and how many kernels share it, in order of first use."""
+        """Each distinct workload and how often a run needs it, in order of first use.
+
+        What stands in a loop counts as often as the loop is expected to run it.
+        """
         counts: dict[Workload, int] = {}
-        for step in self.kernels:
-            counts[step.workload] = counts.get(step.workload, 0) + 1
+        for step, times in self.walk():
+            if isinstance(step, KernelStep):
+                counts[step.workload] = counts.get(step.workload, 0) + times
         return list(counts.items())
+
+    def constants(self) -> Mapping[str, np.ndarray]:
+        """All constants by digest, those of bodies among them: what `from_json` asks for."""
+        return {digest(a): a for graph in self.graph.walk() for a in graph.constants.values()}
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json`; constants larger than a few elements are named by digest."""
-        workloads = {step.workload.key: step.workload.text() for step in self.kernels}
+        workloads = {
+            step.workload.key: step.workload.text()
+            for step in self.steps
+            if isinstance(step, KernelStep)
+        }
         steps: list[dict[str, Any]] = []
         for step in self.steps:
             match step:
@@ -138,6 +226,13 @@ class GraphPlan:
                             "output": step.output,
                         }
                     )
+                case LoopStep() | BranchStep():
+                    steps.append(
+                        {
+                            "bodies": [body.to_json() for body in bodies_of(step)],
+                            "output": step.output,
+                        }
+                    )
         return {
             "schema": PLAN_SCHEMA,
             "graph": print_graph(self.graph),
@@ -162,9 +257,16 @@ class GraphPlan:
             raise ArtifactError(f"graph plan: schema {data.get('schema')}, expected {PLAN_SCHEMA}")
         try:
             workloads = {key: Workload.parse(text) for key, text in data["workloads"].items()}
+            graph = parse_graph(data["graph"], constants)
             steps: list[Step] = []
             for step in data["steps"]:
-                if "view" in step:
+                if "bodies" in step:
+                    node = graph.producer(step["output"])
+                    if node is None or len(node.bodies) != len(step["bodies"]):
+                        raise ValueError(f"no node with bodies makes '{step['output']}'")
+                    plans = [GraphPlan.from_json(body, constants) for body in step["bodies"]]
+                    steps.append(control_step(node, plans[:: 1 if node.op == "loop" else -1]))
+                elif "view" in step:
                     offsets = tuple(map(int, step["offsets"]))
                     steps.append(ViewStep(tuple(step["view"]), step["output"], offsets))
                 elif "native" in step:
@@ -181,7 +283,7 @@ class GraphPlan:
                 )
                 for value, place in data["placements"].items()
             }
-            return GraphPlan(parse_graph(data["graph"], constants), tuple(steps), placements)
+            return GraphPlan(graph, tuple(steps), placements)
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"graph plan: malformed: {error}") from error
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from compiler import ops
 from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
+from compiler.ops.attributes import integer
 from compiler.passes.attributes import ints
 from compiler.passes.fusion import Group
 from compiler.passes.layout_options import Choice, Demand
@@ -141,7 +142,8 @@ class Views:
         return name
 
     def _reshape(self, node: Node) -> None:
-        """The bytes of its operand; of its operand's rows, where it does not lie in rows."""
+        """The bytes of its operand, or some of them; of its operand's rows, where it does not lie
+        in rows."""
         (source,), output = node.inputs, node.output
         if source not in self._places:  # a constant, which is copied to be reshaped
             self._add(output, ROW, written=True)
@@ -155,7 +157,7 @@ class Views:
             self._fixed.add(output)
         self._add(output, ROW, written=False)
         self._dense |= {source, output}
-        self._regions.join(source, output, 0)
+        self._regions.join(source, output, view_offset(node))
 
     def _slice(self, node: Node, place: Placement) -> None:
         link = _Link(node.inputs[0], node.output, ints(node, "starts"))
@@ -294,6 +296,11 @@ class Views:
                     return False
                 regions.join(link.whole, link.part, apart)
         return zeros <= copies
+
+
+def view_offset(node: Node) -> int:
+    """Where the bytes of a view start in those of its operand."""
+    return integer(node.attrs, "offset", 0)
 
 
 def _fixed(graph: Graph, work: Sequence[tuple[Group, Choice]]) -> set[str]:

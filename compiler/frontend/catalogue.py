@@ -31,11 +31,12 @@ _FAMILIES: Sequence[tuple[str, frozenset[DType]]] = (
 )
 
 CONTROL_FLOW = {
-    "If": "both branches are computed where the condition is no constant, and give equal shapes",
-    "Loop": "the number of steps is known at import; up to 4096 steps, spelled out",
-    "Scan": "up to 4096 steps, spelled out",
+    "If": "both branches give equal shapes where the condition is no constant",
+    "Loop": "steps whose shapes differ are up to 4096, their number known at import; what steps "
+    "collect needs a trip count known at import",
+    "Scan": "steps whose shapes differ are up to 4096",
 }
-"""Operators with subgraphs, which the import spells out itself."""
+"""Operators with subgraphs, which the import spells out, or makes nodes with bodies of."""
 
 
 @dataclass(frozen=True, slots=True)

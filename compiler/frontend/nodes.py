@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
@@ -12,11 +13,13 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 from compiler import ops
 from compiler.errors import CompilerError, InvalidModelError, UnsupportedOperatorError
 from compiler.frontend.counted import carried
+from compiler.frontend.enclosed import Enclosure, Outside
+from compiler.frontend.loops import branched, truth
 from compiler.frontend.old_opsets import aligned_operands
 from compiler.frontend.order import reads, sort_nodes
 from compiler.frontend.schema_functions import schema_function
 from compiler.frontend.tensors import read_tensor
-from compiler.frontend.unroll import unrolled_loop, unrolled_scan
+from compiler.frontend.unroll import LoopBody, imported_loop, imported_scan
 from compiler.ops.builder import GraphBuilder
 from compiler.ops.onnx_node import OnnxAttr, OnnxNode
 
@@ -35,6 +38,8 @@ class Body:
         attributes: of the call, where the body is a function's.
         prefix: what node names start with.
         depth: how many bodies are around it.
+        spelled: whether control flow in it is spelled out where it can be: the body around it was
+            tried in vain as a graph of its own.
     """
 
     values: MutableMapping[str, str | None]
@@ -42,6 +47,7 @@ class Body:
     attributes: Mapping[str, AttributeProto] = field(default_factory=dict)
     prefix: str = ""
     depth: int = 0
+    spelled: bool = False
 
 
 class NodeImporter:
@@ -101,12 +107,8 @@ class NodeImporter:
                 )
                 node.refuse_trimmed(inputs)
                 graph = subgraph(proto, "body", name)
-
-                def step(number: int, operands: Sequence[str]) -> list[str]:
-                    return self.inline(graph, operands, f"{name}/{number}/", body)
-
-                unrolled = unrolled_scan if proto.op_type == "Scan" else unrolled_loop
-                return unrolled(node, len(graph.input), len(graph.output), step)
+                made = self._loop_body(graph, name, body)
+                return (imported_scan if proto.op_type == "Scan" else imported_loop)(node, made)
         rule = ops.onnx_rules().get((domain, proto.op_type))
         if rule is None:
             found = self._expand(proto, name, body, inputs, outputs, None)
@@ -158,7 +160,12 @@ class NodeImporter:
         values.update(zip(function.body.input, inputs, strict=False))
         opsets = {domain_of(o.domain): o.version for o in function.body.opset_import}
         inner = Body(
-            values, opsets or body.opsets, function.attributes, f"{name}/", _deeper(body, name)
+            values,
+            opsets or body.opsets,
+            function.attributes,
+            f"{name}/",
+            _deeper(body, name),
+            body.spelled,
         )
         # a body may leave out what the node does not ask for
         made = list(zip(function.body.output, outputs, strict=False))
@@ -177,16 +184,57 @@ class NodeImporter:
             ) from error
         return [_defined(inner, inside, name) if outside else "" for inside, outside in made]
 
+    def _loop_body(self, graph: GraphProto, name: str, body: Body) -> LoopBody:
+        """The body of a Loop or Scan, which the node decides how to import."""
+
+        def step(number: int, operands: Sequence[str], tried: bool) -> list[str]:
+            return self.inline(graph, operands, f"{name}/{number}/", replace(body, spelled=tried))
+
+        def enclosed(enclosure: Enclosure, operands: Sequence[str]) -> list[str]:
+            return self._enclosed(enclosure, graph, operands, f"{name}/", body)
+
+        sizes = len(graph.input), len(graph.output)
+        return LoopBody(*sizes, _weight(graph), step, enclosed, body.spelled)
+
+    def _enclosed(
+        self,
+        enclosure: Enclosure,
+        graph: GraphProto,
+        operands: Sequence[str],
+        prefix: str,
+        body: Body,
+    ) -> list[str]:
+        """As `inline`, into the graph of an enclosure."""
+        inner = NodeImporter(enclosure.builder, self._folder)
+        outside = replace(body, values=Outside(body.values, enclosure))
+        return inner.inline(graph, operands, prefix, outside)
+
     def _branch(self, proto: NodeProto, name: str, body: Body) -> Sequence[str]:
-        """The branch that a known condition chooses; of an unknown one, see `_either`."""
+        """The branch that a known condition chooses; of an unknown one, the one that the run
+        chooses, or where the branches cannot be graphs of their own, see `_either`."""
         condition = body.values[proto.input[0]] if proto.input and proto.input[0] else None
         if condition is None:
             raise InvalidModelError(f"If '{name}': input 0 is missing")
         known = self._builder.known(condition)
         if self._builder.types[condition].elements != 1:
             raise InvalidModelError(f"If '{name}': the condition is no scalar")
+        if known is None and not body.spelled:
+            opset = body.opsets.get("", 0)
+            node = OnnxNode(
+                name, "If", "", opset, (condition,), tuple(proto.output), {}, self._builder
+            )
+
+            def branch(key: str, enclosure: Enclosure) -> list[str]:
+                graph = subgraph(proto, key, name)
+                return self._enclosed(enclosure, graph, (), f"{name}/{key}/", body)
+
+            then, otherwise = (partial(branch, key) for key in ("then_branch", "else_branch"))
+            try:
+                return branched(node, truth(node, condition), then, otherwise)
+            except UnsupportedOperatorError:
+                pass  # refused below, or possible where the branches are no graphs of their own
         if known is None:
-            return self._either(proto, name, body, condition)
+            return self._either(proto, name, replace(body, spelled=True), condition)
         key = "then_branch" if known.reshape(-1)[0] else "else_branch"
         return self.inline(subgraph(proto, key, name), (), f"{name}/", body)
 
@@ -240,6 +288,7 @@ class NodeImporter:
             body.attributes,
             prefix,
             _deeper(body, prefix),
+            body.spelled,
         )
         wanted = [info.name for info in graph.output]
         self.run(graph, wanted, inner)
@@ -325,6 +374,19 @@ def _deeper(body: Body, name: str) -> int:
     if body.depth >= DEPTH_LIMIT:
         raise InvalidModelError(f"node '{name}' lies within more than {DEPTH_LIMIT} others")
     return body.depth + 1
+
+
+NESTED_STEPS = 16
+"""How often a node of a loop counts that stands in another loop: its steps are not known yet."""
+
+
+def _weight(graph: GraphProto) -> int:
+    """The nodes of a body, at least 1, those of loops within it counted several times."""
+    total = 0
+    for node in graph.node:
+        inner = sum(_weight(a.g) for a in node.attribute if a.HasField("g"))
+        total += 1 + inner * (NESTED_STEPS if node.op_type in ("Loop", "Scan") else 1)
+    return max(total, 1)
 
 
 def _needed(nodes: Sequence[NodeProto], wanted: set[str]) -> set[int]:

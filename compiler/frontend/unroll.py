@@ -1,41 +1,75 @@
-"""Scan and Loop whose number of steps is known at import, step by step.
+"""Scan and Loop: spelled out step by step where that is short, else as loops that the run makes.
 
-The body is imported once for each step; equal steps share their kernels.
+Spelled out, the body is imported once for each step: steps fuse with each other and with what is
+around them, and equal steps share their kernels. A loop costs the same to compile however long it
+is, and may end when the run says so; but shapes must be the same in every step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.ops.moves import part, transposed
+from compiler.dtypes import DType
+from compiler.errors import UnsupportedOperatorError
+from compiler.frontend.enclosed import Enclosure
+from compiler.frontend.loops import looped, truth
+from compiler.ops.cast import cast_to
+from compiler.ops.moves import flip, part, transposed
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.shapes import show
 
 STEP_LIMIT = 4096
 """More steps would make a graph too large to compile."""
 
-Step = Callable[[int, Sequence[str]], list[str]]
-"""The body's outputs for a step's number and inputs."""
+SPELLED_NODES = 512
+"""Steps are spelled out where that gives fewer nodes: it takes about a second to compile them."""
 
 
-def unrolled_scan(node: OnnxNode, inputs: int, outputs: int, step: Step) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class LoopBody:
+    """The body of a Loop or Scan, and the two ways to import it.
+
+    Attributes:
+        inputs, outputs: how many it has.
+        weight: its nodes, those of loops within it counted several times.
+        step: imports it here, for a step's number and inputs; the flag says that a loop was tried
+            before in vain, so that loops within are spelled out too.
+        enclosed: imports it into an enclosure, for values of that.
+        spelled: whether a body around this one is spelled out for that reason.
+    """
+
+    inputs: int
+    outputs: int
+    weight: int
+    step: Callable[[int, Sequence[str], bool], list[str]]
+    enclosed: Callable[[Enclosure, Sequence[str]], list[str]]
+    spelled: bool
+
+    @property
+    def short(self) -> int:
+        """How many steps are spelled out without trying a loop first."""
+        return STEP_LIMIT if self.spelled else min(STEP_LIMIT, SPELLED_NODES // self.weight)
+
+
+def imported_scan(node: OnnxNode, body: LoopBody) -> list[str]:
     """States after the last step, then what each step gave, stacked.
 
-    `inputs` and `outputs` are those of the body: states first, then slices.
+    Inputs and outputs of the body are states first, then slices.
 
     Raises:
         InvalidModelError: if the operands contradict each other.
-        UnsupportedOperatorError: if there are too many steps.
+        UnsupportedOperatorError: if its steps differ in their shapes and are too many.
     """
     if node.opset < 9:
-        return _batched_scan(node, inputs, outputs, step)
+        return _batched_scan(node, body)
     values = [node.input(i) for i in range(len(node.inputs))]
-    return _scanned(node, values, inputs, outputs, step)
+    return _scanned(node, values, body)
 
 
-def _batched_scan(node: OnnxNode, inputs: int, outputs: int, step: Step) -> list[str]:
+def _batched_scan(node: OnnxNode, body: LoopBody) -> list[str]:
     """Opset 8: every operand has a batch in front, and sequences run along dimension 1."""
     if node.optional(0) is not None:
         raise node.unsupported("sequence_lens")
@@ -46,16 +80,27 @@ def _batched_scan(node: OnnxNode, inputs: int, outputs: int, step: Step) -> list
     results = []
     for number in range(batch):
         rows = [_at(node, value, 0, number) for value in values]
-        results.append(_scanned(node, rows, inputs, outputs, step))
+        results.append(_scanned(node, rows, body))
     return [_stacked(node, list(parts), 0) for parts in zip(*results, strict=True)]
 
 
-def _scanned(node: OnnxNode, values: list[str], inputs: int, outputs: int, step: Step) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """The operands of a Scan: each sequence with its dimension, and whether it runs backwards."""
+
+    states: list[str]
+    sequences: list[tuple[str, int, int]]
+    length: int
+
+
+def _scanned(node: OnnxNode, values: list[str], body: LoopBody) -> list[str]:
     count = node.integer("num_scan_inputs")
-    if len(values) != inputs or not 1 <= count <= inputs:
-        raise node.invalid(f"{len(values)} operands, {count} of them scanned, for {inputs} inputs")
-    states, sequences = values[: inputs - count], values[inputs - count :]
-    made = outputs - len(states)
+    if len(values) != body.inputs or not 1 <= count <= body.inputs:
+        raise node.invalid(
+            f"{len(values)} operands, {count} of them scanned, for {body.inputs} inputs"
+        )
+    states, sequences = values[: body.inputs - count], values[body.inputs - count :]
+    made = body.outputs - len(states)
     axes = node.ints("scan_input_axes") or (0,) * count
     backwards = node.ints("scan_input_directions") or node.ints("directions") or (0,) * count
     out_axes = node.ints("scan_output_axes") or (0,) * made
@@ -65,48 +110,144 @@ def _scanned(node: OnnxNode, values: list[str], inputs: int, outputs: int, step:
     if len(lengths) != 1:
         raise node.invalid(f"the sequences differ in length: {sorted(lengths)}")
     (length,) = lengths
-    _check_length(node, length)
-    rows: list[list[str]] = [[] for _ in range(made)]
-    for number in range(length):
-        slices = [
-            _at(node, s, dim, length - 1 - number if back else number)
-            for s, dim, back in zip(sequences, dims, backwards, strict=True)
-        ]
-        results = step(number, [*states, *slices])
-        states = results[: len(states)]
-        for row, result in zip(rows, results[len(states) :], strict=True):
-            row.append(result)
+    scan = _Scan(states, list(zip(sequences, dims, backwards, strict=True)), length)
+    if length <= body.short:
+        states, wholes = _spelled_scan(node, scan, body, body.spelled)
+    else:
+        try:
+            states, wholes = _looped_scan(node, scan, body)
+        except UnsupportedOperatorError:
+            _check_length(node, length)
+            states, wholes = _spelled_scan(node, scan, body, True)
     stacked = [
-        _stacked(node, row[::-1] if back else row, axis)
-        for row, axis, back in zip(rows, out_axes, out_backwards, strict=True)
+        _turned(node, flip(node, whole, [0]) if back else whole, axis)
+        for whole, axis, back in zip(wholes, out_axes, out_backwards, strict=True)
     ]
     return [*states, *stacked]
 
 
-def unrolled_loop(node: OnnxNode, inputs: int, outputs: int, step: Step) -> list[str]:
+def _spelled_scan(
+    node: OnnxNode, scan: _Scan, body: LoopBody, tried: bool
+) -> tuple[list[str], list[str]]:
+    states = scan.states
+    rows: list[list[str]] = [[] for _ in range(body.outputs - len(states))]
+    for number in range(scan.length):
+        slices = [
+            _at(node, s, dim, scan.length - 1 - number if back else number)
+            for s, dim, back in scan.sequences
+        ]
+        results = body.step(number, [*states, *slices], tried)
+        states = results[: len(states)]
+        for row, result in zip(rows, results[len(states) :], strict=True):
+            row.append(result)
+    if rows and not scan.length:
+        raise node.unsupported("a scan without steps that collects values")
+    return states, [_stacked(node, row, 0) for row in rows]
+
+
+def _looped_scan(node: OnnxNode, scan: _Scan, body: LoopBody) -> tuple[list[str], list[str]]:
+    """Each step gathers its slices from the sequences."""
+
+    def step(enclosure: Enclosure, number: str, states: Sequence[str]) -> list[str]:
+        inner = enclosure.node
+        last = inner.constant(np.array(scan.length - 1))
+        places = (number, inner.emit("sub", [last, number]))
+        slices = [
+            inner.emit("gather", [enclosure.capture(s), places[back]], axis=dim)
+            for s, dim, back in scan.sequences
+        ]
+        return [inner.constant(np.array(True)), *body.enclosed(enclosure, [*states, *slices])]
+
+    found = looped(node, scan.length, node.constant(np.array(True)), scan.states, step)
+    return found.states, found.rows
+
+
+def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
     """States after the last step, then what each step gave, stacked.
 
-    The number of steps, and whether the body goes on, must be known at import.
+    Where the run alone says how many steps there are, what they give is counted along the first
+    dimension; it needs a trip count that is known at import.
 
     Raises:
         InvalidModelError: if the operands contradict each other.
-        UnsupportedOperatorError: if a run-time value decides when the loop ends.
+        UnsupportedOperatorError: if its steps differ in their shapes, and are too many or the run
+            says when they end; or if nothing bounds what they give.
     """
-    limit = node.static(0, "the trip count")
-    goes_on = node.static(1, "the condition")
     states = [node.input(i) for i in range(2, len(node.inputs))]
-    if len(states) != inputs - 2 or outputs < 1 + len(states):
-        raise node.invalid(f"{len(states)} states for a body of {inputs} inputs")
-    if limit is None and goes_on is None:
+    if len(states) != body.inputs - 2 or body.outputs < 1 + len(states):
+        raise node.invalid(f"{len(states)} states for a body of {body.inputs} inputs")
+    limit, begin = node.optional(0), node.optional(1)
+    if limit is None and begin is None:
         raise node.unsupported("a loop without an end")
+    unknown = [v for v in (limit, begin) if v is not None and node.builder.known(v) is None]
+    trips = _known_integer(node, limit)
+    if not unknown and (trips is None or trips <= body.short):
+        try:
+            return _spelled_loop(node, trips, states, body, body.short, body.spelled)
+        except UnsupportedOperatorError:
+            pass  # it is longer, or the run says when it ends
+    try:
+        return _looped_loop(node, trips, states, body)
+    except UnsupportedOperatorError as error:
+        if not unknown:
+            return _spelled_loop(node, trips, states, body, STEP_LIMIT, True)
+        inputs = (n for value in unknown for n in node.builder.inputs_of(value))
+        raise UnsupportedOperatorError(
+            error.node,
+            error.operator,
+            error.domain,
+            error.opset,
+            f"{error.reason}; the trip count (input 0) or the condition (input 1) of "
+            f"{node.label} depends on a run-time value",
+            tuple(dict.fromkeys([*inputs, *error.depends_on])),
+        ) from error
+
+
+def _known_integer(node: OnnxNode, value: str | None) -> int | None:
+    known = None if value is None else node.builder.known(value)
+    if value is not None and (node.type(value).elements != 1):
+        raise node.invalid(f"the trip count is {node.type(value)}")
+    return None if known is None else int(known.reshape(-1)[0])
+
+
+def _looped_loop(
+    node: OnnxNode, trips: int | None, states: Sequence[str], body: LoopBody
+) -> list[str]:
+    """As a loop of the run, which may know only then how many steps there are."""
+    limit, begin = node.optional(0), node.optional(1)
+    count: int | str | None = trips
+    if trips is None and limit is not None:
+        count = node.reshape(cast_to(node, limit, DType.INT64), ())
+    start = node.constant(np.array(True)) if begin is None else truth(node, begin)
+
+    def step(enclosure: Enclosure, number: str, values: Sequence[str]) -> list[str]:
+        going = enclosure.node.constant(np.array(True))
+        return body.enclosed(enclosure, [number, going, *values])
+
+    found = looped(node, count, start, states, step)
+    if found.exact:
+        return [*found.states, *found.rows]
+    return [*found.states, *(node.emit("trim", [v, found.steps], axis=0) for v in found.rows)]
+
+
+def _spelled_loop(
+    node: OnnxNode,
+    trips: int | None,
+    states: list[str],
+    body: LoopBody,
+    most: int,
+    tried: bool,
+) -> list[str]:
+    """Step by step, `most` of them: what decides when they end must be known at import."""
+    begin = node.optional(1)
+    goes_on = None if begin is None else node.builder.known(begin)
     going = goes_on is None or bool(goes_on.reshape(-1)[0])
-    trips = STEP_LIMIT + 1 if limit is None else int(limit.reshape(-1)[0])
-    rows: list[list[str]] = [[] for _ in range(outputs - 1 - len(states))]
+    rows: list[list[str]] = [[] for _ in range(body.outputs - 1 - len(states))]
     number = 0
-    while going and number < trips:
-        _check_length(node, number + 1)
+    while going and (trips is None or number < trips):
+        _check_length(node, number + 1, most)
         count = node.constant(np.array(number, np.int64))
-        results = step(number, [count, node.constant(np.array(True)), *states])
+        results = body.step(number, [count, node.constant(np.array(True)), *states], tried)
         known = node.builder.known(results[0])
         if known is None:
             raise node.unsupported("a run-time value decides when the loop ends")
@@ -127,9 +268,10 @@ def _dimension(node: OnnxNode, value: str, axis: int) -> int:
     return axis % rank
 
 
-def _check_length(node: OnnxNode, length: int) -> None:
-    if length > STEP_LIMIT:
-        raise node.unsupported(f"more than {STEP_LIMIT} steps")
+def _check_length(node: OnnxNode, length: int, most: int | None = None) -> None:
+    most = STEP_LIMIT if most is None else most
+    if length > most:
+        raise node.unsupported(f"more than {most} steps")
 
 
 def _at(node: OnnxNode, value: str, dim: int, place: int) -> str:
@@ -140,10 +282,16 @@ def _at(node: OnnxNode, value: str, dim: int, place: int) -> str:
 
 def _stacked(node: OnnxNode, values: list[str], axis: int) -> str:
     """The values along a new dimension."""
-    shape = node.shape(values[0])
-    rank = len(shape) + 1
     rows = [node.reshape(value, (1, *node.shape(value))) for value in values]
     whole = rows[0] if len(rows) == 1 else node.emit("concat", rows, axis=0)
+    return _turned(node, whole, axis)
+
+
+def _turned(node: OnnxNode, whole: str, axis: int) -> str:
+    """The first dimension as dimension `axis`."""
+    rank = len(node.shape(whole))
+    if not -rank <= axis < rank:
+        raise node.invalid(f"axis {axis} is out of range for {show(node.shape(whole))}")
     dim = axis % rank
     order = [*range(1, dim + 1), 0, *range(dim + 1, rank)]
     return transposed(node, whole, order)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as _replace
-from typing import Self
+from typing import Self, Union
 
 import numpy as np
 
 from compiler.graph.types import TensorType
 
-AttrValue = int | float | str | bool | tuple[int, ...] | tuple[float, ...]
+AttrValue = Union[int, float, str, bool, tuple[int, ...], tuple[float, ...], "Graph"]
+"""A graph is the body of a node of control flow."""
 Attrs = tuple[tuple[str, AttrValue], ...]
 
 
@@ -37,6 +38,11 @@ class Node:
     def output(self) -> str:
         """The one output that every operator of the canonical set has."""
         return self.outputs[0]
+
+    @property
+    def bodies(self) -> tuple[Graph, ...]:
+        """The graphs that it runs, in the order of its attributes; few operators have any."""
+        return tuple(value for _, value in self.attrs if isinstance(value, Graph))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +81,14 @@ class Graph:
     def consumers(self, value: str) -> tuple[Node, ...]:
         """The nodes that read a value, in topological order, each once."""
         return tuple(self._consumers.get(value, ()))
+
+    def walk(self) -> Iterator[Graph]:
+        """The graph and the bodies within it, each before what is within it."""
+        pending: list[Graph] = [self]
+        while pending:
+            graph = pending.pop()
+            yield graph
+            pending += [body for node in reversed(graph.nodes) for body in reversed(node.bodies)]
 
     def replace(
         self,

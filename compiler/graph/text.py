@@ -7,6 +7,14 @@
     y: float32[1,2] = gemm(x, w, b) {alpha=1.0, trans_b=0} as "fc1"
     output y
 
+A body of a node stands under it, two columns further in, one after the other in the order of the
+attributes:
+
+    %1: uint8[192] = loop(n, go, x) {body=graph, states=1}
+      graph "body"
+      input step: int64[]
+      ...
+
 Constants of up to 16 elements are written out; larger ones are named by the SHA-256 of their
 bytes. Names that are not plain words are JSON strings. A node's name follows `as` where it is not
 the name of its output.
@@ -17,7 +25,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,8 +36,13 @@ from compiler.errors import InvalidModelError
 from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.graph.types import TensorType
 
+DEPTH_LIMIT = 64
+"""Bodies within each other."""
+
 INLINE_ELEMENTS = 16
 """Constants up to this size are written out."""
+
+INDENT = "  "
 
 _T = TypeVar("_T")
 _WORD = re.compile(r"%?[A-Za-z0-9_./-]+\Z")
@@ -51,6 +65,8 @@ def print_graph(graph: Graph) -> str:
         lines.append(f"constant {_name(value)}: {graph.types[value]} = {body}")
     for node in graph.nodes:
         lines.append(_print_node(node, graph.types))
+        for inner in node.bodies:
+            lines += [INDENT + line for line in print_graph(inner).splitlines()]
     lines.extend(f"output {_name(value)}" for value in graph.outputs)
     return "\n".join(lines) + "\n"
 
@@ -64,12 +80,39 @@ def parse_graph(text: str, constants: Mapping[str, np.ndarray] | None = None) ->
     Raises:
         InvalidModelError: if the text is malformed, or a constant is missing or another one.
     """
-    parser = _Parser(constants or {})
-    for number, line in enumerate(text.split("\n"), 1):
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    return _parse_lines(lines, constants or {}, 0)
+
+
+_Lines = Sequence[tuple[int, str]]
+"""Lines with their numbers."""
+
+
+def _parse_lines(lines: _Lines, constants: Mapping[str, np.ndarray], depth: int) -> Graph:
+    """One graph; what is indented further belongs to the statement before it."""
+    if depth > DEPTH_LIMIT:
+        raise InvalidModelError(f"graph text: more than {DEPTH_LIMIT} bodies within each other")
+    parser = _Parser(constants)
+    position = 0
+    while position < len(lines):
+        number, line = lines[position]
+        end = position + 1
+        while end < len(lines) and lines[end][1].startswith(INDENT * (depth + 1)):
+            end += 1
+        inner = lines[position + 1 : end]
+        head = INDENT * (depth + 1) + "graph "
+        starts = [i for i, (_, text) in enumerate(inner) if text.startswith(head)]
+        bodies = [
+            _parse_lines(inner[start:stop], constants, depth + 1)
+            for start, stop in pairwise([*starts, len(inner)])
+        ]
         try:
-            parser.statement(line)
+            if inner and (not starts or starts[0]):
+                raise ValueError("what is indented under it is no graph")
+            parser.statement(line, bodies)
         except (ValueError, KeyError) as error:
             raise InvalidModelError(f"graph text, line {number}: {error}") from error
+        position = end
     return parser.graph()
 
 
@@ -99,6 +142,8 @@ def _print_node(node: Node, types: Mapping[str, TensorType]) -> str:
 
 def _print_attr(value: AttrValue) -> str:
     match value:
+        case Graph():
+            return "graph"
         case tuple():
             return "(" + ", ".join(_print_number(item) for item in value) + ")"
         case str():
@@ -144,10 +189,8 @@ class _Parser:
             self._constants,
         )
 
-    def statement(self, line: str) -> None:
+    def statement(self, line: str, bodies: Sequence[Graph] = ()) -> None:
         tokens = _Tokens(line)
-        if tokens.at_end():
-            return
         first = tokens.name()
         if first == "graph" and tokens.peek() not in (":", ","):
             self._name = tokens.name()
@@ -158,8 +201,11 @@ class _Parser:
         elif first == "constant" and tokens.peek() != ":":
             self._constant(tokens)
         else:
-            self._node(tokens, first)
+            self._node(tokens, first, bodies)
+            bodies = ()
         tokens.end()
+        if bodies:
+            raise ValueError("there is a body under a line that has none")
 
     def _typed(self, tokens: _Tokens, value: str) -> str:
         tokens.take(":")
@@ -202,7 +248,7 @@ class _Parser:
         # Constants of other types may have the same bytes, and so the same digest.
         return np.ascontiguousarray(array).view(kind.dtype.numpy).reshape(kind.shape)
 
-    def _node(self, tokens: _Tokens, first: str) -> None:
+    def _node(self, tokens: _Tokens, first: str, bodies: Sequence[Graph]) -> None:
         outputs = [self._typed(tokens, first)]
         while tokens.peek() == ",":
             tokens.take(",")
@@ -216,12 +262,21 @@ class _Parser:
         attrs: tuple[tuple[str, AttrValue], ...] = ()
         if tokens.peek() == "{":
             attrs = tuple(tokens.list("{", "}", tokens.attribute))
+        places = [key for key, value in attrs if value is _BODY]
+        if len(places) != len(bodies):
+            raise ValueError(f"{len(places)} bodies are stated, {len(bodies)} follow")
+        graphs = dict(zip(places, bodies, strict=True))
+        attrs = tuple((key, graphs.get(key, value)) for key, value in attrs)
         name = outputs[0]
         if not tokens.at_end():
             if tokens.word() != "as":
                 raise ValueError("expected 'as' and the node's name")
             name = tokens.name()
         self._nodes.append(Node(name, op, inputs, tuple(outputs), attrs))
+
+
+_BODY = Graph("", (), (), (), {})
+"""Stands for a body in a node's line until the bodies are read: this very object."""
 
 
 class _Tokens:
@@ -286,8 +341,10 @@ class _Tokens:
         return key, self.scalar()
 
     def scalar(self) -> Any:
-        """A number or a truth value."""
+        """A number, a truth value, or the mark of a body."""
         text = self.word()
+        if text == "graph":
+            return _BODY
         if text in ("true", "false"):
             return text == "true"
         if text.lstrip("+-").isdigit():

@@ -12,13 +12,14 @@ from compiler.graph.ir import Graph
 
 
 def verify_graph(graph: Graph) -> None:
-    """Run every check.
+    """Run every check, on the graph and on the bodies of its nodes.
 
     Raises:
         InvalidModelError: naming the first offender.
     """
-    for check in CHECKS:
-        check(graph)
+    for part in graph.walk():
+        for check in CHECKS:
+            check(part)
 
 
 def check_definitions(graph: Graph) -> None:

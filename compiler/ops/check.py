@@ -20,13 +20,13 @@ def verify(graph: Graph) -> None:
 
 def check_types(graph: Graph) -> None:
     """Every node's operator exists, and infers the type that the graph states."""
-    for node in graph.nodes:
+    for types, node in ((part.types, node) for part in graph.walk() for node in part.nodes):
         try:
             operator = ops.get(node.op)
-            kind = operator.infer([graph.types[value] for value in node.inputs], node.attrs)
+            kind = operator.infer([types[value] for value in node.inputs], node.attrs)
         except CompilerError as error:
             raise InvalidModelError(f"{node.op} '{node.name}': {error}") from error
-        if kind != graph.types[node.output]:
+        if kind != types[node.output]:
             raise InvalidModelError(
-                f"{node.op} '{node.name}': inferred {kind}, stated {graph.types[node.output]}"
+                f"{node.op} '{node.name}': inferred {kind}, stated {types[node.output]}"
             )

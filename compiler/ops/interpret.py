@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from compiler.errors import InvalidInputError
 from compiler.graph.ir import Graph
 from compiler.graph.types import TensorType
 from compiler.loops.semantics import from_memory, to_memory
+from compiler.ops.attributes import integer
 
 
 def run_graph(
@@ -26,28 +27,45 @@ def run_graph(
     Raises:
         InvalidInputError: if an input is missing, unknown, or of another shape or type.
     """
-    values: dict[str, np.ndarray] = {}
     check_inputs(graph, inputs)
-    for value, array in (*inputs.items(), *graph.constants.items()):
+    given = [_to_compute(inputs[v], graph.types[v].dtype, float64) for v in graph.inputs]
+    return [
+        array if float64 and graph.types[value].dtype.is_float else to_memory(array, dtype)
+        for value, array in zip(graph.outputs, _run(graph, given, float64), strict=True)
+        for dtype in (graph.types[value].dtype,)
+    ]
+
+
+def _run(graph: Graph, inputs: Sequence[np.ndarray], float64: bool) -> list[np.ndarray]:
+    """The outputs, inputs and outputs in the types that are computed in."""
+    values = dict(zip(graph.inputs, inputs, strict=True))
+    for value, array in graph.constants.items():
         values[value] = _to_compute(array, graph.types[value].dtype, float64)
+    blocks: dict[str, Mapping[int, np.ndarray]] = {}
     last_use = {value: node.name for node in graph.nodes for value in node.inputs}
     for node in graph.nodes:
-        operands = [values[value] for value in node.inputs]
-        kind = graph.types[node.output]
+        operator, kind = ops.get(node.op), graph.types[node.output]
+        if operator.control is not None:
+            operands = [values[value] for value in node.inputs]
+            blocks[node.output] = operator.control(
+                operands, node.attrs, lambda body, given: _run(body, given, float64)
+            )
+            values[node.output] = np.zeros(0)  # read by its fields alone
+            continue
         with np.errstate(all="ignore"):
-            result = np.asarray(ops.get(node.op).reference(operands, node.attrs))
+            if node.op == "field":
+                result = blocks[node.inputs[0]][integer(node.attrs, "offset")]
+            else:
+                operands = [values[value] for value in node.inputs]
+                result = np.asarray(operator.reference(operands, node.attrs))
         if node.op == "trim":  # the type says how large it can be
             kind = TensorType(kind.dtype, result.shape)
         values[node.output] = _rounded(result, kind, float64)
         for value in set(node.inputs):
             if last_use[value] == node.name and value not in graph.outputs:
                 del values[value]
-    results = []
-    for value in graph.outputs:
-        dtype = graph.types[value].dtype
-        wide = float64 and dtype.is_float
-        results.append(values[value] if wide else to_memory(values[value], dtype))
-    return results
+                blocks.pop(value, None)
+    return [values[value] for value in graph.outputs]
 
 
 def check_inputs(graph: Graph, inputs: Mapping[str, np.ndarray]) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from compiler.errors import CompilerError
-from compiler.graph.ir import Attrs
+from compiler.graph.ir import Attrs, Graph
 from compiler.graph.types import TensorType
 from compiler.loops.expr import Expr
 from compiler.loops.index import Affine, Axis
@@ -49,6 +49,8 @@ class OpKind(StrEnum):
     GATHER = "gather"
     NATIVE = "native"
     """No loop nest: a function of the C runtime; see `Operator.native`."""
+    CONTROL = "control"
+    """Runs graphs, its bodies; see `Operator.control`."""
     CONSTANT = "constant"
     """Known after import; no such node is left in a graph."""
 
@@ -89,6 +91,10 @@ Expression = Callable[
 Pieces = Callable[[Sequence[TensorType], Attrs], tuple[Piece, ...]]
 NativeWork = Callable[[Sequence[TensorType], Attrs], tuple[str, tuple[int, ...]]]
 """The native function and its parameters; `runtime/native_functions.py` says what it touches."""
+RunBody = Callable[[Graph, Sequence[np.ndarray]], list[np.ndarray]]
+"""The outputs of a body for these inputs."""
+Control = Callable[[Sequence[np.ndarray], Attrs, RunBody], Mapping[int, np.ndarray]]
+"""What a CONTROL operator gives on NumPy arrays: each result by where it starts in its block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +115,9 @@ class OnnxRule:
 class Operator:
     """One operator of the canonical set; every operator has one output.
 
-    `pieces` belongs to operators of kind PIECES, which are copied box by box, and `native` to those
-    of kind NATIVE, which have no tensor expression.
+    `pieces` belongs to operators of kind PIECES, which are copied box by box, `native` to those of
+    kind NATIVE, which have no tensor expression, and `control` to those of kind CONTROL, which have
+    no reference either: it stands in the place of one.
     """
 
     name: str
@@ -121,6 +128,7 @@ class Operator:
     onnx: tuple[OnnxRule, ...] = ()
     pieces: Pieces | None = None
     native: NativeWork | None = None
+    control: Control | None = None
 
 
 def get(name: str) -> Operator:

@@ -68,11 +68,14 @@ CHEAP = frozenset(
 )
 """Operators that a softmax or layer_norm may compute again in each of its passes over a row."""
 
+RUNTIME = (OpKind.NATIVE, OpKind.CONTROL)
+"""What is never part of a kernel."""
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """Nodes, in topological order, that become one kernel; or a single one that becomes none: a
-    reshape, which is a view, or a native operator.
+    reshape, which is a view, or a native operator or control flow.
 
     `output` is the only value that is used outside.
     """
@@ -87,7 +90,8 @@ class Group:
 
     @property
     def is_native(self) -> bool:
-        return ops.get(self.nodes[0].op).kind is OpKind.NATIVE
+        """Whether the runtime does it, or runs bodies: in rows, and in no kernel."""
+        return ops.get(self.nodes[0].op).kind in RUNTIME
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -136,7 +140,7 @@ class _Fusion:
         for node in reversed(self._graph.nodes):
             if node.name in self._taken:
                 continue
-            if _kind(node) is OpKind.NATIVE:
+            if _kind(node) in RUNTIME:
                 found.append(self._group([node], node))
                 continue
             self._taken.add(node.name)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from compiler.graph.ir import Graph
 from compiler.passes.algebra import algebra
 from compiler.passes.attention import attention
+from compiler.passes.bodies import optimise_bodies
 from compiler.passes.common_subexpressions import common_subexpressions
 from compiler.passes.constant_folding import constant_folding
 from compiler.passes.dead_code import dead_code
@@ -54,7 +55,7 @@ def optimise(
     timings: Timings | None = None,
     without: Collection[str] = (),
 ) -> Graph:
-    """Run all passes but those `without` until the graph stays the same."""
+    """Run all passes but those `without` until the graph stays the same; then so on its bodies."""
     passes = [step for step in PASSES if step.__name__ not in without]
     for _ in range(ROUNDS):
         before = graph
@@ -65,4 +66,4 @@ def optimise(
                 observer(step.__name__, graph)
         if graph.nodes == before.nodes:
             break
-    return graph
+    return optimise_bodies(graph, lambda body: optimise(body, None, timings, without))

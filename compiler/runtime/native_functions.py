@@ -28,6 +28,7 @@ class NativeSignature:
         extent: tiles, which threads share.
         scratch_bytes: work memory of one thread.
         counts: whether the call also says how many elements the output has (`Space.COUNT`).
+        partial: whether it leaves most of the output as it is.
     """
 
     inputs: tuple[int, ...]
@@ -35,6 +36,7 @@ class NativeSignature:
     extent: int = 1
     scratch_bytes: int = 0
     counts: bool = False
+    partial: bool = False
 
 
 def native_signature(function: str, parameters: tuple[int, ...]) -> NativeSignature:
@@ -94,6 +96,10 @@ def _trim(outer: int, extent: int, within: int) -> NativeSignature:
     return NativeSignature((size, 8), size, counts=True)
 
 
+def _put(rows: int, within: int) -> NativeSignature:
+    return NativeSignature((within, 8), prod((rows, within)), partial=True)
+
+
 def _non_max_suppression(
     batches: int, classes: int, boxes: int, room: int, centred: int
 ) -> NativeSignature:
@@ -109,5 +115,6 @@ _SIGNATURES: Mapping[str, Callable[..., NativeSignature]] = {
     "positions": _positions,
     "unique": _unique,
     "trim": _trim,
+    "put": _put,
     "non_max_suppression": _non_max_suppression,
 }

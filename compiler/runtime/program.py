@@ -7,7 +7,7 @@ arena is planned ahead: running allocates nothing but the outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, assert_never
@@ -17,16 +17,25 @@ from numpy.typing import NDArray
 
 from compiler.dtypes import DType
 from compiler.runtime.kernel import ALIGNMENT, KernelSpec, Role, elements
-from compiler.runtime.native_functions import native_signature, native_symbol
+from compiler.runtime.native_functions import NativeSignature, native_signature, native_symbol
 
 
 class Opcode(IntEnum):
-    """First word of an instruction, as in native/tilewright.h. New kinds of instructions (branch,
-    loop, allocate) take the next numbers."""
+    """First word of an instruction, as in native/tilewright.h. New kinds of instructions take the
+    next numbers."""
 
     KERNEL = 0
     COPY = 1
     NATIVE = 2
+    LOOP = 3
+    BRANCH = 4
+
+
+NESTING_LIMIT = 200
+"""Loops and branches within each other: the interpreter calls itself for each."""
+
+ENDLESS = (1 << 63) - 1
+"""The most steps of a loop that nothing bounds."""
 
 
 class Space(StrEnum):
@@ -100,7 +109,43 @@ class NativeCall:
     buffers: tuple[BufferRef, ...]
 
 
-Instruction = KernelCall | Copy | NativeCall
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Run a body for `counter` = 0, 1, ..., below `trips` and `most`, while `going` is true.
+
+    `counter` and `trips` are int64, `going` is one byte. The body may write `going`; the loop sets
+    `counter` before each step, and to the number of steps after the last.
+    """
+
+    counter: BufferRef
+    trips: BufferRef
+    going: BufferRef
+    most: int
+    body: tuple[Instruction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Run `then` if the byte at `condition` is not 0, `otherwise` if it is."""
+
+    condition: BufferRef
+    then: tuple[Instruction, ...]
+    otherwise: tuple[Instruction, ...]
+
+
+Instruction = KernelCall | Copy | NativeCall | Loop | Branch
+
+
+def walk(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
+    """Every instruction, before those within it, in the order of the code."""
+    for instruction in instructions:
+        yield instruction
+        match instruction:
+            case Loop():
+                yield from walk(instruction.body)
+            case Branch():
+                yield from walk(instruction.then)
+                yield from walk(instruction.otherwise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +173,40 @@ class Program:
     def scratch_bytes(self) -> int:
         """Scratch memory of one thread: what the neediest kernel or native function wants."""
         sizes = [kernel.scratch_bytes for kernel in self.kernels]
-        for call in self.instructions:
+        for call in self.walk():
             if isinstance(call, NativeCall):
                 sizes.append(native_signature(call.function, call.parameters).scratch_bytes)
         return max(sizes, default=0)
 
+    def walk(self) -> Iterator[Instruction]:
+        """Every instruction, loops and branches before those within them."""
+        return walk(self.instructions)
+
     def check(self) -> None:
         """Check that running stays within memory and leaves no output unwritten.
+
+        What stands in a loop or a branch may not run, and so counts as writing nothing.
 
         Raises:
             ValueError: naming the instruction that does not.
         """
+        written, counted = self._check_all(self.instructions, f"program '{self.name}'", 0)
+        for index, port in enumerate(self.outputs):
+            if index not in written and port.bytes:
+                raise ValueError(f"program '{self.name}': nothing writes output '{port.name}'")
+            if port.counted is not None and index not in counted and port.bytes:
+                raise ValueError(f"program '{self.name}': nothing counts output '{port.name}'")
+
+    def _check_all(
+        self, instructions: Sequence[Instruction], within: str, depth: int
+    ) -> tuple[set[int], set[int]]:
+        """The outputs that the instructions write and count for sure, if they are sound."""
+        if depth > NESTING_LIMIT:
+            raise ValueError(f"{within} lies within more than {NESTING_LIMIT} others")
         written: set[int] = set()
         counted: set[int] = set()
-        for number, instruction in enumerate(self.instructions):
-            where = f"program '{self.name}', instruction {number}"
+        for number, instruction in enumerate(instructions):
+            where = f"{within}, instruction {number}"
             match instruction:
                 case KernelCall(kernel, buffers):
                     if not 0 <= kernel < len(self.kernels):
@@ -164,22 +228,30 @@ class Program:
                     if destination.space is Space.OUTPUT:
                         written.add(destination.offset)
                 case NativeCall():
-                    *_, output = self._check_native(instruction, where)
-                    if output.space is Space.COUNT:
+                    signature = self._check_native(instruction, where)
+                    output = instruction.buffers[-1]
+                    if signature.counts:
                         counted.add(output.offset)
                         output = instruction.buffers[-2]
-                    if output.space is Space.OUTPUT:
+                    if output.space is Space.OUTPUT and not signature.partial:
                         written.add(output.offset)
+                case Loop(counter, trips, going, most, body):
+                    self._check_ref(counter, 8, True, f"{where}: loop")
+                    self._check_ref(trips, 8, False, f"{where}: loop")
+                    self._check_ref(going, 1, False, f"{where}: loop")
+                    if counter.space is Space.COUNT or not 0 <= most <= ENDLESS:
+                        raise ValueError(f"{where}: a loop of at most {most} steps")
+                    self._check_all(body, where, depth + 1)
+                case Branch(condition, then, otherwise):
+                    self._check_ref(condition, 1, False, f"{where}: branch")
+                    self._check_all(then, f"{where}, then", depth + 1)
+                    self._check_all(otherwise, f"{where}, otherwise", depth + 1)
                 case _:
                     assert_never(instruction)
-        for index, port in enumerate(self.outputs):
-            if index not in written and port.bytes:
-                raise ValueError(f"program '{self.name}': nothing writes output '{port.name}'")
-            if port.counted is not None and index not in counted and port.bytes:
-                raise ValueError(f"program '{self.name}': nothing counts output '{port.name}'")
+        return written, counted
 
-    def _check_native(self, call: NativeCall, where: str) -> tuple[BufferRef, ...]:
-        """The call's buffers, if they are what its function touches."""
+    def _check_native(self, call: NativeCall, where: str) -> NativeSignature:
+        """What the call's function touches, if its buffers are that."""
         try:
             signature = native_signature(call.function, call.parameters)
         except ValueError as error:
@@ -195,7 +267,7 @@ class Program:
             and call.buffers[-2] != BufferRef(Space.OUTPUT, call.buffers[-1].offset)
         ):
             raise ValueError(f"{where}: counts another value than it writes")
-        return call.buffers
+        return signature
 
     def _check_ref(self, ref: BufferRef, size: int, writes: bool, where: str) -> None:
         if ref.offset < 0 or size < 0:
@@ -214,7 +286,8 @@ class Program:
                     raise ValueError(f"{where}: {ref.space} {ref.offset} has no {size} bytes")
             case Space.COUNT:
                 ports = self.outputs
-                if not writes or ref.offset >= len(ports) or ports[ref.offset].counted is None:
+                known = ref.offset < len(ports) and ports[ref.offset].counted is not None
+                if not writes or size != 8 or not known:
                     raise ValueError(f"{where}: output {ref.offset} is not counted")
             case _:
                 assert_never(ref.space)
@@ -259,12 +332,14 @@ class Program:
 class EncodedProgram:
     """A program as the C interpreter takes it.
 
-    `code`: words of the instructions. `refs[i]`: the place that argument i of the code points to;
+    `code`: words of the instructions; `starts[i]`: the first word of instruction i in the order of
+    `Program.walk`. `refs[i]`: the place that argument i of the code points to;
     a kernel's arguments are consecutive. `symbols[i]`: the name of function i of the code; after
     the kernels' functions come `natives`, which the C library holds.
     """
 
     code: NDArray[np.int64]
+    starts: tuple[int, ...]
     refs: tuple[BufferRef, ...]
     symbols: tuple[str, ...]
     natives: tuple[str, ...]
@@ -272,34 +347,67 @@ class EncodedProgram:
 
 def encode(program: Program) -> EncodedProgram:
     """Translate instructions into words; `native/tilewright.h` says what they mean."""
-    words: list[int] = []
-    refs: list[BufferRef] = []
-    first_function: list[int] = []
-    symbols: list[str] = []
-    for kernel in program.kernels:
-        first_function.append(len(symbols))
-        symbols += [stage.symbol for stage in kernel.stages]
-    natives: dict[str, int] = {}
-    for instruction in program.instructions:
-        match instruction:
-            case KernelCall(index, buffers):
-                stages = program.kernels[index].stages
-                words += [Opcode.KERNEL, 4 + 2 * len(stages), len(refs), len(stages)]
-                for number, stage in enumerate(stages):
-                    words += [first_function[index] + number, stage.extent]
-                refs += buffers
-            case Copy(destination, source, size):
-                words += [Opcode.COPY, 5, len(refs), len(refs) + 1, size]
-                refs += [destination, source]
-            case NativeCall(name, parameters, buffers):
-                function = len(symbols) + natives.setdefault(native_symbol(name), len(natives))
-                extent = native_signature(name, parameters).extent
-                words += [Opcode.NATIVE, 5 + len(parameters), len(refs), function, extent]
-                words += parameters
-                refs += buffers
-            case _:
-                assert_never(instruction)
-    return EncodedProgram(np.array(words, np.int64), tuple(refs), tuple(symbols), tuple(natives))
+    encoder = _Encoder(program)
+    encoder.add(program.instructions)
+    return EncodedProgram(
+        np.array(encoder.words, np.int64),
+        tuple(encoder.starts),
+        tuple(encoder.refs),
+        tuple(encoder.symbols),
+        tuple(encoder.natives),
+    )
+
+
+class _Encoder:
+    """The parts of an encoded program as they grow."""
+
+    def __init__(self, program: Program) -> None:
+        self.words: list[int] = []
+        self.starts: list[int] = []
+        self.refs: list[BufferRef] = []
+        self.symbols: list[str] = []
+        self.natives: dict[str, int] = {}
+        self._program = program
+        self._first_function: list[int] = []
+        for kernel in program.kernels:
+            self._first_function.append(len(self.symbols))
+            self.symbols += [stage.symbol for stage in kernel.stages]
+
+    def add(self, instructions: Sequence[Instruction]) -> int:
+        """Add instructions; returns how many words they take."""
+        words, refs, before = self.words, self.refs, len(self.words)
+        for instruction in instructions:
+            start = len(words)
+            self.starts.append(start)
+            match instruction:
+                case KernelCall(index, buffers):
+                    stages = self._program.kernels[index].stages
+                    words += [Opcode.KERNEL, 0, len(refs), len(stages)]
+                    for number, stage in enumerate(stages):
+                        words += [self._first_function[index] + number, stage.extent]
+                    refs += buffers
+                case Copy(destination, source, size):
+                    words += [Opcode.COPY, 0, len(refs), len(refs) + 1, size]
+                    refs += [destination, source]
+                case NativeCall(name, parameters, buffers):
+                    known = self.natives.setdefault(native_symbol(name), len(self.natives))
+                    extent = native_signature(name, parameters).extent
+                    words += [Opcode.NATIVE, 0, len(refs), len(self.symbols) + known, extent]
+                    words += parameters
+                    refs += buffers
+                case Loop(counter, trips, going, most, body):
+                    words += [Opcode.LOOP, 0, len(refs), most]
+                    refs += [counter, trips, going]
+                    self.add(body)
+                case Branch(condition, then, otherwise):
+                    words += [Opcode.BRANCH, 0, len(refs), 0]
+                    refs.append(condition)
+                    words[start + 3] = self.add(then)
+                    self.add(otherwise)
+                case _:
+                    assert_never(instruction)
+            words[start + 1] = len(words) - start
+        return len(words) - before
 
 
 def _port_to_json(port: Port) -> dict[str, Any]:
@@ -344,11 +452,36 @@ def _instruction_to_json(instruction: Instruction) -> dict[str, Any]:
                 "parameters": list(parameters),
                 "buffers": [_ref_to_json(ref) for ref in buffers],
             }
+        case Loop(counter, trips, going, most, body):
+            return {
+                "loop": [_instruction_to_json(inner) for inner in body],
+                "counter": _ref_to_json(counter),
+                "trips": _ref_to_json(trips),
+                "going": _ref_to_json(going),
+                "most": most,
+            }
+        case Branch(condition, then, otherwise):
+            return {
+                "branch": _ref_to_json(condition),
+                "then": [_instruction_to_json(inner) for inner in then],
+                "otherwise": [_instruction_to_json(inner) for inner in otherwise],
+            }
         case _:
             assert_never(instruction)
 
 
-def _instruction_from_json(data: Mapping[str, Any]) -> Instruction:
+def _instruction_from_json(data: Mapping[str, Any], depth: int = 0) -> Instruction:
+    if depth > NESTING_LIMIT:
+        raise ValueError(f"an instruction lies within more than {NESTING_LIMIT} others")
+
+    def inner(key: str) -> tuple[Instruction, ...]:
+        return tuple(_instruction_from_json(each, depth + 1) for each in data[key])
+
+    if "loop" in data:
+        counter, trips, going = (_ref_from_json(data[k]) for k in ("counter", "trips", "going"))
+        return Loop(counter, trips, going, int(data["most"]), inner("loop"))
+    if "branch" in data:
+        return Branch(_ref_from_json(data["branch"]), inner("then"), inner("otherwise"))
     if "kernel" in data:
         return KernelCall(int(data["kernel"]), tuple(map(_ref_from_json, data["buffers"])))
     if "copy" in data:

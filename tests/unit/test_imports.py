@@ -52,7 +52,9 @@ INSIDE: dict[str, set[str]] = {
     # one candidate from schedule to object: it meets a workload, never a graph plan
     "roofline": _BASE | {"codegen", "runtime"},
     "build": _IR | {"workload", "schedule", "codegen", "runtime"},
-    "program_builder": _IR | {"workload", "plan", "memory_plan", "schedule", "build", "runtime"},
+    "program_emitter": _IR | {"workload", "plan", "memory_plan", "build", "runtime"},
+    "program_builder": _IR
+    | {"workload", "plan", "memory_plan", "schedule", "build", "runtime", "program_emitter"},
 }
 FREE = {"driver", "onnx_backend"}
 

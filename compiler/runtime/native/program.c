@@ -6,10 +6,31 @@
 #include "clock.h"
 #include "tilewright.h"
 
-static int run(const int64_t *code, const int64_t *end, const tw_stage *functions,
-               void *const *pointers, tw_arguments arguments, int threads) {
-    for (; code < end; code += code[1]) {
+/* Where the time of a run goes, by the first word of each instruction. */
+typedef struct {
+    double *seconds;
+    const int64_t *code;
+    clockid_t clock;
+    int64_t before, cost;
+} tw_profile;
+
+/* The time since the last note belongs to the instruction at `code`. */
+static void note(tw_profile *profile, const int64_t *code) {
+    int64_t after = tw_nanoseconds(profile->clock), spent = after - profile->before - profile->cost;
+    if (spent > 0) profile->seconds[code - profile->code] += (double)spent * 1e-9;
+    profile->before = after;
+}
+
+/* Run the instructions from `code` up to `end`, with their times where there is a profile. */
+static int run(const tw_program *program, const int64_t *code, const int64_t *end,
+               tw_profile *profile) {
+    const tw_stage *functions = program->functions;
+    void *const *pointers = program->arguments.buffers;
+    tw_arguments arguments = program->arguments;
+    int threads = (int)program->threads, status = TW_OK;
+    for (; code < end && status == TW_OK; code += code[1]) {
         if (end - code < 2 || code[1] < 2 || code[1] > end - code) return TW_BAD_LENGTH;
+        const int64_t *next = code + code[1];
         switch (code[0]) {
         case TW_KERNEL:
             arguments.buffers = pointers + code[2];
@@ -27,21 +48,40 @@ static int run(const int64_t *code, const int64_t *end, const tw_stage *function
             tw_run_stage(functions[code[3]], &given, code[4], threads);
             break;
         }
+        case TW_LOOP: {
+            int64_t *counter = pointers[code[2]], step = 0;
+            const int64_t trips = *(const int64_t *)pointers[code[2] + 1];
+            const uint8_t *going = pointers[code[2] + 2];
+            const int64_t steps = trips < code[3] ? trips : code[3];
+            for (*counter = 0; step < steps && *going && status == TW_OK; *counter = ++step)
+                status = run(program, code + 4, next, profile);
+            break;
+        }
+        case TW_BRANCH: {
+            const int64_t *other = code + 4 + code[3];
+            if (code[3] < 0 || code[3] > next - code - 4) return TW_BAD_LENGTH;
+            status = *(const uint8_t *)pointers[code[2]] ? run(program, code + 4, other, profile)
+                                                         : run(program, other, next, profile);
+            break;
+        }
         default:
             return TW_BAD_OPCODE;
         }
+        if (profile) note(profile, code);
     }
-    return TW_OK;
+    return status;
 }
 
-int tw_run_program(const tw_program *program) {
+static int run_whole(const tw_program *program, tw_profile *profile) {
     int threads = (int)program->threads;
     tw_enter(threads);
-    int status = run(program->code, program->code + program->words, program->functions,
-                     program->arguments.buffers, program->arguments, threads);
+    if (profile) profile->before = tw_nanoseconds(profile->clock);
+    int status = run(program, program->code, program->code + program->words, profile);
     tw_leave(threads);
     return status;
 }
+
+int tw_run_program(const tw_program *program) { return run_whole(program, NULL); }
 
 /* What two looks at a clock cost: of the thread's CPU time it is a call into the system. */
 static int64_t clock_cost(clockid_t clock) {
@@ -55,25 +95,10 @@ static int64_t clock_cost(clockid_t clock) {
 }
 
 int tw_profile_program(double *seconds, const tw_program *program) {
-    int threads = (int)program->threads, status = TW_OK;
-    clockid_t clock = threads > 1 ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID;
-    const int64_t *code = program->code, *end = code + program->words;
-    const int64_t cost = clock_cost(clock);
-    tw_enter(threads);
-    int64_t before = tw_nanoseconds(clock);
-    while (code < end && status == TW_OK) {
-        /* `run` refuses an instruction whose length is wrong */
-        bool sound = end - code > 1 && code[1] > 1 && code[1] <= end - code;
-        const int64_t *next = sound ? code + code[1] : end;
-        status = run(code, next, program->functions, program->arguments.buffers,
-                     program->arguments, threads);
-        int64_t after = tw_nanoseconds(clock), spent = after - before - cost;
-        *seconds++ = spent > 0 ? (double)spent * 1e-9 : 0.0;
-        before = after;
-        code = next;
-    }
-    tw_leave(threads);
-    return status;
+    clockid_t clock = program->threads > 1 ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID;
+    tw_profile profile = {seconds, program->code, clock, 0, clock_cost(clock)};
+    memset(seconds, 0, (size_t)program->words * sizeof *seconds);
+    return run_whole(program, &profile);
 }
 
 int tw_abi_version(void) { return TW_ABI_VERSION; }

@@ -86,6 +86,17 @@ TW_EXPORT void tw_native_unique(void *const *buffers, void *scratch, const int64
     }
 }
 
+/* One row of many, which a value of the run names; nothing if there is none of that number. One
+ * tile.
+ * sizes: rows, bytes of a row.  buffers: a row; its number, int64; (rows, bytes of a row) bytes. */
+TW_EXPORT void tw_native_put(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo,
+                             int64_t hi) {
+    (void)scratch, (void)lo, (void)hi;
+    const int64_t number = *(const int64_t *)buffers[1];
+    if (number >= 0 && number < sizes[0])
+        memcpy((char *)buffers[2] + number * sizes[1], buffers[0], (size_t)sizes[1]);
+}
+
 /* The first elements along a dimension, as many as a value of the run says. One tile.
  * sizes: outer, extent, bytes within.
  * buffers: (outer, extent, within) bytes; how many, int64; (outer, how many, within) bytes, which

@@ -64,6 +64,12 @@ enum {
     TW_COPY = 1,
     /* first argument, function, extent, then what the function finds in `sizes` */
     TW_NATIVE = 2,
+    /* first of three arguments (int64 counter, int64 steps, a byte: whether there is another step),
+     * most steps, then the instructions of the body */
+    TW_LOOP = 3,
+    /* argument (a byte), number of words of the instructions to run where it is not 0, these, then
+     * those to run where it is 0 */
+    TW_BRANCH = 4,
 };
 
 /* A program bound to its memory: one pointer for a caller in Python, whose calls cost by argument.
@@ -80,8 +86,9 @@ typedef struct {
 /* Run a program. Returns TW_OK or what is wrong with the code. */
 TW_EXPORT int tw_run_program(const tw_program *program);
 
-/* The same, with the seconds of each instruction: CPU time where threads is 1, wall time otherwise.
- */
+/* The same, with the seconds of each instruction in seconds[its first word]: CPU time where threads
+ * is 1, wall time otherwise. What runs several times counts each time, what does not run counts 0, and
+ * a loop or a branch is what it costs beside the instructions in it. */
 TW_EXPORT int tw_profile_program(double *seconds, const tw_program *program);
 
 /* bench.c */

@@ -95,12 +95,38 @@ def test_a_loop_ends_where_it_says(trips: int | None, stop: int, steps: int) -> 
     np.testing.assert_array_equal(rows, [start * 2 ** (i + 1) for i in range(steps)])
 
 
+def _growing(trips: int) -> ModelProto:
+    """s' = s twice: every step has shapes of its own."""
+    body = helper.make_graph(
+        [helper.make_node("Concat", ["s", "s"], ["t"], axis=0)],
+        "body",
+        [info("i", INT64, ()), info("c", BOOL, ()), typed("s")],
+        [info("c", BOOL, ()), typed("t")],
+    )
+    constants = [numpy_helper.from_array(np.array(trips), "n")]
+    node = helper.make_node("Loop", ["n", "", "s0"], ["last"], "loop", body=body)
+    results = [helper.make_empty_tensor_value_info("last")]
+    graph = helper.make_graph([node], "m", [info("s0", FLOAT, (2,))], results, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_steps_may_differ_in_shape_where_they_are_spelled_out() -> None:
+    start = np.array([1.0, -3.0], np.float32)
+    (last,) = run_graph(import_model(_growing(3)), {"s0": start})
+    np.testing.assert_array_equal(last, np.tile(start, 8))
+
+
+def test_what_is_short_is_spelled_out_and_what_is_long_is_a_loop() -> None:
+    operators = [{n.op for n in import_model(_loop(n, 999)).nodes} for n in (9, 900)]
+    assert "loop" not in operators[0] and "loop" in operators[1]
+
+
 def test_loops_that_cannot_be_spelled_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedOperatorError, match=r"trip count .* run-time value") as caught:
         import_model(_loop(3, 9, known=False))
     assert caught.value.depends_on == ("n",)
     monkeypatch.setattr(unroll, "STEP_LIMIT", 5)
     with pytest.raises(UnsupportedOperatorError, match="more than 5 steps"):
-        import_model(_loop(6, 9))
+        import_model(_growing(6))
     with pytest.raises(InvalidModelError, match="2 operands, 3 of them scanned"):
         import_model(_scan(num_scan_inputs=3))

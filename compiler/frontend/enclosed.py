@@ -1,0 +1,134 @@
+"""Bodies as graphs of their own, for control flow that the run decides.
+
+A body reads values of the graph around it: each becomes an input of the body's graph, once, and an
+operand of the node that runs it. A constant becomes one of the body's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from compiler.errors import UnsupportedOperatorError
+from compiler.graph.ir import Graph
+from compiler.graph.types import TensorType
+from compiler.ops.builder import GraphBuilder
+from compiler.ops.onnx_node import OnnxNode
+
+
+class Enclosure:
+    """A body under construction: `builder` makes its graph, `node` sees what it may emit there.
+
+    `captured` are the values of the graph around it that it reads, in the order of the inputs that
+    stand for them, which come after those that `input` made.
+    """
+
+    def __init__(self, node: OnnxNode) -> None:
+        self.builder = GraphBuilder()
+        self.node = replace(node, builder=self.builder)
+        self._outer = node
+        self._inner: dict[str, str] = {}
+        self._origins: dict[str, str] = {}
+
+    @property
+    def captured(self) -> tuple[str, ...]:
+        builder = self.builder
+        return tuple(v for v, inner in self._inner.items() if inner not in builder.constants)
+
+    def input(self, name: str, kind: TensorType, origin: str | None = None) -> str:
+        """An input of the body; `origin` is the value around it that it starts with."""
+        while name in self.builder.types:
+            name += "_"
+        if origin is not None:
+            self._origins[name] = origin
+        return self.builder.input(name, kind)
+
+    def capture(self, value: str) -> str:
+        """The body's value for one of the graph around it.
+
+        Raises:
+            UnsupportedOperatorError: if the run alone says how large it is.
+        """
+        if value not in self._inner:
+            self._outer.refuse_trimmed([value])
+            outer, number = self._outer.builder, len(self._inner)
+            kind, known = outer.types[value], outer.known(value)
+            if known is not None:
+                name = self.builder.constant(known, f"constant.{number}", kind.dtype)
+            else:
+                name = self.input(f"capture.{number}", kind, value)
+            self._inner[value] = name
+        return self._inner[value]
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Errors of the body name inputs of the graph around it."""
+        try:
+            yield
+        except UnsupportedOperatorError as error:
+            origins = [self._origins[v] for v in error.depends_on if v in self._origins]
+            found = (v for origin in origins for v in self._outer.builder.inputs_of(origin))
+            raise UnsupportedOperatorError(
+                error.node,
+                error.operator,
+                error.domain,
+                error.opset,
+                error.reason,
+                tuple(dict.fromkeys(found)),
+            ) from error
+
+    def graph(self, outputs: Sequence[str]) -> Graph:
+        """The body, with these outputs.
+
+        Raises:
+            UnsupportedOperatorError: if the run alone says how large one of them is.
+        """
+        self.node.refuse_trimmed(outputs)
+        prefix = "output"
+        while any(name.startswith(f"{prefix}.") for name in self.builder.types):
+            prefix += "_"
+        names = [(value, f"{prefix}.{number}") for number, value in enumerate(outputs)]
+        return self.builder.finish("body", names, {}, {})
+
+
+class Outside(MutableMapping[str, str | None]):
+    """What ONNX names of the graph around a body mean in the body: looking one up captures it."""
+
+    def __init__(self, values: Mapping[str, str | None], enclosure: Enclosure) -> None:
+        self._values = values
+        self._enclosure = enclosure
+        self._own: dict[str, str | None] = {}
+
+    def __getitem__(self, name: str) -> str | None:
+        if name in self._own:
+            return self._own[name]
+        value = self._values[name]
+        return None if value is None else self._enclosure.capture(value)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._values
+
+    def __setitem__(self, name: str, value: str | None) -> None:
+        self._own[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._own[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own
+        yield from (name for name in self._values if name not in self._own)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def inlined(builder: GraphBuilder, body: Graph, operands: Sequence[str]) -> list[str]:
+    """The nodes of a body as nodes of the graph under construction; the values of its outputs."""
+    values = dict(zip(body.inputs, operands, strict=True))
+    for name, array in body.constants.items():
+        values[name] = builder.constant(array, name, body.types[name].dtype)
+    for node in body.nodes:
+        inputs = [values[v] for v in node.inputs]
+        values[node.output] = builder.emit(node.op, inputs, dict(node.attrs), node.name)
+    return [values[v] for v in body.outputs]

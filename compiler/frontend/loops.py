@@ -1,0 +1,199 @@
+"""Loops and branches that the run decides, as nodes with bodies (`compiler.ops.control`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler import ops
+from compiler.dtypes import DType
+from compiler.frontend.enclosed import Enclosure, inlined
+from compiler.graph.ir import Graph
+from compiler.graph.types import TensorType
+from compiler.ops.control import GOING, STEP, branch_slots, loop_form
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OpKind
+from compiler.runtime.program import ENDLESS
+
+Body = Callable[[Enclosure, str, Sequence[str]], Sequence[str]]
+"""Whether another step follows, the next states and the rows of a step: values of the enclosure's
+graph, for those of the step's number and of its states."""
+
+Branch = Callable[[Enclosure], Sequence[str]]
+"""The outputs of a branch: values of the enclosure's graph."""
+
+CHEAP_ELEMENTS = 1 << 12
+"""Branches that compute fewer elements are both computed: so they fuse with what is around them."""
+
+CHEAP = (OpKind.ELEMENTWISE, OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
+
+
+@dataclass(frozen=True, slots=True)
+class Looped:
+    """States after the last step, what the steps gave, stacked, and how many steps there were.
+
+    `exact` says that there are as many as there can be.
+    """
+
+    states: list[str]
+    rows: list[str]
+    steps: str
+    exact: bool
+
+
+def looped(
+    node: OnnxNode, trips: int | str | None, begin: str, states: Sequence[str], body: Body
+) -> Looped:
+    """A loop that runs its body step by step.
+
+    Args:
+        node: what the loop is of.
+        trips: the number of steps, the value that holds it, or None where nothing bounds it.
+        begin: a value, whether there is a first step.
+        states: the values that the first step gets.
+        body: imports a step.
+
+    Raises:
+        UnsupportedOperatorError: if the body's shapes depend on the step, or what the steps give
+            is to be stacked and no number known at import bounds it.
+        InvalidModelError: if the body contradicts itself.
+    """
+    enclosure = Enclosure(node)
+    inner = enclosure.node
+    kinds = [node.type(value) for value in states]
+    step = enclosure.input("step", STEP)
+    given = [
+        enclosure.input(f"state.{k}", kind, value) if kind.elements else _empty(inner, kind)
+        for k, (kind, value) in enumerate(zip(kinds, states, strict=True))
+    ]
+    with enclosure.errors():
+        going, *made = body(enclosure, step, given)
+        if inner.type(going).dtype is not DType.BOOL or inner.type(going).elements != 1:
+            raise node.invalid(f"its condition is {inner.type(going)}, not a truth value")
+        going = inner.reshape(going, ())
+        following, rows = made[: len(states)], made[len(states) :]
+        for number, (kind, value) in enumerate(zip(kinds, following, strict=True)):
+            if inner.type(value) != kind:
+                raise node.unsupported(
+                    f"state {number} is {kind} before a step and {inner.type(value)} after it"
+                )
+        moving = [k for k, kind in enumerate(kinds) if kind.elements]
+        stacking = [value for value in rows if inner.type(value).elements]
+        graph = enclosure.graph([going, *(following[k] for k in moving), *stacking])
+    most = max(trips, 0) if isinstance(trips, int) else None
+    if rows and most is None:
+        raise node.unsupported("nothing known at import bounds how many steps give values")
+    if most == 0:
+        nothing = [
+            _empty(node, TensorType(inner.type(v).dtype, (0, *inner.shape(v)))) for v in rows
+        ]
+        return Looped(list(states), nothing, node.constant(np.array(0)), True)
+    limit = trips if isinstance(trips, str) else node.constant(np.array(most or ENDLESS))
+    operands = [limit, begin, *(states[k] for k in moving), *enclosure.captured]
+    attrs = {"body": graph, "most": most, "states": len(moving)}
+    block = node.emit("loop", operands, **attrs)
+    present = tuple((k, v) for k, v in attrs.items() if v is not None)
+    steps, _, *results = (
+        _field(node, block, slot.type, slot.offset) for slot in loop_form(present).slots
+    )
+    after = dict(zip(moving, results, strict=False))
+    stacked = iter(results[len(moving) :])
+    wholes = [
+        next(stacked)
+        if inner.type(value).elements
+        else _empty(node, TensorType(inner.type(value).dtype, (most or 0, *inner.shape(value))))
+        for value in rows
+    ]
+    known = [node.builder.known(begin), inner.builder.known(going)]
+    exact = most is not None and all(array is not None and bool(array) for array in known)
+    return Looped([after.get(k, value) for k, value in enumerate(states)], wholes, steps, exact)
+
+
+def branched(node: OnnxNode, condition: str, then: Branch, otherwise: Branch) -> list[str]:
+    """The outputs of the branch that the run chooses, which is the only one that it computes.
+
+    Branches that cost less than choosing are both computed.
+
+    Raises:
+        UnsupportedOperatorError: if a branch does not compile, or they give other types.
+    """
+    graphs, enclosures = [], []
+    for make in (then, otherwise):
+        enclosure = Enclosure(node)
+        with enclosure.errors():
+            outputs = make(enclosure)
+            enclosures.append(enclosure)
+            graphs.append(enclosure.graph(outputs))
+    kinds = [[graph.types[value] for value in graph.outputs] for graph in graphs]
+    if len(kinds[0]) != len(kinds[1]):
+        raise node.invalid("its branches differ in their outputs")
+    for one, other in zip(*kinds, strict=True):
+        if one != other:
+            raise node.unsupported(f"its branches give {one} and {other}")
+    if all(map(_is_cheap, graphs)):
+        return _both(node, condition, graphs, enclosures)
+    captured = tuple(dict.fromkeys(v for each in enclosures for v in each.captured))
+    bodies = [
+        _taking(graph, enclosure.captured, captured, node)
+        for graph, enclosure in zip(graphs, enclosures, strict=True)
+    ]
+    full = [k for k, kind in enumerate(kinds[0]) if kind.elements]
+    bodies = [body.replace(outputs=[body.outputs[k] for k in full]) for body in bodies]
+    results: dict[int, str] = {}
+    if full:
+        attrs = {"then": bodies[0], "otherwise": bodies[1]}
+        block = node.emit("branch", [condition, *captured], **attrs)
+        for k, slot in zip(full, branch_slots(tuple(sorted(attrs.items()))), strict=True):
+            results[k] = _field(node, block, slot.type, slot.offset)
+    return [results[k] if k in results else _empty(node, kind) for k, kind in enumerate(kinds[0])]
+
+
+def _both(
+    node: OnnxNode, condition: str, graphs: Sequence[Graph], enclosures: Sequence[Enclosure]
+) -> list[str]:
+    """Both branches, and of each output the one that the run chooses."""
+    pairs = zip(graphs, enclosures, strict=True)
+    one, other = (inlined(node.builder, graph, e.captured) for graph, e in pairs)
+    return [
+        first if first == second else node.emit("where", [condition, first, second])
+        for first, second in zip(one, other, strict=True)
+    ]
+
+
+def _taking(graph: Graph, own: Sequence[str], captured: Sequence[str], node: OnnxNode) -> Graph:
+    """The body with an input for each value that either branch captures."""
+    renamed = dict(zip(own, graph.inputs, strict=True))
+    inputs = [renamed.get(value, f"unread.{k}") for k, value in enumerate(captured)]
+    types = {**graph.types, **{i: node.type(v) for i, v in zip(inputs, captured, strict=True)}}
+    return graph.replace(inputs=inputs, types=types)
+
+
+def _is_cheap(body: Graph) -> bool:
+    total = 0
+    for inner in body.nodes:
+        if ops.get(inner.op).kind not in CHEAP:
+            return False
+        total += body.types[inner.output].elements
+    return total <= CHEAP_ELEMENTS
+
+
+def _field(node: OnnxNode, block: str, kind: TensorType, offset: int) -> str:
+    return node.emit("field", [block], dtype=kind.dtype.value, offset=offset, shape=kind.shape)
+
+
+def _empty(node: OnnxNode, kind: TensorType) -> str:
+    return node.constant(np.zeros(kind.shape, kind.dtype.numpy), kind.dtype)
+
+
+def truth(node: OnnxNode, value: str) -> str:
+    """A condition as a scalar.
+
+    Raises:
+        InvalidModelError: if it is no truth value.
+    """
+    kind = node.type(value)
+    if kind.dtype is not DType.BOOL or kind.elements != 1:
+        raise node.invalid(f"the condition is {kind}, not a truth value")
+    return node.reshape(value, GOING.shape)

@@ -1,0 +1,244 @@
+"""Control flow: operators that run graphs, their bodies, as often as the run says.
+
+    %1: uint8[256] = loop(n, go, x, w) {body=graph, most=10, states=1} as "loop"
+      graph "body"
+      input step: int64[]
+      input state.0: float32[4]
+      input capture.0: float32[4]
+      ...
+      output on
+      output next
+      output row
+    %2: float32[4] = field(%1) {dtype="float32", offset=128, shape=(4)}
+
+Every operator has one output, and so have these: a block of bytes in which their results lie one
+after the other, each at a multiple of 64. A `field` is one of them, and a view: it costs nothing.
+What a body reads from outside comes in as an operand of the node; constants are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs, Graph, attr
+from compiler.graph.types import TensorType
+from compiler.loops.expr import Expr
+from compiler.loops.index import Affine
+from compiler.loops.semantics import from_memory
+from compiler.ops.attributes import integer, ints, word
+from compiler.ops.registry import Fresh, Operator, OpKind, RunBody, Source
+from compiler.ops.shapes import operand_count
+
+STEP = TensorType(DType.INT64, ())
+GOING = TensorType(DType.BOOL, ())
+
+SLOT_BYTES = 64
+"""Results start at multiples of this, as all values do."""
+
+MANY_STEPS = 1_000_000
+"""More steps are not expected, whatever the bound."""
+
+GUESSED_STEPS = 16
+"""Steps of a loop of which nothing is known, where what it costs has to be weighed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A result: its type, and where it starts in the block, in bytes."""
+
+    type: TensorType
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoopForm:
+    """The attributes of a loop.
+
+    The body takes the step's number, the states and the captured values; it gives whether another
+    step follows, the next states, and rows.
+
+    Attributes:
+        states: how many values each step hands to the next one.
+        most: the most steps there can be; None where nothing bounds them. What the steps give as
+            rows is stacked, so that rows need a bound.
+    """
+
+    body: Graph
+    states: int
+    most: int | None
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The number of steps, whether another one would follow, the states, the stacked rows."""
+        kinds = [self.body.types[value] for value in self.body.outputs[1:]]
+        rows = [TensorType(k.dtype, (self.most or 0, *k.shape)) for k in kinds[self.states :]]
+        return _slots([STEP, GOING, *kinds[: self.states], *rows])
+
+    @property
+    def expected_steps(self) -> int:
+        """How many steps there will be: as many as there can be, or a guess."""
+        return GUESSED_STEPS if self.most is None else min(self.most, MANY_STEPS)
+
+
+def loop_form(attrs: Attrs) -> LoopForm:
+    """Raises InvalidModelError if an attribute is missing or another one than it should be."""
+    most = integer(attrs, "most") if attr(attrs, "most") is not None else None
+    return LoopForm(_body(attrs, "body"), integer(attrs, "states"), most)
+
+
+def branch_slots(attrs: Attrs) -> tuple[Slot, ...]:
+    """The results of a branch: what either body gives."""
+    body = _body(attrs, "then")
+    return _slots([body.types[value] for value in body.outputs])
+
+
+def _slots(types: Sequence[TensorType]) -> tuple[Slot, ...]:
+    offset, found = 0, []
+    for kind in types:
+        found.append(Slot(kind, offset))
+        offset += _aligned(kind)
+    return tuple(found)
+
+
+def _aligned(kind: TensorType) -> int:
+    return -(-max(kind.bytes, 1) // SLOT_BYTES) * SLOT_BYTES
+
+
+def _block(slots: Sequence[Slot]) -> TensorType:
+    last = slots[-1]
+    return TensorType(DType.UINT8, (last.offset + _aligned(last.type),))
+
+
+def _body(attrs: Attrs, key: str) -> Graph:
+    body = attr(attrs, key)
+    if not isinstance(body, Graph):
+        raise InvalidModelError(f"attribute '{key}' is not a graph")
+    return body
+
+
+def _check_inputs(body: Graph, kinds: Sequence[TensorType]) -> None:
+    taken = [body.types[value] for value in body.inputs]
+    if taken != list(kinds):
+        raise InvalidModelError(
+            f"the body '{body.name}' takes {_listed(taken)}, it is given {_listed(kinds)}"
+        )
+
+
+def _listed(kinds: Sequence[TensorType]) -> str:
+    return f"({', '.join(map(str, kinds))})"
+
+
+def _infer_loop(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    form = loop_form(attrs)
+    body, states = form.body, form.states
+    if len(types) < 2 + max(states, 0) or types[0] != STEP or types[1] != GOING or states < 0:
+        raise InvalidModelError(
+            f"{_listed(types)} are not the number of steps, whether to begin, and {states} states"
+        )
+    _check_inputs(body, [STEP, *types[2:]])
+    given = [body.types[value] for value in body.outputs]
+    if given[: 1 + states] != [GOING, *types[2 : 2 + states]]:
+        raise InvalidModelError(f"the body gives {_listed(given)}, its states are others")
+    if form.most is None and len(given) > 1 + states:
+        raise InvalidModelError("rows are stacked, and nothing bounds their number")
+    if form.most is not None and form.most < 0:
+        raise InvalidModelError(f"there are at most {form.most} steps")
+    return _block(form.slots)
+
+
+def _infer_branch(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    if not types or types[0] != GOING:
+        raise InvalidModelError(f"the condition of {_listed(types)} is no truth value")
+    bodies = [_body(attrs, key) for key in ("then", "otherwise")]
+    for body in bodies:
+        _check_inputs(body, types[1:])
+    one, other = ([body.types[value] for value in body.outputs] for body in bodies)
+    if one != other or not one:
+        raise InvalidModelError(f"its branches give {_listed(one)} and {_listed(other)}")
+    return _block(branch_slots(attrs))
+
+
+def _infer_field(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    operand_count(types, 1)
+    kind = TensorType(DType(word(attrs, "dtype")), ints(attrs, "shape"))
+    offset, (block,) = integer(attrs, "offset"), types
+    if block.dtype is not DType.UINT8 or len(block.shape) != 1:
+        raise InvalidModelError(f"{block} is no block of bytes")
+    if min((offset, *kind.shape)) < 0 or offset % SLOT_BYTES:
+        raise InvalidModelError(f"{kind} at byte {offset} is no field")
+    if offset + kind.bytes > block.bytes:
+        raise InvalidModelError(f"{kind} at byte {offset} does not lie in {block}")
+    return kind
+
+
+def _run_loop(
+    operands: Sequence[np.ndarray], attrs: Attrs, run: RunBody
+) -> Mapping[int, np.ndarray]:
+    form = loop_form(attrs)
+    trips, go, *rest = operands
+    states, captured = rest[: form.states], rest[form.states :]
+    limit = int(trips) if form.most is None else min(int(trips), form.most)
+    going, step = bool(go), 0
+    rows: list[list[np.ndarray]] = []
+    while going and step < limit:
+        on, *made = run(form.body, [np.array(step, np.int64), *states, *captured])
+        states = made[: form.states]
+        rows.append(made[form.states :])
+        going, step = bool(on), step + 1
+    stacked = [
+        _stacked(slot.type, [row[number] for row in rows])
+        for number, slot in enumerate(form.slots[2 + form.states :])
+    ]
+    results = [np.array(step, np.int64), np.array(going), *states, *stacked]
+    return {slot.offset: array for slot, array in zip(form.slots, results, strict=True)}
+
+
+def _stacked(kind: TensorType, rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Zeros behind the last row."""
+    whole = np.zeros(kind.shape, rows[0].dtype if rows else kind.dtype.numpy)
+    whole[: len(rows)] = np.array(rows, whole.dtype).reshape(len(rows), *kind.shape[1:])
+    return whole
+
+
+def _run_branch(
+    operands: Sequence[np.ndarray], attrs: Attrs, run: RunBody
+) -> Mapping[int, np.ndarray]:
+    chosen, *captured = operands
+    results = run(_body(attrs, "then" if bool(chosen) else "otherwise"), captured)
+    return {s.offset: array for s, array in zip(branch_slots(attrs), results, strict=True)}
+
+
+def _field_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    kind = _infer_field([TensorType(DType.UINT8, arrays[0].shape)], attrs)
+    start = integer(attrs, "offset")
+    held = np.ascontiguousarray(arrays[0][start : start + prod(kind.shape) * kind.dtype.bytes])
+    return from_memory(held.view(kind.dtype.numpy).reshape(kind.shape), kind.dtype)
+
+
+def _no_reference(_arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:
+    raise ValueError("an operator with bodies is run by the interpreter")
+
+
+def _no_expression(
+    _operands: Sequence[Source],
+    _types: Sequence[TensorType],
+    _attrs: Attrs,
+    _index: tuple[Affine, ...],
+    _fresh: Fresh,
+) -> Expr:
+    raise ValueError("neither control flow nor a view has an expression")
+
+
+OPERATORS = (
+    Operator("loop", OpKind.CONTROL, _infer_loop, _no_reference, _no_expression, control=_run_loop),
+    Operator(
+        "branch", OpKind.CONTROL, _infer_branch, _no_reference, _no_expression, control=_run_branch
+    ),
+    Operator("field", OpKind.VIEW, _infer_field, _field_reference, _no_expression),
+)

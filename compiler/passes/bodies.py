@@ -1,0 +1,86 @@
+"""Bodies of control flow: each is optimised like a graph of its own, and takes what it can use.
+
+Before:                                         After:
+    %2 = loop(n, go, x, c0, %1) {...}               %2 = loop(n, go, x) {...}
+      input state.0, capture.0, capture.1             input state.0
+      output on, mul(state.0, capture.0)              output on, mul(state.0, c0)
+
+A captured constant becomes one of the body's, where kernels pack it, and what a body does not read
+is not handed to it. What follows from constants alone is computed by the other passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from compiler.graph.ir import Graph, Node
+from compiler.passes.attributes import number
+from compiler.passes.dead_code import dead_code
+
+
+def optimise_bodies(graph: Graph, optimise: Callable[[Graph], Graph]) -> Graph:
+    """Optimise the bodies of all nodes; the graph itself is as it was but for what they read."""
+    if not any(node.bodies for node in graph.nodes):
+        return graph
+    nodes = []
+    for node in graph.nodes:
+        if node.bodies:
+            bodies = [optimise(body) for body in _with_constants(graph, node)]
+            node = _without_unread(node, bodies)
+        nodes.append(node)
+    return dead_code(graph.replace(nodes=nodes))
+
+
+def _first_capture(node: Node) -> tuple[int, int]:
+    """The position of the first captured value among a node's operands and among a body's
+    inputs."""
+    states = int(number(node, "states", 0))
+    return (2 + states, 1 + states) if node.op == "loop" else (1, 0)
+
+
+def _with_constants(graph: Graph, node: Node) -> list[Graph]:
+    """The bodies, each with the constants that it captures as its own."""
+    own, inner = _first_capture(node)
+    bodies = []
+    for body in node.bodies:
+        captured = zip(body.inputs[inner:], node.inputs[own:], strict=True)
+        known = {name: graph.constants[v] for name, v in captured if v in graph.constants}
+        # An input stays, so that the bodies of a node have the same ones: under another name.
+        names: dict[str, str] = {}
+        for name in known:
+            names[name] = f"{name}.constant"
+            while names[name] in body.types:
+                names[name] += "_"
+        nodes = [replace(n, inputs=tuple(names.get(v, v) for v in n.inputs)) for n in body.nodes]
+        outputs = [names.get(v, v) for v in body.outputs]
+        types = {**body.types, **{names[v]: body.types[v] for v in known}}
+        constants = {**body.constants, **{names[v]: array for v, array in known.items()}}
+        bodies.append(
+            dead_code(body.replace(nodes=nodes, types=types, constants=constants, outputs=outputs))
+        )
+    return bodies
+
+
+def _without_unread(node: Node, bodies: Sequence[Graph]) -> Node:
+    """The node without the captured values that no body reads."""
+    own, inner = _first_capture(node)
+    read = [
+        any(b.consumers(name) or name in b.outputs for b, name in zip(bodies, names, strict=True))
+        for names in zip(*(body.inputs[inner:] for body in bodies), strict=True)
+    ]
+    trimmed = []
+    for body in bodies:
+        captured = zip(body.inputs[inner:], read, strict=True)
+        inputs = (*body.inputs[:inner], *(name for name, used in captured if used))
+        gone = set(body.inputs) - set(inputs)
+        types = {v: kind for v, kind in body.types.items() if v not in gone}
+        trimmed.append(body.replace(inputs=inputs, types=types))
+    kept = tuple(v for v, used in zip(node.inputs[own:], read, strict=True) if used)
+    attrs = {**dict(node.attrs), **dict(zip(body_keys(node), trimmed, strict=True))}
+    return replace(node, inputs=(*node.inputs[:own], *kept), attrs=tuple(sorted(attrs.items())))
+
+
+def body_keys(node: Node) -> tuple[str, ...]:
+    """The attributes that hold a node's bodies, in their order."""
+    return tuple(key for key, value in node.attrs if isinstance(value, Graph))

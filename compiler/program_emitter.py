@@ -1,0 +1,196 @@
+"""The steps of a plan as the instructions of a program: where every buffer of every step lies.
+
+A body of control flow is a plan of its own. Its inputs and outputs are places that the step around
+it gives, and its arena is a part of that of the plan around it, so that the instructions of bodies
+are instructions like all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from compiler.build import BuiltKernel
+from compiler.loops.layout import ROW_MAJOR
+from compiler.memory_plan import MemoryPlan
+from compiler.plan import (
+    BranchStep,
+    GraphPlan,
+    KernelStep,
+    LoopStep,
+    NativeStep,
+    ViewStep,
+    bodies_of,
+)
+from compiler.runtime.kernel import BufferSpec, KernelSpec, Role
+from compiler.runtime.native_functions import native_signature
+from compiler.runtime.program import (
+    ENDLESS,
+    Branch,
+    BufferRef,
+    Copy,
+    Instruction,
+    KernelCall,
+    Loop,
+    NativeCall,
+    Space,
+)
+from compiler.runtime.weights import WeightBlock
+from compiler.timings import Timings, timed
+from compiler.workload import Workload
+
+
+class Emitter:
+    """Instructions of one program; `kernels` are those that they call, each with its number."""
+
+    def __init__(
+        self,
+        built: Mapping[Workload, BuiltKernel],
+        weights: WeightBlock,
+        timings: Timings | None = None,
+    ) -> None:
+        self.kernels: dict[KernelSpec, int] = {}
+        self._built = built
+        self._weights = weights
+        self._timings = timings
+
+    def whole(self, plan: GraphPlan, memory: MemoryPlan) -> tuple[Instruction, ...]:
+        """The instructions of a plan whose inputs and outputs are the caller's."""
+        ports = {v: BufferRef(Space.INPUT, i) for i, v in enumerate(plan.graph.inputs)}
+        ports |= {v: BufferRef(Space.OUTPUT, i) for i, v in enumerate(plan.graph.outputs)}
+        return self._steps(_Places(plan, memory, ports, 0))
+
+    def _steps(self, places: _Places) -> tuple[Instruction, ...]:
+        calls: list[Instruction] = []
+        for position, step in enumerate(places.plan.steps):
+            match step:
+                case KernelStep():
+                    calls.append(self._kernel(step, places, position))
+                case NativeStep():
+                    calls.append(self._native(step, places))
+                case LoopStep():
+                    calls += self._loop(step, places, position)
+                case BranchStep():
+                    calls.append(self._branch(step, places, position))
+                case ViewStep():
+                    pass  # nothing runs
+                case _:
+                    assert_never(step)
+        return tuple(calls)
+
+    def _kernel(self, step: KernelStep, places: _Places, position: int) -> KernelCall:
+        spec = self._built[step.workload].spec
+        number = self.kernels.setdefault(spec, len(self.kernels))
+        with timed(self._timings, "pack weights"):
+            refs = tuple(self._buffer(b, step, places, position) for b in spec.buffers)
+        return KernelCall(number, refs)
+
+    def _buffer(
+        self, buffer: BufferSpec, step: KernelStep, places: _Places, position: int
+    ) -> BufferRef:
+        match buffer.role:
+            case Role.INPUT:
+                return places.value(step.inputs[buffer.source])
+            case Role.OUTPUT:
+                return places.value(step.output)
+            case Role.WEIGHT:
+                array = places.plan.graph.constants[step.inputs[buffer.source]]
+                return BufferRef(Space.WEIGHTS, self._weights.add(buffer, array))
+            case Role.SHARED:
+                # At most one such buffer a kernel: the packed operand.
+                (ref,) = places.temporary(position)
+                return ref
+
+    def _native(self, step: NativeStep, places: _Places) -> NativeCall:
+        """The inputs, constants as they are, the output, and its count where it has one."""
+        refs = [self._operand(v, places) for v in step.inputs]
+        refs.append(places.value(step.output))
+        if native_signature(step.function, step.parameters).counts:
+            refs.append(BufferRef(Space.COUNT, places.plan.graph.outputs.index(step.output)))
+        return NativeCall(step.function, step.parameters, tuple(refs))
+
+    def _operand(self, name: str, places: _Places) -> BufferRef:
+        """Where an operand lies that no kernel packs: a constant as it is."""
+        array = places.plan.graph.constants.get(name)
+        if array is None:
+            return places.value(name)
+        kind = places.plan.graph.types[name]
+        buffer = BufferSpec(
+            name, Role.WEIGHT, kind.dtype, kind.shape, str(ROW_MAJOR), (), kind.bytes
+        )
+        return BufferRef(Space.WEIGHTS, self._weights.add(buffer, array))
+
+    def _loop(self, step: LoopStep, places: _Places, position: int) -> list[Instruction]:
+        """The first states are copied to where the body reads them. After each step its rows go
+        where they are stacked, and what it gives becomes the next states."""
+        block = places.value(step.output)
+        counter, going, *results = (_after(block, offset) for offset in step.offsets)
+        trips, begin, *given = (self._operand(v, places) for v in step.inputs)
+        states, rows = results[: step.states], results[step.states :]
+        graph = step.body.graph
+        arena, *made = places.temporary(position)
+        ports = dict(zip(graph.inputs, [counter, *states, *given[step.states :]], strict=True))
+        ports |= zip(graph.outputs, made, strict=True)
+        sizes = [graph.types[value].bytes for value in graph.outputs]
+        body = list(self._steps(places.inside(position, 0, ports, arena)))
+        stacked = zip(made[1 + step.states :], rows, sizes[1 + step.states :], strict=True)
+        for row, whole, size in stacked:
+            body.append(NativeCall("put", (step.most or 0, size), (row, counter, whole)))
+        kept = list(zip([going, *states], made, sizes, strict=False))
+        body += [Copy(state, new, size) for state, new, size in kept]
+        first = zip([going, *states], [begin, *given], sizes, strict=False)
+        copies: list[Instruction] = [Copy(state, source, size) for state, source, size in first]
+        most = ENDLESS if step.most is None else step.most
+        return [*copies, Loop(counter, trips, going, most, tuple(body))]
+
+    def _branch(self, step: BranchStep, places: _Places, position: int) -> Branch:
+        """Both bodies write the results where they belong."""
+        block = places.value(step.output)
+        condition, *given = (self._operand(v, places) for v in step.inputs)
+        results = [_after(block, offset) for offset in step.offsets]
+        (arena,) = places.temporary(position)
+        bodies = []
+        for number, body in enumerate((step.then, step.otherwise)):
+            ports = dict(zip(body.graph.inputs, given, strict=True))
+            ports |= zip(body.graph.outputs, results, strict=True)
+            bodies.append(self._steps(places.inside(position, number, ports, arena)))
+        return Branch(condition, *bodies)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the values of a plan lie.
+
+    `ports` says it of the plan's inputs and outputs; the plan's arena starts at `base` of the
+    program's.
+    """
+
+    plan: GraphPlan
+    memory: MemoryPlan
+    ports: Mapping[str, BufferRef]
+    base: int
+
+    def value(self, name: str) -> BufferRef:
+        port = self.ports.get(self.memory.roots[name])
+        if port is not None:
+            return port
+        return BufferRef(Space.ARENA, self.base + self.memory.offsets[name])
+
+    def temporary(self, position: int) -> Sequence[BufferRef]:
+        """What lives only while a step runs."""
+        shared = self.memory.shared[position]
+        return [BufferRef(Space.ARENA, self.base + offset) for offset in shared]
+
+    def inside(
+        self, position: int, body: int, ports: Mapping[str, BufferRef], arena: BufferRef
+    ) -> _Places:
+        """The places of a step's body."""
+        step = self.plan.steps[position]
+        plan = bodies_of(step)[body]
+        return _Places(plan, self.memory.bodies[position][body], ports, arena.offset)
+
+
+def _after(block: BufferRef, offset: int) -> BufferRef:
+    """A part of a block in the arena."""
+    return BufferRef(block.space, block.offset + offset)
