@@ -1,0 +1,124 @@
+"""Plans against each other, with made-up times: what is tried, and who decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from compiler.choices import RULE
+from compiler.plan import GraphPlan
+from compiler.workload import Workload
+from tests.unit.tuner.graph.rig import Rig, branches, layers
+from tuner.graph.alternatives import alternatives
+from tuner.graph.planner import Planner, difference
+from tuner.graph.search import Decision, Run, search_graph
+
+
+def apart(workload: Workload) -> float:
+    """Kernels of a product with its GELU take twice what they should."""
+    return 2.0 if {"matmul", "gelu"} <= set(workload.operators) else 1.0
+
+
+def whole(*ratios: float, won: float = 1.0) -> Callable[[Sequence[GraphPlan]], list[Run]]:
+    """A comparison in which alternatives take these times the rule's seconds."""
+
+    def compare(plans: Sequence[GraphPlan]) -> list[Run]:
+        found = [Run(1.0, 0.0), *(Run(ratio, won) for ratio in ratios)]
+        return [*found, *[Run(2.0, 0.0)] * len(plans)][: len(plans)]
+
+    return compare
+
+
+def search(rig: Rig, compare: Callable[[Sequence[GraphPlan]], list[Run] | None]) -> Decision:
+    planner = Planner(layers(), rig.target)
+    return search_graph(planner, rig.times(), 100, rig.measure, compare)
+
+
+def test_what_is_equal_everywhere_is_turned_round_together() -> None:
+    planner = Planner(layers(3), Rig().target)
+    found = {each.choice.kept: each for each in alternatives(planner)}
+    kept = found[frozenset({"wide0", "wide1", "wide2"})]
+    assert kept.name == "matmul float32[64,512]: gelu not with matmul (3 places)"
+    changes = difference(planner.plan(), kept.plan)
+    assert [sorted(w.operators) for w in changes.old] == [["gelu", "matmul"]]
+    assert sorted(w.operators for w in changes.new) == [("gelu",), ("matmul",)]
+    assert frozenset({"narrow0", "narrow1", "narrow2"}) in found
+
+
+def test_a_residual_is_offered_to_the_other_producer_and_to_none() -> None:
+    kept = {each.choice.kept for each in alternatives(Planner(branches(), Rig().target))}
+    assert {frozenset({"late"}), frozenset({"early", "late"})} <= kept
+
+
+def test_promising_alternatives_come_first_and_each_differs() -> None:
+    planner = Planner(branches(), Rig().target)
+    found = alternatives(planner)
+    assert [each.potential for each in found] == sorted((e.potential for e in found), reverse=True)
+    plans = [frozenset(dict(each.plan.tasks())) for each in found]
+    assert len(set(plans)) == len(plans)
+    assert frozenset(dict(planner.plan().tasks())) not in plans
+
+
+def test_a_plan_that_is_faster_as_a_whole_is_chosen() -> None:
+    rig = Rig(apart)
+    found = search(rig, whole(0.9))
+    assert found.choice.kept == {"wide0", "wide1"}
+    assert (found.rule_seconds, found.seconds) == (1.0, 0.9)
+    assert "10.0 % less as a whole" in found.reason
+    (tried,) = [each for each in found.tried if each.choice == found.choice]
+    assert tried.new_seconds is not None and tried.old_seconds is not None
+    assert tried.new_seconds < tried.old_seconds and tried.seconds == 0.9
+
+
+@pytest.mark.parametrize(("ratio", "won"), [(0.995, 1.0), (1.3, 0.0), (0.9, 0.5)])
+def test_faster_kernels_do_not_decide_and_a_tie_keeps_the_rule(ratio: float, won: float) -> None:
+    rig = Rig(apart)
+    found = search(rig, whole(ratio, won=won))
+    assert found.choice == RULE and found.plan == Planner(layers(), rig.target).plan()
+    assert "faster as a whole" in found.reason
+    assert found.seconds == found.rule_seconds == 1.0
+
+
+def test_alternatives_without_faster_kernels_are_never_run_as_a_whole() -> None:
+    def compare(plans: Sequence[GraphPlan]) -> list[Run]:
+        raise AssertionError("nothing to compare")
+
+    found = search(Rig(), compare)
+    assert found.choice == RULE and found.tried
+    assert found.reason == f"none of {len(found.tried)} alternatives has faster kernels"
+
+
+def test_kernels_decide_where_no_plan_can_be_run() -> None:
+    found = search(Rig(apart), lambda plans: None)
+    assert found.choice.kept == {"wide0", "wide1"}
+    assert "none was run as a whole here" in found.reason
+    assert found.seconds is None
+
+
+def test_a_model_whose_kernels_are_known_spends_nothing() -> None:
+    rig = Rig(apart)
+    first = search(rig, whole(0.9))
+    assert rig.asked
+    rig.asked.clear()
+    assert search(rig, whole(0.9)).choice == first.choice
+    assert not rig.asked
+
+
+def test_only_so_many_kernels_are_measured() -> None:
+    rig = Rig(apart)
+    planner = Planner(layers(), rig.target)
+    found = search_graph(planner, rig.times(), 3, rig.measure, whole(0.9))
+    assert 0 < len(rig.asked) <= 3 and found.limited
+    nothing = Rig(apart)
+    found = search_graph(planner, nothing.times(), 0, nothing.measure, whole(0.9))
+    assert not nothing.asked and found.choice == RULE and found.limited
+    assert "kernels may be measured" in found.reason
+
+
+def test_what_could_not_be_measured_is_not_chosen() -> None:
+    rig = Rig(apart)
+    planner = Planner(layers(), rig.target)
+    found = search_graph(planner, rig.times(), 100, lambda workloads: None, whole(0.5))
+    assert found.choice == RULE
+    assert all(each.new_seconds is None for each in found.tried)

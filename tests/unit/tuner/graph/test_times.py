@@ -1,0 +1,112 @@
+"""What kernels are known to take, and layouts by what was measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.choices import RULE
+from compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from compiler.passes.layouts import Assignment
+from compiler.plan import Placement
+from compiler.workload import Workload
+from tests.unit.tuner.graph.rig import Rig, branches, layers
+from tuner.graph.planner import Planner, operations
+from tuner.graph.times import MeasuredCosts, kind_of, relayout, without_halos
+
+
+def products(rig: Rig) -> list[Workload]:
+    return [workload for workload, _ in Planner(layers(1), rig.target).plan().tasks()]
+
+
+def test_a_record_counts_before_the_default_and_both_before_an_estimate() -> None:
+    rig = Rig()
+    first, second = products(rig)
+    times = rig.times()
+    assert not times.is_known(first) and times.measured(first) is None
+    rig.trial(first, 4.0)
+    times.load([first], again=True)
+    assert times.seconds(first) == 4.0
+    # the other one is estimated at the rate of its kind
+    assert times.seconds(second) == pytest.approx(4.0 * operations(second) / operations(first))
+    rig.record(first, 3.0)
+    assert rig.times().seconds(first) == 3.0
+
+
+def test_a_default_counts_as_what_tuning_would_leave_of_it() -> None:
+    rig = Rig()
+    first, second = products(rig)
+    rig.trial(first, 4.0)
+    rig.record(first, 3.0)
+    rig.trial(second, 8.0)
+    times = rig.times()
+    times.load([first, second])
+    assert kind_of(first) == kind_of(second) == "matmul"
+    assert times.seconds(second) == pytest.approx(6.0)
+    assert times.total({first: 2, second: 1}) == pytest.approx(12.0)
+
+
+def test_what_another_version_measured_is_not_known() -> None:
+    rig = Rig()
+    first, second = products(rig)
+    rig.trial(first, 4.0, "v0")
+    rig.record(second, 3.0, "v0")
+    times = rig.times()
+    assert not times.is_known(first) and not times.is_known(second)
+
+
+NCHW16 = blocked(4, 1, 16)
+
+
+def layouts(factor: float) -> dict[str, Layout]:
+    """How the values between two convolutions lie where kernels on blocks take `factor` times what
+    their operations say; kernels on rows and relayouts take just that."""
+    rig = Rig()
+    planner = Planner(branches(), rig.target)
+    graph, groups = planner.groups()
+    made = Assignment(graph, groups, planner.lanes)
+    costs = MeasuredCosts(graph, groups, planner.lanes, RULE, {})
+    known: dict[str, float] = {}
+    for group, options in zip(groups, made.options, strict=True):
+        for option in options:
+            workload = costs.cut(group, option)
+            slow = factor if option.choice.output == NCHW16 else 1.0
+            known[workload.text()] = slow * operations(workload)
+    measured = MeasuredCosts(graph, groups, planner.lanes, RULE, known)
+    best = Assignment(graph, groups, planner.lanes, RULE, measured)
+    choices = best.choices(best.solve())
+    return {group.output: c.output for group, c in zip(groups, choices, strict=True)}
+
+
+def test_layouts_follow_what_was_measured() -> None:
+    assert layouts(0.2)["early"] == NCHW16
+    assert set(layouts(5.0).values()) == {ROW_MAJOR}
+
+
+def test_options_that_were_not_measured_cost_their_estimate_at_the_rate_of_others() -> None:
+    rig = Rig()
+    planner = Planner(branches(), rig.target)
+    graph, groups = planner.groups()
+    made = Assignment(graph, groups, planner.lanes)
+    group = next(group for group in groups if group.output == "early")
+    one, other = made.options[groups.index(group)][:2]
+    nothing = MeasuredCosts(graph, groups, planner.lanes, RULE, {})
+    assert nothing.kernel(group, one) == one.cost
+    known = {nothing.cut(group, one).text(): 3 * one.cost}
+    measured = MeasuredCosts(graph, groups, planner.lanes, RULE, known)
+    assert measured.kernel(group, one) == 3 * one.cost
+    assert measured.kernel(group, other) == pytest.approx(3 * other.cost)
+
+
+def test_relayouts_are_measured_kernels() -> None:
+    rig = Rig()
+    planner = Planner(branches(), rig.target)
+    graph, groups = planner.groups()
+    kind = graph.types["x"]
+    rows, blocks = Placement(), Placement(NCHW16)
+    known = {relayout(kind, rows, blocks).text(): 7.0}
+    costs = MeasuredCosts(graph, groups, planner.lanes, RULE, known)
+    assert costs.copy(kind, rows, blocks) == 7.0
+    assert costs.copy(kind, rows, rows) == 0.0
+    halo = ((0, 0), (0, 0), (1, 1), (1, 1))
+    padded = relayout(kind, rows, Placement(NCHW16, halo))
+    assert without_halos(padded) == relayout(kind, rows, blocks)

@@ -1,0 +1,206 @@
+"""Which other plans of a model are worth measuring: one decision turned round in each.
+
+The rule's decisions rest on estimates. One is in doubt where the estimate of turning it round is
+about the same. What is equal everywhere (the twelve layers of an encoder) is turned round together,
+so an alternative has few kernels that the rule's plan has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from compiler import ops
+from compiler.choices import RULE, GraphChoice
+from compiler.costs import EXPENSIVE
+from compiler.errors import CompilerError
+from compiler.graph.ir import Graph, Node
+from compiler.ops.registry import OpKind
+from compiler.passes.fusion import Group
+from compiler.passes.layout_options import Choice
+from compiler.passes.layouts import Assignment
+from compiler.plan import GraphPlan, KernelStep, ViewStep
+from compiler.workload import make_workload
+from tuner.graph.planner import Difference, Planner, difference, operations
+
+DOUBT = 0.2
+"""How far an estimate may be off, as a share of what the kernels cost that it is about."""
+
+OPTIONAL_PASSES = ("attention", "merge_matmuls", "pool_first")
+"""Passes that a graph may be faster without."""
+
+LAYOUTS = 16
+"""Most alternatives that are made of layouts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A choice that differs from the rule, with its plan.
+
+    `potential` is what it may save, in operations: the doubt in the kernels that it changes, less
+    what the estimate says that it costs.
+    """
+
+    name: str
+    choice: GraphChoice
+    plan: GraphPlan
+    changes: Difference
+    potential: float
+
+
+def alternatives(planner: Planner) -> list[Alternative]:
+    """Every alternative to the rule's plan that may save anything, the most promising first."""
+    rule = planner.plan(RULE)
+    found: dict[frozenset[tuple[str, int]], Alternative] = {}
+    for name, choice in _proposals(planner, rule):
+        try:
+            plan = planner.plan(choice)
+        except CompilerError:
+            continue  # a layout that only the rule's groups can have
+        made = _judged(name, choice, plan, rule)
+        same = frozenset((w.key, count) for w, count in plan.tasks())
+        if made is not None and made.potential > 0 and same not in found:
+            found[same] = made
+    for made in _layouts(planner, rule):
+        same = frozenset((w.key, count) for w, count in made.plan.tasks())
+        found.setdefault(same, made)
+    return sorted(found.values(), key=lambda each: -each.potential)
+
+
+def _judged(
+    name: str, choice: GraphChoice, plan: GraphPlan, rule: GraphPlan, cost: float | None = None
+) -> Alternative | None:
+    """An alternative with its potential; None if it has the rule's kernels.
+
+    `cost` is what it costs more than the rule by a better estimate than its kernels' operations.
+    """
+    changes = difference(rule, plan)
+    if not changes.old and not changes.new:
+        return None
+    old = sum(count * operations(w) for w, count in changes.old.items())
+    new = sum(count * operations(w) for w, count in changes.new.items())
+    return Alternative(
+        name, choice, plan, changes, DOUBT * old - (new - old if cost is None else cost)
+    )
+
+
+def _proposals(planner: Planner, rule: GraphPlan) -> Iterator[tuple[str, GraphChoice]]:
+    for name in OPTIONAL_PASSES:
+        yield f"without {name}", GraphChoice(without=frozenset({name}))
+    graph, groups = planner.groups()
+    yield from _seams(graph, groups)
+    for output in _torn_concats(rule):
+        yield f"{output} copied together", GraphChoice(copied=frozenset({output}))
+
+
+def _seams(graph: Graph, groups: Sequence[Group]) -> Iterator[tuple[str, GraphChoice]]:
+    """Places where a group could end: what is behind them costs more than registers."""
+    makers = {group.output: group for group in groups}
+    classes: dict[tuple[str, int], list[frozenset[str]]] = {}
+    names: dict[tuple[str, int], str] = {}
+    for group in groups:
+        if len(group.nodes) == 1:
+            continue
+        text = make_workload(graph, [node.name for node in group.nodes]).text()
+        for place, node in enumerate(group.nodes[:-1]):
+            (after,) = graph.consumers(node.output)[:1]
+            if not _is_seam(graph, group, node, after):
+                continue
+            key = text, 2 * place
+            classes.setdefault(key, []).append(frozenset({node.output}))
+            title = f"{_title(group)} {graph.types[group.output]}"
+            names[key] = f"{title}: {after.op} not with {node.op}"
+            others = _rivals(after, node, makers)
+            if others:
+                key = text, 2 * place + 1
+                classes.setdefault(key, []).append(frozenset({node.output, *others}))
+                names[key] = f"{title}: {after.op} apart"
+    for key, places in classes.items():
+        count = f" ({len(places)} places)" if len(places) > 1 else ""
+        yield names[key] + count, GraphChoice(kept=frozenset().union(*places))
+
+
+def _is_seam(graph: Graph, group: Group, node: Node, after: Node) -> bool:
+    """Whether to cut between a node and the next: before an expensive operator or one that reads
+    another tensor, and after anything that comes before the anchor."""
+    if group.anchor is not None and _position(group, node) < _position(group, group.anchor):
+        return True
+    if ops.get(after.op).kind is not OpKind.ELEMENTWISE:
+        return True
+    shape = graph.types[after.output].shape
+    reads = [v for v in after.inputs if v != node.output and v not in graph.constants]
+    return after.op in EXPENSIVE or any(graph.types[v].shape == shape for v in reads)
+
+
+def _position(group: Group, node: Node) -> int:
+    return group.nodes.index(node)
+
+
+def _rivals(after: Node, node: Node, makers: dict[str, Group]) -> list[str]:
+    """Other operands of an elementwise operator that an anchor makes: it could go there, too."""
+    return [
+        value
+        for value in after.inputs
+        if value != node.output and (maker := makers.get(value)) is not None and maker.anchor
+    ]
+
+
+def _title(group: Group) -> str:
+    return group.anchor.op if group.anchor is not None else group.nodes[0].op
+
+
+def _torn_concats(rule: GraphPlan) -> list[str]:
+    """Concatenations in place whose whole or pieces a reader copies: the place has a price."""
+    copied = {
+        step.inputs[0]
+        for step in rule.kernels
+        if isinstance(step, KernelStep) and step.workload.operators == ("identity",)
+    }
+    return [
+        step.output
+        for step in rule.steps
+        if isinstance(step, ViewStep)
+        and len(step.inputs) > 1
+        and copied.intersection({step.output, *step.inputs})
+    ]
+
+
+def _layouts(planner: Planner, rule: GraphPlan) -> Iterator[Alternative]:
+    """The dearest groups in each of their other layouts, with what suits that best around them."""
+    graph, groups = planner.groups()
+    made = Assignment(graph, groups, planner.lanes)
+    best = made.solve()
+    least = made.total(best)
+    classes: dict[str, list[int]] = {}
+    for number, group in enumerate(groups):
+        if len(made.options[number]) > 1 and not group.is_view:
+            text = make_workload(graph, [node.name for node in group.nodes]).text()
+            names = made.options[number][best[number]].choice.names(group)
+            classes.setdefault(f"{text}{names}", []).append(number)
+    found: list[tuple[float, float, int, list[int]]] = []
+    for members in classes.values():
+        first = members[0]
+        doubt = DOUBT * sum(made.options[n][best[n]].cost for n in members)
+        for option in range(len(made.options[first])):
+            if option != best[first]:
+                numbers = made.solve(dict.fromkeys(members, option))
+                more = made.total(numbers) - least
+                found.append((doubt - more, more, first, numbers))
+    found.sort(key=lambda each: -each[0])
+    for potential, more, first, numbers in found[:LAYOUTS]:
+        if potential <= 0:
+            return
+        choices = made.choices(numbers)
+        choice = layout_choice(groups, choices)
+        group = groups[first]
+        shown = " <- ".join(choices[first].names(group)[:2])
+        name = f"{_title(group)} {graph.types[group.output]} as {shown}"
+        alternative = _judged(name, choice, planner.plan(choice), rule, more)
+        if alternative is not None:
+            yield alternative
+
+
+def layout_choice(groups: Sequence[Group], choices: Sequence[Choice]) -> GraphChoice:
+    """The choice that gives these groups these layouts."""
+    names = {group.output: c.names(group) for group, c in zip(groups, choices, strict=True)}
+    return GraphChoice(layouts=tuple(sorted(names.items())))

@@ -1,0 +1,122 @@
+"""Untuned defaults, measured once each: what plans are compared by before anything is tuned."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from compiler.errors import CompilerError
+from tuner.measure.batch import Entry, Link, link_to_bytes, make_request, trials_of
+from tuner.measure.builder import Builder, Built, Ticket
+from tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
+from tuner.measure.oracle import ReferenceCache
+from tuner.measure.runner import Runner
+from tuner.measure.wire import MeasureRequest, RepeatSettings
+from tuner.options import TuneOptions
+from tuner.store import RecordStore
+from tuner.tasks import Task
+
+AHEAD = 4
+"""Builds that are under way while the runner measures."""
+
+POLL_SECONDS = 0.05
+"""How long to wait for a result before looking at the clock."""
+
+
+@dataclass(slots=True)
+class Defaults:
+    """Measures the untuned default of tasks, as trials of the job that the options name.
+
+    Such a trial counts for the job that tunes the task: its search starts from it.
+    """
+
+    builder: Builder
+    runner: Runner
+    store: RecordStore
+    options: TuneOptions
+    references: ReferenceCache
+    link: Link = link_to_bytes
+
+    def measure(self, tasks: Sequence[Task], stopped: Callable[[], bool]) -> int:
+        """Measure each task once, in this order, until `stopped`; how many trials that took.
+
+        A default that fails is a trial, too.
+        """
+        waiting = deque(tasks)
+        building: deque[tuple[Task, Ticket]] = deque()
+        running: dict[str, MeasureRequest] = {}
+        done = 0
+        while waiting or building or running:
+            if stopped():
+                for _, ticket in building:
+                    ticket.cancel()
+                self.runner.cancel(list(running))
+                waiting.clear()
+                building.clear()
+            while waiting and len(building) < AHEAD:
+                task = waiting.popleft()
+                building.append((task, self.builder.submit(task, [task.space.default()])))
+            while building and building[0][1].done() and len(running) < self.runner.capacity:
+                task, ticket = building.popleft()
+                sent = self._send(task, ticket.results()[0])
+                if sent is None:
+                    done += 1
+                else:
+                    running[sent.request_id] = sent
+            for result in self.runner.poll(POLL_SECONDS):
+                request = running.pop(result.request_id, None)
+                if request is None:
+                    continue
+                trials = [
+                    trial
+                    for trial in trials_of(request, result)
+                    if trial.measurement.status is not Status.CANCELLED
+                ]
+                self.store.add_trials(trials)
+                self.runner.acknowledge(result.request_id)
+                done += len(trials)
+        return done
+
+    def _send(self, task: Task, built: Built) -> MeasureRequest | None:
+        """Send a default off; None if it failed before, which is stored."""
+        name = trial_id(task.key, built.schedule.digest, Phase.SCREEN, self.options.job_id, 0)
+        entry = Entry(name, built, "default")
+        failure = Measurement(built.status, built.error, build_seconds=built.build_seconds)
+        if built.status is Status.OK:
+            try:
+                request, blobs = make_request(
+                    task.key,
+                    [entry],
+                    self.references.cases(task.workload, Phase.SCREEN),
+                    RepeatSettings(
+                        samples=self.options.screen_samples,
+                        sample_seconds=self.options.sample_seconds,
+                        limit_seconds=self.options.limit_seconds,
+                        seed=self.options.seed,
+                    ),
+                    link=self.link,
+                    phase=Phase.SCREEN,
+                    job_id=self.options.job_id,
+                    codegen_version=self.options.codegen_version,
+                )
+            except CompilerError as error:
+                failure = Measurement(Status.BUILD_ERROR, f"the default does not link: {error}")
+            else:
+                self.runner.submit(request, blobs)
+                return request
+        self.store.add_trials(
+            [
+                Trial(
+                    name,
+                    task.key,
+                    built.schedule,
+                    failure,
+                    Phase.SCREEN,
+                    self.options.job_id,
+                    self.options.codegen_version,
+                    "default",
+                )
+            ]
+        )
+        return None

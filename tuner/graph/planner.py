@@ -1,0 +1,85 @@
+"""Plans of one model under different choices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from compiler import costs, driver
+from compiler.choices import RULE, GraphChoice
+from compiler.dtypes import DType
+from compiler.graph.ir import Graph
+from compiler.partition import fused
+from compiler.passes.fusion import Group
+from compiler.passes.layout_costs import OPERATIONS_A_BYTE
+from compiler.plan import GraphPlan
+from compiler.target import Target
+from compiler.workload import Workload
+
+
+@dataclass(slots=True)
+class Planner:
+    """Plans a model's graph, as it was imported; what was planned once is kept."""
+
+    graph: Graph
+    target: Target
+    numerics: str = "fast"
+    _optimised: dict[frozenset[str], Graph] = field(default_factory=dict)
+    _plans: dict[GraphChoice, GraphPlan] = field(default_factory=dict)
+
+    @property
+    def lanes(self) -> int:
+        """Vector lanes that layouts are made for."""
+        return self.target.lanes(DType.FLOAT32)
+
+    def optimised(self, choice: GraphChoice) -> Graph:
+        """The graph after the passes that a choice leaves in."""
+        if choice.without not in self._optimised:
+            self._optimised[choice.without] = driver.optimise(
+                self.graph, self.numerics, choice=choice
+            )
+        return self._optimised[choice.without]
+
+    def groups(self, choice: GraphChoice = RULE) -> tuple[Graph, tuple[Group, ...]]:
+        """The graph that is cut, and its groups."""
+        return fused(self.optimised(choice), choice)
+
+    def plan(self, choice: GraphChoice = RULE) -> GraphPlan:
+        """The plan under a choice.
+
+        Raises:
+            CompilerError: if the choice does not fit the graph.
+        """
+        if choice not in self._plans:
+            self._plans[choice] = driver.make_plan(
+                self.optimised(choice), self.target, self.numerics, choice=choice
+            )
+        return self._plans[choice]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The kernels that one plan has and the other has not, with how often."""
+
+    old: Counter[Workload]
+    new: Counter[Workload]
+
+    @property
+    def workloads(self) -> set[Workload]:
+        """All whose times decide between the plans."""
+        return {*self.old, *self.new}
+
+
+def difference(old: GraphPlan, new: GraphPlan) -> Difference:
+    """What changes from one plan to another; what both run is left out."""
+    before, after = Counter(dict(old.tasks())), Counter(dict(new.tasks()))
+    return Difference(before - after, after - before)
+
+
+def operations(workload: Workload) -> float:
+    """What a kernel costs, in operations: its arithmetic, and its bytes as `layout_costs` has them.
+
+    Nothing of layouts is in it, beyond the bytes that they take.
+    """
+    moved = costs.bytes_read(workload) + costs.bytes_written(workload)
+    return costs.flops(workload) + OPERATIONS_A_BYTE * moved

@@ -1,0 +1,277 @@
+"""Which plan of a model is fastest: by measured kernels, then as a whole.
+
+Kernels that only one of two plans runs decide which alternatives go on, and the layouts are found
+anew with measured costs. What kernels add up to is not what a model takes: caches hold what the
+kernel before left. So the best few are compiled and run in turns, and only a plan that is faster as
+a whole takes the place of the rule's. Anderson and Gregg, "Optimal DNN Primitive Selection with
+Partitioned Boolean Quadratic Programming" (2018), for the layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compiler.choices import RULE, GraphChoice
+from compiler.passes.layouts import Assignment
+from compiler.plan import GraphPlan
+from compiler.workload import Workload
+from tuner.graph.alternatives import Alternative, alternatives, layout_choice
+from tuner.graph.planner import Planner, difference
+from tuner.graph.times import KernelTimes, MeasuredCosts
+
+NOISE = 0.01
+"""Kernels that are measured apart differ by chance: an alternative goes on if those that it changes
+take this much less."""
+
+CLEARLY = 0.03
+"""By how much less, where nothing but their sum can decide."""
+
+TIE = 0.01
+"""A plan takes the rule's place if it takes this much less as a whole, and by no luck."""
+
+WON = 0.75
+"""The share of rounds in which a plan has to beat the rule's."""
+
+SINGLES = 2
+"""Alternatives that are compared as a whole beside all that promise something, taken together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A plan as a whole: its fastest run, and in what share of the rounds it beat the rule's."""
+
+    seconds: float
+    won: float
+
+
+Measure = Callable[[Sequence[Workload]], None]
+"""Have the untuned defaults of these measured, as far as the budget goes, and stored."""
+
+Compare = Callable[[Sequence[GraphPlan]], list[Run] | None]
+"""Run plans in turns, the rule's first; None where that cannot be done on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One alternative, in seconds of a run. `kernels` are those that it and the rule do not share.
+
+    `old_seconds` are what the rule takes for them; None where some were not measured. `seconds` is
+    the whole model's run, of those that were compared so.
+    """
+
+    name: str
+    choice: GraphChoice
+    kernels: int
+    old_seconds: float | None = None
+    new_seconds: float | None = None
+    seconds: float | None = None
+    won: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `json`, without the choice."""
+        return {
+            "name": self.name,
+            "kernels": self.kernels,
+            "old_seconds": self.old_seconds,
+            "new_seconds": self.new_seconds,
+            "seconds": self.seconds,
+            "won": self.won,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The plan that was chosen, what for, and what else was tried.
+
+    `rule_seconds` and `seconds` are of a whole run by the rule's plan and by this one, untuned
+    kernels and all; None if they were not compared so.
+    """
+
+    choice: GraphChoice
+    plan: GraphPlan
+    name: str
+    reason: str
+    rule_seconds: float | None
+    seconds: float | None
+    tried: tuple[Tried, ...]
+    limited: bool = False
+    """Whether alternatives were left out because too few kernels may be measured."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `json`, without the plan."""
+        return {
+            "name": self.name,
+            "reason": self.reason,
+            "choice": self.choice.to_json(),
+            "rule_seconds": self.rule_seconds,
+            "seconds": self.seconds,
+            "tried": [each.to_json() for each in self.tried],
+        }
+
+
+RULE_NAME = "by rule"
+
+
+def search_graph(
+    planner: Planner, times: KernelTimes, limit: int, measure: Measure, compare: Compare
+) -> Decision:
+    """Choose a plan of a model.
+
+    Args:
+        planner: plans the model.
+        times: what is known of its kernels.
+        limit: how many kernels that are not known yet may be measured.
+        measure: measures them.
+        compare: measures plans as a whole.
+    """
+    rule = planner.plan(RULE)
+    offered = alternatives(planner)
+    measured = _affordable(offered, times, limit)
+    limited = len(measured) < len(offered)
+    wanted = list(dict.fromkeys(w for each in measured for w in _in_order(each)))
+    unknown = [w for w in wanted if not times.is_known(w)]
+    if unknown:
+        measure(unknown)
+        times.load(wanted, again=True)
+    tried = {each.choice: _tried(each, times) for each in measured}
+    good = [each for each in measured if _gain(tried[each.choice]) > 0]
+    good.sort(key=lambda each: -_gain(tried[each.choice]))
+    finalists = _finalists(planner, times, good, has_layouts=bool(measured))
+    if not finalists:
+        reason = f"none of {len(measured)} alternatives has faster kernels"
+        if not measured:
+            reason = "there is no alternative in doubt whose kernels may be measured"
+        decision = Decision(RULE, rule, RULE_NAME, reason, None, None, tuple(tried.values()))
+        return replace(decision, limited=limited)
+    for each in finalists:
+        tried.setdefault(each.choice, _tried(each, times))
+    runs = compare([rule, *(each.plan for each in finalists)])
+    if runs is None:
+        return replace(_by_kernels(rule, finalists, tried), limited=limited)
+    for each, run in zip(finalists, runs[1:], strict=True):
+        tried[each.choice] = replace(tried[each.choice], seconds=run.seconds, won=run.won)
+    decision = _as_a_whole(rule, finalists, runs, tuple(tried.values()))
+    return replace(decision, limited=limited)
+
+
+def _affordable(
+    offered: Sequence[Alternative], times: KernelTimes, limit: int
+) -> list[Alternative]:
+    """The most promising alternatives whose kernels are known, or may be measured."""
+    found: list[Alternative] = []
+    unknown: set[Workload] = set()
+    for each in offered:
+        more = {w for w in each.changes.workloads if not times.is_known(w)}
+        if len(unknown | more) <= limit:
+            unknown |= more
+            found.append(each)
+    return found
+
+
+def _in_order(alternative: Alternative) -> list[Workload]:
+    return [*alternative.changes.old, *alternative.changes.new]
+
+
+def _tried(alternative: Alternative, times: KernelTimes) -> Tried:
+    changes = alternative.changes
+    known = all(times.is_known(workload) for workload in changes.workloads)
+    return Tried(
+        alternative.name,
+        alternative.choice,
+        len(changes.workloads),
+        times.total(changes.old) if known else None,
+        times.total(changes.new) if known else None,
+    )
+
+
+def _gain(tried: Tried, noise: float = NOISE) -> float:
+    """Seconds that measured kernels save, but for what may be noise."""
+    if tried.old_seconds is None or tried.new_seconds is None:
+        return 0.0
+    return tried.old_seconds * (1 - noise) - tried.new_seconds
+
+
+def _finalists(
+    planner: Planner, times: KernelTimes, good: Sequence[Alternative], *, has_layouts: bool
+) -> list[Alternative]:
+    """All good alternatives together, with layouts by measured costs, and the best single ones."""
+    rule = planner.plan(RULE)
+    best, names = RULE, []
+    least = 0.0
+    for each in good:
+        if each.choice.layouts:
+            continue  # found together, below
+        joined = best | each.choice
+        gain = _saved(planner, times, joined)
+        if gain > least:
+            best, least = joined, gain
+            names.append(each.name)
+    if has_layouts:
+        layouts = _measured_layouts(planner, times, best)
+        gain = _saved(planner, times, layouts)
+        if gain > least:
+            best, least = layouts, gain
+            names.append("layouts by measured costs")
+    found: list[Alternative] = []
+    if names:
+        plan = planner.plan(best)
+        changes = difference(rule, plan)
+        found.append(Alternative("; ".join(names), best, plan, changes, 0.0))
+    for each in good[:SINGLES]:
+        if all(each.plan.tasks() != other.plan.tasks() for other in found):
+            found.append(each)
+    return found
+
+
+def _saved(planner: Planner, times: KernelTimes, choice: GraphChoice) -> float:
+    """Seconds that a choice saves by its kernels, those that were not measured estimated."""
+    changes = difference(planner.plan(RULE), planner.plan(choice))
+    return times.total(changes.old) * (1 - NOISE) - times.total(changes.new)
+
+
+def _measured_layouts(planner: Planner, times: KernelTimes, choice: GraphChoice) -> GraphChoice:
+    """The choice with the layouts that cost least by what was measured."""
+    graph, groups = planner.groups(choice)
+    costs = MeasuredCosts(graph, groups, planner.lanes, choice, times.bare())
+    made = Assignment(graph, groups, planner.lanes, choice, costs)
+    return choice | layout_choice(groups, made.choices(made.solve()))
+
+
+def _by_kernels(
+    rule: GraphPlan, finalists: Sequence[Alternative], tried: dict[GraphChoice, Tried]
+) -> Decision:
+    """Where plans cannot be run here, the sum of kernels has to do."""
+    best = max(finalists, key=lambda each: _gain(tried[each.choice], CLEARLY))
+    if _gain(tried[best.choice], CLEARLY) <= 0:
+        reason = "no alternative's kernels are clearly faster; none was run as a whole here"
+        return Decision(RULE, rule, RULE_NAME, reason, None, None, tuple(tried.values()))
+    saved = _percent(tried[best.choice].old_seconds, tried[best.choice].new_seconds)
+    reason = f"its kernels take {saved} less than the rule's; none was run as a whole here"
+    return Decision(best.choice, best.plan, best.name, reason, None, None, tuple(tried.values()))
+
+
+def _as_a_whole(
+    rule: GraphPlan,
+    finalists: Sequence[Alternative],
+    runs: Sequence[Run],
+    tried: tuple[Tried, ...],
+) -> Decision:
+    first = runs[0].seconds
+    faster = [
+        (run.seconds, number)
+        for number, run in enumerate(runs[1:])
+        if run.seconds < first * (1 - TIE) and run.won >= WON
+    ]
+    if not faster:
+        reason = f"none of {len(finalists)} alternatives is faster as a whole by {TIE:.0%}"
+        return Decision(RULE, rule, RULE_NAME, reason, first, first, tried)
+    seconds, number = min(faster)
+    chosen = finalists[number]
+    reason = f"takes {_percent(first, seconds)} less as a whole, in turns with the rule's"
+    return Decision(chosen.choice, chosen.plan, chosen.name, reason, first, seconds, tried)
+
+
+def _percent(old: float | None, new: float | None) -> str:
+    return f"{100 * (1 - (new or 0.0) / old):.1f} %" if old else "0 %"

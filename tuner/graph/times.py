@@ -1,0 +1,238 @@
+"""What kernels and relayouts of a target are known to take, and layout costs made of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from compiler.choices import GraphChoice
+from compiler.graph.ir import Graph, Node
+from compiler.graph.types import TensorType
+from compiler.loops.layout import ROW_MAJOR
+from compiler.passes.fusion import Group
+from compiler.passes.layout_options import ESTIMATES, Option, Options
+from compiler.plan import Placement, same_bytes
+from compiler.schedule.problem import anchor
+from compiler.schedule.select import untuned_schedules
+from compiler.target import Target
+from compiler.workload import Boundary, Workload, make_workload
+from tuner.graph.planner import operations
+from tuner.measure.measurement import RecordKey
+from tuner.store import RecordStore
+
+COPY = "copy"
+"""The kind of relayouts."""
+
+
+def kind_of(workload: Workload) -> str:
+    """What a workload's time is compared with: its anchor's operator, or that it has none."""
+    main = anchor(workload)
+    if main is not None:
+        return main.op
+    return COPY if workload.operators == ("identity",) else "elementwise"
+
+
+class Ratio:
+    """Seconds over what was expected: a sum over what is known of each kind, and of all kinds."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, float]] = {}
+
+    def add(self, kind: str, seconds: float, expected: float) -> None:
+        """Take what is known of one kernel into account."""
+        for name in (kind, ""):
+            known = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = known[0] + seconds, known[1] + expected
+
+    def known(self, kind: str = "") -> float | None:
+        """The ratio of a kind, or of all kinds, if anything is known of it."""
+        seconds, expected = self._sums.get(kind, (0.0, 0.0))
+        return seconds / expected if seconds and expected else None
+
+    def of(self, kind: str) -> float:
+        """The ratio of a kind; of all kinds where nothing is known of it, and 1 without any."""
+        return self.known(kind) or self.known() or 1.0
+
+
+class KernelTimes:
+    """Seconds of kernels, from the store of records and trials.
+
+    The best record counts where there is one. An untuned default counts as what tuning would
+    probably leave of it: by the gain over kernels of its kind that are known both ways, so that
+    tuned kernels and others can be added up. What was never measured is estimated from its
+    operations, at the rate of its kind.
+    """
+
+    def __init__(
+        self,
+        store: RecordStore,
+        target: Target,
+        threads: int,
+        numerics: str,
+        codegen_version: str,
+    ) -> None:
+        self._store = store
+        self._target = target
+        self._threads = threads
+        self._numerics = numerics
+        self._version = codegen_version
+        self._best: dict[Workload, float | None] = {}
+        self._default: dict[Workload, float | None] = {}
+        self._gains = Ratio()
+        self._rates = Ratio()
+
+    def load(self, workloads: Sequence[Workload], *, again: bool = False) -> None:
+        """Read what the store knows of these; `again` also of those that were unknown before."""
+        for workload in workloads:
+            if workload in self._best and not (again and not self.is_known(workload)):
+                continue
+            key = RecordKey(workload.key, self._target.key, self._threads, self._numerics)
+            record = self._store.best_record(key)
+            current = record is not None and record.codegen_version == self._version
+            best = record.run_seconds if record is not None and current else None
+            default = self._default_seconds(workload, key)
+            self._best[workload], self._default[workload] = best, default
+            kind = kind_of(workload)
+            if best is not None and default is not None:
+                self._gains.add(kind, best, default)
+            if best is not None or default is not None:
+                self._rates.add(kind, best or default or 0.0, operations(workload))
+
+    def is_known(self, workload: Workload) -> bool:
+        """Whether it was measured, tuned or not."""
+        self._ensure(workload)
+        return self._best[workload] is not None or self._default[workload] is not None
+
+    def measured(self, workload: Workload) -> float | None:
+        """Seconds of one run; None if it was never measured."""
+        self._ensure(workload)
+        best, default = self._best[workload], self._default[workload]
+        if best is not None:
+            return best
+        return None if default is None else default * self._gains.of(kind_of(workload))
+
+    def seconds(self, workload: Workload) -> float:
+        """Seconds of one run, measured or estimated."""
+        known = self.measured(workload)
+        if known is not None:
+            return known
+        return operations(workload) * self._rates.of(kind_of(workload))
+
+    def total(self, counts: Mapping[Workload, int]) -> float:
+        """Seconds of all these kernels, one after the other."""
+        return sum(count * self.seconds(workload) for workload, count in counts.items())
+
+    def bare(self) -> dict[str, float]:
+        """The fastest time measured of each workload, by its text without halos."""
+        found: dict[str, float] = {}
+        for workload in self._best:
+            seconds = self.measured(workload)
+            if seconds is not None:
+                text = without_halos(workload).text()
+                found[text] = min(seconds, found.get(text, seconds))
+        return found
+
+    def _ensure(self, workload: Workload) -> None:
+        if workload not in self._best:
+            self.load([workload])
+
+    def _default_seconds(self, workload: Workload, key: RecordKey) -> float | None:
+        trials = self._store.trials(key)
+        if not trials:
+            return None
+        default = next(untuned_schedules(workload, self._target, self._threads, self._numerics))
+        times = [
+            trial.measurement.run_seconds
+            for trial in trials
+            if trial.codegen_version == self._version and trial.schedule == default
+        ]
+        return min((seconds for seconds in times if seconds is not None), default=None)
+
+
+def without_halos(workload: Workload) -> Workload:
+    """The workload with no zeros kept around its values: halos hardly change what it takes."""
+    inputs = tuple(replace(boundary, halo=()) for boundary in workload.inputs)
+    return Workload(workload.graph, inputs, replace(workload.output, halo=()))
+
+
+class MeasuredCosts:
+    """Layout costs in seconds: measured kernels and relayouts, and estimates made comparable.
+
+    An option of a group that was not measured costs its estimate, times what the group's other
+    options take of theirs, or else all groups of its kind, or all of the graph.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        groups: Sequence[Group],
+        lanes: int,
+        choice: GraphChoice,
+        times: Mapping[str, float],
+    ) -> None:
+        """`times` holds seconds by the texts of workloads without halos."""
+        self._graph = graph
+        self._times = times
+        self._ratios = Ratio()
+        self._own: dict[str, Ratio] = {}
+        options = Options(graph, lanes, choice.copied)
+        for group in groups:
+            own = self._own[group.output] = Ratio()
+            for option in options.of(group):
+                seconds = self._measured(group, option)
+                if seconds is not None and option.cost:
+                    own.add(_kind(group), seconds, option.cost)
+                    self._ratios.add(_kind(group), seconds, option.cost)
+
+    def kernel(self, group: Group, option: Option) -> float:
+        """Seconds of a group's kernel as the option has it."""
+        if option.cost == 0.0:
+            return 0.0  # a view, or a kernel with this option alone
+        seconds = self._measured(group, option)
+        if seconds is not None:
+            return seconds
+        own = self._own[group.output].known()
+        return option.cost * (own or self._ratios.of(_kind(group)))
+
+    def copy(self, kind: TensorType, source: Placement, target: Placement) -> float:
+        """Seconds of a relayout; nothing where the bytes are the same."""
+        if same_bytes(kind.shape, source, target):
+            return 0.0
+        seconds = self._times.get(relayout(kind, source, target).text())
+        if seconds is not None:
+            return seconds
+        return ESTIMATES.copy(kind, source, target) * self._ratios.of(COPY)
+
+    def _measured(self, group: Group, option: Option) -> float | None:
+        if group.is_view or group.is_native or option.cost == 0.0:
+            return None
+        return self._times.get(self.cut(group, option).text())
+
+    def cut(self, group: Group, option: Option) -> Workload:
+        """The workload that a group would be, without halos."""
+        types = self._graph.types
+        boundaries = {
+            value: Boundary(types[value], wish.layout or ROW_MAJOR)
+            for value, wish in option.choice.demands.items()
+            if value not in self._graph.constants
+        }
+        boundaries[group.output] = Boundary(types[group.output], option.choice.output)
+        return make_workload(self._graph, [node.name for node in group.nodes], boundaries)
+
+
+def _kind(group: Group) -> str:
+    return "elementwise" if group.anchor is None else group.anchor.op
+
+
+def relayout(kind: TensorType, source: Placement, target: Placement) -> Workload:
+    """The workload that brings a value from one layout to another; halos are left out."""
+    graph = Graph(
+        "relayout",
+        ("x",),
+        ("y",),
+        (Node("y", "identity", ("x",), ("y",), ()),),
+        {"x": kind, "y": kind},
+        {},
+    )
+    ends = {"x": Boundary(kind, source.layout), "y": Boundary(kind, target.layout)}
+    return make_workload(graph, ["y"], ends)
