@@ -17,7 +17,12 @@ from compiler.codegen.object import load_objects
 from compiler.dtypes import DType
 from compiler.errors import CompilerError, InvalidArgumentError, enough_memory_for
 from compiler.frontend.dimensions import check_dims, model_ports
-from compiler.frontend.onnx_import import ReadModel, import_model, read_model
+from compiler.frontend.onnx_import import (
+    ReadModel,
+    import_model,
+    read_model,
+    with_tensors,
+)
 from compiler.graph.ir import Graph
 from compiler.partition import plan_graph
 from compiler.passes.pipeline import Observer
@@ -205,7 +210,6 @@ def compile_model(
     check_numerics(numerics)
     check_threads(threads)
     chosen = _host(resolve_target(target))
-    builder = ProgramBuilder(schedules, chosen, threads, numerics, weight_limit_bytes, timings)
     with timed(timings, "read"), enough_memory_for("to read the model"):
         source = read_model(model)
     given = check_dims(source.proto.graph, dims or {})
@@ -215,6 +219,9 @@ def compile_model(
         return load_program(builder.build(plan, spare), threads, timings)
 
     ports = model_ports(source.proto.graph).fixed(given)
+    builder = ProgramBuilder(
+        schedules, chosen, threads, numerics, weight_limit_bytes, timings, any_rows=bool(ports.open)
+    )
     if not ports.open:
         with enough_memory_for("to compile the model"):
             # The message and the graph that is read from it are as large as the weights: each goes
@@ -224,6 +231,9 @@ def compile_model(
             optimised = optimise(graph, numerics, timings=timings)
             del graph
             return build(optimised, 1)
+
+    with timed(timings, "read"), enough_memory_for("to read the model"):
+        source = with_tensors(source)
 
     def at(sizes: Sizes) -> Executable:
         with enough_memory_for("to compile the model"):

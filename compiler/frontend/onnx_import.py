@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,6 +25,7 @@ from compiler.graph.ir import Graph
 from compiler.graph.types import TensorType
 from compiler.ops.builder import GraphBuilder
 from compiler.ops.check import verify
+from compiler.ops.onnx_node import OnnxTensor
 
 NEWEST_OPSET = 28
 """Opsets whose operators the rules were written for."""
@@ -35,10 +36,19 @@ FILE_LIMIT_BYTES = 1 << 31
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadModel:
-    """A model's message, and the folder of its file, where external data lies."""
+    """A model's message.
+
+    Attributes:
+        proto: the message.
+        folder: of its file, where external data lies.
+        is_own: whether the message was read here, so that nobody else holds it.
+        tensors: the initializers that were taken out of the message, by name.
+    """
 
     proto: ModelProto
     folder: Path | None = None
+    is_own: bool = False
+    tensors: Mapping[str, OnnxTensor] = field(default_factory=dict)
 
 
 ModelSource: TypeAlias = str | Path | bytes | ModelProto | ReadModel
@@ -60,7 +70,7 @@ def import_model(model: ModelSource, dims: Mapping[str, int] | None = None) -> G
     """
     read = read_model(model)
     proto = inline_functions(read.proto)
-    return _Importer(proto, read.folder, _check_header(proto), dims or {}).graph()
+    return _Importer(replace(read, proto=proto), _check_header(proto), dims or {}).graph()
 
 
 def read_model(model: ModelSource) -> ReadModel:
@@ -74,11 +84,37 @@ def read_model(model: ModelSource) -> ReadModel:
     return read
 
 
+def with_tensors(read: ReadModel) -> ReadModel:
+    """The model with its initializers as arrays: graphs of several sizes share them.
+
+    A message of its own gives them up, so that they are in memory once.
+
+    Raises:
+        InvalidModelError: if an initializer is malformed.
+    """
+    tensors = {
+        tensor.name: read_tensor(tensor, read.folder, f"initializer '{tensor.name}'")
+        for tensor in read.proto.graph.initializer
+    }
+    if not read.is_own:
+        return replace(read, tensors=tensors)
+    for tensor in read.proto.graph.initializer:
+        for field_name in _DATA_FIELDS:
+            tensor.ClearField(field_name)
+    # a message frees its memory as a whole: what is left moves to another
+    rest = ModelProto()
+    rest.ParseFromString(read.proto.SerializeToString())
+    return replace(read, proto=rest, tensors=tensors)
+
+
+_DATA_FIELDS = ("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data")
+
+
 def _load(model: str | Path | bytes | ModelProto) -> ReadModel:
     if isinstance(model, ModelProto):
         return ReadModel(model)
     if isinstance(model, bytes | bytearray | memoryview):
-        return ReadModel(_parse(bytes(model), "the model"))
+        return ReadModel(_parse(bytes(model), "the model"), is_own=True)
     if not isinstance(model, str | os.PathLike):
         raise InvalidModelError(
             f"a model is a path, bytes or a ModelProto, not of type {type(model).__name__}"
@@ -95,7 +131,7 @@ def _load(model: str | Path | bytes | ModelProto) -> ReadModel:
         raise InvalidModelError(f"'{path}' cannot be read: {error.strerror}") from error
     except ValueError as error:  # a null character
         raise InvalidModelError(f"'{path}' cannot be read: {error}") from error
-    return ReadModel(_parse(data, f"'{path}'"), path.resolve().parent)
+    return ReadModel(_parse(data, f"'{path}'"), path.resolve().parent, is_own=True)
 
 
 def _parse(data: bytes, what: str) -> ModelProto:
@@ -125,15 +161,10 @@ def _check_header(proto: ModelProto) -> dict[str, int]:
 class _Importer:
     """One import: ONNX names are mapped to values of the graph as nodes are met."""
 
-    def __init__(
-        self,
-        proto: ModelProto,
-        folder: Path | None,
-        opsets: Mapping[str, int],
-        dims: Mapping[str, int],
-    ) -> None:
-        self._graph = proto.graph
-        self._folder = folder
+    def __init__(self, read: ReadModel, opsets: Mapping[str, int], dims: Mapping[str, int]) -> None:
+        self._graph = read.proto.graph
+        self._folder = read.folder
+        self._tensors = read.tensors
         self._opsets = opsets
         self._dims = dims
         names = {name for node in self._graph.node for name in node.output}
@@ -169,7 +200,7 @@ class _Importer:
         for tensor in self._graph.initializer:
             what = f"initializer '{tensor.name}'"
             self._define(tensor.name, tensor.name, what)
-            found = read_tensor(tensor, self._folder, what)
+            found = self._tensors.get(tensor.name) or read_tensor(tensor, self._folder, what)
             self._builder.constant(found.array, tensor.name, found.dtype, exact=True)
 
     def _inputs(self) -> None:

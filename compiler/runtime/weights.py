@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from dataclasses import replace
 
 from compiler.runtime.kernel import ALIGNMENT, BufferSpec
@@ -22,7 +23,7 @@ class WeightBlock:
     def __init__(self, capacity: int) -> None:
         self._block = aligned_zeros(capacity)
         self._offsets: dict[tuple[str, BufferSpec], int] = {}
-        self._digests: dict[int, tuple[Array, str]] = {}
+        self._digests: dict[int, tuple[weakref.ref[Array], str]] = {}
         self._end = 0
 
     @property
@@ -64,18 +65,14 @@ class WeightBlock:
         """The block up to its end: a view, which later additions leave as it is."""
         return self._block[: self._end]
 
-    def release_sources(self) -> None:
-        """Forget the arrays that were packed: they may go."""
-        self._digests.clear()
-
     def _digest(self, source: Array) -> str:
-        """SHA-256 of a constant with its type and shape; remembered while the array lives here."""
+        """SHA-256 of a constant with its type and shape; remembered as long as the array lives."""
         known = self._digests.get(id(source))
-        if known is None or known[0] is not source:
+        if known is None or known[0]() is not source:
             digest = hashlib.sha256(f"{source.dtype}{source.shape}".encode())
             data = source if source.flags.c_contiguous else source.copy()
             digest.update(data.reshape(-1).view("uint8").data)
-            known = self._digests[id(source)] = source, digest.hexdigest()
+            known = self._digests[id(source)] = weakref.ref(source), digest.hexdigest()
         return known[1]
 
 

@@ -12,6 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import compiler
+from compiler.frontend.onnx_import import import_model, read_model, with_tensors
+from compiler.graph.text import print_graph
 from compiler.runtime.sized import SizedExecutable
 from service import cli
 
@@ -170,3 +172,27 @@ def test_a_run_from_the_command_line_takes_its_sizes_from_the_inputs(
     check(model, inputs, np.load(results)["y"])
     assert cli.run(["bench", str(path)]) != 0
     assert "dimension 'batch' has no size; give one with --dim" in capsys.readouterr().err
+
+
+def test_many_sizes_pack_their_weights_once(model: onnx.ModelProto) -> None:
+    executable = compiler.compile_model(model.SerializeToString(), dims={"batch": 1})
+    assert isinstance(executable, SizedExecutable)
+    programs = [executable.executable({"sequence": size}) for size in (64, 5, 100, 17, 33)]
+    assert len({program.program.weight_bytes for program in programs}) == 1
+    assert len({program.weights.ctypes.data for program in programs}) == 1
+    for size in (5, 33):
+        inputs = feeds(1, size)
+        check(model, inputs, executable.run(inputs)[0])
+
+
+def test_initializers_are_read_once(model: onnx.ModelProto) -> None:
+    read = with_tensors(read_model(model.SerializeToString()))
+    assert not any(tensor.raw_data for tensor in read.proto.graph.initializer)
+    first, second = (import_model(read, {"batch": 1, "sequence": size}) for size in (3, 4))
+    assert first.constants["w0"] is second.constants["w0"]
+    # a message that somebody else holds stays as it is
+    before = model.SerializeToString()
+    kept = with_tensors(read_model(model))
+    assert model.SerializeToString() == before
+    sizes = {"batch": 1, "sequence": 3}
+    assert print_graph(import_model(kept, sizes)) == print_graph(import_model(model, sizes))
