@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from compiler.errors import CompilerError
 
@@ -34,6 +34,8 @@ class TuneOptions:
     batch_size: int = 8
     strategy: str = "evolutionary"
     model: str = "xgboost"
+    base_model: bytes = field(default=b"", repr=False)
+    """A saved cost model that this run starts from and corrects; empty: from nothing."""
     seed: int = 0
     finalists: int = 3
     screen_samples: int = 5

@@ -16,13 +16,16 @@ def cost_models() -> dict[str, Callable[[int], CostModel]]:
     return members(sys.modules[__name__], "make_model")
 
 
-def make_cost_model(name: str, seed: int) -> CostModel:
-    """The cost model of this name.
+def make_cost_model(name: str, seed: int, base: bytes = b"") -> CostModel:
+    """The cost model of this name; with `base`, one that was saved and goes on from there.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is none, or the base is not of its kind and feature version.
     """
     known = cost_models()
     if name not in known:
         raise ValueError(f"cost model '{name}': known are {', '.join(sorted(known))}")
-    return known[name](seed)
+    model = known[name](seed)
+    if base:
+        model.load(base)
+    return model

@@ -26,7 +26,10 @@ class CostModel(Protocol):
         """Whether predictions say anything yet."""
 
     def train(self, samples: Sequence[Sample]) -> None:
-        """Learn from all samples of all tasks, replacing what was learned before."""
+        """Learn from all samples of all tasks, replacing what earlier calls learned.
+
+        What `load` took over is kept and corrected: a model that is loaded starts warm.
+        """
 
     def predict(self, rows: np.ndarray) -> np.ndarray:
         """Scores of rows (number, columns): (number,), float64. Before training all are equal."""

@@ -1,13 +1,15 @@
 """Gradient-boosted trees over loop-nest features (Chen & Guestrin 2016; as AutoTVM and Ansor do).
 
-The target is throughput normalised within the task, so that one model serves all tasks and carries
-what it learned of one workload to the next.
+What is predicted is comparable within a task only, so that one model serves all tasks and carries
+what it learned of one workload to the next. A base model, trained on everything that was ever
+measured for a target, is corrected by a run's own samples: boosting goes on from its predictions.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -16,23 +18,69 @@ from tuner.cost_model.protocol import CostModel, Sample, normalised_throughput
 from tuner.features import COLUMNS, FEATURE_VERSION
 
 ROUNDS = 80
-"""Trees. More did not rank better at the few hundred samples that a job has."""
+"""Trees of a model that is trained from scratch. More did not rank better at the few hundred
+samples that a job has."""
+
+LOCAL_ROUNDS = 30
+"""Trees that correct a base model."""
+
+MOST_ROUNDS = 400
+PATIENCE = 40
+"""Trees of a base model at most, and how many in a row may bring nothing on the held-out tasks."""
 
 MINIMUM_SAMPLES = 8
 """Below this a model knows less than the order in which knobs are listed."""
 
 
-class XGBoostModel:
-    """Trees trained from scratch on every call: some tens of milliseconds for hundreds of rows."""
+class Objective(StrEnum):
+    """What training minimises."""
 
-    def __init__(self, seed: int, threads: int = 1) -> None:
-        self._parameters = {
-            "objective": "reg:squarederror",
+    THROUGHPUT = "throughput"
+    """Squared error of the throughput over the task's best; the fast end weighs more."""
+    NDCG = "ndcg"
+    """Discounted cumulative gain of each task's order (LambdaMART, Burges 2010)."""
+    PAIRWISE = "pairwise"
+    """Pairs of a task in the wrong order (RankNet)."""
+
+
+_PARAMETERS: dict[Objective, dict[str, Any]] = {
+    Objective.THROUGHPUT: {"objective": "reg:squarederror", "eval_metric": "rmse"},
+    Objective.NDCG: {
+        "objective": "rank:ndcg",
+        "ndcg_exp_gain": False,
+        "lambdarank_pair_method": "topk",
+        "lambdarank_num_pair_per_sample": 8,
+        # second derivatives of ranking losses are small: with 1 hardly a leaf would be made
+        "min_child_weight": 0.01,
+        "eval_metric": "ndcg@8",
+    },
+    Objective.PAIRWISE: {
+        "objective": "rank:pairwise",
+        "ndcg_exp_gain": False,
+        "lambdarank_pair_method": "mean",
+        "lambdarank_num_pair_per_sample": 8,
+        "min_child_weight": 0.01,
+        "eval_metric": "ndcg",
+    },
+}
+
+
+class XGBoostModel:
+    """Trees trained anew on every call: some tens of milliseconds for hundreds of rows.
+
+    After `load`, `train` goes on from the loaded model and replaces only what it added before.
+    """
+
+    def __init__(
+        self, seed: int, objective: Objective = Objective.THROUGHPUT, threads: int = 1
+    ) -> None:
+        self._objective = objective
+        self._common = {
             "eta": 0.15,
             "max_depth": 6,
             "min_child_weight": 1.0,
             "subsample": 0.9,
-            "colsample_bytree": 0.7,
+            "colsample_bytree": 0.5,
             "lambda": 1.0,
             "tree_method": "hist",
             "max_bin": 64,
@@ -40,32 +88,51 @@ class XGBoostModel:
             "seed": seed,
             "verbosity": 0,
         }
+        self._base: Any = None
         self._booster: Any = None
 
     @property
     def trained(self) -> bool:
         return self._booster is not None
 
-    def train(self, samples: Sequence[Sample]) -> None:
-        import xgboost
+    @property
+    def objective(self) -> Objective:
+        """What it was trained for; that of the loaded model after `load`."""
+        return self._objective
 
+    @property
+    def rounds(self) -> int:
+        """Trees."""
+        return int(self._booster.num_boosted_rounds()) if self._booster is not None else 0
+
+    def train(self, samples: Sequence[Sample]) -> None:
         if len(samples) < MINIMUM_SAMPLES:
             return
-        scores = normalised_throughput(samples)
-        rows = np.stack([sample.row for sample in samples])
-        # A slow candidate only has to be known as slow: the fast ones are what is to be ranked.
-        weights = 0.25 + scores
-        data = xgboost.DMatrix(rows, label=scores, weight=weights, feature_names=list(COLUMNS))
-        self._booster = xgboost.train(self._parameters, data, num_boost_round=ROUNDS)
-        self._booster.set_attr(feature_version=str(FEATURE_VERSION))
+        self._fit(samples, LOCAL_ROUNDS if self._base is not None else ROUNDS)
+
+    def train_base(self, samples: Sequence[Sample], held_out: Sequence[Sample]) -> None:
+        """Learn from scratch, with as many trees as serve the held-out samples best.
+
+        The held-out samples must be of other tasks, or the number of trees is that which
+        remembers best. They are trained on in the end, too.
+        """
+        import xgboost
+
+        self._base = None
+        booster = xgboost.train(
+            self._parameters(),
+            self._matrix(samples),
+            num_boost_round=MOST_ROUNDS,
+            evals=[(self._matrix(held_out), "stopping")],
+            early_stopping_rounds=PATIENCE,
+            verbose_eval=False,
+        )
+        self._fit([*samples, *held_out], int(booster.best_iteration) + 1)
 
     def predict(self, rows: np.ndarray) -> np.ndarray:
         if self._booster is None or not len(rows):
             return np.zeros(len(rows), dtype=np.float64)
-        import xgboost
-
-        data = xgboost.DMatrix(rows, feature_names=list(COLUMNS))
-        return np.asarray(self._booster.predict(data), dtype=np.float64)
+        return np.asarray(self._booster.inplace_predict(rows), dtype=np.float64)
 
     def save(self) -> bytes:
         """XGBoost's own JSON, which any of its versions reads."""
@@ -80,13 +147,42 @@ class XGBoostModel:
             booster.load_model(bytearray(data))
         except (ValueError, xgboost.core.XGBoostError) as error:
             raise ValueError(f"not a saved XGBoost model: {error}") from error
-        if booster.attr("feature_version") != str(FEATURE_VERSION):
-            raise ValueError(
-                f"a model of feature version {booster.attr('feature_version')}, "
-                f"not {FEATURE_VERSION}"
-            )
-        booster.set_param({"nthread": self._parameters["nthread"], "verbosity": 0})
-        self._booster = booster
+        version = booster.attr("feature_version")
+        if version != str(FEATURE_VERSION) or booster.num_features() != len(COLUMNS):
+            raise ValueError(f"a model of feature version {version}, not {FEATURE_VERSION}")
+        # An unknown objective is a ValueError, too
+        self._objective = Objective(booster.attr("objective") or "")
+        booster.set_param({"nthread": self._common["nthread"], "verbosity": 0})
+        self._base = self._booster = booster
+
+    def _fit(self, samples: Sequence[Sample], rounds: int) -> None:
+        import xgboost
+
+        self._booster = xgboost.train(
+            self._parameters(),
+            self._matrix(samples),
+            num_boost_round=rounds,
+            xgb_model=self._base,
+        )
+        self._booster.set_attr(feature_version=str(FEATURE_VERSION), objective=self._objective)
+
+    def _parameters(self) -> dict[str, Any]:
+        return {**self._common, **_PARAMETERS[self._objective]}
+
+    def _matrix(self, samples: Sequence[Sample]) -> Any:
+        """Rows with the target; for a ranking, those of a task side by side and numbered."""
+        import xgboost
+
+        ordered = sorted(samples, key=lambda sample: sample.task)
+        scores = normalised_throughput(ordered)
+        rows = np.stack([sample.row for sample in ordered])
+        if self._objective is Objective.THROUGHPUT:
+            # A slow candidate only has to be known as slow: the fast ones are to be ranked.
+            return xgboost.DMatrix(rows, label=scores, weight=0.25 + scores)
+        numbers = {task: n for n, task in enumerate(dict.fromkeys(s.task for s in ordered))}
+        return xgboost.DMatrix(
+            rows, label=scores, qid=np.array([numbers[sample.task] for sample in ordered])
+        )
 
 
 def make_model(seed: int) -> CostModel:

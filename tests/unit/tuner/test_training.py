@@ -1,0 +1,167 @@
+"""Metrics on orders that can be judged by hand; base models, and what a run adds to one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tuner.cost_model.dataset import samples_of, task_name
+from tuner.cost_model.metrics import Scores, evaluate, random_order, task_scores
+from tuner.cost_model.protocol import Sample
+from tuner.cost_model.training import judge, split, train_base_model
+from tuner.cost_model.xgboost import LOCAL_ROUNDS, Objective, XGBoostModel
+from tuner.features import COLUMNS
+from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
+
+TARGET = "a-target"
+
+
+def _samples(gemm: Any, tasks: int = 20, step: int = 4, target: str = TARGET) -> list[Sample]:
+    """Tasks that differ in scale and in which candidates were measured."""
+    found = []
+    kept, rows = gemm.features().rows(list(gemm.space.points))
+    for number in range(tasks):
+        for place in range(number % step, len(kept), step):
+            seconds = (number + 1) * gemm.seconds(kept[place])
+            found.append(Sample(f"w{number} {target} 1 fast", rows[place], seconds))
+    return found
+
+
+def test_a_right_order_scores_one_and_its_reverse_nought() -> None:
+    seconds = np.array([4.0, 1.0, 2.0, 3.0])
+    assert task_scores(seconds, -seconds) == Scores(1.0, 1.0, 1.0, 1.0, 1)
+    worst = task_scores(seconds, seconds)
+    assert (worst.pairwise, worst.top1, worst.top5, worst.recall30) == (0.0, 0.25, 1.0, 0.0)
+
+
+def test_pairs_within_three_percent_and_equal_scores() -> None:
+    # 1.00 and 1.02 are one time: only the two pairs with 2.0 count
+    seconds = np.array([1.0, 1.02, 2.0])
+    assert task_scores(seconds, np.array([1.0, 2.0, 0.0])).pairwise == 1.0
+    assert task_scores(seconds, np.array([1.0, 0.0, 0.0])).pairwise == 0.75
+    assert task_scores(seconds, np.zeros(3)).pairwise == 0.5
+
+
+def test_a_random_order_has_half_of_the_pairs(gemm: Any) -> None:
+    scores = random_order(_samples(gemm), seed=3)
+    assert scores.pairwise == pytest.approx(0.5, abs=0.03)
+    assert scores.tasks == 20
+
+
+def test_failures_are_no_part_of_a_score() -> None:
+    row = np.zeros(len(COLUMNS), np.float32)
+    with pytest.raises(ValueError, match="candidates"):
+        evaluate([Sample("t", row, None)] * 9, lambda rows: np.zeros(len(rows)))
+
+
+def test_a_split_is_by_workload_and_does_not_move(gemm: Any) -> None:
+    own = _samples(gemm, 40)
+    parts = split(own, TARGET)
+    names = [{s.task for s in part} for part in (parts.training, parts.stopping, parts.held_out)]
+    assert all(names) and not names[0] & names[2] and not names[1] & names[2]
+    assert not names[0] & names[1]
+    # more tasks: what was held out stays so
+    assert names[2] <= {s.task for s in split(_samples(gemm, 60), TARGET).held_out}
+    # a relative's times of a held-out workload are not trained on
+    both = split([*own, *_samples(gemm, 40, target="a-relative")], TARGET)
+    held = {task.split(" ")[0] for task in names[2]}
+    assert not held & {s.task.split(" ")[0] for s in (*both.training, *both.stopping)}
+    assert {s.task for s in both.held_out} == names[2]
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_a_base_model_ranks_tasks_it_has_not_seen(gemm: Any, objective: Objective) -> None:
+    samples = _samples(gemm)
+    model = train_base_model(samples, TARGET, objective=objective)
+    assert model is not None and model.objective is objective
+    assert model.scores.pairwise > 0.9 > 0.6 > model.chance.pairwise
+    assert model.rows < len(samples) and model.scores.tasks >= 2
+    assert judge(model.data, samples, TARGET) == model.scores
+    assert judge(b"{}", samples, TARGET) is None
+
+
+def test_too_few_tasks_give_no_model(gemm: Any) -> None:
+    assert train_base_model(_samples(gemm, 3), TARGET) is None
+    assert train_base_model([], TARGET) is None
+    # nothing of the target itself to judge by
+    assert train_base_model(_samples(gemm, target="a-relative"), TARGET) is None
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_a_run_corrects_a_base_model(gemm: Any, objective: Objective) -> None:
+    """The base believes the opposite of what this run measures."""
+    kept, rows = gemm.features().rows(list(gemm.space.points))
+    truth = [gemm.seconds(s) for s in kept]
+    opposite = [
+        Sample(f"b{n % 4}", row, 1e-9 / t)
+        for n, (row, t) in enumerate(zip(rows, truth, strict=True))
+    ]
+    base = XGBoostModel(0, objective)
+    base.train(opposite)
+    model = XGBoostModel(1)
+    model.load(base.save())
+    assert model.objective is objective
+    own = [Sample("own", row, t) for row, t in zip(rows, truth, strict=True)]
+    before = evaluate(own, model.predict).pairwise
+    trees = model.rounds
+    for _ in range(2):  # each time from the base, not from the time before
+        model.train(own[::4])
+        assert model.rounds == trees + LOCAL_ROUNDS
+    assert evaluate(own, model.predict).pairwise > before + 0.3
+    # a handful says less than the base does
+    again = XGBoostModel(1)
+    again.load(base.save())
+    again.train(own[:3])
+    assert np.array_equal(again.predict(rows), base.predict(rows))
+
+
+def test_an_objective_of_another_release_is_refused(gemm: Any) -> None:
+    model = XGBoostModel(0)
+    model.train(_samples(gemm, 2))
+    data = model.save().replace(b'"throughput"', b'"likelihood"')
+    with pytest.raises(ValueError, match="likelihood"):
+        XGBoostModel(0).load(data)
+
+
+def test_trials_become_samples(host_product: Any) -> None:
+    """The fastest time of each schedule; what says nothing of a candidate is left out."""
+    workload, target, space = host_product
+    key = RecordKey(workload.key, target.key)
+    fast, slow, lost = space.points[:3]
+
+    def trial(name: str, schedule: Any, status: Status, *seconds: float) -> Trial:
+        return Trial(name, key, schedule, Measurement(status, samples_seconds=seconds))
+
+    trials = [
+        trial("1", fast, Status.OK, 3e-6, 2e-6),
+        trial("2", fast, Status.OK, 1e-6),
+        trial("3", fast, Status.CRASH),
+        trial("4", slow, Status.WRONG_ANSWER),
+        trial("5", lost, Status.WORKER_LOST),
+        Trial("6", RecordKey("0" * 64, target.key), fast, Measurement(Status.OK), Phase.SCREEN),
+    ]
+    found = samples_of(trials, {workload.key: workload}.get, {target.key: target}.get)
+    assert [(s.task, s.run_seconds) for s in found] == [
+        (task_name(key), 1e-6),
+        (task_name(key), None),
+    ]
+    assert all(s.row.shape == (len(COLUMNS),) for s in found)
+
+
+@pytest.fixture
+def host_product() -> Any:
+    from compiler.dtypes import DType
+    from compiler.graph.ir import Graph, Node
+    from compiler.graph.types import TensorType
+    from compiler.schedule.select import schedule_space
+    from compiler.target import resolve_target
+    from compiler.workload import Boundary, make_workload
+
+    a, b, y = (TensorType(DType.FLOAT32, shape) for shape in ((8, 16), (16, 32), (8, 32)))
+    node = Node("m", "matmul", ("a", "b"), ("y",))
+    graph = Graph("g", ("a", "b"), ("y",), (node,), {"a": a, "b": b, "y": y}, {})
+    workload = make_workload(graph, ["m"], {"a": Boundary(a), "b": Boundary(b, constant=True)})
+    target = resolve_target("host")
+    return workload, target, schedule_space(workload, target)

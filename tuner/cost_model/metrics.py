@@ -1,0 +1,137 @@
+"""How good an order of candidates is, on tasks that the model has not seen.
+
+Every figure is of one task and then averaged: candidates of different tasks are never compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from statistics import mean
+
+import numpy as np
+
+from tuner.cost_model.protocol import Sample
+
+SAME = 0.03
+"""Times that differ by less are not told apart by the measurement either."""
+
+RECALL = 30
+
+LEAST_SAMPLES = 4
+"""Tasks with fewer measured candidates say nothing of an order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Means over tasks, each from 0 to 1.
+
+    `pairwise`: share of the pairs whose times differ by more than SAME that are in order; equal
+    scores count half. `top1`, `top5`: the fastest time over that of the fastest among the first
+    picks. `recall30`: share of the fastest 30 that are among the first 30 picks; of a quarter of
+    the candidates, where there are fewer than 120.
+    """
+
+    pairwise: float
+    top1: float
+    top5: float
+    recall30: float
+    tasks: int
+
+    @property
+    def quality(self) -> float:
+        """One figure to compare models by: what a batch and a single pick depend on."""
+        return (self.pairwise + self.top1 + self.top5) / 3
+
+    def to_json(self) -> dict[str, float]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, float]) -> Scores:
+        """Read what `to_json` wrote."""
+        return cls(**{f.name: data[f.name] for f in fields(cls)})  # type: ignore[arg-type]
+
+
+Predict = Callable[[np.ndarray], np.ndarray]
+"""Rows (number, columns) to scores (number,), higher is better."""
+
+
+def evaluate(samples: Iterable[Sample], predict: Predict) -> Scores:
+    """Scores over the tasks of the samples; failures are left out.
+
+    Raises:
+        ValueError: if no task has LEAST_SAMPLES that worked.
+    """
+    per_task = [
+        task_scores(np.array([s.run_seconds for s in group]), predict(_rows(group)))
+        for group in by_task(samples).values()
+        if len(group) >= LEAST_SAMPLES
+    ]
+    return average(per_task)
+
+
+def random_order(samples: Iterable[Sample], seed: int = 0, draws: int = 20) -> Scores:
+    """What an order by chance scores, on average."""
+    random = np.random.default_rng(seed)
+    groups = [g for g in by_task(samples).values() if len(g) >= LEAST_SAMPLES]
+    return average(
+        [
+            task_scores(np.array([s.run_seconds for s in group]), random.random(len(group)))
+            for group in groups
+            for _ in range(draws)
+        ],
+        tasks=len(groups),
+    )
+
+
+def average(scores: Sequence[Scores], tasks: int | None = None) -> Scores:
+    """The mean of each figure.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if not scores:
+        raise ValueError("no task has enough measured candidates to judge an order by")
+    return Scores(
+        mean(s.pairwise for s in scores),
+        mean(s.top1 for s in scores),
+        mean(s.top5 for s in scores),
+        mean(s.recall30 for s in scores),
+        sum(s.tasks for s in scores) if tasks is None else tasks,
+    )
+
+
+def task_scores(seconds: np.ndarray, scores: np.ndarray) -> Scores:
+    """The figures of one task: measured seconds and predicted scores, both (number,)."""
+    order = np.argsort(-scores, kind="stable")
+    best = float(seconds.min())
+    kept = min(RECALL, max(1, len(seconds) // 4))
+    fastest = set(np.argsort(seconds, kind="stable")[:kept].tolist())
+    return Scores(
+        _pairwise(seconds, scores),
+        best / float(seconds[order[:1]].min()),
+        best / float(seconds[order[:5]].min()),
+        len(fastest.intersection(order[:kept].tolist())) / kept,
+        1,
+    )
+
+
+def _pairwise(seconds: np.ndarray, scores: np.ndarray) -> float:
+    faster = seconds[:, None] * (1 + SAME) < seconds[None, :]
+    if not faster.any():
+        return 1.0
+    difference = (scores[:, None] - scores[None, :])[faster]
+    return float((difference > 0).mean() + 0.5 * (difference == 0).mean())
+
+
+def by_task(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
+    """The samples that worked, by task."""
+    groups: dict[str, list[Sample]] = {}
+    for sample in samples:
+        if sample.run_seconds is not None:
+            groups.setdefault(sample.task, []).append(sample)
+    return groups
+
+
+def _rows(group: Sequence[Sample]) -> np.ndarray:
+    return np.stack([sample.row for sample in group])
