@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from compiler import ops
-from compiler.choices import RULE, GraphChoice
+from compiler.choices import RULE, GraphChoice, LayoutNames
 from compiler.costs import EXPENSIVE
 from compiler.errors import CompilerError
 from compiler.graph.ir import Graph, Node
@@ -23,8 +23,11 @@ from compiler.plan import GraphPlan, KernelStep, ViewStep
 from compiler.workload import make_workload
 from tuner.graph.planner import Difference, Planner, difference, operations
 
-DOUBT = 0.2
+DOUBT = 0.1
 """How far an estimate may be off, as a share of what the kernels cost that it is about."""
+
+LEAST = 0.001
+"""Alternatives that promise less than this share of the model are not worth a measurement."""
 
 OPTIONAL_PASSES = ("attention", "merge_matmuls", "pool_first")
 """Passes that a graph may be faster without."""
@@ -51,6 +54,7 @@ class Alternative:
 def alternatives(planner: Planner) -> list[Alternative]:
     """Every alternative to the rule's plan that may save anything, the most promising first."""
     rule = planner.plan(RULE)
+    least = LEAST * sum(count * operations(w) for w, count in rule.tasks())
     found: dict[frozenset[tuple[str, int]], Alternative] = {}
     for name, choice in _proposals(planner, rule):
         try:
@@ -59,9 +63,9 @@ def alternatives(planner: Planner) -> list[Alternative]:
             continue  # a layout that only the rule's groups can have
         made = _judged(name, choice, plan, rule)
         same = frozenset((w.key, count) for w, count in plan.tasks())
-        if made is not None and made.potential > 0 and same not in found:
+        if made is not None and made.potential > least and same not in found:
             found[same] = made
-    for made in _layouts(planner, rule):
+    for made in _layouts(planner, rule, least):
         same = frozenset((w.key, count) for w, count in made.plan.tasks())
         found.setdefault(same, made)
     return sorted(found.values(), key=lambda each: -each.potential)
@@ -165,18 +169,17 @@ def _torn_concats(rule: GraphPlan) -> list[str]:
     ]
 
 
-def _layouts(planner: Planner, rule: GraphPlan) -> Iterator[Alternative]:
+def _layouts(planner: Planner, rule: GraphPlan, worth: float) -> Iterator[Alternative]:
     """The dearest groups in each of their other layouts, with what suits that best around them."""
     graph, groups = planner.groups()
     made = Assignment(graph, groups, planner.lanes)
     best = made.solve()
     least = made.total(best)
-    classes: dict[str, list[int]] = {}
+    classes: dict[tuple[str, LayoutNames], list[int]] = {}
     for number, group in enumerate(groups):
         if len(made.options[number]) > 1 and not group.is_view:
-            text = make_workload(graph, [node.name for node in group.nodes]).text()
             names = made.options[number][best[number]].choice.names(group)
-            classes.setdefault(f"{text}{names}", []).append(number)
+            classes.setdefault((_likeness(graph, group), names), []).append(number)
     found: list[tuple[float, float, int, list[int]]] = []
     for members in classes.values():
         first = members[0]
@@ -188,7 +191,7 @@ def _layouts(planner: Planner, rule: GraphPlan) -> Iterator[Alternative]:
                 found.append((doubt - more, more, first, numbers))
     found.sort(key=lambda each: -each[0])
     for potential, more, first, numbers in found[:LAYOUTS]:
-        if potential <= 0:
+        if potential <= worth:
             return
         choices = made.choices(numbers)
         choice = layout_choice(groups, choices)
@@ -198,6 +201,14 @@ def _layouts(planner: Planner, rule: GraphPlan) -> Iterator[Alternative]:
         alternative = _judged(name, choice, planner.plan(choice), rule, more)
         if alternative is not None:
             yield alternative
+
+
+def _likeness(graph: Graph, group: Group) -> str:
+    """Groups that differ in how much they read alone: the layers of a dense block."""
+    kernel: tuple[int, ...] = ()
+    if group.anchor is not None and group.anchor.op == "conv":
+        kernel = graph.types[group.anchor.inputs[1]].shape[2:]
+    return f"{_title(group)} {kernel} {graph.types[group.output]}"
 
 
 def layout_choice(groups: Sequence[Group], choices: Sequence[Choice]) -> GraphChoice:
