@@ -70,7 +70,7 @@ class RememberingRunner:
         )
         if unknown:
             # Without the incumbent: a time must not depend on who asked first.
-            repeat = replace(request.repeat, incumbent_seconds=None, drop_ratio=2.0)
+            repeat = replace(request.repeat, incumbent_seconds=None, margin=1.0)
             self._inner.submit(replace(request, candidates=unknown, repeat=repeat), blobs)
         else:
             self._ready.append(request.request_id)

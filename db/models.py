@@ -187,6 +187,9 @@ class TrialRow(Base):
     worker: Mapped[str]
     device: Mapped[Json]
     measured_at: Mapped[float]
+    checks: Mapped[int]  # draws of the inputs on which the output was right
+    comparison: Mapped[Json | None]  # with the incumbent, in pairs
+    speed: Mapped[Json | None]  # of the reference kernel meanwhile
     stored_at: Mapped[float]
 
 

@@ -20,6 +20,7 @@ from tuner.measure.builder import Builder
 from tuner.measure.measurement import Phase, Status, Trial, TuningRecord
 from tuner.measure.oracle import ReferenceCache
 from tuner.measure.runner import Runner
+from tuner.measure.verdict import winner_of
 from tuner.measure.wire import RepeatSettings
 from tuner.options import TuneOptions, TuningError
 from tuner.pipeline import Batch, Pipeline
@@ -32,10 +33,7 @@ POLL_SECONDS = 0.02
 """How long to wait for a result before looking after builds and the cancellation token."""
 
 CANCEL_SECONDS = 5.0
-"""How long results are still taken after a cancellation."""
-
-FINAL_DROP_RATIO = 1.15
-"""Finalists that are slower than this against the fastest get no more samples."""
+"""How long results are still taken, and finalists compared, after a cancellation."""
 
 LOST_BATCHES = 5
 """Batches in a row with which the device was lost, after which the run ends."""
@@ -130,7 +128,7 @@ class _Run:
             self._adopt()
             self._screen()
             if self._ended is not Ended.DEVICE and not self._token.cancelled:
-                self._finals()
+                self._finals(lambda: not self._token.cancelled)
             if self._ended is Ended.DEVICE or self._token.cancelled:
                 self._stop()
         else:
@@ -166,6 +164,7 @@ class _Run:
             record = self._store.best_record(state.task.key)
             current = record is not None and (
                 record.codegen_version == self._options.codegen_version
+                and record.measurement.certified
             )
             state.incumbent = record
             self._records[number] = record
@@ -336,12 +335,12 @@ class _Run:
 
     # ---- finalists
 
-    def _finals(self) -> None:
-        """Compare each task's fastest few, its default and its old record, interleaved."""
+    def _finals(self, go_on: Callable[[], bool]) -> None:
+        """Compare each task's fastest few with its old record, or its default, in pairs."""
         waiting = [n for n, s in enumerate(self._states) if self._needs_finals(n, s)]
         # What matters most first, should the time run out.
         waiting.sort(key=lambda n: -self._cost(n))
-        while (waiting or not self._pipeline.is_empty) and not self._token.cancelled:
+        while (waiting or not self._pipeline.is_empty) and go_on():
             while waiting and self._pipeline.has_room(Phase.FINAL):
                 self._send_finalists(waiting.pop(0))
             self._drain_some()
@@ -355,30 +354,23 @@ class _Run:
         repeat = RepeatSettings(
             samples=self._options.final_samples,
             sample_seconds=self._options.sample_seconds,
-            drop_ratio=FINAL_DROP_RATIO,
             limit_seconds=self._options.limit_seconds,
             seed=self._options.seed,
         )
         self._pipeline.send(number, state, state.finalists(), Phase.FINAL, repeat)
 
     def _decide(self, number: int, trials: Sequence[Trial]) -> None:
-        """The fastest of a comparison is the record; a failed comparison leaves the screening's."""
-        state = self._states[number]
-        working = [t for t in trials if t.measurement.run_seconds is not None]
-        if not working:
-            self._record_from_screening(number)
-            return
-        winner = min(working, key=lambda t: t.measurement.run_seconds or 0.0)
-        old = state.incumbent.schedule if state.incumbent else None
-        self._record(number, winner, improved=winner.schedule != old)
+        """The record: a challenger that is shown to be faster, or else the incumbent.
 
-    def _record_from_screening(self, number: int) -> None:
-        """Keep the best of the screening where nothing better is known."""
+        Without a certificate there is none. A comparison whose device was lost is repeated.
+        """
         state = self._states[number]
-        stored = self._store.trials(state.task.key)
-        best = state.best_trial(stored)
-        if best is not None and state.incumbent is None:
-            self._record(number, best, improved=True)
+        winner = winner_of(trials)
+        if winner is not None:
+            old = state.incumbent.schedule if state.incumbent else None
+            self._record(number, winner, improved=winner.schedule != old)
+        elif state.may_compare_again(trials) and not self._token.cancelled:
+            self._send_finalists(number)
 
     def _record(self, number: int, trial: Trial, *, improved: bool) -> None:
         record = TuningRecord(
@@ -397,12 +389,17 @@ class _Run:
     # ---- the end, early or late
 
     def _stop(self) -> None:
-        """After a cancellation: take what was measured, and keep the best of it."""
+        """After a cancellation: take what was measured, and compare the best of it.
+
+        Nothing becomes a record without its comparison and certificate. What there is no time for,
+        or no device, is compared by the next run, which finds the trials in the store.
+        """
         self._pipeline.cancel()
-        self._drain_until(self._clock() + CANCEL_SECONDS)
-        for number in range(len(self._states)):
-            if self._records[number] is None:
-                self._record_from_screening(number)
+        deadline = self._clock() + CANCEL_SECONDS
+        self._drain_until(deadline)
+        if self._pipeline.is_empty:
+            self._finals(lambda: self._clock() < deadline)
+            self._pipeline.cancel()
 
     def _drain_until(self, deadline: float) -> None:
         while not self._pipeline.is_empty and self._clock() < deadline:

@@ -261,12 +261,12 @@ class Pipeline:
         if not entries:
             batch.finished = True
             return
-        reference = self._references.get(state.task.workload)
+        references = self._references.cases(state.task.workload, batch.phase)
         try:
             request, blobs = make_request(
                 batch.key,
                 entries,
-                reference,
+                references,
                 batch.repeat,
                 link=self._link,
                 phase=batch.phase,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,14 @@ from compiler.schedule.schedule import Schedule
 from tuner.cost_model.protocol import CostModel, Sample
 from tuner.events import TaskStatus
 from tuner.features import FeatureExtractor
-from tuner.measure.measurement import Measurement, Phase, Trial, TuningRecord, trial_id
+from tuner.measure.measurement import (
+    Measurement,
+    Phase,
+    Status,
+    Trial,
+    TuningRecord,
+    trial_id,
+)
 from tuner.measure.wire import MeasureRequest
 from tuner.options import TuneOptions
 from tuner.search import Observed, SearchContext, SearchStrategy, Suggestion, make_strategy
@@ -45,6 +53,8 @@ class TaskState:
     retries: list[Schedule] = field(default_factory=list)
     serials: dict[tuple[Schedule, Phase], int] = field(default_factory=dict)
     requested: set[Schedule] = field(default_factory=set)
+    losses: Counter[Schedule] = field(default_factory=Counter)
+    """How often a device was lost with a schedule, in all jobs."""
     known: set[str] = field(default_factory=set)
     finals: list[Trial] = field(default_factory=list)
     compared: dict[Schedule, Measurement] = field(default_factory=dict)
@@ -153,41 +163,37 @@ class TaskState:
             self.origins.setdefault(schedule, candidate.origin)
             self.search.update([Observed(schedule, None)])
 
-    def best_trial(self, trials: Iterable[Trial]) -> Trial | None:
-        """The fastest of these that is correct and was compiled by this version."""
-        working = [
-            (trial.measurement.run_seconds, number, trial)
-            for number, trial in enumerate(trials)
-            if trial.measurement.run_seconds is not None
-            and trial.codegen_version == self.options.codegen_version
-            and self.measured.get(trial.schedule, trial.measurement).ok
-        ]
-        return min(working)[2] if working else None
-
     def take(self, trials: Sequence[Trial]) -> None:
         """New trials of this run."""
         for trial in trials:
             self._learn(trial, counted=True)
 
     def samples(self) -> list[Sample]:
-        """Training rows of everything measured here."""
+        """Training rows of everything measured here while the device was not disturbed."""
         found = []
         for schedule, measurement in self.measured.items():
             row = self.features.row(schedule)
-            if row is not None:
+            if row is not None and not measurement.disturbed:
                 found.append(Sample(self.task.key.workload_key, row, measurement.run_seconds))
         return found
 
     def finalists(self) -> list[Schedule]:
-        """The fastest few, the default, and the schedule of the record that is to be beaten."""
+        """The incumbent first: the schedule of the old record, or the default. Then the default in
+        any case, and the fastest few."""
         working = {s: m.run_seconds for s, m in self.measured.items() if m.run_seconds is not None}
-        chosen = sorted(working, key=working.__getitem__)[: self.options.finalists]
+        chosen = []
         if self.incumbent is not None and self.incumbent.schedule in self.task.space:
             chosen.append(self.incumbent.schedule)
         default = self.task.space.default()
         if default in working:
             chosen.append(default)
+        chosen += sorted(working, key=working.__getitem__)[: self.options.finalists]
         return list(dict.fromkeys(chosen))
+
+    def may_compare_again(self, trials: Sequence[Trial]) -> bool:
+        """Whether a comparison failed by no fault of the finalists, and not too often."""
+        lost = [t for t in trials if t.measurement.status is Status.WORKER_LOST]
+        return bool(lost) and self.serials.get((lost[0].schedule, Phase.FINAL), 0) <= MAX_RETRIES
 
     def _learn(self, trial: Trial, *, counted: bool) -> None:
         if trial.id in self.known:
@@ -200,8 +206,11 @@ class TaskState:
             if counted:
                 self.finals.append(trial)
         if not measurement.status.says_something_of_the_candidate:
-            if self.serials.get((schedule, trial.phase), 0) <= MAX_RETRIES:
-                self.retries.append(schedule)
+            if trial.phase is Phase.SCREEN:
+                # of all jobs: a candidate that takes devices down does so in the next job, too
+                self.losses[schedule] += 1
+                if self.losses[schedule] <= MAX_RETRIES:
+                    self.retries.append(schedule)
             # else the search of a restarted process would propose it, too
             self.search.update([Observed(schedule, None)])
             return
@@ -211,8 +220,11 @@ class TaskState:
         known = self.measured.get(schedule)
         if known is None or _is_better(measurement, known) or not measurement.ok:
             self.measured[schedule] = measurement
-        if measurement.ok and measurement.object_digest:
-            self.by_object[measurement.object_digest] = measurement
+        if measurement.object_digest:
+            same = self.by_object.get(measurement.object_digest)
+            # code that failed once is not tried again under the name of another schedule
+            if same is None or same.ok:
+                self.by_object[measurement.object_digest] = measurement
         seconds, digest = measurement.run_seconds, measurement.object_digest
         self.search.update([Observed(schedule, seconds, digest)])
 
@@ -220,4 +232,6 @@ class TaskState:
 def _is_better(new: Measurement, old: Measurement) -> bool:
     if new.run_seconds is None or old.run_seconds is None:
         return new.ok and not old.ok
+    if new.disturbed != old.disturbed:
+        return old.disturbed
     return new.run_seconds < old.run_seconds

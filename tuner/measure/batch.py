@@ -14,6 +14,7 @@ from tuner.measure.measurement import Phase, RecordKey, Trial
 from tuner.measure.oracle import Reference
 from tuner.measure.wire import (
     Candidate,
+    Case,
     MeasureRequest,
     MeasureResult,
     RepeatSettings,
@@ -36,7 +37,7 @@ class Entry:
 def make_request(
     key: RecordKey,
     entries: Sequence[Entry],
-    reference: Reference,
+    references: Sequence[Reference],
     repeat: RepeatSettings,
     *,
     link: Link,
@@ -46,7 +47,8 @@ def make_request(
 ) -> tuple[MeasureRequest, dict[str, bytes]]:
     """A request for candidates that were built, and the blobs that it names.
 
-    Equal objects are linked once.
+    Candidates are checked against all `references` and timed on the first. Of finalists the first
+    is the incumbent, which the others are compared with. Equal objects are linked once.
 
     Raises:
         CompilerError: if they cannot be linked.
@@ -70,15 +72,16 @@ def make_request(
         key=key,
         candidates=candidates,
         library_digest=digest_bytes(library),
-        inputs=reference.inputs,
-        reference_digest=reference.digest,
-        tolerance=reference.tolerance,
+        cases=tuple(Case(reference.inputs, reference.digest) for reference in references),
+        tolerance=references[0].tolerance,
+        incumbent=entries[0].trial_id if phase is Phase.FINAL else "",
         repeat=repeat,
         phase=phase,
         job_id=job_id,
         codegen_version=codegen_version,
     )
-    return request, {request.library_digest: library, reference.digest: reference.expected}
+    blobs = {reference.digest: reference.expected for reference in references}
+    return request, {request.library_digest: library, **blobs}
 
 
 def trials_of(request: MeasureRequest, result: MeasureResult) -> list[Trial]:

@@ -12,8 +12,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from tuner.measure.speed import Speed
+from tuner.measure.statistics import Comparison, Interval, undisturbed
+
 if TYPE_CHECKING:
     from compiler.schedule.schedule import Schedule
+
+
+CERTIFICATE_CHECKS = 3
+"""Draws of the inputs on which the output of a schedule must be right before it may be a record."""
 
 
 class Status(StrEnum):
@@ -72,10 +79,16 @@ class Measurement:
     """What a device (or the builder, for a candidate that did not build) said of one candidate.
 
     `samples_seconds` are seconds for one run of the kernel: CPU time with one thread, wall time
-    with several. `max_error` is the largest error relative to the largest expected output, found
-    with inputs drawn from `seeds`; `reference_digest` and `object_digest` say what was compared.
+    with several. `comparison` is that with the incumbent, for a finalist that is not the incumbent
+    itself. `speed` is how slow the reference kernel was around the batch.
+
+    The certificate of correctness: on `checks` draws of the inputs, from `seeds`, the output agreed
+    with the reference; `max_error` is the largest error relative to the largest expected output,
+    `tolerance` what was allowed; `reference_digest` (of the first draw) and `object_digest` say
+    what was compared.
+
     `measure_seconds` is wall time from its check to its last sample, the turns of others included.
-    Together they are the certificate of correctness. `measured_at` is in Unix seconds.
+    `measured_at` is in Unix seconds.
     """
 
     status: Status
@@ -91,6 +104,9 @@ class Measurement:
     worker: str = ""
     device: Mapping[str, Any] = field(default_factory=dict)
     measured_at: float = 0.0
+    checks: int = 0
+    comparison: Comparison | None = None
+    speed: Speed | None = None
 
     @property
     def ok(self) -> bool:
@@ -100,6 +116,21 @@ class Measurement:
     def run_seconds(self) -> float | None:
         """The fastest sample: the statistic that ranks candidates. None for a failure."""
         return min(self.samples_seconds) if self.ok and self.samples_seconds else None
+
+    @property
+    def certified(self) -> bool:
+        """Whether it was right on enough draws of the inputs to be a record."""
+        return self.ok and self.checks >= CERTIFICATE_CHECKS
+
+    @property
+    def interval(self) -> Interval | None:
+        """Where the undisturbed time lies; None for a failure, or for a single sample."""
+        return undisturbed(self.samples_seconds) if self.ok else None
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the machine was too slow meanwhile for the time to be set beside others."""
+        return self.speed is not None and self.speed.disturbed
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -116,6 +147,9 @@ class Measurement:
             "worker": self.worker,
             "device": dict(self.device),
             "measured_at": self.measured_at,
+            "checks": self.checks,
+            "comparison": None if self.comparison is None else self.comparison.to_json(),
+            "speed": None if self.speed is None else self.speed.to_json(),
         }
 
     @classmethod
@@ -125,6 +159,7 @@ class Measurement:
         Raises:
             KeyError, ValueError: if the status is missing or unknown.
         """
+        comparison, speed = data.get("comparison"), data.get("speed")
         return cls(
             status=Status(data["status"]),
             error=data.get("error", ""),
@@ -139,6 +174,9 @@ class Measurement:
             worker=data.get("worker", ""),
             device=dict(data.get("device", {})),
             measured_at=float(data.get("measured_at", 0.0)),
+            checks=int(data.get("checks", 0)),
+            comparison=Comparison.from_json(comparison) if comparison else None,
+            speed=Speed.from_json(speed) if speed else None,
         )
 
 

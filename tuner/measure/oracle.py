@@ -1,7 +1,8 @@
 """The reference of a workload: how inputs are drawn, and the output that every candidate must give.
 
 The expected output comes from the NumPy references of the operators with float64 accumulation, once
-for each workload.
+for each workload. Candidates that are screened are checked on one draw of the inputs; finalists on
+several, whose magnitudes differ: what is right by chance on one is hardly right on the others.
 """
 
 from __future__ import annotations
@@ -12,13 +13,21 @@ from math import prod
 
 import numpy as np
 
+from compiler.dtypes import DType
 from compiler.ops.interpret import run_graph
 from compiler.runtime.verify import tolerance_for
 from compiler.workload import Workload
+from tuner.measure.measurement import Phase
 from tuner.measure.wire import Distribution, InputSpec, array_to_bytes, digest_bytes
 
 BASE_SEED = 20_240_229
 """Inputs are the same in every job, so that errors of different jobs can be compared."""
+
+SEED_STEP = 1000
+"""From the seeds of one draw to those of the next: no workload has so many inputs."""
+
+DRAWS = (Distribution.NORMAL, Distribution.NORMAL, Distribution.WIDE)
+"""What floats are drawn from, one entry a draw: the first is for screening and timing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +45,21 @@ class ReferenceCache:
 
     def __init__(self, limit_bytes: int = 512 << 20) -> None:
         self._limit_bytes = limit_bytes
-        self._known: dict[str, Reference] = {}
+        self._known: dict[tuple[str, int], Reference] = {}
         self._lock = threading.Lock()
 
-    def get(self, workload: Workload) -> Reference:
-        """The reference of a workload."""
-        identity = workload.key
+    def cases(self, workload: Workload, phase: Phase) -> tuple[Reference, ...]:
+        """What candidates of a phase are checked against: one draw, or all."""
+        draws = len(DRAWS) if phase is Phase.FINAL else 1
+        return tuple(self.get(workload, draw) for draw in range(draws))
+
+    def get(self, workload: Workload, draw: int = 0) -> Reference:
+        """The reference of a workload for one draw of its inputs, an index of DRAWS."""
+        identity = workload.key, draw
         with self._lock:
             found = self._known.get(identity)
             if found is None:
-                found = make_reference(workload)
+                found = make_reference(workload, draw)
                 self._known[identity] = found
                 held = sum(len(r.expected) for r in self._known.values())
                 while held > self._limit_bytes and len(self._known) > 1:
@@ -53,24 +67,32 @@ class ReferenceCache:
         return found
 
 
-def make_reference(workload: Workload) -> Reference:
+def make_reference(workload: Workload, draw: int = 0) -> Reference:
     """Draw inputs and compute what the workload makes of them.
 
-    Where normally distributed inputs give values that are not finite (a logarithm of a negative
-    number), positive ones are drawn instead: an output of NaNs would certify nothing.
+    Where that is not finite (a logarithm of a negative number, a large exponential), something
+    tamer is drawn instead: an output of NaNs would certify nothing.
     """
-    specs = input_specs(workload)
-    output = _expected(workload, specs)
-    if output.dtype.kind == "f" and not np.isfinite(output).all():
+    seed = BASE_SEED + SEED_STEP * draw
+    wide = (Distribution.WIDE,) if DRAWS[draw] is Distribution.WIDE and _is_wide(workload) else ()
+    for distribution in (*wide, Distribution.NORMAL, Distribution.POSITIVE):
         specs = tuple(
-            replace(spec, distribution=Distribution.POSITIVE)
+            replace(spec, distribution=distribution)
             if spec.distribution is Distribution.NORMAL
             else spec
-            for spec in specs
+            for spec in input_specs(workload, seed)
         )
         output = _expected(workload, specs)
+        if output.dtype.kind != "f" or np.isfinite(output).all():
+            break
     data = array_to_bytes(output)
     return Reference(specs, data, digest_bytes(data), tolerance_for(workload.output.type.dtype))
+
+
+def _is_wide(workload: Workload) -> bool:
+    """Whether its floats have the range for magnitudes that differ by decades."""
+    dtypes = {kind.dtype for kind in workload.graph.types.values() if kind.dtype.is_float}
+    return dtypes <= {DType.FLOAT32, DType.FLOAT64}
 
 
 def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, ...]:

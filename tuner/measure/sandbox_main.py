@@ -22,11 +22,12 @@ import numpy as np
 
 from compiler.dtypes import DType
 from compiler.loops.layout import ROW_MAJOR
-from compiler.runtime.bench import BoundKernel
+from compiler.runtime.bench import BoundKernel, reference_seconds
 from compiler.runtime.kernel import BufferSpec, KernelSpec, Role
 from compiler.runtime.packing import aligned_empty, make_weight, pack, unpack
 from compiler.runtime.verify import compare
-from tuner.measure.wire import Candidate, InputSpec, MeasureRequest, RepeatSettings
+from tuner.measure.statistics import racing
+from tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest, RepeatSettings
 
 POISON = 0xFF
 """Byte that fills memory a kernel must write before it reads: NaN in every float type."""
@@ -41,6 +42,9 @@ KEPT_BYTES = 1 << 28
 COLD_WEIGHT_BYTES = 1 << 20
 """Weights from this size on come from memory in every run of a model. Timed warm, an algorithm that
 expands them (Winograd) looks faster than it is: at 256 channels and 14x14 pixels by two thirds."""
+
+CLOCK_SECONDS = 2e-5
+"""Single runs that take longer are hardly longer for being timed."""
 
 Emit = Callable[..., None]
 
@@ -133,45 +137,76 @@ class Session:
         self._emit = emit
         self._buffers = _Buffers()
         self._kept: OrderedDict[tuple[InputSpec, ...], _Buffers] = OrderedDict()
-        self._reference_path = ""
-        self._reference = np.zeros(0)
+        self._references: dict[str, np.ndarray] = {}
 
     def run(self, job: Mapping[str, Any]) -> None:
-        """Measure the candidates named in `only`, reporting each step before it is taken."""
+        """Do a job, reporting each step before it is taken.
+
+        `{"probe": threads}` times the reference kernel. Else `request` is a measure request, `only`
+        names the candidates of it to measure, and `library` and `references` (one a case) are
+        paths.
+        """
+        if "probe" in job:
+            self._probe(int(job["probe"]))
+            self._emit(event="done")
+            return
         request = MeasureRequest.from_json(job["request"])
-        wanted = set(job["only"])
-        self._draw(request)
-        if job["reference"] != self._reference_path:
-            self._reference = np.load(job["reference"], allow_pickle=False)
-            self._reference_path = job["reference"]
+        wanted = [c for c in request.candidates if c.trial_id in set(job["only"])]
         library = ctypes.CDLL(job["library"], mode=os.RTLD_LOCAL | os.RTLD_NOW)
-        ready = []
-        for candidate in request.candidates:
-            if candidate.trial_id in wanted:
-                self._emit(event="begin", trial=candidate.trial_id, step="check")
-                checked = self._check(candidate, request, library)
-                if checked is not None:
-                    ready.append(checked)
+        self._probe(request.key.threads)
+        # The first case last: its buffers are those that are timed.
+        for case, path in list(zip(request.cases, job["references"], strict=True))[:0:-1]:
+            expected = self._prepare(case, path)
+            agreed = []
+            for candidate in wanted:
+                if self._check(candidate, request, expected, library) is not None:
+                    agreed.append(candidate)
                 if self._buffers.held_bytes > MEMORY_LIMIT_BYTES:
-                    self._time(ready, request.repeat)
-                    ready.clear()
                     self._buffers.forget()
-        self._time(ready, request.repeat)
+            wanted = agreed
+            self._buffers.forget()
+        expected = self._prepare(request.cases[0], job["references"][0])
+        ready: list[_Ready] = []
+        for candidate in wanted:
+            checked = self._check(candidate, request, expected, library)
+            if checked is not None:
+                ready.append(checked)
+            if self._buffers.held_bytes > MEMORY_LIMIT_BYTES:
+                ready = self._race(ready, request)
+                self._buffers.forget()
+        self._race(ready, request)
+        self._probe(request.key.threads)
         self._emit(event="done")
 
-    def _draw(self, request: MeasureRequest) -> None:
-        found = self._kept.pop(request.inputs, None)
+    def _probe(self, threads: int) -> None:
+        """Say how fast this machine is just now."""
+        arithmetic, memory = reference_seconds(threads)
+        self._emit(event="speed", arithmetic=arithmetic, memory=memory)
+
+    def _prepare(self, case: Case, path: str) -> np.ndarray:
+        """Draw the inputs of a case; its expected output."""
+        self._emit(event="prepare")
+        found = self._kept.pop(case.inputs, None)
         while self._kept and sum(b.held_bytes for b in self._kept.values()) > KEPT_BYTES:
             self._kept.popitem(last=False)
         if found is None:
-            found = _Buffers(tuple(spec.draw() for spec in request.inputs))
+            found = _Buffers(tuple(spec.draw() for spec in case.inputs))
             found.held_bytes = sum(array.nbytes for array in found.arrays)
-        self._kept[request.inputs] = self._buffers = found
+        self._kept[case.inputs] = self._buffers = found
+        if path not in self._references:
+            # those of one request at a time: they are as large as the outputs
+            self._references = {path: np.load(path, allow_pickle=False)}
+        return self._references[path]
 
     def _check(
-        self, candidate: Candidate, request: MeasureRequest, library: ctypes.CDLL
+        self,
+        candidate: Candidate,
+        request: MeasureRequest,
+        expected: np.ndarray,
+        library: ctypes.CDLL,
     ) -> _Ready | None:
         """Run a candidate once on poisoned memory and compare its output with the reference."""
+        self._emit(event="begin", trial=candidate.trial_id, step="check")
         try:
             spec = KernelSpec.from_json(candidate.spec)
             buffers = [self._buffers.get(b) for b in spec.buffers]
@@ -205,7 +240,7 @@ class Session:
                 error="the halo of the output is not zero",
             )
             return None
-        distance = compare(_widened(actual, output_spec.dtype), self._reference)
+        distance = compare(_widened(actual, output_spec.dtype), expected)
         if not distance <= request.tolerance:
             self._emit(
                 event="checked",
@@ -219,35 +254,101 @@ class Session:
         weights = sum(b.bytes for b in spec.buffers if b.role is Role.WEIGHT)
         return _Ready(candidate, kernel, 1, weights >= COLD_WEIGHT_BYTES)
 
-    def _time(self, ready: Sequence[_Ready], repeat: RepeatSettings) -> None:
+    def _race(self, ready: Sequence[_Ready], request: MeasureRequest) -> list[_Ready]:
+        """Time what passed its checks; the entries that a further part of the batch needs."""
+        if not request.incumbent:
+            self._screen(ready, request.repeat)
+            return []
+        return self._compare(ready, request)
+
+    def _screen(self, ready: Sequence[_Ready], repeat: RepeatSettings) -> None:
         """Interleaved rounds in fresh seeded orders; slow candidates leave early.
 
         In a fixed order the first of two candidates that share buffers pays the misses.
         """
         rng = random.Random(repeat.seed)
-        racing = list(ready)
+        left = list(ready)
+        best = repeat.incumbent_seconds or float("inf")
         for number in range(repeat.samples):
-            rng.shuffle(racing)
-            for entry in racing:
-                self._emit(event="begin", trial=entry.candidate.trial_id, step="time")
-                if number == 0 and not entry.cold_weights:
-                    entry.runs_per_sample = entry.kernel.inner_for(repeat.sample_seconds)
-                entry.kernel.run()  # untimed: brings its buffers back into the caches
-                if entry.cold_weights:
-                    entry.kernel.evict(Role.WEIGHT)
-                seconds = float(entry.kernel.time(1, entry.runs_per_sample)[0])
-                entry.samples.append(seconds)
-                self._emit(event="sample", trial=entry.candidate.trial_id, seconds=seconds)
-            racing = _still_racing(racing, repeat)
+            rng.shuffle(left)
+            for entry in left:
+                if number == 0 and not self._calibrated(entry, repeat, best):
+                    continue
+                best = min(best, self._sample(entry))
+            left = _still_racing(left, repeat)
+
+    def _compare(self, ready: Sequence[_Ready], request: MeasureRequest) -> list[_Ready]:
+        """Each challenger in pairs with the incumbent, A B B A; returns the incumbent.
+
+        Where the incumbent failed, the first that did not stands in for it.
+        """
+        if not ready:
+            return []
+        named = [entry for entry in ready if entry.candidate.trial_id == request.incumbent]
+        incumbent = (named or list(ready))[0]
+        repeat = request.repeat
+        rng = random.Random(repeat.seed)
+        left = [entry for entry in ready if entry is not incumbent]
+        self._calibrated(incumbent, repeat, float("inf"))
+        best = self._sample(incumbent)
+        left = [entry for entry in left if self._calibrated(entry, repeat, best)]
+        for _ in range(-(-repeat.samples // 2)):
+            rng.shuffle(left)
+            for entry in left:
+                first, challenger = self._sample(incumbent), self._sample(entry)
+                self._pair(entry, incumbent, challenger, first)
+                challenger, last = self._sample(entry), self._sample(incumbent)
+                self._pair(entry, incumbent, challenger, last)
+            if not left:
+                self._sample(incumbent)
+            racers = _still_racing([incumbent, *left], repeat)
+            left = [entry for entry in left if entry in racers]
+        return [incumbent]
+
+    def _pair(self, entry: _Ready, incumbent: _Ready, seconds: float, against: float) -> None:
+        self._emit(
+            event="pair",
+            trial=entry.candidate.trial_id,
+            against=incumbent.candidate.schedule_digest,
+            ratio=seconds / against if against > 0.0 else 1.0,
+        )
+
+    def _calibrated(self, entry: _Ready, repeat: RepeatSettings, best: float) -> bool:
+        """Find how many runs make a sample; False for a candidate that is abandoned at once."""
+        self._emit(event="begin", trial=entry.candidate.trial_id, step="time")
+        if not entry.cold_weights:
+            single = float(entry.kernel.time(2, 1).min())
+            if single > max(repeat.abandon_ratio * best, CLOCK_SECONDS):
+                self._sampled(entry, single)
+                return False
+            entry.runs_per_sample = entry.kernel.inner_for(repeat.sample_seconds)
+        return True
+
+    def _sample(self, entry: _Ready) -> float:
+        """One sample: seconds a run."""
+        self._emit(event="begin", trial=entry.candidate.trial_id, step="time")
+        entry.kernel.run()  # untimed: brings its buffers back into the caches
+        if entry.cold_weights:
+            entry.kernel.evict(Role.WEIGHT)
+        seconds = float(entry.kernel.time(1, entry.runs_per_sample)[0])
+        self._sampled(entry, seconds)
+        return seconds
+
+    def _sampled(self, entry: _Ready, seconds: float) -> None:
+        entry.samples.append(seconds)
+        self._emit(event="sample", trial=entry.candidate.trial_id, seconds=seconds)
 
 
-def _still_racing(racing: Sequence[_Ready], repeat: RepeatSettings) -> list[_Ready]:
-    if not racing:
+def _still_racing(left: Sequence[_Ready], repeat: RepeatSettings) -> list[_Ready]:
+    """Those that are not abandoned, nor shown to be slower than the fastest."""
+    left = [entry for entry in left if entry.samples]
+    if not left:
         return []
-    fastest = min(min(entry.samples) for entry in racing)
-    if repeat.incumbent_seconds is not None:
-        fastest = min(fastest, repeat.incumbent_seconds)
-    return [entry for entry in racing if min(entry.samples) <= fastest * repeat.drop_ratio]
+    leader = repeat.incumbent_seconds
+    stays = racing([entry.samples for entry in left], repeat.margin, leader)
+    best = min(min(entry.samples) for entry in left)
+    limit = repeat.abandon_ratio * min(best, leader or best)
+    return [e for e, stay in zip(left, stays, strict=True) if stay and min(e.samples) <= limit]
 
 
 def _address(library: ctypes.CDLL, symbol: str) -> int:

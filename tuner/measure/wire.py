@@ -19,7 +19,7 @@ import numpy as np
 
 from tuner.measure.measurement import Measurement, Phase, RecordKey
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of this format. A worker refuses a request of another version."""
 
 
@@ -34,6 +34,9 @@ class Distribution(StrEnum):
     """Standard normal."""
     POSITIVE = "positive"
     """Uniform in [0.25, 1.25): for workloads that are not defined on negative numbers."""
+    WIDE = "wide"
+    """Standard normal times 10^u, u uniform in [-2, 2): magnitudes that differ by four decades.
+    Sums are ruled by few terms, and what saturates or could overflow does."""
     INTEGERS = "integers"
     """Uniform integers in [low, high)."""
 
@@ -61,6 +64,10 @@ class InputSpec:
             case Distribution.POSITIVE:
                 values = np.asarray(rng.random(self.shape, dtype=np.float32))
                 values = np.asarray((values + np.float32(0.25)) * np.float32(self.scale))
+            case Distribution.WIDE:
+                values = np.asarray(rng.standard_normal(self.shape, dtype=np.float32))
+                powers = 4.0 * rng.random(self.shape, dtype=np.float32) - 2.0
+                values = np.asarray(values * np.float32(10.0) ** powers * np.float32(self.scale))
             case Distribution.INTEGERS:
                 values = np.asarray(rng.integers(self.low, self.high, self.shape))
         if self.dtype == "bfloat16":
@@ -97,14 +104,17 @@ class RepeatSettings:
     """How often candidates are timed.
 
     Each of `samples` rounds visits the candidates in a fresh seeded order and takes one sample of
-    each: as many runs as fit in `sample_seconds`, after one untimed run. A candidate whose fastest
-    sample is over `drop_ratio` times the fastest of the batch (or of `incumbent_seconds`) gets no
-    further rounds. `limit_seconds` is wall time for each step of one candidate.
+    each: as many runs as fit in `sample_seconds`, after one untimed run. A candidate that takes
+    `abandon_ratio` times the fastest of the batch (or `incumbent_seconds`) is abandoned at once;
+    one that is shown to be slower by more than `margin` gets no further rounds
+    (`statistics.racing`). Of finalists, `samples` counts pairs with the incumbent. `limit_seconds`
+    is wall time for each step of one candidate.
     """
 
     samples: int = 5
     sample_seconds: float = 0.002
-    drop_ratio: float = 1.3
+    abandon_ratio: float = 3.0
+    margin: float = 0.02
     incumbent_seconds: float | None = None
     limit_seconds: float = 10.0
     seed: int = 0
@@ -113,7 +123,8 @@ class RepeatSettings:
         return {
             "samples": self.samples,
             "sample_seconds": self.sample_seconds,
-            "drop_ratio": self.drop_ratio,
+            "abandon_ratio": self.abandon_ratio,
+            "margin": self.margin,
             "incumbent_seconds": self.incumbent_seconds,
             "limit_seconds": self.limit_seconds,
             "seed": self.seed,
@@ -125,7 +136,8 @@ class RepeatSettings:
         return cls(
             int(data["samples"]),
             float(data["sample_seconds"]),
-            float(data["drop_ratio"]),
+            float(data["abandon_ratio"]),
+            float(data["margin"]),
             None if incumbent is None else float(incumbent),
             float(data["limit_seconds"]),
             int(data["seed"]),
@@ -172,21 +184,41 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Case:
+    """Inputs, and the digest of the output that they must give (logical, row-major, as .npy)."""
+
+    inputs: tuple[InputSpec, ...]
+    reference_digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "inputs": [i.to_json() for i in self.inputs],
+            "reference_digest": self.reference_digest,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Case:
+        inputs = tuple(InputSpec.from_json(i) for i in data["inputs"])
+        return cls(inputs, str(data["reference_digest"]))
+
+
+@dataclass(frozen=True, slots=True)
 class MeasureRequest:
     """One batch of candidates of one workload.
 
-    `library_digest` names the shared object, `reference_digest` the expected output (logical,
-    row-major, as .npy). The request alone suffices to make trials of its results, so a restarted
-    tuner loses nothing.
+    `library_digest` names the shared object. Candidates are checked on every case, and timed on the
+    first. With an `incumbent`, the trial id of a candidate, each of the others is timed in pairs
+    with it. The request alone suffices to make trials of its results, so a restarted tuner loses
+    nothing.
     """
 
     request_id: str
     key: RecordKey
     candidates: tuple[Candidate, ...]
     library_digest: str
-    inputs: tuple[InputSpec, ...]
-    reference_digest: str
+    cases: tuple[Case, ...]
     tolerance: float
+    incumbent: str = ""
     repeat: RepeatSettings = field(default_factory=RepeatSettings)
     phase: Phase = Phase.SCREEN
     job_id: str = ""
@@ -196,7 +228,7 @@ class MeasureRequest:
     @property
     def digests(self) -> tuple[str, ...]:
         """The blobs that a device has to fetch."""
-        return (self.library_digest, self.reference_digest)
+        return (self.library_digest, *dict.fromkeys(c.reference_digest for c in self.cases))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -205,9 +237,9 @@ class MeasureRequest:
             "key": self.key.to_json(),
             "candidates": [c.to_json() for c in self.candidates],
             "library_digest": self.library_digest,
-            "inputs": [i.to_json() for i in self.inputs],
-            "reference_digest": self.reference_digest,
+            "cases": [case.to_json() for case in self.cases],
             "tolerance": self.tolerance,
+            "incumbent": self.incumbent,
             "repeat": self.repeat.to_json(),
             "phase": self.phase.value,
             "job_id": self.job_id,
@@ -223,14 +255,16 @@ class MeasureRequest:
         """
         _check_protocol(data)
         try:
+            if not data["cases"]:
+                raise ValueError("no case to check candidates on")
             return cls(
                 request_id=str(data["request_id"]),
                 key=RecordKey.from_json(data["key"]),
                 candidates=tuple(Candidate.from_json(c) for c in data["candidates"]),
                 library_digest=str(data["library_digest"]),
-                inputs=tuple(InputSpec.from_json(i) for i in data["inputs"]),
-                reference_digest=str(data["reference_digest"]),
+                cases=tuple(Case.from_json(case) for case in data["cases"]),
                 tolerance=float(data["tolerance"]),
+                incumbent=str(data["incumbent"]),
                 repeat=RepeatSettings.from_json(data["repeat"]),
                 phase=Phase(data["phase"]),
                 job_id=str(data["job_id"]),

@@ -15,13 +15,14 @@ from db.stores.tokens import Scope
 from service.app import create_app
 from service.settings import Settings
 from service.storage import Storage
+from tuner.measure.wire import PROTOCOL
 
 TARGET = known_targets()["x86-64-v3"].key
 
 
 @pytest.fixture
 def worker(client: TestClient) -> str:
-    body = {"name": "bench-1", "protocol": 1, "targets": ["x86-64-v3"]}
+    body = {"name": "bench-1", "protocol": PROTOCOL, "targets": ["x86-64-v3"]}
     answer = client.post("/v1/workers", json=body)
     assert answer.status_code == 201
     worker_id: str = answer.json()["worker"]["id"]
@@ -136,7 +137,7 @@ def test_released_leases_go_back_to_the_queue(
 
 
 def test_a_worker_comes_back_under_its_id(client: TestClient, worker: str) -> None:
-    body = {"name": "bench-1", "protocol": 1, "worker_id": worker}
+    body = {"name": "bench-1", "protocol": PROTOCOL, "worker_id": worker}
     assert client.post("/v1/workers", json=body).json()["worker"]["id"] == worker
     client.delete(f"/v1/workers/{worker}")
     assert client.get("/v1/workers", params={"alive": True}).json() == []
@@ -149,7 +150,7 @@ def test_a_worker_of_another_protocol_is_refused(client: TestClient) -> None:
 
 
 def test_an_unknown_target_is_named(client: TestClient) -> None:
-    body = {"name": "w", "protocol": 1, "targets": ["z80"]}
+    body = {"name": "w", "protocol": PROTOCOL, "targets": ["z80"]}
     answer = client.post("/v1/workers", json=body)
     assert (answer.status_code, answer.json()["type"]) == (
         422,
@@ -165,7 +166,7 @@ def test_a_worker_belongs_to_the_token_that_registered_it(
     for name in ("one", "two"):
         secret, _ = storage.tokens.create(name, [Scope.MEASURE])
         headers.append({"Authorization": f"Bearer {secret}"})
-    body = {"name": "w", "protocol": 1, "targets": ["x86-64-v3"]}
+    body = {"name": "w", "protocol": PROTOCOL, "targets": ["x86-64-v3"]}
     made = anonymous.post("/v1/workers", json=body, headers=headers[0]).json()["worker"]["id"]
     path = f"/v1/workers/{made}/heartbeat"
     assert anonymous.post(path, json={}, headers=headers[0]).status_code == 200

@@ -9,7 +9,7 @@ from service.remote_runner import Interrupted, RemoteRunner
 from service.storage import Storage
 from tuner.cancel import CancelToken
 from tuner.measure.measurement import Measurement, RecordKey, Status
-from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult, digest_bytes
+from tuner.measure.wire import Candidate, Case, MeasureRequest, MeasureResult, digest_bytes
 
 TARGET = "t" * 64
 REFERENCE = b"expected"
@@ -28,11 +28,10 @@ def make(name: str) -> tuple[MeasureRequest, dict[str, bytes]]:
         key=RecordKey("w" * 64, TARGET),
         candidates=(Candidate(f"{name}-trial", {"algorithm": "a", "choices": {}}, "d" * 64, {}),),
         library_digest=digest_bytes(library),
-        inputs=(),
-        reference_digest=digest_bytes(REFERENCE),
+        cases=(Case((), digest_bytes(REFERENCE)),),
         tolerance=1e-4,
     )
-    return request, {request.library_digest: library, request.reference_digest: REFERENCE}
+    return request, {request.library_digest: library, request.cases[0].reference_digest: REFERENCE}
 
 
 def runner(storage: Storage, job: str, interrupt: CancelToken | None = None) -> RemoteRunner:
@@ -69,7 +68,7 @@ def test_a_request_is_measured_once_and_its_library_removed(storage: Storage, jo
     (result,) = remote.poll(0.0)
     assert result.measurements[0][1].run_seconds == 1e-6
     assert request.library_digest not in storage.blobs
-    assert request.reference_digest in storage.blobs
+    assert request.cases[0].reference_digest in storage.blobs
     assert remote.poll(0.0) == []
 
 

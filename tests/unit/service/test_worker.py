@@ -22,7 +22,7 @@ from service.worker_files import BlobCache, Spooled, StateFolder
 from service.worker_http import Api, Refused, Unreachable
 from service.worker_options import WorkerOptions, parse_arguments
 from tuner.measure.measurement import Measurement, RecordKey, Status
-from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
+from tuner.measure.wire import Candidate, Case, MeasureRequest, MeasureResult
 
 TARGET = known_targets()["x86-64-v3"].key
 LIBRARY, REFERENCE = b"a shared object", b"an expected output"
@@ -42,7 +42,7 @@ class FakeSandbox:
         self, request: MeasureRequest, blob: Callable[[str], Path], cancelled: Callable[[], bool]
     ) -> MeasureResult:
         assert blob(request.library_digest).read_bytes() == LIBRARY
-        assert blob(request.reference_digest).read_bytes() == REFERENCE
+        assert blob(request.cases[0].reference_digest).read_bytes() == REFERENCE
         self.started.set()
         while not self.gate.is_set():
             if cancelled():
@@ -76,8 +76,7 @@ def queue(storage: Storage, *ids: str) -> None:
             key=RecordKey("w" * 64, TARGET),
             candidates=(Candidate("t", {"algorithm": "x", "choices": {}}, "d" * 64, {}),),
             library_digest=digests[0],
-            inputs=(),
-            reference_digest=digests[1],
+            cases=(Case((), digests[1]),),
             tolerance=1e-4,
         )
         requests.append(NewRequest(name, TARGET, request.to_json(), digests))

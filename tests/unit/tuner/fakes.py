@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from compiler.schedule.schedule import Schedule
@@ -14,12 +14,14 @@ from tuner.events import Event, Finished
 from tuner.loop import tune
 from tuner.measure.builder import Built
 from tuner.measure.measurement import (
+    CERTIFICATE_CHECKS,
     Measurement,
     Phase,
     RecordKey,
     Status,
 )
 from tuner.measure.oracle import Reference
+from tuner.measure.statistics import Comparison
 from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult, digest_bytes
 from tuner.options import TuneOptions
 from tuner.store import MemoryStore
@@ -52,9 +54,10 @@ class FakeTask:
 
 
 class FakeReferences:
-    def get(self, workload: FakeWorkload) -> Reference:
-        data = workload.key.encode()
-        return Reference((), data, digest_bytes(data), 1e-4)
+    def cases(self, workload: FakeWorkload, phase: Phase) -> tuple[Reference, ...]:
+        draws = CERTIFICATE_CHECKS if phase is Phase.FINAL else 1
+        texts = [f"{workload.key} {draw}".encode() for draw in range(draws)]
+        return tuple(Reference((), data, digest_bytes(data), 1e-4) for data in texts)
 
 
 @dataclass
@@ -141,14 +144,15 @@ class FakeQueue:
             status = self.fails(candidate, attempt) or Status.OK
             schedule = Schedule.from_json(dict(candidate.schedule))
             samples = (self.seconds(schedule),) if status is Status.OK else ()
-            measured.append(
-                (
-                    candidate.trial_id,
-                    Measurement(
-                        status, samples_seconds=samples, object_digest=candidate.object_digest
-                    ),
-                )
+            measurement = Measurement(
+                status,
+                samples_seconds=samples,
+                object_digest=candidate.object_digest,
+                checks=len(request.cases) if status is Status.OK else 0,
             )
+            measured.append((candidate.trial_id, measurement))
+        if request.incumbent:
+            measured = _compared(measured)
         self.results[request.request_id] = MeasureResult(request.request_id, tuple(measured))
 
     def acknowledge(self, request_id: str) -> None:
@@ -171,6 +175,20 @@ class FakeQueue:
         return [r for r in self.submitted if r.request_id in open_ids]
 
     def close(self) -> None: ...
+
+
+def _compared(measured: Sequence[tuple[str, Measurement]]) -> list[tuple[str, Measurement]]:
+    """With comparisons to the first that works, in as many pairs as are sure of it."""
+    base: float | None = None
+    found = []
+    for name, measurement in measured:
+        seconds = measurement.run_seconds
+        if seconds is not None and base is not None:
+            comparison = Comparison("the first", (seconds / base,) * 8)
+            measurement = replace(measurement, comparison=comparison)
+        base = base if base is not None else seconds
+        found.append((name, measurement))
+    return found
 
 
 class Clock:

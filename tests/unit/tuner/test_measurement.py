@@ -18,8 +18,11 @@ from tuner.measure.measurement import (
     TuningRecord,
     trial_id,
 )
+from tuner.measure.speed import Speed
+from tuner.measure.statistics import Comparison
 from tuner.measure.wire import (
     Candidate,
+    Case,
     Distribution,
     InputSpec,
     MeasureRequest,
@@ -49,6 +52,10 @@ measurements = st.builds(
     worker=text,
     device=st.dictionaries(text, text | st.integers(), max_size=3),
     measured_at=finite,
+    checks=st.integers(0, 9),
+    comparison=st.none()
+    | st.builds(Comparison, text, st.lists(finite, min_size=1, max_size=4).map(tuple)),
+    speed=st.none() | st.builds(Speed, finite, finite, finite, finite),
 )
 inputs = st.builds(
     InputSpec,
@@ -75,12 +82,15 @@ requests = st.builds(
     key=keys,
     candidates=st.lists(candidates, max_size=3).map(tuple),
     library_digest=text,
-    inputs=st.lists(inputs, max_size=3).map(tuple),
-    reference_digest=text,
+    cases=st.lists(
+        st.builds(Case, st.lists(inputs, max_size=3).map(tuple), text), min_size=1, max_size=3
+    ).map(tuple),
     tolerance=finite,
+    incumbent=text,
     repeat=st.builds(
         RepeatSettings,
         st.integers(1, 20),
+        finite,
         finite,
         finite,
         st.none() | finite,
@@ -117,14 +127,14 @@ def test_inputs_are_drawn_alike_every_time(spec: InputSpec) -> None:
     assert np.array_equal(first, InputSpec.from_json(spec.to_json()).draw(), equal_nan=False)
 
 
-@pytest.mark.parametrize("version", [0, 2, None, "1"])
+@pytest.mark.parametrize("version", [0, 1, 3, None, "2"])
 def test_another_protocol_version_is_refused(version: object) -> None:
     for reader in (MeasureRequest, MeasureResult):
         with pytest.raises(ProtocolError, match="protocol version"):
             reader.from_json({"protocol": version})
 
 
-@pytest.mark.parametrize("data", [{"protocol": 1}, {"protocol": 1, "key": 3}, [], "x"])
+@pytest.mark.parametrize("data", [{"protocol": 2}, {"protocol": 2, "key": 3}, [], "x"])
 def test_malformed_messages_are_refused(data: object) -> None:
     for reader in (MeasureRequest, MeasureResult):
         with pytest.raises(ProtocolError):

@@ -7,15 +7,20 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tuner.measure.local_runner import LocalRunner
-from tuner.measure.measurement import RecordKey, Status
+from tuner.measure.measurement import Measurement, Phase, RecordKey, Status
 from tuner.measure.sandbox import Sandbox
+from tuner.measure.speed import Speed, SpeedWatch
+from tuner.measure.statistics import Outcome
 from tuner.measure.wire import (
     Candidate,
+    Case,
+    Distribution,
     InputSpec,
     MeasureRequest,
     MeasureResult,
@@ -39,6 +44,9 @@ static volatile int damaged = 0;
 KERNEL(good) { ADD if (damaged) abort(); }
 KERNEL(also_good) { ADD if (damaged) abort(); }
 KERNEL(slow) { for (int r = 0; r < 2000; r++) { ADD __asm__ volatile("" ::: "memory"); } }
+KERNEL(twice) { for (int r = 0; r < 2; r++) { ADD __asm__ volatile("" ::: "memory"); } }
+KERNEL(saturates) { ADD for (int i = 0; i < 256; i++) if (out[i] > 30.0f) out[i] = 30.0f; }
+KERNEL(knows_seed) { ADD if (a[0] != FIRST) out[0] += 1.0f; }
 KERNEL(wrong) { ADD out[7] += 1.0f; }
 KERNEL(unfinished) { ADD out[9] = ((const float *)scratch)[0]; }
 KERNEL(crashes) { *(volatile int *)0 = 1; }
@@ -56,7 +64,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         pytest.skip("no C compiler")
     folder = tmp_path_factory.mktemp("kernels")
     (folder / "k.c").write_text(SOURCE)
-    command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(folder / "k.so"), "k.c"]
+    first = f"-DFIRST={float(INPUTS[0].draw()[0]).hex()}f"
+    command = [compiler, first, "-O1", "-shared", "-fPIC", "-o", str(folder / "k.so"), "k.c"]
     subprocess.run(command, check=True, cwd=folder)
     return (folder / "k.so").read_bytes()
 
@@ -70,6 +79,11 @@ def sandbox() -> Iterator[Sandbox]:
 
 INPUTS = (InputSpec((SIZE,), "float32", 1), InputSpec((SIZE,), "float32", 2))
 EXPECTED = array_to_bytes(INPUTS[0].draw() + INPUTS[1].draw())
+OTHERS = tuple(
+    tuple(InputSpec((SIZE,), "float32", seed + n, distribution) for n in range(2))
+    for seed, distribution in ((11, Distribution.NORMAL), (21, Distribution.WIDE))
+)
+"""Further draws of the inputs, for finalists."""
 
 
 def _spec(symbol: str) -> dict[str, object]:
@@ -109,11 +123,17 @@ def _request(library: bytes, *symbols: str, limit_seconds: float = 5.0) -> Measu
             for n, symbol in enumerate(symbols)
         ),
         library_digest=digest_bytes(library),
-        inputs=INPUTS,
-        reference_digest=digest_bytes(EXPECTED),
+        cases=(Case(INPUTS, digest_bytes(EXPECTED)),),
         tolerance=1e-6,
         repeat=RepeatSettings(samples=3, sample_seconds=1e-4, limit_seconds=limit_seconds),
     )
+
+
+def _save(folder: Path, *blobs: bytes) -> None:
+    for data in blobs:
+        path = folder / digest_bytes(data)
+        if not path.exists():  # a child may have mapped it
+            path.write_bytes(data)
 
 
 def _measure(
@@ -127,8 +147,7 @@ def _result(
     sandbox: Sandbox, library: bytes, tmp_path: Path, *symbols: str, limit_seconds: float = 5.0
 ) -> MeasureResult:
     request = _request(library, *symbols, limit_seconds=limit_seconds)
-    for data in (library, EXPECTED):
-        (tmp_path / digest_bytes(data)).write_bytes(data)
+    _save(tmp_path, library, EXPECTED)
     return sandbox.measure(request, lambda digest: tmp_path / digest)
 
 
@@ -141,7 +160,7 @@ def test_a_correct_candidate_is_timed_and_certified(
     assert len(measured.samples_seconds) == 3 and min(measured.samples_seconds) > 0
     assert measured.run_seconds == min(measured.samples_seconds)
     assert measured.max_error == 0.0 and measured.tolerance == 1e-6
-    assert measured.seeds == (1, 2)
+    assert measured.seeds == (1, 2) and measured.checks == 1 and not measured.certified
     assert measured.reference_digest == digest_bytes(EXPECTED)
     assert measured.object_digest == "o0"
     assert (measured.worker, measured.device) == ("w1", {"model": "test"})
@@ -214,13 +233,96 @@ def test_a_missing_symbol_is_a_run_error(sandbox: Sandbox, library: bytes, tmp_p
     assert good.status is Status.OK
 
 
+def _finals(
+    sandbox: Sandbox, library: bytes, tmp_path: Path, *symbols: str, samples: int = 16
+) -> dict[str, Measurement]:
+    """A comparison of finalists, the first of which is the incumbent."""
+    outputs = [array_to_bytes(a.draw() + b.draw()) for a, b in OTHERS]
+    _save(tmp_path, library, EXPECTED, *outputs)
+    further = tuple(Case(i, digest_bytes(o)) for i, o in zip(OTHERS, outputs, strict=True))
+    request = _request(library, *symbols)
+    request = replace(
+        request,
+        cases=(*request.cases, *further),
+        incumbent=symbols[0],
+        phase=Phase.FINAL,
+        repeat=replace(request.repeat, samples=samples),
+    )
+    return dict(sandbox.measure(request, lambda digest: tmp_path / digest).measurements)
+
+
+def test_finalists_are_compared_in_pairs_with_the_incumbent(
+    sandbox: Sandbox, library: bytes, tmp_path: Path
+) -> None:
+    found = _finals(sandbox, library, tmp_path, "twice", "good", "slow")
+    assert all(m.certified and m.checks == 3 and len(m.seeds) == 6 for m in found.values())
+    assert found["twice"].comparison is None
+    good, slow = found["good"].comparison, found["slow"]
+    assert good is not None and good.against == "twice" and len(good.ratios) == 16
+    assert good.ratio < 1.0 and good.outcome is Outcome.FASTER
+    # 1000 times as slow: one sample says enough
+    assert len(slow.samples_seconds) == 1 and slow.comparison is None
+
+
+def test_who_stands_in_for_an_incumbent_that_fails(
+    sandbox: Sandbox, library: bytes, tmp_path: Path
+) -> None:
+    found = _finals(sandbox, library, tmp_path, "wrong", "good", "also_good", samples=2)
+    assert found["wrong"].status is Status.WRONG_ANSWER
+    assert found["good"].comparison is None
+    compared = found["also_good"].comparison
+    assert compared is not None and compared.against == "good" and len(compared.ratios) == 2
+
+
+@pytest.mark.parametrize("symbol", ["saturates", "knows_seed"])
+def test_what_is_right_on_one_draw_alone_gets_no_certificate(
+    sandbox: Sandbox, library: bytes, tmp_path: Path, symbol: str
+) -> None:
+    assert _measure(sandbox, library, tmp_path, symbol) == {symbol: Status.OK}
+    found = _finals(sandbox, library, tmp_path, "good", symbol, samples=2)
+    assert found[symbol].status is Status.WRONG_ANSWER and not found[symbol].certified
+    assert found["good"].certified
+
+
+def test_a_disturbed_batch_is_measured_once_more(
+    library: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of a pretended reference kernel; candidates are measured by the real one."""
+    readings = iter([*((1.0, 1.0),) * 2, *((2.0, 1.0),) * 2, *((1.0, 1.0),) * 2])
+    taken: list[float] = []
+
+    def take(watch: SpeedWatch, arithmetic: float, memory: float, threads: int = 1) -> Speed:
+        arithmetic, memory = next(readings)
+        taken.append(arithmetic)
+        return original(watch, arithmetic, memory, threads)
+
+    original = SpeedWatch.take
+    monkeypatch.setattr(SpeedWatch, "take", take)
+    box = Sandbox("w1")
+    try:
+        for runs in (2, 6):
+            ((_, measured),) = _result(box, library, tmp_path, "good").measurements
+            assert len(taken) == runs and not measured.disturbed
+            assert measured.speed is not None and measured.speed.arithmetic_ratio == 1.0
+        readings = iter([(2.0, 1.0)] * 4)
+        ((_, measured),) = _result(box, library, tmp_path, "good").measurements
+        assert len(taken) == 10 and measured.disturbed and measured.ok
+    finally:
+        box.close()
+
+
+def test_the_device_can_be_asked_how_fast_it_is(sandbox: Sandbox) -> None:
+    sandbox.probe()
+    status = sandbox.speed.status()
+    assert status is not None and status["arithmetic_seconds"] > 0
+    assert sandbox.speed.age_seconds < 60
+
+
 def test_a_cancelled_request_says_so_at_once(library: bytes, tmp_path: Path) -> None:
     runner = LocalRunner("w1")
     try:
         request = _request(library, "good", "hangs", limit_seconds=60.0)
-        runner.submit(
-            request, {request.library_digest: library, request.reference_digest: EXPECTED}
-        )
+        runner.submit(request, {request.library_digest: library, digest_bytes(EXPECTED): EXPECTED})
         assert runner.poll(1.0) == []
         runner.cancel([request.request_id])
         started = time.monotonic()
@@ -283,7 +385,7 @@ def test_a_batch_that_needs_too_much_memory_is_raced_in_parts(
             "request": request.to_json(),
             "only": ["good", "also_good"],
             "library": str(tmp_path / digest_bytes(library)),
-            "reference": str(tmp_path / digest_bytes(EXPECTED)),
+            "references": [str(tmp_path / digest_bytes(EXPECTED))],
         }
     )
     assert events.index(("sample", "good")) < events.index(("begin", "also_good"))

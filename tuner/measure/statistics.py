@@ -1,0 +1,178 @@
+"""How sure a time is, and whether one kernel is faster than another. Standard library only.
+
+Three questions, three answers:
+
+*What would this kernel take undisturbed?* Whatever happens to a sample makes it longer, so the
+fastest sample estimates it. A bootstrap says nothing about a minimum (it is inconsistent there:
+Bickel and Freedman, 1981), so the interval is that of the two-parameter exponential distribution:
+undisturbed time plus a wait. With the mean excess s = sum(x - min) / (n - 1) over the fastest of n
+samples, n (min - time) / s follows F(2, 2n - 2) exactly, whose quantiles have a closed form. Real
+disturbances have longer tails than that; they make s, and so the interval, wider.
+
+*Which candidates need no more samples?* The same model with the excess of all racers pooled: after
+n samples a minimum lies within s ln(1/a) / n of the undisturbed time with probability 1 - a. Who
+is behind the leader by more than that, and a margin, is dropped.
+
+*Is the challenger faster than the incumbent?* They take turns, A B B A, so that what drifts slowly
+cancels, and each pair gives a ratio. The interval of their median is that of order statistics:
+exact for any distribution of ratios, with no random numbers in it. A bootstrap of so few pairs
+covers less than it says.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+CONFIDENCE = 0.95
+
+TIE_MARGIN = 0.005
+"""A gain below this is no reason to change anything."""
+
+PRIOR_EXCESS = 0.05
+PRIOR_SAMPLES = 4
+"""Excess over the undisturbed time before anything was seen, and how many samples that is worth."""
+
+
+class Outcome(StrEnum):
+    """What a comparison with the incumbent says of the challenger."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    TIE = "tie"
+    """No difference could be shown: the incumbent stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An interval, and the probability with which such intervals hold what they are for."""
+
+    low: float
+    high: float
+    coverage: float
+
+
+def undisturbed(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
+    """Where the undisturbed time lies, given seconds of repeated runs; the fastest is its end.
+
+    None for less than two samples: one says nothing of its own error.
+    """
+    count = len(samples)
+    if count < 2:
+        return None
+    fastest = min(samples)
+    excess = sum(sample - fastest for sample in samples) / (count - 1)
+    # the quantile of F(2, 2n - 2), divided by n
+    width = excess * ((1.0 - confidence) ** (-1.0 / (count - 1)) - 1.0) * (count - 1) / count
+    return Interval(max(0.0, fastest - width), fastest, confidence)
+
+
+def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """The narrowest interval of two order statistics that holds the median with `confidence`.
+
+    With fewer than six values none does: then the interval is the whole range, and `coverage` says
+    what that is worth.
+
+    Raises:
+        ValueError: if there are no values.
+    """
+    ordered = sorted(values)
+    count = len(ordered)
+    if not count:
+        raise ValueError("the median of no values")
+    rank, outside = 1, 0.5**count
+    while rank < (count + 1) // 2:
+        # the probability that no more than `rank` of the values lie below the median
+        more = outside + math.comb(count, rank) * 0.5**count
+        if 1.0 - 2.0 * more < confidence:
+            break
+        rank, outside = rank + 1, more
+    return Interval(ordered[rank - 1], ordered[count - rank], max(0.0, 1.0 - 2.0 * outside))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A challenger against the incumbent. `ratios` are challenger / incumbent, one a pair.
+
+    `against` names the incumbent: the digest of its schedule.
+    """
+
+    against: str
+    ratios: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ratios)
+
+    @property
+    def interval(self) -> Interval:
+        return median_interval(self.ratios)
+
+    @property
+    def outcome(self) -> Outcome:
+        """TIE unless the interval is sure enough, beside 1, and the gain is worth a change."""
+        interval = self.interval
+        if interval.high < 1.0 and self.ratio < 1.0 - TIE_MARGIN:
+            return Outcome.FASTER if interval.coverage >= CONFIDENCE else Outcome.TIE
+        if interval.low > 1.0 and self.ratio > 1.0 + TIE_MARGIN:
+            # a few pairs suffice: what they say keeps the incumbent either way
+            return Outcome.SLOWER
+        return Outcome.TIE
+
+    def to_json(self) -> dict[str, Any]:
+        """The ratios, and what they say, for readers that do not count themselves."""
+        interval = self.interval
+        return {
+            "against": self.against,
+            "ratios": list(self.ratios),
+            "ratio": self.ratio,
+            "low": interval.low,
+            "high": interval.high,
+            "coverage": interval.coverage,
+            "outcome": self.outcome.value,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Comparison:
+        """Raises KeyError or ValueError for what `to_json` did not write."""
+        ratios = tuple(map(float, data["ratios"]))
+        if not ratios:
+            raise ValueError("a comparison without pairs")
+        return cls(str(data["against"]), ratios)
+
+
+def racing(
+    samples: Sequence[Sequence[float]],
+    margin: float,
+    leader_seconds: float | None = None,
+    confidence: float = CONFIDENCE,
+) -> list[bool]:
+    """Which of several kernels may still be the fastest, or within `margin` of it.
+
+    Args:
+        samples: seconds of each kernel, at least one each, taken in the same rounds.
+        margin: relative; a kernel that is not shown to be slower by more stays.
+        leader_seconds: the fastest sample of a kernel that is not among them.
+    """
+    fastest = [min(each) for each in samples]
+    best = min(fastest)
+    excesses = [
+        sample / floor - 1.0
+        for each, floor in zip(samples, fastest, strict=True)
+        for sample in each
+        if floor > 0.0
+    ]
+    # of n samples one is the fastest and has no excess of its own
+    freedom = sum(len(each) - 1 for each in samples)
+    spread = (PRIOR_SAMPLES * PRIOR_EXCESS + sum(excesses)) / (PRIOR_SAMPLES + freedom)
+    if leader_seconds is not None:
+        best = min(best, leader_seconds)
+    reach = spread * math.log(1.0 / (1.0 - confidence))
+    return [
+        floor <= best * (1.0 + margin) * (1.0 + reach / len(each))
+        for each, floor in zip(samples, fastest, strict=True)
+    ]
