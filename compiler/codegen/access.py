@@ -175,10 +175,7 @@ def evaluate(emitter: Emitter, form: Linear) -> Value:
     runtime = sorted(form.of(Kind.RUNTIME).items(), key=lambda item: _depth(item[0]))
     for variable, coefficient in runtime:
         assert variable.value is not None
-        term = variable.value
-        if coefficient != 1:
-            factor = emitter.const(coefficient, DType.INT64)
-            term = emitter.emit(DType.INT64, 1, "mul nsw i64 %s, %s", term, factor)
+        term = emitter.multiple(variable.value, coefficient)
         total = emitter.emit(DType.INT64, 1, "add nsw i64 %s, %s", total, term)
     return total
 
@@ -225,10 +222,7 @@ def pointer(emitter: Emitter, base: Value, offset: Linear) -> Value:
     runtime = sorted(offset.of(Kind.RUNTIME).items(), key=lambda item: _depth(item[0]))
     for variable, coefficient in runtime:
         assert variable.value is not None
-        bytes_ = variable.value
-        if coefficient != 1:
-            factor = emitter.const(coefficient, DType.INT64)
-            bytes_ = emitter.emit(DType.INT64, 1, "mul nsw i64 %s, %s", bytes_, factor)
+        bytes_ = emitter.multiple(variable.value, coefficient)
         address = emitter.emit(None, 1, "getelementptr i8, ptr %s, i64 %s", address, bytes_)
     return address
 

@@ -171,6 +171,8 @@ def _parse(ir_text: str, target: Target, machine: Any) -> Any:
 def _initialize() -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    # The lowering carries the multiples of counters itself (`Emitter.multiple`).
+    llvm.set_option("tilewright", "-disable-lsr")
 
 
 @cache

@@ -60,9 +60,16 @@ class Value:
         return "ptr" if self.dtype is None else type_text(self.dtype, self.lanes)
 
 
+_SCALES = (1, 2, 4, 8)
+"""Factors that an address may have for nothing, on x86 and ARM alike."""
+
+
 @dataclass(slots=True)
 class _Scope:
     label: str
+    counter: str = ""
+    multiples: dict[int, Value] = field(default_factory=dict)
+    """Multiples of the counter that are used, by their factor."""
     lines: list[str] = field(default_factory=list)
     memo: dict[tuple[str, ...], Value] = field(default_factory=dict)
 
@@ -179,6 +186,27 @@ class Emitter:
             return pointer
         return self.emit(None, 1, f"getelementptr i8, ptr %s, i64 {bytes_}", pointer, depth=depth)
 
+    def multiple(self, value: Value, factor: int) -> Value:
+        """An i64 times a constant, as addresses take it.
+
+        In an innermost loop, a multiple of the counter is carried and added to: LLVM's pass that
+        finds such multiples (loop strength reduction) takes a third of its time.
+        """
+        if factor == 1:
+            return value
+        if value.const is not None:
+            return self.const(value.const * factor, DType.INT64)
+        scope = self._scopes[value.depth]
+        if value.name != scope.counter:
+            size = self.const(factor, DType.INT64)
+            return self.emit(DType.INT64, 1, "mul nsw i64 %s, %s", value, size)
+        found = scope.multiples.get(factor)
+        if found is None:
+            self._names += 1
+            found = Value(f"%t{self._names}", DType.INT64, 1, value.depth)
+            scope.multiples[factor] = found
+        return found
+
     def loop(
         self,
         low: Value,
@@ -192,12 +220,18 @@ class Emitter:
         self._loops += 1
         number = self._loops
         parent, depth = self._scopes[-1], len(self._scopes)
-        scope = _Scope(f"L{number}")
+        scope = _Scope(f"L{number}", f"%i{number}")
         self._scopes.append(scope)
         counter = Value(f"%i{number}", DType.INT64, 1, depth)
         phis = [Value(f"%c{number}_{j}", v.dtype, v.lanes, depth) for j, v in enumerate(carried)]
         results = body(counter, phis)
         self._scopes.pop()
+        carries = number == self._loops  # an outer loop would keep it in a register all along
+        starts = {
+            factor: self.multiple(low, factor)
+            for factor in scope.multiples
+            if carries and factor not in _SCALES
+        }
         # The body may have hoisted code into the parent: the branch comes after it.
         before, lines = parent.label, parent.lines
         if may_be_empty:
@@ -214,6 +248,17 @@ class Emitter:
                 f"  {phi.name} = phi {phi.type} [ {start.name}, %{before} ],"
                 f" [ {last.name}, %{scope.label} ]"
             )
+        for factor, value in scope.multiples.items():
+            if factor in starts:
+                last = f"%m{value.name[2:]}"
+                lines.append(
+                    f"  {value.name} = phi i64 [ {starts[factor].name}, %{before} ],"
+                    f" [ {last}, %{scope.label} ]"
+                )
+                scope.lines.append(f"  {last} = add nsw i64 {value.name}, {factor}")
+        for factor, value in scope.multiples.items():
+            if factor not in starts:
+                lines.append(f"  {value.name} = mul nsw i64 {counter.name}, {factor}")
         lines.extend(scope.lines)
         lines.append(f"  %n{number} = add nuw nsw i64 {counter.name}, 1")
         lines.append(f"  %q{number} = icmp slt i64 %n{number}, {high.name}")

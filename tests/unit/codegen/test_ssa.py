@@ -166,3 +166,43 @@ def test_splat_of_a_constant_is_a_constant() -> None:
     vector = emitter.splat(Value("%x", DType.FLOAT32), 8)
     assert vector.type == "<8 x float>"
     assert emitter.splat(vector, 8) is vector
+
+
+def multiples(emitter: Emitter, low: Value, factors: tuple[int, ...], *, nested: bool) -> list[str]:
+    """A loop from `low` that uses multiples of its counter, around another one or not; its text."""
+    ten = emitter.const(10, I64)
+
+    def body(counter: Value, carried: list[Value]) -> list[Value]:
+        for factor in factors:
+            add(emitter, emitter.multiple(counter, factor), counter)
+        if nested:
+            emitter.loop(ten, ten, [], lambda c, v: v, may_be_empty=True)
+        return carried
+
+    emitter.loop(low, ten, [], body, may_be_empty=True)
+    return emitter.lines
+
+
+def test_multiples_of_an_innermost_counter_are_carried() -> None:
+    emitter = Emitter(TARGET)
+    lines = multiples(emitter, Value("%low", I64), (1, 4, 192, 192), nested=False)
+    start = lines[position(lines, "mul nsw i64 %low, 192")].split()[0]
+    (carried,) = [line for line in lines if f"phi i64 [ {start}, %entry ]" in line]
+    name = carried.split()[0]
+    (added,) = [line for line in lines if f"add nsw i64 {name}, 192" in line]
+    assert f"[ {added.split()[0]}, %L1 ]" in carried
+    # a factor that an address takes for nothing stays one
+    assert position(lines, "mul nsw i64 %i1, 4") > position(lines, "L1:")
+
+
+def test_multiples_of_an_outer_counter_are_computed() -> None:
+    """Carried, they would take a register through all of the inner loop."""
+    lines = multiples(Emitter(TARGET), Value("%low", I64), (192,), nested=True)
+    assert position(lines, "L1:") < position(lines, "mul nsw i64 %i1, 192")
+    assert not any("192" in line and "add nsw" in line for line in lines)
+
+
+def test_multiples_start_at_a_number_where_the_loop_does() -> None:
+    emitter = Emitter(TARGET)
+    lines = multiples(emitter, emitter.const(3, I64), (192,), nested=False)
+    assert any("phi i64 [ 576, %entry ]" in line for line in lines)
