@@ -229,6 +229,9 @@ class GraphPlanRow(Base):
     plan: Mapped[Json]
     run_seconds: Mapped[float | None]
     created_at: Mapped[float]
+    dims: Mapped[str]
+    codegen_version: Mapped[str]
+    decision: Mapped[Json | None]
 
 
 class RequestRow(Base):

@@ -20,7 +20,7 @@ _plans = table_of(GraphPlanRow)
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
-    digest: str  # sha256 of the plan's canonical JSON
+    digest: str  # sha256 of the plan's canonical JSON, with dims and codegen_version
     model_digest: str
     target_key: str
     threads: int
@@ -28,6 +28,9 @@ class StoredPlan:
     plan: Mapping[str, Any]  # compiler.plan.GraphPlan as JSON
     run_seconds: float | None  # end to end, if it was measured
     created_at: float
+    dims: str  # canonical JSON of the sizes that the model was planned at
+    codegen_version: str  # what compiled it when it was measured
+    decision: Mapping[str, Any] | None  # why it was chosen, if it was
 
 
 class GraphPlanStore:
@@ -43,10 +46,19 @@ class GraphPlanStore:
         numerics: str,
         plan: Mapping[str, Any],
         run_seconds: float | None = None,
+        *,
+        dims: Mapping[str, int] | None = None,
+        codegen_version: str = "",
+        decision: Mapping[str, Any] | None = None,
     ) -> str:
-        """Save a plan, return its digest; the same plan again keeps the faster run_seconds."""
-        digest = hashlib.sha256(canonical_json(dict(plan)).encode()).hexdigest()
-        old = _plans.c.run_seconds
+        """Save a plan, return its digest; the same plan again keeps the faster run_seconds.
+
+        With a `decision` it is the plan that was chosen, from now on.
+        """
+        sizes = canonical_json(dict(dims or {}))
+        identity = [dict(plan), sizes, codegen_version]
+        digest = hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+        old = _plans.c
         with writing(self._engine) as connection:
             insert = upsert(connection, _plans).values(
                 model_digest=model_digest,
@@ -57,15 +69,48 @@ class GraphPlanStore:
                 plan=dict(plan),
                 run_seconds=run_seconds,
                 created_at=self._clock(),
+                dims=sizes,
+                codegen_version=codegen_version,
+                decision=None if decision is None else dict(decision),
             )
-            new = insert.excluded.run_seconds
-            faster = sa.and_(new.is_not(None), sa.or_(old.is_(None), new < old))
+            new = insert.excluded
+            faster = sa.or_(old.run_seconds.is_(None), new.run_seconds < old.run_seconds)
+            changed = {"run_seconds": sa.case((faster, new.run_seconds), else_=old.run_seconds)}
+            if decision is not None:
+                changed |= {"decision": new.decision, "created_at": new.created_at}
             connection.execute(
-                insert.on_conflict_do_update(
-                    index_elements=[*_plans.primary_key], set_={"run_seconds": new}, where=faster
-                )
+                insert.on_conflict_do_update(index_elements=[*_plans.primary_key], set_=changed)
             )
         return digest
+
+    def chosen(
+        self,
+        model_digest: str,
+        target_key: str,
+        threads: int,
+        numerics: str,
+        *,
+        dims: Mapping[str, int] | None = None,
+        codegen_version: str = "",
+    ) -> StoredPlan | None:
+        """The plan that was chosen last, at these sizes and by this version; None if none was."""
+        query = (
+            sa.select(_plans)
+            .where(
+                _plans.c.model_digest == model_digest,
+                _plans.c.target_key == target_key,
+                _plans.c.threads == threads,
+                _plans.c.numerics == numerics,
+                _plans.c.dims == canonical_json(dict(dims or {})),
+                _plans.c.codegen_version == codegen_version,
+                _plans.c.decision.is_not(None),
+            )
+            .order_by(_plans.c.created_at.desc(), _plans.c.digest)
+            .limit(1)
+        )
+        with reading(self._engine) as connection:
+            row = connection.execute(query).first()
+        return None if row is None else StoredPlan(**row._mapping)
 
     def best(
         self, model_digest: str, target_key: str, threads: int, numerics: str
