@@ -7,7 +7,8 @@ is, and may end when the run says so; but shapes must be the same in every step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +25,10 @@ from compiler.ops.shapes import show
 STEP_LIMIT = 4096
 """More steps would make a graph too large to compile."""
 
-SPELLED_NODES = 512
-"""Steps are spelled out where that gives fewer nodes: it takes about a second to compile them."""
+SPELLED_NODES = 128
+"""Steps are spelled out where that gives fewer nodes: they compile in some 0.2 s, and elementwise
+steps fuse. Steps with a product run as fast in a loop (0.8 to 1.02 of the time, for states of 32 to
+512 elements)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +119,10 @@ def _scanned(node: OnnxNode, values: list[str], body: LoopBody) -> list[str]:
     else:
         try:
             states, wholes = _looped_scan(node, scan, body)
-        except UnsupportedOperatorError:
-            _check_length(node, length)
-            states, wholes = _spelled_scan(node, scan, body, True)
+        except UnsupportedOperatorError as error:
+            with _refused(node, error):
+                _check_length(node, length)
+                states, wholes = _spelled_scan(node, scan, body, True)
     stacked = [
         _turned(node, flip(node, whole, [0]) if back else whole, axis)
         for whole, axis, back in zip(wholes, out_axes, out_backwards, strict=True)
@@ -190,7 +194,8 @@ def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
         return _looped_loop(node, trips, states, body)
     except UnsupportedOperatorError as error:
         if not unknown:
-            return _spelled_loop(node, trips, states, body, STEP_LIMIT, True)
+            with _refused(node, error):
+                return _spelled_loop(node, trips, states, body, STEP_LIMIT, True)
         inputs = (n for value in unknown for n in node.builder.inputs_of(value))
         raise UnsupportedOperatorError(
             error.node,
@@ -201,6 +206,17 @@ def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
             f"{node.label} depends on a run-time value",
             tuple(dict.fromkeys([*inputs, *error.depends_on])),
         ) from error
+
+
+@contextmanager
+def _refused(node: OnnxNode, error: UnsupportedOperatorError) -> Iterator[None]:
+    """If spelling out fails too, the error says why the loop did that it was to be."""
+    try:
+        yield
+    except UnsupportedOperatorError as again:
+        if (error.node, again.node) != (node.name, node.name):
+            raise
+        raise node.unsupported(f"{error.reason}; spelled out: {again.reason}") from again
 
 
 def _known_integer(node: OnnxNode, value: str | None) -> int | None:

@@ -25,7 +25,17 @@ from onnx.backend.test.loader import load_model_tests
 from compiler.ops.cast import ONNX_TYPES
 from compiler.runtime.kernel import Role
 from compiler.runtime.native_functions import native_signature
-from compiler.runtime.program import BufferRef, Copy, KernelCall, NativeCall, Program, Space
+from compiler.runtime.program import (
+    Branch,
+    BufferRef,
+    Copy,
+    Instruction,
+    KernelCall,
+    Loop,
+    NativeCall,
+    Program,
+    Space,
+)
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 
@@ -260,17 +270,42 @@ def computed(program: Program) -> list[bool]:
     """For each output, whether kernels made it from the values of a run-time input.
 
     Followed through the program's instructions: bytes are computed once a kernel has written them
-    that read an input or computed bytes.
+    that read an input or computed bytes, or that runs because such bytes say so.
     """
     live = [_Span(Space.INPUT, i, i + 1) for i in range(len(program.inputs))]
+    _follow(program, program.instructions, live, decided=False)
+    outputs = [_Span(Space.OUTPUT, i, i + 1) for i in range(len(program.outputs))]
+    return [any(span.meets(old) for old in live) for span in outputs]
+
+
+def _follow(
+    program: Program, instructions: Iterable[Instruction], live: list[_Span], *, decided: bool
+) -> None:
+    """Change the spans that are computed; `decided` says that computed bytes made these run."""
 
     def write(spans: list[_Span], reads: bool) -> None:
         live[:] = [old for old in live if not any(span.holds(old) for span in spans)]
-        if reads:
+        if reads or decided:
             live.extend(spans)
 
-    for instruction in program.instructions:
+    def meets(ref: BufferRef, size: int) -> bool:
+        return decided or any(_span(ref, size).meets(old) for old in live)
+
+    for instruction in instructions:
         match instruction:
+            case Branch(condition, then, otherwise):
+                chosen = meets(condition, 1)
+                ends = [list(live), list(live)]
+                for end, part in zip(ends, (then, otherwise), strict=True):
+                    _follow(program, part, end, decided=chosen)
+                live[:] = [*ends[0], *ends[1]]
+            case Loop(counter, trips, going, _, body):
+                for _ in range(2):  # what one step computes the next one reads
+                    chosen = meets(trips, 8) or meets(going, 1)
+                    write([_span(counter, 8)], chosen)
+                    before = list(live)
+                    _follow(program, body, live, decided=chosen)
+                    live.extend(before)
             case KernelCall(kernel, buffers):
                 specs = program.kernels[kernel].buffers
                 spans = [_span(r, spec.bytes) for r, spec in zip(buffers, specs, strict=True)]
@@ -286,6 +321,7 @@ def computed(program: Program) -> list[bool]:
                 sizes = (*touched.inputs, touched.output)
                 spans = [_span(r, size) for r, size in zip(buffers, sizes, strict=False)]
                 given = [s for s in spans[:-1] for old in live if s.meets(old)]
-                write(spans[-1:], bool(given))
-    outputs = [_Span(Space.OUTPUT, i, i + 1) for i in range(len(program.outputs))]
-    return [any(span.meets(old) for old in live) for span in outputs]
+                if touched.partial:
+                    live.extend(spans[-1:] if given or decided else [])
+                else:
+                    write(spans[-1:], bool(given))
