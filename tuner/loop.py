@@ -35,6 +35,9 @@ POLL_SECONDS = 0.02
 CANCEL_SECONDS = 5.0
 """How long results are still taken, and finalists compared, after a cancellation."""
 
+LEAST_BATCH = 4
+"""Candidates of a batch where the budget would have it smaller."""
+
 LOST_BATCHES = 5
 """Batches in a row with which the device was lost, after which the run ends."""
 
@@ -243,6 +246,8 @@ class _Run:
             if not self._scheduler.tasks[number].batches:
                 share = self._options.trials // (2 * max(1, self._open()))
                 size = min(size, max(1, share))
+            # Of a small budget most is proposed when something is known.
+            size = min(size, max(LEAST_BATCH, left // 4))
             self._train()
             with timed(self._timings, "propose"):
                 schedules = [suggestion.schedule for suggestion in state.suggest(size)]
@@ -343,6 +348,8 @@ class _Run:
         while (waiting or not self._pipeline.is_empty) and go_on():
             while waiting and self._pipeline.has_room(Phase.FINAL):
                 self._send_finalists(waiting.pop(0))
+            if self._pipeline.is_empty:
+                return  # by the journal of a run that ended before
             self._drain_some()
 
     def _needs_finals(self, number: int, state: TaskState) -> bool:

@@ -22,7 +22,7 @@ from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Tri
 from tuner.measure.oracle import ReferenceCache
 from tuner.measure.runner import Runner
 from tuner.measure.wire import MeasureRequest, RepeatSettings
-from tuner.options import TuneOptions
+from tuner.options import TuneOptions, TuningError
 from tuner.task_state import TaskState
 
 SCREEN_SENT, FINAL_SENT = -1, -2
@@ -177,6 +177,8 @@ class Pipeline:
             if self._options.in_order or self._given is not None:
                 # The loop learns from it and proposes the next before it sees another.
                 break
+        if self._given is not None and not ready and all(b.finished for b in self._batches):
+            raise TuningError("the run cannot go on in the order of the journal that was given")
         return ready
 
     def _next_finished(self) -> Batch | None:

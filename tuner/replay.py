@@ -1,0 +1,347 @@
+"""Tuning without a device: from what was recorded.
+
+A run is repeated from its options, what it knew at its start, its journal and its trials
+(`RecordedRun`): builder and runner answer with what was recorded, so the loop takes the same
+decisions, which can be looked at. A table holds measurements of many candidates of a workload; a
+task that is restricted to them (`restricted`) lets any strategy and cost model be tried offline,
+with any seed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Protocol
+
+from compiler.errors import CompilerError
+from compiler.schedule.schedule import Choice, Schedule
+from compiler.schedule.space import ScheduleSpace, anything
+from compiler.workload import Workload
+from tuner.events import Event, Finished, TaskInputs
+from tuner.loop import tune
+from tuner.measure.builder import Built
+from tuner.measure.measurement import Measurement, RecordKey, Status, Trial, TuningRecord
+from tuner.measure.oracle import Reference, ReferenceCache
+from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
+from tuner.options import TuneOptions
+from tuner.store import MemoryStore, RecordStore
+from tuner.tasks import Task
+
+
+class ReplayError(CompilerError):
+    """A run cannot be repeated: it did not end, or other code took other decisions."""
+
+
+class Answers(Protocol):
+    """What is known instead of a device."""
+
+    def built(self, key: RecordKey, schedule: Schedule) -> Measurement | None:
+        """A measurement that says how the build of a schedule ended; None: unknown."""
+
+    def measured(self, key: RecordKey, candidate: Candidate) -> Measurement | None:
+        """What a device said of a candidate; None: unknown."""
+
+
+class TableAnswers:
+    """Every schedule has one measurement, whoever asks."""
+
+    def __init__(self, known: Mapping[RecordKey, Mapping[Schedule, Measurement]]) -> None:
+        self._known = known
+
+    def built(self, key: RecordKey, schedule: Schedule) -> Measurement | None:
+        return self._known[key].get(schedule)
+
+    def measured(self, key: RecordKey, candidate: Candidate) -> Measurement | None:
+        return self._known[key].get(Schedule.from_json(dict(candidate.schedule)))
+
+
+class RunAnswers:
+    """The trials of one run, by their ids: a schedule may have been measured more than once."""
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self._by_id = {trial.id: trial.measurement for trial in trials}
+        self._built: dict[tuple[RecordKey, Schedule], Measurement] = {}
+        for trial in trials:
+            identity = trial.key, trial.schedule
+            known = self._built.get(identity)
+            # of a lost device nothing is known of the code
+            if known is None or known.status is Status.WORKER_LOST:
+                self._built[identity] = trial.measurement
+
+    def built(self, key: RecordKey, schedule: Schedule) -> Measurement | None:
+        return self._built.get((key, schedule))
+
+    def measured(self, key: RecordKey, candidate: Candidate) -> Measurement | None:
+        return self._by_id.get(candidate.trial_id)
+
+
+@dataclass(slots=True)
+class _Ready:
+    """A batch that was built long ago."""
+
+    built: list[Built]
+
+    def done(self) -> bool:
+        return True
+
+    def results(self) -> list[Built]:
+        return self.built
+
+    def cancel(self) -> None:
+        self.built = [Built(b.schedule, Status.CANCELLED) for b in self.built]
+
+
+class AnswerBuilder:
+    """A builder that compiles nothing: objects are the names of those that were built.
+
+    What is unknown is CANCELLED, so that it leaves no trial.
+    """
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+
+    def submit(self, task: Task, schedules: Sequence[Schedule]) -> _Ready:
+        return _Ready([self._build(task.key, schedule) for schedule in schedules])
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def _build(self, key: RecordKey, schedule: Schedule) -> Built:
+        known = self._answers.built(key, schedule)
+        if known is None:
+            return Built(schedule, Status.CANCELLED)
+        if known.status in (Status.BUILD_ERROR, Status.BUILD_TIMEOUT):
+            return Built(schedule, known.status, known.error, build_seconds=known.build_seconds)
+        digest = known.object_digest or schedule.digest
+        spills = known.error if known.status is Status.SPILLS else ""
+        return Built(
+            schedule,
+            Status.OK,
+            object=digest.encode(),
+            object_digest=digest,
+            build_seconds=known.build_seconds,
+            spills=spills,
+        )
+
+
+class AnswerRunner:
+    """A runner that measures nothing: what is known of a candidate is its result."""
+
+    def __init__(self, answers: Answers, capacity: int = 1) -> None:
+        self._answers = answers
+        self._capacity = capacity
+        self._waiting: list[MeasureRequest] = []
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
+        self._waiting.append(request)
+
+    def poll(self, timeout_seconds: float) -> list[MeasureResult]:
+        results = [self._answer(request) for request in self._waiting]
+        self._waiting.clear()
+        return results
+
+    def acknowledge(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+    def cancel(self, request_ids: Sequence[str] | None = None) -> None:
+        """What waits is answered by the next poll."""
+
+    def resume(self) -> list[MeasureRequest]:
+        return []
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def _answer(self, request: MeasureRequest) -> MeasureResult:
+        unknown = Measurement(Status.CANCELLED)
+        return MeasureResult(
+            request.request_id,
+            tuple(
+                (c.trial_id, self._answers.measured(request.key, c) or unknown)
+                for c in request.candidates
+            ),
+        )
+
+
+class NoReferences(ReferenceCache):
+    """References that nothing is compared with: the answers hold the outcome."""
+
+    def get(self, workload: Workload, draw: int = 0) -> Reference:
+        name = f"{workload.key} {draw}".encode()
+        return Reference((), name, hashlib.sha256(name).hexdigest(), 0.0)
+
+
+def tune_from(
+    answers: Answers,
+    tasks: Sequence[Task],
+    store: RecordStore,
+    options: TuneOptions,
+    *,
+    on_event: Callable[[Event], None] = lambda event: None,
+    bounds: Sequence[float] | None = None,
+    journal: Sequence[int] | None = None,
+) -> Finished:
+    """Tune with answers instead of a device."""
+    return tune(
+        tasks,
+        AnswerBuilder(answers),
+        AnswerRunner(answers),
+        store,
+        options,
+        on_event=on_event,
+        link=b"".join,
+        references=NoReferences(),
+        bounds=None if bounds is None else lambda: bounds,
+        journal=journal,
+    )
+
+
+# ---- a run
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """Everything that the decisions of a run came from.
+
+    `known` are the trials that the store had at the start, oldest first, `trials` those of the run.
+    """
+
+    options: TuneOptions
+    inputs: tuple[TaskInputs, ...]
+    journal: tuple[int, ...]
+    known: Mapping[RecordKey, Sequence[Trial]] = field(default_factory=dict)
+    trials: Sequence[Trial] = ()
+
+
+def replay(
+    run: RecordedRun, tasks: Sequence[Task], on_event: Callable[[Event], None] = lambda event: None
+) -> tuple[Finished, MemoryStore]:
+    """Repeat a run: the same candidates in the same order, the same records.
+
+    Raises:
+        ReplayError: if other candidates are proposed than were measured. The code that decides,
+            that counts features or that makes spaces is another one then.
+    """
+    store = MemoryStore()
+    for task, inputs in zip(tasks, run.inputs, strict=True):
+        if task.key != inputs.key:
+            raise ReplayError(f"task '{inputs.name}': its key is another one today")
+        store.add_trials(run.known.get(task.key, ()))
+        if inputs.incumbent is not None:
+            store.add_record(inputs.incumbent)
+    before = {trial.id for trials in run.known.values() for trial in trials}
+    finished = tune_from(
+        RunAnswers(run.trials),
+        tasks,
+        store,
+        run.options,
+        on_event=on_event,
+        bounds=[inputs.bound_seconds for inputs in run.inputs],
+        journal=run.journal,
+    )
+    repeated = {t.id for task in tasks for t in store.trials(task.key)} - before
+    missing = {trial.id for trial in run.trials} - repeated
+    if missing or finished.journal != run.journal:
+        raise ReplayError(
+            f"{len(missing)} of {len(run.trials)} trials were not proposed again: "
+            "the code that decides is another one than that of the run"
+        )
+    return finished, store
+
+
+def options_to_json(options: TuneOptions) -> dict[str, Any]:
+    """Plain data for `json`; the base model compressed, as text."""
+    packed = base64.b64encode(zlib.compress(options.base_model)).decode()
+    return {**asdict(options), "base_model": packed}
+
+
+def options_from_json(data: Mapping[str, Any]) -> TuneOptions:
+    """Read what `options_to_json` wrote.
+
+    Raises:
+        ReplayError: if there is an option that this release does not have.
+    """
+    unknown = set(data) - {f.name for f in fields(TuneOptions)}
+    if unknown:
+        raise ReplayError(f"options of another release: {', '.join(sorted(unknown))}")
+    base_model = zlib.decompress(base64.b64decode(data["base_model"]))
+    return TuneOptions(**{**data, "base_model": base_model})
+
+
+def inputs_to_json(inputs: TaskInputs) -> dict[str, Any]:
+    """Plain data for `json`."""
+    incumbent = inputs.incumbent
+    return {
+        "key": inputs.key.to_json(),
+        "name": inputs.name,
+        "count": inputs.count,
+        "known_trials": inputs.known_trials,
+        "bound_seconds": inputs.bound_seconds,
+        "incumbent": None
+        if incumbent is None
+        else {
+            "schedule": incumbent.schedule.to_json(),
+            "measurement": incumbent.measurement.to_json(),
+            "trial_id": incumbent.trial_id,
+            "codegen_version": incumbent.codegen_version,
+            "compiler_version": incumbent.compiler_version,
+        },
+    }
+
+
+def inputs_from_json(data: Mapping[str, Any]) -> TaskInputs:
+    """Read what `inputs_to_json` wrote."""
+    key, kept = RecordKey.from_json(data["key"]), data["incumbent"]
+    incumbent = None
+    if kept is not None:
+        incumbent = TuningRecord(
+            key,
+            Schedule.from_json(kept["schedule"]),
+            Measurement.from_json(kept["measurement"]),
+            kept["trial_id"],
+            kept["codegen_version"],
+            kept["compiler_version"],
+        )
+    return TaskInputs(
+        key,
+        str(data["name"]),
+        int(data["count"]),
+        int(data["known_trials"]),
+        incumbent,
+        float(data["bound_seconds"]),
+    )
+
+
+# ---- a table
+
+
+def restricted(task: Task, schedules: Sequence[Schedule]) -> Task:
+    """The task with a space of these schedules alone, and of its default.
+
+    Raises:
+        ReplayError: if none of them is of the default's algorithm, or it is not among them.
+    """
+    default = task.space.default()
+    if default not in schedules:
+        raise ReplayError(f"task '{task.name}': its default was not recorded")
+    spaces = []
+    for space in task.space.subspaces:
+        members = {frozenset(s.choices) for s in schedules if s.algorithm == space.algorithm}
+        if members:
+            first = next(s for s in schedules if s.algorithm == space.algorithm)
+            kept = space.default if space.default in schedules else first
+            spaces.append(
+                replace(space, constraint=_among(members), default=kept, machine=anything)
+            )
+    return replace(task, space=ScheduleSpace(tuple(spaces)))
+
+
+def _among(members: set[frozenset[tuple[str, Choice]]]) -> Callable[[Mapping[str, Choice]], bool]:
+    return lambda choice: frozenset(choice.items()) in members
