@@ -185,7 +185,11 @@ class PlanSummary:
 
 
 def plan_summary(plan: GraphPlan) -> PlanSummary:
-    """Operators, parameters, arithmetic, traffic, and the tasks, most expensive first."""
+    """Operators, parameters, arithmetic, traffic, and the tasks, most expensive first.
+
+    Bodies of control flow are counted with the rest; what is in a loop is weighed by the steps that
+    it is expected to take.
+    """
     graph = plan.graph
     tasks = plan.tasks()
     total = sum(cost(workload) * count for workload, count in tasks) or 1.0
@@ -203,20 +207,26 @@ def plan_summary(plan: GraphPlan) -> PlanSummary:
         )
         for workload, count in tasks
     ]
-    counted = Counter(node.op for node in graph.nodes)
+    graphs = list(graph.walk())
+    counted = Counter(node.op for part in graphs for node in part.nodes)
+    constants = {
+        id(array): (part.types[value], array)
+        for part in graphs
+        for value, array in part.constants.items()
+    }
     return PlanSummary(
         name=graph.name,
         inputs=tuple((v, str(graph.types[v])) for v in graph.inputs),
         outputs=tuple((v, str(graph.types[v])) for v in graph.outputs),
         operators=tuple(sorted(counted.items(), key=lambda item: (-item[1], item[0]))),
-        parameters=sum(a.size for a in graph.constants.values()),
-        parameter_bytes=sum(graph.types[v].bytes for v in graph.constants),
+        parameters=sum(array.size for _, array in constants.values()),
+        parameter_bytes=sum(kind.bytes for kind, _ in constants.values()),
         macs=sum(row.macs * row.count for row in rows),
         flops=sum(row.flops * row.count for row in rows),
         bytes_read=sum(row.bytes_read * row.count for row in rows),
         bytes_written=sum(row.bytes_written * row.count for row in rows),
         kernels=len(plan.kernels),
-        views=sum(isinstance(step, ViewStep) for step in plan.steps),
+        views=sum(isinstance(step, ViewStep) for step, _ in plan.walk()),
         natives=len(plan.natives),
         relayouts=sum(step.workload.operators == ("identity",) for step in plan.kernels),
         arena_bytes=plan_memory(plan).arena_bytes,

@@ -44,7 +44,7 @@ class KernelReport:
         flops: operations of the definition; `executed_flops` of the algorithm that was chosen.
         weight_bytes: packed weights that it reads.
         value_bytes: inputs that it reads and outputs that it writes.
-        seconds: of one run within the model, the mean over its places there; None where the code
+        seconds: of one run within the model, the mean over all of `count`; None where the code
             does not run on this machine, as with `bound`: the least time that the machine allows.
     """
 
@@ -174,20 +174,21 @@ def explain(
 def _measure(
     planned: Planned, compiled: CompiledProgram, timings: Timings | None
 ) -> dict[Workload, float]:
-    """Seconds of each workload's kernel: the fastest sample, averaged over its places."""
+    """Seconds of each workload's kernel: the fastest sample, averaged over how often it is expected
+    to run; a branch that these inputs do not choose takes no time."""
     executable = driver.load_program(compiled, planned.threads, timings)
     ports = {port.name: (port.shape, port.dtype) for port in executable.inputs}
     with timed(timings, "measure kernels"):
         best = executable.profile(random_arrays(ports), SAMPLES).min(axis=0)
     calls = [
         float(seconds)
-        for instruction, seconds in zip(compiled.program.instructions, best, strict=True)
+        for instruction, seconds in zip(compiled.program.walk(), best, strict=True)
         if isinstance(instruction, KernelCall)
     ]
-    found: dict[Workload, list[float]] = {}
+    found: dict[Workload, float] = {}
     for step, seconds in zip(planned.plan.kernels, calls, strict=True):
-        found.setdefault(step.workload, []).append(seconds)
-    return {workload: sum(times) / len(times) for workload, times in found.items()}
+        found[step.workload] = found.get(step.workload, 0.0) + seconds
+    return {workload: found[workload] / count for workload, count in planned.workloads}
 
 
 def _bytes(lowered: LoweredKernel) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from math import prod
 import numpy as np
 
 from compiler.dtypes import DType
-from compiler.errors import InvalidModelError
+from compiler.errors import InvalidInputError, InvalidModelError
 from compiler.graph.ir import Attrs, Graph, attr
 from compiler.graph.types import TensorType
 from compiler.loops.expr import Expr
@@ -43,6 +43,9 @@ SLOT_BYTES = 64
 
 MANY_STEPS = 1_000_000
 """More steps are not expected, whatever the bound."""
+
+ENDLESS_STEPS = 100_000
+"""The interpreter takes no more steps of a loop that nothing bounds."""
 
 GUESSED_STEPS = 16
 """Steps of a loop of which nothing is known, where what it costs has to be weighed."""
@@ -187,6 +190,8 @@ def _run_loop(
     going, step = bool(go), 0
     rows: list[list[np.ndarray]] = []
     while going and step < limit:
+        if form.most is None and step >= ENDLESS_STEPS:
+            raise InvalidInputError(f"a loop has not ended after {ENDLESS_STEPS} steps")
         on, *made = run(form.body, [np.array(step, np.int64), *states, *captured])
         states = made[: form.states]
         rows.append(made[form.states :])

@@ -25,7 +25,8 @@ def run_graph(
     hold raw bits, as they do in memory.
 
     Raises:
-        InvalidInputError: if an input is missing, unknown, or of another shape or type.
+        InvalidInputError: if an input is missing, unknown, or of another shape or type, or makes a
+            loop run for very long that nothing bounds.
     """
     check_inputs(graph, inputs)
     given = [_to_compute(inputs[v], graph.types[v].dtype, float64) for v in graph.inputs]
@@ -45,22 +46,21 @@ def _run(graph: Graph, inputs: Sequence[np.ndarray], float64: bool) -> list[np.n
     last_use = {value: node.name for node in graph.nodes for value in node.inputs}
     for node in graph.nodes:
         operator, kind = ops.get(node.op), graph.types[node.output]
+        operands = [values[value] for value in node.inputs]
         if operator.control is not None:
-            operands = [values[value] for value in node.inputs]
             blocks[node.output] = operator.control(
                 operands, node.attrs, lambda body, given: _run(body, given, float64)
             )
-            values[node.output] = np.zeros(0)  # read by its fields alone
-            continue
-        with np.errstate(all="ignore"):
-            if node.op == "field":
-                result = blocks[node.inputs[0]][integer(node.attrs, "offset")]
-            else:
-                operands = [values[value] for value in node.inputs]
-                result = np.asarray(operator.reference(operands, node.attrs))
-        if node.op == "trim":  # the type says how large it can be
-            kind = TensorType(kind.dtype, result.shape)
-        values[node.output] = _rounded(result, kind, float64)
+            values[node.output] = np.zeros(0)  # its fields find their values in the block
+        else:
+            with np.errstate(all="ignore"):
+                if node.op == "field":
+                    result = blocks[node.inputs[0]][integer(node.attrs, "offset")]
+                else:
+                    result = np.asarray(operator.reference(operands, node.attrs))
+            if node.op == "trim":  # the type says how large it can be
+                kind = TensorType(kind.dtype, result.shape)
+            values[node.output] = _rounded(result, kind, float64)
         for value in set(node.inputs):
             if last_use[value] == node.name and value not in graph.outputs:
                 del values[value]
