@@ -234,6 +234,39 @@ class GraphPlanRow(Base):
     decision: Mapped[Json | None]
 
 
+class CostModelRow(Base):
+    """A trained cost model; its bytes are the blob of that digest."""
+
+    __tablename__ = "cost_models"
+
+    target_key: Mapped[str] = mapped_column(primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    digest: Mapped[str]
+    feature_version: Mapped[int]
+    objective: Mapped[str]
+    rows: Mapped[int]
+    tasks: Mapped[int]
+    trials: Mapped[int]  # that the target had when it was trained
+    scores: Mapped[Json]  # on held-out tasks
+    chance: Mapped[Json]  # of a random order of the same candidates
+    state: Mapped[str]
+    created_at: Mapped[float]
+    promoted_at: Mapped[float | None]
+
+
+class VerdictRow(Base):
+    """What was served of a model's tuned schedules, and the race that decided it."""
+
+    __tablename__ = "verdicts"
+
+    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    identity: Mapped[str] = mapped_column(index=True)
+    job_id: Mapped[str]
+    served: Mapped[str]
+    verdict: Mapped[Json]
+    created_at: Mapped[float]
+
+
 class RequestRow(Base):
     """A batch of candidates to measure: the queue between tuner and workers."""
 

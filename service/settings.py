@@ -68,6 +68,11 @@ class Settings(BaseSettings):
     builders: int = Field(
         default=0, ge=0, description="Processes that compile candidates; 0: one for each core."
     )
+    cost_model_trials: int = Field(
+        default=500,
+        ge=0,
+        description="New trials of a target after which a cost model is trained; 0: never.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severity that is logged."
     )

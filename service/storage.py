@@ -10,6 +10,7 @@ from db.clock import Clock, system_clock
 from db.engine import open_engine
 from db.migrate import upgrade
 from db.stores.blobs import BlobStore
+from db.stores.cost_models import CostModelStore
 from db.stores.events import EventStore
 from db.stores.jobs import JobStore
 from db.stores.leases import LeaseStore
@@ -36,6 +37,7 @@ class Storage:
     workloads: WorkloadStore
     records: RecordStore
     plans: GraphPlanStore
+    cost_models: CostModelStore
     leases: LeaseStore
     workers: WorkerStore
     tokens: TokenStore
@@ -61,6 +63,7 @@ class Storage:
             workloads=WorkloadStore(engine, clock),
             records=RecordStore(engine, clock),
             plans=GraphPlanStore(engine, clock),
+            cost_models=CostModelStore(engine, blobs, clock),
             leases=LeaseStore(engine, clock),
             workers=WorkerStore(engine, clock, lost_after_seconds=settings.worker_lost_seconds),
             tokens=TokenStore(engine, clock),

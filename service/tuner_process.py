@@ -22,6 +22,7 @@ from compiler.errors import CompilerError
 from db.errors import DatabaseError, StaleLeaseError, StorageError
 from db.job_states import JobState
 from db.stores.jobs import Job, JobClaim, JobProgress
+from service.cost_models import train_due
 from service.planning import ModelRequest, Planned, plan_model, tasks_of
 from service.remote_runner import Interrupted, RemoteRunner
 from service.settings import Settings
@@ -123,6 +124,7 @@ class TunerProcess:
     def run(self) -> None:
         """Work until `stop`."""
         log.info("tuner is up", name=self._name)
+        learned = False
         try:
             while not self._stopping.is_set():
                 try:
@@ -131,12 +133,28 @@ class TunerProcess:
                     log.warning("database", error=str(error))
                     self._stopping.wait(RETRY_SECONDS)
                     continue
-                if not worked:
+                if worked:
+                    learned = False
+                elif not learned:
+                    # while nobody waits for a job
+                    learned = self._learn()
+                else:
                     self._stopping.wait(self._settings.tuner_poll_seconds)
         finally:
             if self._builder is not None:
                 self._builder.close()
             log.info("tuner is down", name=self._name)
+
+    def _learn(self) -> bool:
+        """Train cost models for the targets with enough new trials; always true: it was tried."""
+        try:
+            train_due(self._storage, self._settings.cost_model_trials)
+        except DatabaseError as error:
+            log.warning("cost model not trained", error=str(error))
+        except Exception as error:
+            # a model is a help and no more: jobs go on without
+            log.error("bug", exc_info=error)
+        return True
 
     def work_once(self) -> bool:
         """Take a job, if there is one, and work on it to its end; whether there was one."""

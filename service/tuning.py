@@ -20,6 +20,7 @@ from compiler.ops.interpret import run_graph
 from compiler.program_builder import CompiledProgram
 from compiler.target import host_target
 from compiler.timings import Timings
+from service.cost_models import base_model
 from service.planning import Planned, open_ports
 from service.storage import Storage
 from service.version import version
@@ -70,6 +71,7 @@ def tune_tasks(
     options = TuneOptions(
         trials=budget.trials,
         seconds=budget.seconds,
+        base_model=base_model(storage, tasks[0].target.key) if tasks else b"",
         seed=budget.seed,
         job_id=job_id,
         codegen_version=CODEGEN_VERSION,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from db.stores.cost_models import StoredCostModel
 from db.stores.jobs import Job
 from db.stores.leases import Lease
 from db.stores.models import Model
@@ -11,6 +12,7 @@ from db.stores.tasks import JobTask
 from db.stores.tokens import Token
 from db.stores.workers import Worker
 from service.schemas import (
+    CostModelView,
     JobView,
     LeaseView,
     ModelView,
@@ -113,3 +115,7 @@ def token_view(token: Token) -> TokenView:
         expires_at=token.expires_at,
         revoked_at=token.revoked_at,
     )
+
+
+def cost_model_view(model: StoredCostModel) -> CostModelView:
+    return CostModelView(**{**asdict(model), "state": model.state.value})

@@ -107,7 +107,7 @@ class _Run:
         self._timings = timings
         self._budget = Budget(options, clock)
         try:
-            self._model = make_cost_model(options.model, options.seed)
+            self._model = make_cost_model(options.model, options.seed, options.base_model)
             self._states = [TaskState.start(task, self._model, options) for task in tasks]
         except ValueError as error:
             raise TuningError(str(error)) from error

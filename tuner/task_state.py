@@ -11,7 +11,7 @@ from compiler.errors import ScheduleError
 from compiler.schedule.schedule import Schedule
 from tuner.cost_model.protocol import CostModel, Sample
 from tuner.events import TaskStatus
-from tuner.features import FeatureExtractor
+from tuner.features import FeatureExtractor, target_facts
 from tuner.measure.measurement import (
     Measurement,
     Phase,
@@ -64,7 +64,9 @@ class TaskState:
     def start(cls, task: Task, model: CostModel, options: TuneOptions) -> TaskState:
         """A task before its first trial. Its chance depends on the seed and its key alone."""
         rng = random.Random(f"{options.seed} {task.key.workload_key} {task.key.threads}")
-        features = FeatureExtractor(task.lower, task.space.default())
+        features = FeatureExtractor(
+            task.lower, task.space.default(), target_facts(task.target, task.threads)
+        )
         context = SearchContext(task.space, features, model, rng)
         return cls(task, features, make_strategy(options.strategy, context), options)
 

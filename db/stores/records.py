@@ -73,6 +73,32 @@ class RecordStore:
             found = {row[0]: row[1] for row in connection.execute(query)}
         return {status: found.get(status.value, 0) for status in Status}
 
+    def newest_trials(
+        self, target_keys: Sequence[str], codegen_version: str, limit: int
+    ) -> list[Trial]:
+        """The last trials of some targets and one version, in the order of their arrival."""
+        query = (
+            sa.select(_trials)
+            .where(
+                _trials.c.target_key.in_(target_keys),
+                _trials.c.codegen_version == codegen_version,
+            )
+            .order_by(_trials.c.serial.desc())
+            .limit(limit)
+        )
+        with reading(self._engine) as connection:
+            return [_trial(row) for row in reversed(connection.execute(query).all())]
+
+    def count_by_target(self, codegen_version: str) -> dict[str, int]:
+        """How many trials of one version each target has."""
+        query = (
+            sa.select(_trials.c.target_key, sa.func.count())
+            .where(_trials.c.codegen_version == codegen_version)
+            .group_by(_trials.c.target_key)
+        )
+        with reading(self._engine) as connection:
+            return {row[0]: row[1] for row in connection.execute(query)}
+
     # records
 
     def add_record(self, record: TuningRecord) -> None:

@@ -59,6 +59,7 @@ def tune(
     from compiler.runtime.artifact import check_destination
     from compiler.timings import Timings
     from service.cli.view import progress_line, task_table, timings_table
+    from service.cost_models import describe, train_due
     from service.planning import ModelRequest, open_ports, plan_sizes, tasks_of
     from service.schemas import ProgressView
     from service.storage import Storage
@@ -147,6 +148,10 @@ def tune(
         known = [error for error in errors if error is not None]
         checked = f"largest error {max(known):.1e}" if known else "not run here"
         out.print(f"artifact: {output}, {checked}", soft_wrap=True)
+    if not finished.cancelled:
+        with recorder.stage("train cost models"):
+            for trained in train_due(storage, settings.cost_model_trials):
+                out.print(describe(trained), soft_wrap=True, markup=False)
     storage.close()
     if timings:
         out.print(timings_table(recorder.stages))

@@ -204,3 +204,16 @@ def test_what_was_saved_is_there_after_a_restart(
     RecordStore(engine, clock).add_trials([trial(1)])
     engine.dispose()
     assert RecordStore(open_engine(f"sqlite:///{path}"), clock).trials(KEY) == [trial(1)]
+
+
+def test_trials_to_learn_from_are_of_some_targets_and_one_version(records: RecordStore) -> None:
+    own, relative, foreign = (replace(KEY, target_key=name * 64) for name in "abc")
+    records.add_trials([trial(n, key=own) for n in (1, 2)])
+    records.add_trials([trial(3, key=relative), trial(4, key=foreign)])
+    stale = trial(5, key=own)
+    records.add_trials([replace(stale, codegen_version="cg0")])
+    found = records.newest_trials([own.target_key, relative.target_key], "cg1", 10)
+    assert [t.schedule["tile_n"] for t in found] == [1, 2, 3]
+    newest = records.newest_trials([own.target_key, relative.target_key], "cg1", 2)
+    assert [t.schedule["tile_n"] for t in newest] == [2, 3]
+    assert records.count_by_target("cg1") == {"a" * 64: 2, "b" * 64: 1, "c" * 64: 1}

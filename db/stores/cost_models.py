@@ -1,0 +1,226 @@
+"""Trained cost models: a row for each version, its bytes among the blobs.
+
+Versions of a target are numbered from 1. One of them, at most, is promoted: what tuning runs start
+from. Another takes its place by `promote`, and `roll_back` brings the one before it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import sqlalchemy as sa
+
+from db.clock import Clock, system_clock
+from db.engine import reading, writing
+from db.errors import NotFoundError, StateError
+from db.models import CostModelRow
+from db.stores.blobs import BlobStore
+from db.stores.statements import table_of
+
+_models = table_of(CostModelRow)
+
+
+class CostModelState(StrEnum):
+    """What a version is to the tuning runs of its target."""
+
+    CANDIDATE = "candidate"
+    """Trained, and never in use."""
+    PROMOTED = "promoted"
+    RETIRED = "retired"
+    """Was in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCostModel:
+    """One version. `scores` and `chance` are figures on held-out tasks, of it and of a random
+    order; `trials` is how many the target had when it was trained."""
+
+    target_key: str
+    version: int
+    digest: str
+    feature_version: int
+    objective: str
+    rows: int
+    tasks: int
+    trials: int
+    scores: Mapping[str, Any]
+    chance: Mapping[str, Any]
+    state: CostModelState
+    created_at: float
+    promoted_at: float | None
+
+
+class CostModelStore:
+    """Rows in the database, bytes in the blob store."""
+
+    def __init__(self, engine: sa.Engine, blobs: BlobStore, clock: Clock = system_clock) -> None:
+        self._engine = engine
+        self._blobs = blobs
+        self._clock = clock
+
+    def add(
+        self,
+        target_key: str,
+        data: bytes,
+        *,
+        feature_version: int,
+        objective: str,
+        rows: int,
+        tasks: int,
+        trials: int,
+        scores: Mapping[str, Any],
+        chance: Mapping[str, Any],
+    ) -> StoredCostModel:
+        """Save a trained model as the next version of its target, a candidate."""
+        values = {
+            "target_key": target_key,
+            "digest": self._blobs.put(data),
+            "feature_version": feature_version,
+            "objective": objective,
+            "rows": rows,
+            "tasks": tasks,
+            "trials": trials,
+            "scores": dict(scores),
+            "chance": dict(chance),
+            "state": CostModelState.CANDIDATE.value,
+            "created_at": self._clock(),
+            "promoted_at": None,
+        }
+        with writing(self._engine) as connection:
+            _lock(connection, target_key)
+            newest = sa.select(sa.func.max(_models.c.version)).where(
+                _models.c.target_key == target_key
+            )
+            values["version"] = (connection.execute(newest).scalar() or 0) + 1
+            connection.execute(sa.insert(_models).values(values))
+        return _stored(values)
+
+    def get(self, target_key: str, version: int) -> StoredCostModel:
+        """Raises NotFoundError."""
+        with reading(self._engine) as connection:
+            return _get(connection, target_key, version)
+
+    def data(self, model: StoredCostModel) -> bytes:
+        """What `add` was given. Raises NotFoundError, StorageError(CORRUPT)."""
+        return self._blobs.get(model.digest)
+
+    def list(self, target_key: str | None = None) -> Sequence[StoredCostModel]:
+        """Every version, of one target or of all, the newest first."""
+        query = sa.select(_models).order_by(
+            _models.c.created_at.desc(), _models.c.target_key, _models.c.version.desc()
+        )
+        if target_key is not None:
+            query = query.where(_models.c.target_key == target_key)
+        with reading(self._engine) as connection:
+            return [_stored(dict(row._mapping)) for row in connection.execute(query)]
+
+    def promoted(self, target_key: str) -> StoredCostModel | None:
+        """What tuning runs of a target start from, or None."""
+        with reading(self._engine) as connection:
+            return _promoted(connection, target_key)
+
+    def promote(self, target_key: str, version: int) -> StoredCostModel:
+        """Let tuning runs start from this version; the one before it is retired.
+
+        Raises NotFoundError. A version that is promoted stays as it is.
+        """
+        with writing(self._engine) as connection:
+            _lock(connection, target_key)
+            chosen = _get(connection, target_key, version)
+            if chosen.state is CostModelState.PROMOTED:
+                return chosen
+            _retire(connection, target_key)
+            # later than any other, also within the clock's resolution
+            latest = sa.select(sa.func.max(_models.c.promoted_at)).where(
+                _models.c.target_key == target_key
+            )
+            before = connection.execute(latest).scalar()
+            now = self._clock()
+            if before is not None and now <= before:
+                now = before + 1e-3
+            _set(connection, chosen, state=CostModelState.PROMOTED.value, promoted_at=now)
+            return _get(connection, target_key, version)
+
+    def roll_back(self, target_key: str) -> StoredCostModel:
+        """Take the promoted version out of use, and bring back the one that was before it.
+
+        Raises StateError if there is none before it, or none promoted.
+        """
+        with writing(self._engine) as connection:
+            _lock(connection, target_key)
+            current = _promoted(connection, target_key)
+            if current is None:
+                raise StateError(f"target '{target_key}' has no promoted cost model")
+            earlier = (
+                sa.select(_models.c.version)
+                .where(
+                    _models.c.target_key == target_key,
+                    _models.c.promoted_at < current.promoted_at,
+                )
+                .order_by(_models.c.promoted_at.desc())
+                .limit(1)
+            )
+            version = connection.execute(earlier).scalar()
+            if version is None:
+                raise StateError(
+                    f"no cost model was promoted before version {current.version} "
+                    f"of target '{target_key}'"
+                )
+            _retire(connection, target_key)
+            chosen = _get(connection, target_key, version)
+            _set(connection, chosen, state=CostModelState.PROMOTED.value)
+            return _get(connection, target_key, version)
+
+
+def _lock(connection: sa.Connection, target_key: str) -> None:
+    """One writer of a target's versions at a time: SQLite's transaction is that already."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(target_key))))
+
+
+def _get(connection: sa.Connection, target_key: str, version: int) -> StoredCostModel:
+    query = sa.select(_models).where(
+        _models.c.target_key == target_key, _models.c.version == version
+    )
+    row = connection.execute(query).first()
+    if row is None:
+        raise NotFoundError("cost model", f"{version} of {target_key}")
+    return _stored(dict(row._mapping))
+
+
+def _promoted(connection: sa.Connection, target_key: str) -> StoredCostModel | None:
+    query = sa.select(_models).where(
+        _models.c.target_key == target_key,
+        _models.c.state == CostModelState.PROMOTED.value,
+    )
+    row = connection.execute(query).first()
+    return None if row is None else _stored(dict(row._mapping))
+
+
+def _retire(connection: sa.Connection, target_key: str) -> None:
+    connection.execute(
+        sa.update(_models)
+        .where(
+            _models.c.target_key == target_key,
+            _models.c.state == CostModelState.PROMOTED.value,
+        )
+        .values(state=CostModelState.RETIRED.value)
+    )
+
+
+def _set(connection: sa.Connection, model: StoredCostModel, **values: Any) -> None:
+    connection.execute(
+        sa.update(_models)
+        .where(
+            _models.c.target_key == model.target_key,
+            _models.c.version == model.version,
+        )
+        .values(values)
+    )
+
+
+def _stored(values: Mapping[str, Any]) -> StoredCostModel:
+    return StoredCostModel(**{**values, "state": CostModelState(values["state"])})

@@ -1,0 +1,116 @@
+"""`tilewright cost-model`: the cost models of this machine's database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.common import TargetOption, UserError, console, load_settings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from db.stores.cost_models import StoredCostModel
+    from service.storage import Storage
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    group = typer.Typer(help="Cost models: what tuning runs start from.", no_args_is_help=True)
+    group.command("list")(list_models)
+    group.command()(train)
+    group.command()(promote)
+    group.command()(rollback)
+    app.add_typer(group, name="cost-model")
+
+
+def list_models(
+    target: Annotated[
+        str | None, typer.Option("--target", help="Only of this target (name or key)")
+    ] = None,
+) -> None:
+    """List versions, the newest first."""
+    from service.worker_targets import target_key
+
+    storage = _storage()
+    models = storage.cost_models.list(None if target is None else target_key(target))
+    console().print(_table(models, storage.workloads.targets()))
+    storage.close()
+
+
+def train(target: TargetOption = "host") -> None:
+    """Train a version on all trials of a target; it is promoted if it is better."""
+    from service.cost_models import describe, train_cost_model
+    from service.worker_targets import target_key
+
+    storage = _storage()
+    trained = train_cost_model(storage, target_key(target))
+    storage.close()
+    if trained is None:
+        raise UserError(f"target '{target}' has too few tuned tasks to learn from and to judge by")
+    console().print(describe(trained), soft_wrap=True)
+
+
+def promote(
+    version: Annotated[int, typer.Argument(min=1, help="Version, as `list` shows it")],
+    target: TargetOption = "host",
+) -> None:
+    """Let tuning runs start from a version."""
+    from service.worker_targets import target_key
+
+    storage = _storage()
+    model = storage.cost_models.promote(target_key(target), version)
+    storage.close()
+    console().print(f"version {model.version} is promoted")
+
+
+def rollback(target: TargetOption = "host") -> None:
+    """Bring back the version that was promoted before."""
+    from service.worker_targets import target_key
+
+    storage = _storage()
+    model = storage.cost_models.roll_back(target_key(target))
+    storage.close()
+    console().print(f"version {model.version} is promoted again")
+
+
+def _storage() -> Storage:
+    from service.storage import Storage
+
+    return Storage.open(load_settings())
+
+
+def _table(models: Sequence[StoredCostModel], names: Mapping[str, str]) -> Table:
+    from service.cli.view import make_table
+
+    table = make_table(
+        "<target",
+        "version",
+        "<state",
+        "<objective",
+        "rows",
+        "tasks",
+        "held out",
+        "pairwise",
+        "top 1",
+        "top 5",
+        "recall 30",
+        "by chance",
+    )
+    for model in models:
+        figures = [f"{model.scores[n]:.3f}" for n in ("pairwise", "top1", "top5", "recall30")]
+        chance = " ".join(f"{model.chance[n]:.3f}" for n in ("pairwise", "top1", "top5"))
+        table.add_row(
+            names.get(model.target_key, model.target_key[:12]),
+            str(model.version),
+            model.state.value,
+            model.objective,
+            str(model.rows),
+            str(model.tasks),
+            str(model.scores["tasks"]),
+            *figures,
+            chance,
+        )
+    return table
