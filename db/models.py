@@ -254,19 +254,6 @@ class CostModelRow(Base):
     promoted_at: Mapped[float | None]
 
 
-class VerdictRow(Base):
-    """What was served of a model's tuned schedules, and the race that decided it."""
-
-    __tablename__ = "verdicts"
-
-    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
-    identity: Mapped[str] = mapped_column(index=True)
-    job_id: Mapped[str]
-    served: Mapped[str]
-    verdict: Mapped[Json]
-    created_at: Mapped[float]
-
-
 class RequestRow(Base):
     """A batch of candidates to measure: the queue between tuner and workers."""
 
