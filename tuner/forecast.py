@@ -5,8 +5,9 @@ fastest of n draws then stands `scale / n` above the end of the distribution in 
 neighbours in the sorted times stand as far apart, and the next draw is a record with chance
 1 / (n + 1) (Renyi 1962, the theory of records). So the sorted times of what was measured say how
 much m more trials gain: scale * (1 / n - 1 / (n + m)). A search that learns is no even draw: it
-finds the best early. So a record that stands for most of the trials halves what is expected with
-each doubling, and how gains compare with those expected corrects the estimate as the run goes on.
+finds the best early. So a record that stands for most of the trials halves what is expected when
+their number is four times as large, and how gains compare with those expected corrects the estimate
+as the run goes on.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import sqrt
 from statistics import fmean
 
 WINDOW_SECONDS = 60.0
@@ -21,6 +23,10 @@ WINDOW_SECONDS = 60.0
 
 NEIGHBOURS = 5
 """Distances between sorted times, from the fastest on, that tell the scale."""
+
+NEAR_SHARE = 0.25
+"""Share of the times that also tell it, where that is more: several schedules may do the same in
+other words, and such a cluster at the fast end says nothing of what lies beyond it."""
 
 UNKNOWN_SCALE = 0.3
 """Scale of a task of which one time is known and of which nothing like it was tuned, as a share of
@@ -69,7 +75,7 @@ class History:
     trials: int = 0
     failures: int = 0
     fastest: list[float] = field(default_factory=list)
-    """Distinct times of distinct code, sorted, the NEIGHBOURS + 1 fastest."""
+    """Times of distinct code, sorted."""
     codes: set[str] = field(default_factory=set)
     expected: float = 0.0
     """Sum of the gains that were expected of the batches, as shares."""
@@ -94,7 +100,6 @@ class History:
         if not self.fastest or seconds < self.fastest[0]:
             self.record_at = self.trials
         bisect.insort(self.fastest, seconds)
-        del self.fastest[NEIGHBOURS + 1 :]
 
     def judge(self, expected: float, gained: float) -> None:
         """Compare what a batch was expected to gain with what it gained, both as shares."""
@@ -109,15 +114,18 @@ class History:
     @property
     def freshness(self) -> float:
         """1 as long as the record is of the later half of the trials, then less and less."""
-        return min(1.0, 2 * self.record_at / self.trials) if self.trials else 1.0
+        return min(1.0, sqrt(2 * self.record_at / self.trials)) if self.trials else 1.0
 
     def own_scale(self) -> tuple[float, int]:
         """The scale that the sorted times tell, as a share, and how many distances it is of."""
-        known = len(self.fastest) - 1
-        if known < 1:
+        most = len(self.fastest) - 1
+        if most < 1:
             return 0.0, 0
-        distance = (self.fastest[-1] - self.fastest[0]) / known
-        return distance / self.fastest[0] * self.trials, known
+        near, wide = min(most, NEIGHBOURS), min(most, int(NEAR_SHARE * len(self.fastest)))
+        distance = max(
+            (self.fastest[known] - self.fastest[0]) / known for known in (near, max(near, wide))
+        )
+        return distance / self.fastest[0] * self.trials, near
 
     def scale(self, alike: float) -> float:
         """The scale of the task: its own, and with one voice that of tasks like it."""

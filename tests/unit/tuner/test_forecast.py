@@ -82,8 +82,16 @@ def test_what_did_not_come_true_is_believed_less() -> None:
 
 def test_a_record_that_stands_for_long_promises_less() -> None:
     early, late = _history([1.0, *[1.2] * 15]), _history([*[1.2] * 15, 1.0])
-    assert (early.freshness, late.freshness) == (2 / 16, 1.0)
-    assert early.scale(UNKNOWN_SCALE) == pytest.approx(late.scale(UNKNOWN_SCALE) / 8)
+    assert (early.freshness, late.freshness) == (pytest.approx((2 / 16) ** 0.5), 1.0)
+    assert early.scale(UNKNOWN_SCALE) < late.scale(UNKNOWN_SCALE) / 2
+
+
+def test_a_cluster_of_equal_times_is_not_the_end() -> None:
+    """Six schedules that do the same, and others evenly behind them."""
+    cluster = _history([1.0] * 6 + [1.0 + 0.02 * i for i in range(1, 35)])
+    alone = _history([1.0] * 6)
+    assert alone.own_scale()[0] == 0
+    assert cluster.own_scale()[0] > 0.2
 
 
 def test_failures_are_trials_that_say_nothing_of_times() -> None:
