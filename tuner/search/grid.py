@@ -1,0 +1,57 @@
+"""Every schedule once, in an order that covers the space early: for small spaces.
+
+The order is van der Corput's over the points of each algorithm (first the ends and the middle, then
+the quarters, ...), the algorithms in turn. It depends on the space alone: there is no chance in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from compiler.schedule.schedule import Schedule
+from tuner.search.memory import Memory
+from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
+
+
+class Grid:
+    """Walks through the whole space."""
+
+    def __init__(self, context: SearchContext) -> None:
+        self._memory = Memory(context.space, context.rng)
+        self._rest = _in_turn([_spread(space.points) for space in context.space.subspaces])
+
+    def suggest(self, count: int) -> list[Suggestion]:
+        chosen: list[Schedule] = []
+        while len(chosen) < count:
+            schedule = next(self._rest, None)
+            if schedule is None:
+                break
+            if self._memory.is_new(schedule):
+                chosen.append(schedule)
+        return self._memory.take(chosen, "grid")
+
+    def update(self, results: Sequence[Observed]) -> None:
+        self._memory.update(results)
+
+
+def _in_turn(walks: Sequence[Iterator[Schedule]]) -> Iterator[Schedule]:
+    while walks:
+        left = []
+        for walk in walks:
+            schedule = next(walk, None)
+            if schedule is not None:
+                left.append(walk)
+                yield schedule
+        walks = left
+
+
+def _spread(points: Sequence[Schedule]) -> Iterator[Schedule]:
+    bits = max(1, (len(points) - 1).bit_length())
+    for number in range(1 << bits):
+        place = int(f"{number:0{bits}b}"[::-1], 2)
+        if place < len(points):
+            yield points[place]
+
+
+def make_search(context: SearchContext) -> SearchStrategy:
+    return Grid(context)

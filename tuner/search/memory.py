@@ -1,0 +1,85 @@
+"""What a strategy remembers of its task: what was suggested, what was measured, what is left."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.space import ScheduleSpace
+from tuner.search.protocol import Observed, Suggestion
+
+
+class Memory:
+    """Suggestions and results of one task.
+
+    Candidates that came out as the same code are one candidate: the first of them stands for all.
+    """
+
+    def __init__(self, space: ScheduleSpace, rng: random.Random) -> None:
+        self.space = space
+        self.seconds: dict[Schedule, float] = {}
+        """What was measured, one schedule for each code."""
+        self._rng = rng
+        self._seen: set[Schedule] = set()
+        self._codes: dict[str, Schedule] = {}
+        self._decks: dict[str, list[Schedule]] | None = None
+
+    @property
+    def best(self) -> float | None:
+        return min(self.seconds.values(), default=None)
+
+    def is_new(self, schedule: Schedule) -> bool:
+        """Whether nobody has suggested it."""
+        return schedule not in self._seen
+
+    def update(self, results: Iterable[Observed]) -> None:
+        """Remember what was measured, and leave it out from now on."""
+        for observed in results:
+            schedule, seconds = observed.schedule, observed.seconds
+            self._seen.add(schedule)
+            if seconds is None:
+                continue
+            if observed.object_digest:
+                schedule = self._codes.setdefault(observed.object_digest, schedule)
+            self.seconds[schedule] = min(seconds, self.seconds.get(schedule, seconds))
+
+    def take(self, schedules: Iterable[Schedule], origin: str) -> list[Suggestion]:
+        """Suggest these; they are not new any more."""
+        taken = [Suggestion(schedule, origin) for schedule in schedules]
+        self._seen.update(suggestion.schedule for suggestion in taken)
+        return taken
+
+    def elites(self, count: int) -> list[Schedule]:
+        """What was measured fastest."""
+        return sorted(self.seconds, key=self.seconds.__getitem__)[:count]
+
+    def draw(self, count: int) -> list[Schedule]:
+        """New schedules at random, every algorithm in turn; fewer when the space is used up.
+
+        Spaces of different algorithms differ in size by orders of magnitude; drawing over all
+        points would hardly ever try the small ones. What is drawn and not taken may come again.
+        """
+        decks = self._shuffled()
+        drawn: list[Schedule] = []
+        while len(drawn) < count:
+            names = [name for name, deck in decks.items() if deck]
+            if not names:
+                break
+            self._rng.shuffle(names)
+            for name in names[: count - len(drawn)]:
+                deck = decks[name]
+                while deck and not self.is_new(deck[-1]):
+                    deck.pop()
+                if deck:
+                    drawn.append(deck.pop())
+        for schedule in reversed(drawn):
+            decks[schedule.algorithm].append(schedule)
+        return drawn
+
+    def _shuffled(self) -> dict[str, list[Schedule]]:
+        if self._decks is None:
+            self._decks = {space.algorithm: list(space.points) for space in self.space.subspaces}
+            for deck in self._decks.values():
+                self._rng.shuffle(deck)
+        return self._decks

@@ -1,0 +1,70 @@
+"""Steps inside a schedule space: one knob turned, or the knobs of two schedules mixed.
+
+Numbers are ordered, so that a step mostly goes to a neighbouring value; words and switches have no
+neighbours, and any other value is a step. What leaves the space is tried again: constraints hold.
+"""
+
+from __future__ import annotations
+
+import random
+
+from compiler.schedule.schedule import Choice, Schedule
+from compiler.schedule.space import Knob, ScheduleSpace
+
+NEIGHBOUR = 0.7
+"""Share of steps of an ordered knob that go to a neighbouring value rather than to any."""
+
+TWO_KNOBS = 0.25
+"""Share of mutations that turn two knobs: constraints tie some of them together."""
+
+ATTEMPTS = 8
+"""Tries for a schedule inside the space."""
+
+
+def is_ordered(knob: Knob) -> bool:
+    """Whether the values are numbers; True and False are no numbers here."""
+    return all(isinstance(v, int) and not isinstance(v, bool) for v in knob.values)
+
+
+def mutate(space: ScheduleSpace, parent: Schedule, rng: random.Random) -> Schedule | None:
+    """A schedule of the space with a knob or two of the parent turned; None if none was found."""
+    subspace = next(s for s in space.subspaces if s.algorithm == parent.algorithm)
+    knobs = [knob for knob in subspace.knobs if len(knob.values) > 1]
+    for _ in range(ATTEMPTS if knobs else 0):
+        child = parent
+        for _ in range(2 if rng.random() < TWO_KNOBS else 1):
+            child = _turn(child, rng.choice(knobs), rng)
+        if child != parent and child in space:
+            return child
+    return None
+
+
+def cross(
+    space: ScheduleSpace, first: Schedule, second: Schedule, rng: random.Random
+) -> Schedule | None:
+    """A schedule of the space with each knob from either parent of one algorithm, or None."""
+    other = dict(second.choices)
+    for _ in range(ATTEMPTS):
+        child = Schedule(
+            first.algorithm,
+            tuple(
+                (name, other[name] if name in other and rng.random() < 0.5 else value)
+                for name, value in first.choices
+            ),
+        )
+        if child not in (first, second) and child in space:
+            return child
+    return None
+
+
+def _turn(schedule: Schedule, knob: Knob, rng: random.Random) -> Schedule:
+    values, current = knob.values, schedule[knob.name]
+    choices: list[Choice] = [value for value in values if value != current]
+    if current in values and is_ordered(knob) and rng.random() < NEIGHBOUR:
+        place = values.index(current)
+        choices = [values[i] for i in (place - 1, place + 1) if 0 <= i < len(values)]
+    changed = rng.choice(choices)
+    return Schedule(
+        schedule.algorithm,
+        tuple((name, changed if name == knob.name else v) for name, v in schedule.choices),
+    )

@@ -1,0 +1,90 @@
+"""Several strategies share the trials of a task, and who finds faster candidates gets more of them.
+
+Each place of a batch goes to a member drawn by Thompson sampling (1933): a member's chance to
+improve the best is a beta distribution over its suggestions so far, old ones counting less. All
+members see all results.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compiler.schedule.schedule import Schedule
+from tuner.search.bayesian import Bayesian
+from tuner.search.evolutionary import Evolutionary
+from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
+from tuner.search.random import RandomSampling
+
+IMPROVED = 0.002
+"""A candidate that is faster by less than this share of the best is no improvement."""
+
+FORGETTING = 0.95
+"""Factor on what was counted, for each result."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """A strategy, and how often its suggestions improved the best; both counts start as priors."""
+
+    search: SearchStrategy
+    improved: float
+    failed: float
+
+
+class Portfolio:
+    """Members: regression around the draft, evolution on the model's scores, and chance."""
+
+    def __init__(self, context: SearchContext) -> None:
+        self._rng = context.rng
+        self._members = [
+            _Member(Bayesian(context), 3.0, 3.0),
+            _Member(Evolutionary(context), 2.0, 4.0),
+            _Member(RandomSampling(context), 0.5, 6.0),
+        ]
+        self._suggested: dict[Schedule, _Member] = {}
+        self._best: float | None = None
+
+    def suggest(self, count: int) -> list[Suggestion]:
+        shares = Counter(self._draw() for _ in range(count))
+        chosen: list[Suggestion] = []
+        for number, member in enumerate(self._members):
+            chosen += self._ask(member, shares[number])
+        # Members that are used up leave their places to chance.
+        return chosen + self._ask(self._members[-1], count - len(chosen))
+
+    def update(self, results: Sequence[Observed]) -> None:
+        for member in self._members:
+            member.search.update(results)
+        for observed in results:
+            if observed.seconds is None:
+                continue
+            suggester = self._suggested.pop(observed.schedule, None)
+            improved = self._best is None or observed.seconds < self._best * (1 - IMPROVED)
+            if improved:
+                self._best = observed.seconds
+            if suggester is not None:
+                for member in self._members:
+                    member.improved *= FORGETTING
+                    member.failed *= FORGETTING
+                suggester.improved += improved
+                suggester.failed += not improved
+
+    def _draw(self) -> int:
+        chances = [self._rng.betavariate(m.improved + 0.1, m.failed + 0.1) for m in self._members]
+        return max(range(len(chances)), key=chances.__getitem__)
+
+    def _ask(self, member: _Member, count: int) -> list[Suggestion]:
+        found = member.search.suggest(count) if count > 0 else []
+        taken = [Observed(suggestion.schedule, None) for suggestion in found]
+        for other in self._members:
+            if other is not member:
+                other.search.update(taken)
+        for suggestion in found:
+            self._suggested[suggestion.schedule] = member
+        return found
+
+
+def make_search(context: SearchContext) -> SearchStrategy:
+    return Portfolio(context)

@@ -1,0 +1,70 @@
+"""What is thought of candidates before they are measured: by the model, or else by the draft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import log
+
+import numpy as np
+
+from compiler.schedule.schedule import Schedule
+from tuner.search.memory import Memory
+from tuner.search.moves import mutate
+from tuner.search.protocol import SearchContext
+
+POOL = 192
+"""New candidates that are ranked: lowering one takes about a millisecond, measuring one ten."""
+
+NEAR = 48
+"""Of these, steps from what was measured fastest."""
+
+ELITES = 8
+"""How many of the fastest such steps start from."""
+
+
+class Ranking:
+    """Scores of one task's candidates: higher is better. Ties are broken by chance."""
+
+    def __init__(self, context: SearchContext) -> None:
+        self._context = context
+        self._unusable: set[Schedule] = set()
+
+    @property
+    def origin(self) -> str:
+        """Who ranks: `model`, or `draft` until there is one."""
+        return "model" if self._context.model.trained else "draft"
+
+    def drafts(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
+        """Logarithms of drafted seconds, without what cannot be lowered."""
+        found = {}
+        for schedule in dict.fromkeys(schedules):
+            seconds = self._context.features.draft_seconds(schedule)
+            if seconds is not None:
+                found[schedule] = log(seconds)
+        return found
+
+    def scores(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
+        """The model's, or the draft's; without what cannot be lowered."""
+        if not self._context.model.trained:
+            return {schedule: -value for schedule, value in self.drafts(schedules).items()}
+        distinct = [s for s in dict.fromkeys(schedules) if s not in self._unusable]
+        kept, rows = self._context.features.rows(distinct)
+        self._unusable.update(set(distinct) - set(kept))
+        predicted = np.asarray(self._context.model.predict(rows), dtype=np.float64)
+        return dict(zip(kept, predicted.tolist(), strict=True))
+
+    def best_first(self, schedules: Iterable[Schedule]) -> list[Schedule]:
+        """The schedules that can be lowered, the best score first."""
+        scores = self.scores(schedules)
+        ranked = list(scores)
+        self._context.rng.shuffle(ranked)
+        return sorted(ranked, key=lambda schedule: -scores[schedule])
+
+    def pool(self, memory: Memory) -> list[Schedule]:
+        """New candidates that are worth a look: a fresh draw, and steps from the fastest."""
+        space, rng = memory.space, self._context.rng
+        elites = memory.elites(ELITES)
+        steps = [mutate(space, rng.choice(elites), rng) for _ in range(NEAR if elites else 0)]
+        near = [step for step in steps if step is not None and memory.is_new(step)]
+        drawn = memory.draw(POOL - len(near))
+        return list(dict.fromkeys([*near, *drawn]))
