@@ -75,7 +75,9 @@ class GraphPlanStore:
             )
             new = insert.excluded
             faster = sa.or_(old.run_seconds.is_(None), new.run_seconds < old.run_seconds)
-            changed = {"run_seconds": sa.case((faster, new.run_seconds), else_=old.run_seconds)}
+            changed: dict[str, Any] = {
+                "run_seconds": sa.case((faster, new.run_seconds), else_=old.run_seconds)
+            }
             if decision is not None:
                 changed |= {"decision": new.decision, "created_at": new.created_at}
             connection.execute(
