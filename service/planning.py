@@ -58,6 +58,8 @@ class Planned:
     target: Target
     sizes: Sizes = ()
     """Of the dimensions that the request gives several sizes."""
+    decision: Mapping[str, Any] | None = None
+    """How the plan was chosen among others (`tuner.graph.search.Decision`); None by the rules."""
 
     @property
     def threads(self) -> int:
@@ -145,18 +147,25 @@ def tasks_of(*planned: Planned) -> list[Task]:
         counts.update(dict(each.workloads))
     first = planned[0]
     return [
-        Task(
-            name=workload_name(workload),
-            workload=workload,
-            target=first.target,
-            space=schedule_space(workload, first.target, first.threads, first.numerics),
-            lower=partial(_nest, workload, first.target, first.threads),
-            count=count,
-            threads=first.threads,
-            numerics=first.numerics,
-        )
+        task_of(workload, first.target, first.threads, first.numerics, count)
         for workload, count in counts.items()
     ]
+
+
+def task_of(
+    workload: Workload, target: Target, threads: int, numerics: str, count: int = 1
+) -> Task:
+    """The tuning task of a workload that a model runs so often."""
+    return Task(
+        name=workload_name(workload),
+        workload=workload,
+        target=target,
+        space=schedule_space(workload, target, threads, numerics),
+        lower=partial(_nest, workload, target, threads),
+        count=count,
+        threads=threads,
+        numerics=numerics,
+    )
 
 
 def workload_name(workload: Workload) -> str:
