@@ -338,13 +338,14 @@ class _Tokens:
             return key, tuple(self.list("(", ")", self.scalar))
         if self._items and self._items[-1][0] == "string":
             return key, self.name()
+        if self._items and self._items[-1] == ("word", "graph"):
+            self._items.pop()
+            return key, _BODY
         return key, self.scalar()
 
     def scalar(self) -> Any:
-        """A number, a truth value, or the mark of a body."""
+        """A number or a truth value."""
         text = self.word()
-        if text == "graph":
-            return _BODY
         if text in ("true", "false"):
             return text == "true"
         if text.lstrip("+-").isdigit():

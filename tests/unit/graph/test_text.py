@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.graph.text import INLINE_ELEMENTS, digest, parse_graph, print_graph
+from compiler.graph.text import DEPTH_LIMIT, INLINE_ELEMENTS, digest, parse_graph, print_graph
 from compiler.graph.types import TensorType
 
 NAMES = st.text(min_size=0, max_size=8) | st.sampled_from(["x", "%0", "input", "a.b/c", "a b", '"'])
@@ -63,6 +63,35 @@ def test_parsing_what_was_printed_gives_an_equal_graph(graph: Graph) -> None:
     assert parse_graph(text, graph.constants) == graph
     by_digest = {digest(array): array for array in graph.constants.values()}
     assert print_graph(parse_graph(text, by_digest)) == text
+
+
+def nested(depth: int) -> Graph:
+    """A branch whose bodies are branches, and so on."""
+    kind, on = TensorType(DType.FLOAT32, (2,)), TensorType(DType.BOOL, ())
+    graph = example()
+    for _ in range(depth):
+        bodies = (("otherwise", example(3)), ("then", graph))
+        node = Node("if", "branch", ("on", "x"), ("y",), bodies)
+        types = {"on": on, "x": kind, "y": kind}
+        graph = Graph("g", ("on", "x"), ("y",), (node,), types)
+    return graph
+
+
+def test_bodies_stand_under_their_node() -> None:
+    graph = nested(2)
+    text = print_graph(graph)
+    assert "\ny: float32[2] = branch(on, x) {otherwise=graph, then=graph} as" in text
+    assert '\n  graph "g"\n  input on: bool[]\n' in text
+    assert '\n    graph "g"\n    input x: float32[2]\n' in text
+    assert parse_graph(text) == graph
+    assert [len(part.nodes) for part in graph.walk()] == [1] * 5
+    assert graph != nested(1) and hash(graph) == hash(nested(2))
+
+
+def test_bodies_within_each_other_have_a_limit() -> None:
+    assert parse_graph(print_graph(nested(DEPTH_LIMIT))) == nested(DEPTH_LIMIT)
+    with pytest.raises(InvalidModelError, match="more than 64 bodies within each other"):
+        parse_graph(print_graph(nested(DEPTH_LIMIT + 1)))
 
 
 def example(elements: int = 2) -> Graph:
@@ -120,6 +149,12 @@ def test_the_order_of_mappings_is_no_part_of_the_text() -> None:
         ("graph g extra", "line 1: unexpected 'extra'"),
         ("graph g\ninput x: float32[2] ?", "line 2: unexpected"),
         ("graph g\ninput x: float32[2]\ny: float32[2] = relu(x) of n", "line 3: expected 'as'"),
+        ("graph g\ny: int8[1] = f() {b=graph}", "line 2: 1 bodies are stated, 0 follow"),
+        ("graph g\ny: int8[1] = f()\n  graph b", "line 2: 0 bodies are stated, 1 follow"),
+        ("graph g\ninput x: int8[1]\n  graph b", "line 2: there is a body under a line"),
+        ("graph g\ny: int8[1] = f() {b=graph}\n  input x: int8[1]", "line 2: .* is no graph"),
+        ("graph g\ny: int8[1] = f() {b=(graph)}", "line 2: could not convert"),
+        ("graph g\ny: int8[1] = f() {b=graph}\n  graph b\n  output z", "output 'z' is not"),
     ],
 )
 def test_malformed_text_is_located(text: str, message: str) -> None:

@@ -13,6 +13,7 @@ from compiler.runtime.native_functions import native_signature
 from compiler.runtime.packing import Array, aligned_empty
 from compiler.runtime.program import (
     BufferRef,
+    Copy,
     Instruction,
     NativeCall,
     Port,
@@ -131,6 +132,25 @@ def test_trim_gives_the_array_its_own_size(count: int) -> None:
         np.testing.assert_array_equal(found, x[:, : min(max(count, 0), 7)], strict=True)
         assert found.flags.c_contiguous
     assert Program.from_json(made.to_json()) == made
+
+
+@pytest.mark.parametrize("number", [0, 2, 3, 4, -1, 1 << 62])
+def test_put_replaces_one_row_if_there_is_one(number: int) -> None:
+    rows, row = np.arange(12, dtype=np.int64).reshape(4, 3), np.full(3, -7)
+    ports = tuple(Port(n, DType.INT64, s) for n, s in (("x", (4, 3)), ("row", (3,)), ("i", ())))
+    output = BufferRef(Space.OUTPUT, 0)
+    calls = (
+        Copy(output, BufferRef(Space.INPUT, 0), 96),
+        NativeCall("put", (4, 24), (*refs(("input", 1), ("input", 2)), output)),
+    )
+    made = Program("p", ports, (Port("y", DType.INT64, (4, 3)),), (), calls, 0, 0)
+    expected = rows.copy()
+    if 0 <= number < 4:
+        expected[number] = row
+    found = run(made, [rows, row, np.array(number)])
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ValueError, match="nothing writes output 'y'"):
+        Program("p", ports, made.outputs, (), calls[1:], 0, 0).check()
 
 
 def test_each_run_counts_for_itself() -> None:
