@@ -149,6 +149,7 @@ class WorkerRow(Base):
     last_heartbeat: Mapped[float]
     leases_lost: Mapped[int]
     created_at: Mapped[float]
+    speed: Mapped[Json | None]  # of the reference kernel, as last reported
 
 
 class TrialRow(Base):
@@ -252,6 +253,19 @@ class CostModelRow(Base):
     state: Mapped[str]
     created_at: Mapped[float]
     promoted_at: Mapped[float | None]
+
+
+class VerdictRow(Base):
+    """What was served of a model's tuned schedules, and the race that decided it."""
+
+    __tablename__ = "verdicts"
+
+    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    identity: Mapped[str] = mapped_column(index=True)
+    job_id: Mapped[str]
+    served: Mapped[str]
+    verdict: Mapped[Json]
+    created_at: Mapped[float]
 
 
 class RequestRow(Base):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from db.job_states import JobState
@@ -41,6 +44,21 @@ class Metrics:
         self._jobs = Gauge(
             "tilewright_jobs_open", "Jobs that are not final", ("state",), registry=self.registry
         )
+        self._served = _Totals(
+            "tilewright_served",
+            "Models by what was served after the race with the untuned program",
+            "served",
+        )
+        self.registry.register(self._served)
+        self._fallbacks = _Totals(
+            "tilewright_fallbacks", "Models of which tuned schedules fell back to defaults"
+        )
+        self.registry.register(self._fallbacks)
+        self._workers_slow = Gauge(
+            "tilewright_workers_throttled",
+            "Living workers whose reference kernel is slow for long",
+            registry=self.registry,
+        )
         self._workers = Gauge(
             "tilewright_workers_alive", "Workers with a recent heartbeat", registry=self.registry
         )
@@ -54,8 +72,33 @@ class Metrics:
             if not job_state.final:
                 jobs = storage.jobs.list(state=job_state, limit=10_000)
                 self._jobs.labels(job_state.value).set(len(jobs))
-        self._workers.set(len(storage.workers.list(alive=True)))
+        workers = storage.workers.list(alive=True)
+        self._workers.set(len(workers))
+        self._workers_slow.set(sum(worker.throttled for worker in workers))
+        served = storage.verdicts.counts()
+        self._served.values = served
+        self._fallbacks.values = {"": sum(served.get(name, 0) for name in ("partly", "default"))}
         return generate_latest(self.registry)
+
+
+class _Totals(Collector):
+    """Counters that the database keeps: they survive restarts, and several processes share them.
+
+    `values` are by the label's value, or one by "" where there is no label.
+    """
+
+    def __init__(self, name: str, text: str, label: str = "") -> None:
+        self._name = name
+        self._text = text
+        self._label = label
+        self.values: dict[str, int] = {}
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        labels = [self._label] if self._label else []
+        family = CounterMetricFamily(self._name, self._text, labels=labels)
+        for value, count in sorted(self.values.items()):
+            family.add_metric([value] if labels else [], count)
+        yield family
 
 
 class MetricsMiddleware:

@@ -155,8 +155,16 @@ class JobEventView(View):
 # schedules
 
 
+class IntervalView(View):
+    """Where the undisturbed time of a run lies, in seconds; `high` is the fastest sample."""
+
+    low: float
+    high: float
+    coverage: float
+
+
 class RecordView(View):
-    """The best schedule known, and the measurement that says so."""
+    """The best schedule known, the measurement that says so, and how sure its time is."""
 
     workload_key: str
     target_key: str
@@ -164,6 +172,7 @@ class RecordView(View):
     numerics: str
     schedule: dict[str, Any]
     run_seconds: float
+    interval: IntervalView | None = None
     measurement: dict[str, Any]
     codegen_version: str
     compiler_version: str
@@ -253,6 +262,17 @@ class WorkerRequest(Body):
     worker_id: str | None = Field(None, max_length=64)
 
 
+class WorkerSpeed(Body):
+    """The reference kernel as a worker last timed it, and its ratios to the best it did there."""
+
+    arithmetic_seconds: float = Field(ge=0, allow_inf_nan=False)
+    memory_seconds: float = Field(ge=0, allow_inf_nan=False)
+    arithmetic_ratio: float = Field(ge=0, allow_inf_nan=False)
+    memory_ratio: float = Field(ge=0, allow_inf_nan=False)
+    disturbed: bool = Field(description="Slow just now: what is measured is measured again")
+    throttled: bool = Field(description="Disturbed for half a minute without a break")
+
+
 class WorkerView(View):
     id: str
     name: str
@@ -263,6 +283,7 @@ class WorkerView(View):
     last_heartbeat: float
     leases_lost: int
     created_at: float
+    speed: WorkerSpeed | None = None
 
 
 class RegistrationView(View):
@@ -280,6 +301,7 @@ class HeartbeatRequest(Body):
 
     leases: LeaseTokens = Field(default_factory=dict, max_length=256)
     device: dict[str, Any] | None = None
+    speed: WorkerSpeed | None = None
 
 
 class HeartbeatView(View):

@@ -19,6 +19,7 @@ from db.stores.plans import GraphPlanStore
 from db.stores.records import RecordStore
 from db.stores.tasks import TaskStore, WorkloadStore
 from db.stores.tokens import TokenStore
+from db.stores.verdicts import VerdictStore
 from db.stores.workers import WorkerStore
 from service.settings import Settings
 
@@ -37,6 +38,7 @@ class Storage:
     workloads: WorkloadStore
     records: RecordStore
     plans: GraphPlanStore
+    verdicts: VerdictStore
     cost_models: CostModelStore
     leases: LeaseStore
     workers: WorkerStore
@@ -63,6 +65,7 @@ class Storage:
             workloads=WorkloadStore(engine, clock),
             records=RecordStore(engine, clock),
             plans=GraphPlanStore(engine, clock),
+            verdicts=VerdictStore(engine, clock),
             cost_models=CostModelStore(engine, blobs, clock),
             leases=LeaseStore(engine, clock),
             workers=WorkerStore(engine, clock, lost_after_seconds=settings.worker_lost_seconds),

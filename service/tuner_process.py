@@ -23,6 +23,7 @@ from db.errors import DatabaseError, StaleLeaseError, StorageError
 from db.job_states import JobState
 from db.stores.jobs import Job, JobClaim, JobProgress
 from service.cost_models import train_due
+from service.no_regret import settle
 from service.planning import ModelRequest, Planned, plan_model, tasks_of
 from service.remote_runner import Interrupted, RemoteRunner
 from service.settings import Settings
@@ -308,7 +309,8 @@ class _Run:
         self._phase("building", tracker.progress)
         with tempfile.TemporaryDirectory(prefix="tilewright-artifact-") as temporary:
             folder = Path(temporary) / "artifact"
-            build_artifact([planned], storage, folder)
+            schedules, verdict = settle([planned], storage, job_id=job.id)
+            build_artifact([planned], storage, folder, schedules=schedules)
             self._phase("verifying", tracker.progress)
             error = verify_artifact(planned, folder)
             digest = store_artifact(folder, storage)
@@ -326,6 +328,7 @@ class _Run:
             "tuning_seconds": finished.seconds_elapsed,
             "largest_error": error,
             "verified": error is not None,
+            "end_to_end": verdict.to_json(),
             "tasks": len(finished.tasks),
             "tasks_from_database": sum(status.from_store for status in finished.tasks),
         }

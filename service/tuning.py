@@ -17,7 +17,7 @@ from compiler.dtypes import DType
 from compiler.errors import CompilerError
 from compiler.graph.ir import Graph, Node
 from compiler.ops.interpret import run_graph
-from compiler.program_builder import CompiledProgram
+from compiler.program_builder import CompiledProgram, ScheduleSource
 from compiler.target import host_target
 from compiler.timings import Timings
 from service.cost_models import base_model
@@ -126,9 +126,12 @@ def build_artifact(
     weight_limit_bytes: int | None = None,
     *,
     pad: bool = False,
+    schedules: ScheduleSource | None = None,
     timings: Timings | None = None,
 ) -> tuple[CompiledProgram, ...]:
     """Compile one model at one or several sizes with the best schedules known: an artifact folder.
+
+    `schedules` stand for the records of the database.
 
     With `pad`, sizes between those are padded up to the next ones when the artifact runs.
 
@@ -138,7 +141,12 @@ def build_artifact(
     """
     first = planned[0]
     builder = driver.ProgramBuilder(
-        storage.records, first.target, first.threads, first.numerics, weight_limit_bytes, timings
+        schedules or storage.records,
+        first.target,
+        first.threads,
+        first.numerics,
+        weight_limit_bytes,
+        timings,
     )
     ports = open_ports(planned, pad=pad)
     return driver.save_artifact({p.sizes: p.plan for p in planned}, builder, folder, ports, timings)

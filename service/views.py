@@ -13,6 +13,7 @@ from db.stores.tokens import Token
 from db.stores.workers import Worker
 from service.schemas import (
     CostModelView,
+    IntervalView,
     JobView,
     LeaseView,
     ModelView,
@@ -20,6 +21,7 @@ from service.schemas import (
     RecordView,
     TaskView,
     TokenView,
+    WorkerSpeed,
     WorkerView,
 )
 from tuner.measure.measurement import TuningRecord
@@ -69,10 +71,12 @@ def task_view(task: JobTask) -> TaskView:
 
 
 def record_view(record: TuningRecord) -> RecordView:
+    interval = record.measurement.interval
     return RecordView(
         **record.key.to_json(),
         schedule=record.schedule.to_json(),
         run_seconds=record.run_seconds,
+        interval=None if interval is None else IntervalView(**asdict(interval)),
         measurement=record.measurement.to_json(),
         codegen_version=record.codegen_version,
         compiler_version=record.compiler_version,
@@ -90,6 +94,7 @@ def worker_view(worker: Worker) -> WorkerView:
         last_heartbeat=worker.last_heartbeat,
         leases_lost=worker.leases_lost,
         created_at=worker.created_at,
+        speed=None if worker.speed is None else WorkerSpeed.model_validate(worker.speed),
     )
 
 

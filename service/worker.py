@@ -31,6 +31,9 @@ from tuner.measure.wire import PROTOCOL, MeasureRequest, MeasureResult, Protocol
 PREFETCHED = 2
 """Leases in hand: one is measured, the next one lies ready."""
 
+PROBE_SECONDS = 20.0
+"""Longest time between two readings of the device's speed."""
+
 END_SECONDS = 10.0
 """How long the worker's end waits for its threads."""
 
@@ -68,6 +71,7 @@ class Worker:
         self._longest_pause = LAST_PAUSE_SECONDS
         self._failure: Refused | OSError | None = None
         self._measured = 0
+        self._speed: dict[str, Any] | None = None
 
     def stop(self) -> None:
         """Ask the worker to end; safe in a signal handler."""
@@ -96,8 +100,10 @@ class Worker:
                 try:
                     work = self._ready.get(timeout=0.2)
                 except queue.Empty:
+                    self._probe(sandbox)
                     continue
                 self._measure(sandbox, work)
+                self._speed = sandbox.speed.status()
         finally:
             sandbox.close()
             self._stopping.set()
@@ -272,6 +278,17 @@ class Worker:
 
     # ---- measuring
 
+    def _probe(self, sandbox: Sandbox) -> None:
+        """Between batches, now and then: how fast the device is."""
+        if sandbox.speed.age_seconds < PROBE_SECONDS:
+            return
+        try:
+            sandbox.probe()
+        except (OSError, RuntimeError) as error:
+            self._log(f"the reference kernel: {error}")
+            self._stopping.wait(self._heartbeat_seconds)
+        self._speed = sandbox.speed.status()
+
     def _measure(self, sandbox: Sandbox, work: InHand) -> None:
         request_id = work.request.request_id
 
@@ -384,7 +401,8 @@ class Worker:
         with self._room:
             leases = {name: work.fencing_token for name, work in self._in_hand.items()}
         try:
-            answer = self._api.call("POST", f"/v1/workers/{self._id}/heartbeat", {"leases": leases})
+            body = {"leases": leases, "speed": self._speed}
+            answer = self._api.call("POST", f"/v1/workers/{self._id}/heartbeat", body)
         except Refused as error:
             if error.status != 404:
                 raise

@@ -38,6 +38,12 @@ class Worker:
     last_heartbeat: float
     leases_lost: int
     created_at: float
+    speed: Mapping[str, Any] | None = None  # of the reference kernel, as last reported
+
+    @property
+    def throttled(self) -> bool:
+        """Whether its reference kernel has been slow for long."""
+        return self.speed is not None and bool(self.speed.get("throttled"))
 
 
 class WorkerStore:
@@ -93,11 +99,21 @@ class WorkerStore:
             raise NotFoundError("worker", str(worker_id))
         return self._worker(row)
 
-    def heartbeat(self, worker_id: str, device: Mapping[str, Any] | None = None) -> Worker:
-        """It lives; device facts may have changed (governor). Raises NotFoundError."""
+    def heartbeat(
+        self,
+        worker_id: str,
+        device: Mapping[str, Any] | None = None,
+        speed: Mapping[str, Any] | None = None,
+    ) -> Worker:
+        """It lives; device facts may have changed (governor), and so has its speed.
+
+        Raises NotFoundError.
+        """
         values: dict[str, Any] = {"last_heartbeat": self._clock(), "gone": False}
         if device is not None:
             values["device"] = dict(device)
+        if speed is not None:
+            values["speed"] = dict(speed)
         return self._update(worker_id, values)
 
     def get(self, worker_id: str) -> Worker:
@@ -151,4 +167,5 @@ class WorkerStore:
             last_heartbeat=row.last_heartbeat,
             leases_lost=row.leases_lost,
             created_at=row.created_at,
+            speed=row.speed,
         )

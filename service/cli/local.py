@@ -97,6 +97,7 @@ def compile_(
     from compiler.timings import Timings
     from service.cli.inspect_view import size
     from service.cli.view import timings_table
+    from service.no_regret import settle
     from service.planning import ModelRequest, plan_sizes
     from service.storage import Storage
     from service.tuning import build_artifact
@@ -112,7 +113,10 @@ def compile_(
         for workload, _ in planned.workloads
     }
     known = storage.records.best_records(list(keys))
-    compiled = build_artifact(plans, storage, output, weight_limit, pad=pad, timings=recorder)
+    schedules, _ = settle(plans, storage, race=False)
+    compiled = build_artifact(
+        plans, storage, output, weight_limit, pad=pad, schedules=schedules, timings=recorder
+    )
     storage.close()
     packed = max(each.program.weight_bytes for each in compiled)
     plain = sum(array.nbytes for array in plans[0].plan.graph.constants.values())

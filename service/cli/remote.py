@@ -1,4 +1,4 @@
-"""Commands that talk to a service: submit, jobs, lookup."""
+"""Commands that talk to a service: submit, jobs, lookup, workers."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(submit)
     app.command()(jobs)
     app.command()(lookup)
+    app.command()(workers)
 
 
 def _client(server: str | None, token: str | None) -> Client:
@@ -176,7 +177,7 @@ def jobs(
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000)] = 20,
 ) -> None:
     """List jobs, or show, cancel or follow one."""
-    from service.cli.view import job_table, task_table
+    from service.cli.view import job_table, task_table, verdict_text
 
     if job_id is None and (cancel or follow or output):
         raise UserError("--cancel, --follow and --output need a JOB")
@@ -191,11 +192,21 @@ def jobs(
             job = _follow(client, job, out)
         out.print(job_table([job]))
         out.print(task_table(client.tasks(job_id)))
+        if job.result and job.result.get("end_to_end"):
+            out.print(f"end to end: {verdict_text(job.result['end_to_end'])}", soft_wrap=True)
         if job.error:
             out.print(f"error: {job.error}", soft_wrap=True, markup=False)
         if output is not None:
             _unpack(client, job_id, output)
             out.print(f"artifact: {output}", soft_wrap=True)
+
+
+def workers(server: ServerOption = None, token: TokenOption = None) -> None:
+    """The workers, whether they live, and how fast their devices are just now."""
+    from service.cli.view import worker_table
+
+    with _client(server, token) as client:
+        console().print(worker_table(client.workers()))
 
 
 def lookup(

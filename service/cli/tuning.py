@@ -58,8 +58,9 @@ def tune(
 
     from compiler.runtime.artifact import check_destination
     from compiler.timings import Timings
-    from service.cli.view import progress_line, task_table, timings_table
+    from service.cli.view import progress_line, task_table, timings_table, verdict_text
     from service.cost_models import describe, train_due
+    from service.no_regret import settle
     from service.planning import ModelRequest, open_ports, plan_sizes, tasks_of
     from service.schemas import ProgressView
     from service.storage import Storage
@@ -142,12 +143,15 @@ def tune(
         soft_wrap=True,
     )
     if output is not None:
-        build_artifact(plans, storage, output, pad=pad, timings=recorder)
+        with recorder.stage("race"):
+            schedules, verdict = settle(plans, storage)
+        build_artifact(plans, storage, output, pad=pad, schedules=schedules, timings=recorder)
         with recorder.stage("verify"):
             errors = [verify_artifact(planned, output) for planned in plans]
         known = [error for error in errors if error is not None]
         checked = f"largest error {max(known):.1e}" if known else "not run here"
         out.print(f"artifact: {output}, {checked}", soft_wrap=True)
+        out.print(f"end to end: {verdict_text(verdict.to_json())}", soft_wrap=True)
     if not finished.cancelled:
         with recorder.stage("train cost models"):
             for trained in train_due(storage, settings.cost_model_trials):

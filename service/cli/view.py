@@ -11,7 +11,7 @@ from rich.text import Text
 
 from compiler.timings import StageTime
 from service.cli.common import duration, milliseconds
-from service.schemas import JobView, LookupView, ProgressView, TaskView
+from service.schemas import JobView, LookupView, ProgressView, TaskView, WorkerView
 
 
 def make_table(*columns: str, title: str | None = None) -> Table:
@@ -76,7 +76,9 @@ def job_table(jobs: Sequence[JobView]) -> Table:
 
 
 def lookup_table(found: LookupView) -> Table:
-    table = make_table("<workload", "<key", "count", "us", "error", "<schedule")
+    table = make_table(
+        "<workload", "<key", "count", "us", "at least", "vs incumbent", "error", "<schedule"
+    )
     for entry in found.schedules:
         record = entry.record
         error = None if record is None else record.measurement.get("max_error")
@@ -85,10 +87,56 @@ def lookup_table(found: LookupView) -> Table:
             entry.workload_key[:12],
             str(entry.count),
             microseconds(record.run_seconds if record else None),
+            microseconds(record.interval.low if record and record.interval else None),
+            "-" if record is None else comparison_text(record.measurement.get("comparison")),
             "-" if error is None else f"{error:.1e}",
             Text(schedule_text(record.schedule if record else None)),
         )
     return table
+
+
+def comparison_text(comparison: Mapping[str, Any] | None) -> str:
+    """The ratio to the incumbent with its interval; the incumbent itself has none."""
+    if comparison is None:
+        return "kept"
+    return f"{comparison['ratio']:.3f} ({comparison['low']:.3f}-{comparison['high']:.3f})"
+
+
+def worker_table(workers: Sequence[WorkerView]) -> Table:
+    """Who measures, and how fast its device is just now against the best that it did."""
+    table = make_table("<worker", "<name", "<health", "targets", "arithmetic", "memory", "<state")
+    for worker in workers:
+        speed = worker.speed
+        state = "-" if speed is None else "steady"
+        if speed is not None and speed.disturbed:
+            state = "throttled" if speed.throttled else "disturbed"
+        table.add_row(
+            worker.id[:12],
+            Text(worker.name),
+            worker.health,
+            str(len(worker.target_keys)),
+            "-" if speed is None else f"{speed.arithmetic_ratio:.2f}",
+            "-" if speed is None else f"{speed.memory_ratio:.2f}",
+            state,
+        )
+    return table
+
+
+def verdict_text(verdict: Mapping[str, Any]) -> str:
+    """What is served, and how the tuned program did against the untuned one."""
+    served = {
+        "tuned": "the tuned schedules are served",
+        "partly": f"{len(verdict['dropped'])} tasks fall back to their defaults",
+        "default": "the defaults are served",
+    }[verdict["served"]]
+    comparison = verdict["comparison"]
+    if comparison is None:
+        return f"{served}; {verdict['reason']}"
+    return (
+        f"{served}; tuned / untuned {comparison['ratio']:.3f} "
+        f"({comparison['low']:.3f} to {comparison['high']:.3f}, {verdict['outcome']})"
+        + (f"; {verdict['reason']}" if verdict["reason"] else "")
+    )
 
 
 def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> Table:

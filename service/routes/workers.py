@@ -75,7 +75,8 @@ def heartbeat(
 ) -> HeartbeatView:
     """The worker lives; its leases are renewed, and those it lost are missing from the answer."""
     own_worker(storage, worker_id, token)
-    worker = storage.workers.heartbeat(worker_id, body.device)
+    speed = None if body.speed is None else body.speed.model_dump()
+    worker = storage.workers.heartbeat(worker_id, body.device, speed)
     renewed = (
         storage.leases.renew(worker_id, body.leases, settings.lease_seconds) if body.leases else {}
     )

@@ -114,7 +114,9 @@ def test_two_workloads_are_tuned_and_certified(
         assert measured.max_error is not None
         assert 0 <= measured.max_error <= measured.tolerance < 1e-3
         assert len(measured.reference_digest) == len(measured.object_digest) == 64
-        assert len(measured.seeds) == len(task.workload.inputs)
+        assert measured.certified
+        assert len(measured.seeds) == measured.checks * len(task.workload.inputs)
+        assert measured.interval is not None and measured.interval.high == record.run_seconds
         assert measured.worker == "here" and measured.device["cores"] >= 1
         trials = store.trials(task.key)
         assert task.space.default() in {t.schedule for t in trials}

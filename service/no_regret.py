@@ -1,0 +1,235 @@
+"""Tuned schedules are served only where they win end to end.
+
+Kernels are timed one by one, and what is faster alone may be slower in its model: its neighbours
+find other things in the caches. So the program with the tuned schedules runs in turns with the
+untuned one, A B B A, and their ratio has an interval (`tuner.measure.statistics`). Unless the tuned
+program is shown to be faster, the tasks whose own gain is doubtful fall back to their defaults, and
+if that is not faster either, all of them do. What was found is kept in the database, so that a
+model is not raced again with the same schedules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from compiler import driver
+from compiler.build import CODEGEN_VERSION
+from compiler.program_builder import ScheduleSource
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import untuned_schedules
+from compiler.target import host_target
+from service.planning import Planned
+from service.storage import Storage
+from service.tuning import random_arrays
+from tuner.measure.measurement import RecordKey, TuningRecord
+from tuner.measure.statistics import Comparison, Outcome
+
+PAIRS = 16
+LEAST_PAIRS = 8
+RACE_SECONDS = 4.0
+"""A race ends after so long, if it has its least pairs: large models need no more."""
+
+SAMPLE_SECONDS = 0.005
+
+SURE_RATIO = 0.97
+"""A task's own gain is doubtful unless its whole interval lies below this."""
+
+Run = Callable[[], object]
+
+
+class Served(StrEnum):
+    """Which schedules an artifact is built from."""
+
+    TUNED = "tuned"
+    PARTLY = "partly"
+    """The defaults for tasks whose gain is doubtful."""
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is served, and why.
+
+    `outcome` is that of the served schedules against the untuned program (of all tuned ones, where
+    the defaults are served), "same" where no schedule differs from the default, and "not_run" where
+    this machine cannot run the target. `dropped` names the workloads that fell back.
+    """
+
+    served: Served
+    outcome: str
+    comparison: Comparison | None = None
+    dropped: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether anything that was tuned is not served."""
+        return self.served is not Served.TUNED
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "served": self.served.value,
+            "outcome": self.outcome,
+            "comparison": None if self.comparison is None else self.comparison.to_json(),
+            "dropped": list(self.dropped),
+            "reason": self.reason,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
+        """Raises KeyError or ValueError for what `to_json` did not write."""
+        comparison = data["comparison"]
+        return cls(
+            Served(data["served"]),
+            str(data["outcome"]),
+            None if comparison is None else Comparison.from_json(comparison),
+            tuple(data["dropped"]),
+            str(data["reason"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A schedule source: the given schedules by workload key, defaults for all others."""
+
+    schedules: Mapping[str, Schedule]
+
+    def best(
+        self, workload_key: str, target_key: str, threads: int, numerics: str
+    ) -> Schedule | None:
+        return self.schedules.get(workload_key)
+
+
+def settle(
+    planned: Sequence[Planned], storage: Storage, *, job_id: str = "", race: bool = True
+) -> tuple[ScheduleSource, Verdict]:
+    """The schedules to build one model from, at one or several sizes, and what says so.
+
+    Without `race` nothing is run: what an earlier race found holds, else the records are served.
+
+    Raises:
+        CompilerError: if a program does not compile.
+    """
+    first = planned[0]
+    records = _records(planned, storage)
+    tuned = {key: record.schedule for key, record in records.items()}
+    if not tuned:
+        return Chosen({}), Verdict(Served.TUNED, "same", reason="nothing differs from the defaults")
+    identity = _identity(planned, tuned)
+    known = storage.verdicts.find(identity)
+    if known is not None:
+        verdict = Verdict.from_json(known)
+    elif not first.target.runs_on(host_target()):
+        reason = (
+            f"this machine does not run target '{first.target.name}': "
+            "its kernels were compared with the untuned ones on the worker"
+        )
+        return Chosen(tuned), Verdict(Served.TUNED, "not_run", reason=reason)
+    elif not race:
+        return Chosen(tuned), Verdict(Served.TUNED, "not_run", reason="not raced yet")
+    else:
+        verdict = _race(planned, records)
+    if race:
+        storage.verdicts.add(identity, job_id, verdict.served.value, verdict.to_json())
+    kept = {key: schedule for key, schedule in tuned.items() if key not in verdict.dropped}
+    return Chosen(kept), verdict
+
+
+def _records(planned: Sequence[Planned], storage: Storage) -> dict[str, TuningRecord]:
+    """The records of a model's workloads that say something else than the default."""
+    first = planned[0]
+    workloads = {w.key: w for each in planned for w, _ in each.workloads}
+    keys = {RecordKey(key, first.target.key, first.threads, first.numerics) for key in workloads}
+    found: dict[str, TuningRecord] = {}
+    for key, record in storage.records.best_records(list(keys)).items():
+        workload = workloads[key.workload_key]
+        untuned = untuned_schedules(workload, first.target, first.threads, first.numerics)
+        if record.schedule != next(untuned, None):
+            found[key.workload_key] = record
+    return found
+
+
+def _race(planned: Sequence[Planned], records: Mapping[str, TuningRecord]) -> Verdict:
+    untuned = _runner(planned, {})
+    threads = planned[0].threads
+    tuned = {key: record.schedule for key, record in records.items()}
+    whole = compare_runs(_runner(planned, tuned), untuned, threads)
+    if whole.outcome is Outcome.FASTER:
+        return Verdict(Served.TUNED, whole.outcome.value, whole)
+    sure = {key: schedule for key, schedule in tuned.items() if _is_sure(records[key])}
+    found = f"all tuned schedules together: {whole.outcome.value}, ratio {whole.ratio:.3f}"
+    if sure and len(sure) < len(tuned):
+        partly = compare_runs(_runner(planned, sure), untuned, threads)
+        if partly.outcome is Outcome.FASTER:
+            dropped = tuple(sorted(tuned.keys() - sure.keys()))
+            return Verdict(Served.PARTLY, partly.outcome.value, partly, dropped, found)
+    return Verdict(Served.DEFAULT, whole.outcome.value, whole, tuple(sorted(tuned)), found)
+
+
+def _is_sure(record: TuningRecord) -> bool:
+    """Whether a record was faster than the incumbent by more than could be lost elsewhere."""
+    comparison = record.measurement.comparison
+    return comparison is not None and comparison.interval.high < SURE_RATIO
+
+
+def _runner(planned: Sequence[Planned], schedules: Mapping[str, Schedule]) -> Run:
+    """One run of the model at each of its sizes."""
+    first = planned[0]
+    builder = driver.ProgramBuilder(Chosen(schedules), first.target, first.threads, first.numerics)
+    builder.reserve([each.plan for each in planned])
+    runs = []
+    for each in planned:
+        executable = driver.load_program(builder.build(each.plan), first.threads)
+        types = each.graph.types
+        inputs = random_arrays({v: (types[v].shape, types[v].dtype) for v in each.graph.inputs})
+        runs.append((executable, inputs))
+
+    def run() -> None:
+        for executable, inputs in runs:
+            executable.run(inputs)
+
+    return run
+
+
+def compare_runs(challenger: Run, incumbent: Run, threads: int) -> Comparison:
+    """Two programs in turns, A B B A: CPU time of this thread with one thread, else wall time."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    for run in (challenger, incumbent):
+        run()
+    count = max(1, round(SAMPLE_SECONDS / max(1e-9, _timed(incumbent, 1, clock))))
+    ratios: list[float] = []
+    ends = time.perf_counter() + RACE_SECONDS
+    while len(ratios) < PAIRS:
+        before, first = _timed(incumbent, count, clock), _timed(challenger, count, clock)
+        second, after = _timed(challenger, count, clock), _timed(incumbent, count, clock)
+        ratios += [ours / theirs for ours, theirs in ((first, before), (second, after)) if theirs]
+        if len(ratios) >= LEAST_PAIRS and time.perf_counter() >= ends:
+            break
+    return Comparison("untuned", tuple(ratios))
+
+
+def _timed(run: Run, count: int, clock: Callable[[], float]) -> float:
+    started = clock()
+    for _ in range(count):
+        run()
+    return clock() - started
+
+
+def _identity(planned: Sequence[Planned], tuned: Mapping[str, Schedule]) -> str:
+    """What a race was about: the kernels in their order, the schedules, and the code they give."""
+    first = planned[0]
+    about = [
+        [[step.workload.key for step in each.plan.kernels] for each in planned],
+        first.target.key,
+        first.threads,
+        first.numerics,
+        sorted((key, schedule.digest) for key, schedule in tuned.items()),
+        CODEGEN_VERSION,
+    ]
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
