@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from compiler import ops
 from compiler.graph.ir import Graph
-from compiler.graph.text import digest
 from compiler.memory_plan import MemoryPlan, value_bytes
 from compiler.ops.interpret import run_graph
 from compiler.partition import plan_graph
-from compiler.plan import GraphPlan, KernelStep, NativeStep, Placement, ViewStep, same_bytes
+from compiler.plan import (
+    BranchStep,
+    GraphPlan,
+    KernelStep,
+    LoopStep,
+    NativeStep,
+    Placement,
+    ViewStep,
+    bodies_of,
+    same_bytes,
+)
 from compiler.runtime.native_functions import native_signature
 from compiler.runtime.packing import pack, unpack
 from tests.graphs import random_inputs
@@ -21,8 +31,13 @@ from tests.graphs import random_inputs
 def execute(plan: GraphPlan, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
     """Run a plan step by step, each kernel by the interpreter of its workload's graph."""
     values: dict[str, np.ndarray] = {**plan.graph.constants, **inputs}
+    blocks: dict[str, Mapping[int, np.ndarray]] = {}
     for step in plan.steps:
         match step:
+            case LoopStep() | BranchStep():
+                blocks[step.output] = run_bodies(plan, step, values)
+            case ViewStep() if step.inputs[0] in blocks:
+                values[step.output] = blocks[step.inputs[0]][-step.offsets[0]]
             case ViewStep() | NativeStep():
                 node = plan.graph.producer(step.output)
                 assert node is not None and node.inputs == step.inputs
@@ -33,6 +48,29 @@ def execute(plan: GraphPlan, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
                 given = dict(zip(body.inputs, (values[v] for v in step.inputs), strict=True))
                 (values[step.output],) = run_graph(body, given)
     return [values[v] for v in plan.graph.outputs]
+
+
+def run_bodies(
+    plan: GraphPlan, step: LoopStep | BranchStep, values: Mapping[str, np.ndarray]
+) -> Mapping[int, np.ndarray]:
+    """The results of a step with bodies, by where they start; each body by its own plan."""
+    node = plan.graph.producer(step.output)
+    assert node is not None and node.inputs == step.inputs
+    plans = dict(zip(map(id, node.bodies), sorted_bodies(step), strict=True))
+
+    def run(body: Graph, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+        inner = plans[id(body)]
+        assert inner.graph.inputs == body.inputs
+        return execute(inner, dict(zip(body.inputs, given, strict=True)))
+
+    control = ops.get(node.op).control
+    assert control is not None
+    return control([values[v] for v in step.inputs], node.attrs, run)
+
+
+def sorted_bodies(step: LoopStep | BranchStep) -> tuple[GraphPlan, ...]:
+    """The plans of a step's bodies in the order of its node's attributes."""
+    return (step.body,) if isinstance(step, LoopStep) else (step.otherwise, step.then)
 
 
 def planned(graph: Graph, lanes: int = 8) -> GraphPlan:
@@ -52,6 +90,11 @@ def planned(graph: Graph, lanes: int = 8) -> GraphPlan:
         if isinstance(step, NativeStep):
             check_native(plan, step)
             continue
+        if isinstance(step, LoopStep | BranchStep):
+            for body in bodies_of(step):
+                planned(body.graph, lanes)
+                assert all(body.placements[v] == Placement() for v in body.graph.outputs)
+            continue
         ends = [*zip(step.inputs, step.workload.inputs, strict=True)]
         for value, boundary in [*ends, (step.output, step.workload.output)]:
             assert boundary.type == plan.graph.types[value]
@@ -63,7 +106,7 @@ def planned(graph: Graph, lanes: int = 8) -> GraphPlan:
         assert plan.placements[value] == Placement()
     written = {s.output for s in plan.steps}
     assert all(v in written for v in plan.graph.outputs)
-    arrays = {digest(a): a for a in plan.graph.constants.values()}
+    arrays = plan.constants()
     text = json.dumps(plan.to_json())
     again = GraphPlan.from_json(json.loads(text), arrays)
     assert again.graph == plan.graph and again.steps == plan.steps
@@ -75,6 +118,9 @@ def check_view(plan: GraphPlan, step: ViewStep) -> None:
     """Write an operand's elements as they lie; the view must find its own at the same bytes."""
     node = plan.graph.producer(step.output)
     assert node is not None
+    if node.op == "field":  # a part of a block, whose bytes have several types
+        assert step.offsets == (-int(str(node.attr("offset"))),)
+        return
     sizes = {v: value_bytes(plan, v) for v in (*step.inputs, step.output)}
     low = min(0, *step.offsets)
     inside = zip(step.inputs, step.offsets, strict=True)
@@ -121,6 +167,12 @@ def check_memory(plan: GraphPlan, memory: MemoryPlan) -> None:
         assert start is not None and start + value_bytes(plan, value) <= memory.arena_bytes
         return slice(start, start + value_bytes(plan, value))
 
+    for body_plan, body_memory in (
+        pair
+        for position, step in enumerate(plan.steps)
+        for pair in zip(bodies_of(step), memory.bodies.get(position, ()), strict=True)
+    ):
+        check_memory(body_plan, body_memory)
     for position, step in enumerate(plan.steps):
         for value in step.inputs:
             if (held := span(value)) is not None:
