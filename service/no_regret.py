@@ -20,6 +20,7 @@ from typing import Any
 
 from compiler import driver
 from compiler.build import CODEGEN_VERSION
+from compiler.plan import GraphPlan
 from compiler.program_builder import ScheduleSource
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
@@ -156,7 +157,7 @@ def _records(planned: Sequence[Planned], storage: Storage) -> dict[str, TuningRe
 
 
 def _race(planned: Sequence[Planned], records: Mapping[str, TuningRecord]) -> Verdict:
-    untuned = _runner(planned, {})
+    untuned = _runner(planned, {}, default_plans=True)
     threads = planned[0].threads
     tuned = {key: record.schedule for key, record in records.items()}
     whole = compare_runs(_runner(planned, tuned), untuned, threads)
@@ -178,14 +179,17 @@ def _is_sure(record: TuningRecord) -> bool:
     return comparison is not None and comparison.interval.high < SURE_RATIO
 
 
-def _runner(planned: Sequence[Planned], schedules: Mapping[str, Schedule]) -> Run:
+def _runner(
+    planned: Sequence[Planned], schedules: Mapping[str, Schedule], *, default_plans: bool = False
+) -> Run:
     """One run of the model at each of its sizes."""
     first = planned[0]
     builder = driver.ProgramBuilder(Chosen(schedules), first.target, first.threads, first.numerics)
-    builder.reserve([each.plan for each in planned])
+    plans = [_untuned_plan(each) if default_plans else each.plan for each in planned]
+    builder.reserve(plans)
     runs = []
-    for each in planned:
-        executable = driver.load_program(builder.build(each.plan), first.threads)
+    for each, plan in zip(planned, plans, strict=True):
+        executable = driver.load_program(builder.build(plan), first.threads)
         types = each.graph.types
         inputs = random_arrays({v: (types[v].shape, types[v].dtype) for v in each.graph.inputs})
         runs.append((executable, inputs))
@@ -195,6 +199,14 @@ def _runner(planned: Sequence[Planned], schedules: Mapping[str, Schedule]) -> Ru
             executable.run(inputs)
 
     return run
+
+
+def _untuned_plan(planned: Planned) -> GraphPlan:
+    """What the rules make of the graph, whatever plan was chosen by measurements."""
+    if planned.decision is None:
+        return planned.plan
+    graph = driver.optimise(planned.graph, planned.numerics)
+    return driver.make_plan(graph, planned.target, planned.numerics)
 
 
 def compare_runs(challenger: Run, incumbent: Run, threads: int) -> Comparison:
