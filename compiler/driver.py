@@ -6,7 +6,7 @@ ONNX -> load_graph -> optimise -> make_plan -> build_program -> Executable | art
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -186,6 +186,7 @@ def compile_model(
     numerics: str = "fast",
     weight_limit_bytes: int | None = None,
     timings: Timings | None = None,
+    choice: Callable[[Mapping[str, int]], GraphChoice] = lambda dims: RULE,
 ) -> Executable | SizedExecutable:
     """Compile an ONNX model for this machine.
 
@@ -203,6 +204,7 @@ def compile_model(
         weight_limit_bytes: most memory that packed weights may take; algorithms that expand them
             (Winograd, Strassen) give way first.
         timings: counts the time of every stage.
+        choice: what is known to be better than the rules' plan, by the sizes of named dimensions.
 
     Raises:
         CompilerError: naming what is wrong with the model or the arguments.
@@ -214,8 +216,9 @@ def compile_model(
         source = read_model(model)
     given = check_dims(source.proto.graph, dims or {})
 
-    def build(optimised: Graph, spare: int) -> Executable:
-        plan = make_plan(optimised, chosen, numerics, timings)
+    def build(graph: Graph, sizes: Mapping[str, int], spare: int) -> Executable:
+        plan = _known_plan(graph, chosen, numerics, choice(sizes), timings)
+        del graph
         return load_program(builder.build(plan, spare), threads, timings)
 
     ports = model_ports(source.proto.graph).fixed(given)
@@ -226,21 +229,32 @@ def compile_model(
         with enough_memory_for("to compile the model"):
             # The message and the graph that is read from it are as large as the weights: each goes
             # when the next is made.
-            graph = load_graph(source, given, timings)
+            read = [load_graph(source, given, timings)]
             del source
-            optimised = optimise(graph, numerics, timings=timings)
-            del graph
-            return build(optimised, 1)
+            return build(read.pop(), given, 1)
 
     with timed(timings, "read"), enough_memory_for("to read the model"):
         source = with_tensors(source)
 
     def at(sizes: Sizes) -> Executable:
         with enough_memory_for("to compile the model"):
-            graph = load_graph(source, {**given, **dict(sizes)}, timings)
-            return build(optimise(graph, numerics, timings=timings), SPARE)
+            whole = {**given, **dict(sizes)}
+            return build(load_graph(source, whole, timings), whole, SPARE)
 
     return SizedExecutable(ports, at)
+
+
+def _known_plan(
+    graph: Graph, target: Target, numerics: str, choice: GraphChoice, timings: Timings | None
+) -> GraphPlan:
+    """The plan under a choice; one that does not fit the graph any more gives way to the rules."""
+    try:
+        optimised = optimise(graph, numerics, timings=timings, choice=choice)
+        return make_plan(optimised, target, numerics, timings, choice)
+    except InvalidArgumentError:
+        if choice == RULE:
+            raise
+        return _known_plan(graph, target, numerics, RULE, timings)
 
 
 def _host(target: Target) -> Target:

@@ -79,7 +79,10 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """All kernels of a model. `seconds` is of one run: what its kernels take together."""
+    """All kernels of a model. `seconds` is of one run: what its kernels take together.
+
+    `decision` says how its plan was chosen among others; None where it is the rules'.
+    """
 
     name: str
     target: str
@@ -87,6 +90,7 @@ class ModelReport:
     numerics: str
     kernels: tuple[KernelReport, ...]
     speeds: Speeds | None
+    decision: Mapping[str, Any] | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -167,7 +171,13 @@ def explain(
             )
         )
     return ModelReport(
-        plan.graph.name, target.name, threads, planned.numerics, tuple(kernels), speeds
+        plan.graph.name,
+        target.name,
+        threads,
+        planned.numerics,
+        tuple(kernels),
+        speeds,
+        planned.decision,
     )
 
 

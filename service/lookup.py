@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from service.graph_choice import known_plan
 from service.planning import ModelRequest, plan_model, workload_name
 from service.schemas import LookupEntry, LookupRequest, LookupView
 from service.storage import Storage
@@ -32,7 +33,7 @@ def lookup_model(storage: Storage, body: LookupRequest) -> LookupView:
     request = ModelRequest(
         storage.blobs.get(model.digest), body.target, body.threads, body.numerics, body.dims
     )
-    planned = plan_model(request)
+    planned = known_plan(plan_model(request), storage)
     wanted = [(w.key, workload_name(w), count) for w, count in planned.workloads]
     return _lookup(storage, body, planned.target.key, wanted)
 

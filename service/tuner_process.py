@@ -11,7 +11,8 @@ import socket
 import tempfile
 import threading
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,7 @@ from db.errors import DatabaseError, StaleLeaseError, StorageError
 from db.job_states import JobState
 from db.stores.jobs import Job, JobClaim, JobProgress
 from service.cost_models import train_due
+from service.graph_choice import choose_plan, confirm_plan, keep_plan
 from service.no_regret import settle
 from service.planning import ModelRequest, Planned, plan_model, tasks_of
 from service.remote_runner import Interrupted, RemoteRunner
@@ -42,6 +44,7 @@ from tuner.cancel import CancelToken
 from tuner.events import Event, Finished, Recorded
 from tuner.measure.builder import ProcessBuilder
 from tuner.measure.oracle import ReferenceCache
+from tuner.tasks import Task
 
 log = structlog.get_logger("tilewright.tuner")
 
@@ -250,31 +253,52 @@ class _Run:
                 options.get("dims"),
             )
         )
-        save_texts(planned, storage)
-        tasks = tasks_of(planned)
-        budget = Budget(int(options.get("trials", 1000)), self._seconds(), options.get("seed", 0))
-        tracker = Tracker(tasks, budget.trials)
-        storage.tasks.put(self._claim, list(tracker.rows.values()))
+        budget = replace(Budget.of_job(options), seconds=self._seconds())
         target_key = planned.target.key
-        storage.jobs.progress(self._claim, tracker.progress, target_key=target_key)
         runner = RemoteRunner(storage, job.id, target_key, self._interrupt)
-
-        def on_event(event: Event) -> None:
-            self._report(tracker, event, runner)
-
-        finished = tune_tasks(
-            tasks,
+        self._phase("planning")
+        chosen = choose_plan(
+            planned,
             storage,
             self._tuner.builder,
             runner,
             budget,
             job_id=job.id,
-            on_event=on_event,
             token=self._cancel,
             references=self._tuner.references,
         )
+        planned, budget = chosen.planned, chosen.budget
+        save_texts(planned, storage)
+        tasks = tasks_of(planned)
+        tracker = Tracker(tasks, budget.trials)
+        storage.tasks.put(self._claim, list(tracker.rows.values()))
+        storage.jobs.progress(self._claim, tracker.progress, target_key=target_key)
+
+        def on_event(event: Event) -> None:
+            self._report(tracker, event, runner)
+
+        def tuned(
+            tasks: list[Task],
+            budget: Budget,
+            on_event: Callable[[Event], None] = lambda _: None,
+        ) -> Finished:
+            return tune_tasks(
+                tasks,
+                storage,
+                self._tuner.builder,
+                runner,
+                budget,
+                job_id=job.id,
+                on_event=on_event,
+                token=self._cancel,
+                references=self._tuner.references,
+            )
+
+        finished = tuned(tasks, budget, on_event)
+        if not finished.cancelled:
+            planned = confirm_plan(chosen, storage, tuned)
         storage.leases.cancel(job_id=job.id)
-        if finished.cancelled:
+        if finished.cancelled or self._cancel.cancelled:
             storage.jobs.transition(self._claim, JobState.CANCELLED)
             return
         self._deliver(planned, tracker, finished)
@@ -314,23 +338,23 @@ class _Run:
             self._phase("verifying", tracker.progress)
             error = verify_artifact(planned, folder)
             digest = store_artifact(folder, storage)
-        storage.plans.put(
-            job.model_digest,
-            planned.target.key,
-            job.threads,
-            job.numerics,
-            planned.plan.to_json(),
-        )
+        keep_plan(planned, storage)
         result = {
             "default_seconds": tracker.progress.default_seconds,
             "best_seconds": tracker.progress.best_seconds,
             "trials": finished.trials_done,
             "tuning_seconds": finished.seconds_elapsed,
+            "ended": finished.ended.value,
+            "forecast": None if finished.forecast is None else asdict(finished.forecast),
+            "forecast_error": None
+            if finished.forecast_error is None
+            else asdict(finished.forecast_error),
             "largest_error": error,
             "verified": error is not None,
             "end_to_end": verdict.to_json(),
             "tasks": len(finished.tasks),
             "tasks_from_database": sum(status.from_store for status in finished.tasks),
+            "plan": planned.decision,
         }
         storage.jobs.transition(
             self._claim, JobState.SUCCEEDED, result=result, artifact_digest=digest

@@ -61,8 +61,10 @@ def explain(
 
     from compiler.timings import Timings
     from service.cli.explain_view import assembly_text, kernel_view, report_view
+    from service.cli.plan_view import decision_view
     from service.cli.view import timings_table
     from service.explain import explain as explain_model
+    from service.graph_choice import known_plan
     from service.planning import ModelRequest, plan_model
     from service.storage import Storage
 
@@ -70,12 +72,13 @@ def explain(
     recorder = Timings()
     request = ModelRequest(existing_file(model), target, threads, numerics.value, parse_dims(dim))
     planned = plan_model(request, dump_observer(dump_after), recorder)
-    known = len(planned.workloads)
-    for number in kernel or ():
-        if not 1 <= number <= known:
-            raise UserError(f"--kernel {number}: the kernels of this model are 1 to {known}")
     storage = Storage.open(load_settings())
     try:
+        planned = known_plan(planned, storage)
+        known = len(planned.workloads)
+        for number in kernel or ():
+            if not 1 <= number <= known:
+                raise UserError(f"--kernel {number}: the kernels of this model are 1 to {known}")
         report = explain_model(planned, storage.records, recorder)
     finally:
         storage.close()
@@ -91,6 +94,8 @@ def explain(
     chosen = [report.kernels[number - 1] for number in kernel or ()]
     if not chosen:
         out.print(report_view(report))
+        out.print()
+        out.print(decision_view(report.decision))
     for one in chosen or (report.kernels if nest or asm else ()):
         out.print()
         out.print(kernel_view(report, one))

@@ -63,19 +63,30 @@ def inspect(
 
     from compiler.costs import plan_summary
     from service.cli.inspect_view import summary_view
+    from service.cli.plan_view import decision_view
+    from service.graph_choice import known_plan
     from service.planning import ModelRequest, plan_model, workload_name
+    from service.storage import Storage
 
     check_printing(as_json, dump_after)
     planned = plan_model(
         ModelRequest(existing_file(model), target, 1, numerics.value, parse_dims(dim)),
         dump_observer(dump_after),
     )
+    storage = Storage.open(load_settings())
+    try:
+        planned = known_plan(planned, storage)
+    finally:
+        storage.close()
     summary = plan_summary(planned.plan)
     if as_json:
-        print(json.dumps(summary.to_json(), indent=2))
+        print(json.dumps({**summary.to_json(), "decision": planned.decision}, indent=2))
         return
     names = {workload.key: workload_name(workload) for workload, _ in planned.workloads}
-    console().print(summary_view(summary, names))
+    out = console()
+    out.print(summary_view(summary, names))
+    out.print()
+    out.print(decision_view(planned.decision))
 
 
 def compile_(
@@ -97,6 +108,7 @@ def compile_(
     from compiler.timings import Timings
     from service.cli.inspect_view import size
     from service.cli.view import timings_table
+    from service.graph_choice import known_plan
     from service.no_regret import settle
     from service.planning import ModelRequest, plan_sizes
     from service.storage import Storage
@@ -107,6 +119,7 @@ def compile_(
     recorder = Timings()
     plans = plan_sizes(request, parse_sizes(dim), dump_observer(dump_after), recorder)
     storage = Storage.open(load_settings())
+    plans = tuple(known_plan(planned, storage) for planned in plans)
     keys = {
         RecordKey(workload.key, planned.target.key, threads, numerics.value)
         for planned in plans
@@ -182,6 +195,8 @@ def _opened(
         yield load_artifact(model, threads=threads, sizes=dims or None)
         return
     import compiler
+    from compiler.target import host_target
+    from service.graph_choice import known_choice
     from service.storage import Storage
 
     existing_file(model)
@@ -194,6 +209,7 @@ def _opened(
             dims=dims,
             schedules=storage.records,
             numerics=numerics.value,
+            choice=known_choice(storage, model, host_target(), threads, numerics.value),
         )
     finally:
         storage.close()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.cli.common import (
+    STOP_GAIN,
     ModelPath,
     Numerics,
     NumericsOption,
@@ -17,6 +19,9 @@ from service.cli.common import (
     SecondsOption,
     SeedOption,
     SizesOption,
+    StopGainOption,
+    StrategyOption,
+    TargetMsOption,
     TargetOption,
     ThreadsOption,
     TimingsOption,
@@ -25,12 +30,14 @@ from service.cli.common import (
     existing_file,
     load_settings,
     milliseconds,
+    parse_share,
     parse_sizes,
 )
 
 if TYPE_CHECKING:
     from service.tracker import Tracker
-    from tuner.events import Event
+    from tuner.events import Event, Finished
+    from tuner.tasks import Task
 
 
 def add_to(app: typer.Typer) -> None:
@@ -48,6 +55,9 @@ def tune(
     dim: SizesOption = None,
     pad: PadOption = False,
     seed: SeedOption = 0,
+    stop_gain: StopGainOption = STOP_GAIN,
+    target_ms: TargetMsOption = None,
+    strategy: StrategyOption = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
     ] = None,
@@ -58,10 +68,13 @@ def tune(
 
     from compiler.runtime.artifact import check_destination
     from compiler.timings import Timings
-    from service.cli.view import progress_line, task_table, timings_table, verdict_text
+    from service.cli.plan_view import decision_line
+    from service.cli.view import ending_line, progress_line, rate_line, task_table, timings_table, verdict_text
     from service.cost_models import describe, train_due
+    from service.graph_choice import SHARE, choose_plan, confirm_plan
     from service.no_regret import settle
     from service.planning import ModelRequest, open_ports, plan_sizes, tasks_of
+    from service.bounds import machine_bounds
     from service.schemas import ProgressView
     from service.storage import Storage
     from service.tracker import Tracker
@@ -81,18 +94,18 @@ def tune(
     from tuner.measure.oracle import ReferenceCache
 
     request = ModelRequest(existing_file(model), target, threads, numerics.value)
+    gain = parse_share("--stop-gain", stop_gain)
+    limits = Budget(trials, seconds, seed, gain, target_ms, strategy)
+    limits.options()  # refuses what is impossible
     if output is not None:
         check_destination(output)  # now, and not after an hour of tuning
-    recorder, building = Timings(), Timings()
+    recorder, loop, beside = Timings(), Timings(), Timings()
     plans = plan_sizes(request, parse_sizes(dim), timings=recorder)
     open_ports(plans, pad=pad)  # says now what padding would refuse after an hour
     settings = load_settings()
     storage = Storage.open(settings)
-    for planned in plans:
-        save_texts(planned, storage)
-    with recorder.stage("schedule spaces"):
-        tasks = tasks_of(*plans)
-    tracker = Tracker(tasks, trials)
+    # its own: two runs at once, each with its trials
+    job_id = f"tune-{secrets.token_hex(8)}"
     token = CancelToken()
     signal.signal(signal.SIGINT, lambda *_: token.cancel("interrupted"))
     out = console()
@@ -110,38 +123,77 @@ def tune(
         view = ProgressView.model_validate(tracker.progress, from_attributes=True)
         return progress_line(view, {"candidates_per_second": tracker.candidates_per_second})
 
-    builder = ProcessBuilder(settings.builders or default_builders(), timings=building)
+    builder = ProcessBuilder(settings.builders or default_builders(), timings=beside)
     runner = LocalRunner("local", device_facts())
     if live is not None:
         live.start()
     try:
-        with recorder.stage("tune"):
-            finished = tune_tasks(
+        budget, references = limits, ReferenceCache()
+        chosen = []
+        with recorder.stage("compare plans"):
+            for planned in plans:
+                found = choose_plan(
+                    planned,
+                    storage,
+                    builder,
+                    runner,
+                    budget,
+                    job_id=job_id,
+                    token=token,
+                    references=references,
+                    share=SHARE / len(plans),
+                )
+                chosen.append(found)
+                budget = found.budget
+        plans = tuple(found.planned for found in chosen)
+        for planned in plans:
+            save_texts(planned, storage)
+        with recorder.stage("schedule spaces"):
+            tasks = tasks_of(*plans)
+        tracker = Tracker(tasks, budget.trials)
+
+        def tuned(
+            tasks: list[Task],
+            budget: Budget,
+            on_event: Callable[[Event], None] = lambda _: None,
+        ) -> Finished:
+            return tune_tasks(
                 tasks,
                 storage,
                 builder,
                 runner,
-                Budget(trials, seconds, seed),
-                # its own: two runs at once, each with its trials
-                job_id=f"tune-{secrets.token_hex(8)}",
+                budget,
+                job_id=job_id,
                 on_event=on_event,
                 token=token,
-                references=ReferenceCache(),
+                references=references,
+                bounds=lambda: machine_bounds(tasks),
+                timings=loop,
+                beside=beside,
             )
+
+        with recorder.stage("tune"):
+            finished = tuned(tasks, budget, on_event)
+        if not finished.cancelled:
+            with recorder.stage("compare plans"):
+                plans = tuple(confirm_plan(found, storage, tuned) for found in chosen)
     finally:
         if live is not None:
             live.stop()
         runner.close()
         builder.close()
+    for planned in plans:
+        out.print(decision_line(planned.decision), soft_wrap=True, markup=False)
     out.print(task_table([task_view(row) for row in tracker.rows.values()]))
     progress = tracker.progress
     out.print(
         f"kernels {milliseconds(progress.default_seconds)} untuned, "
         f"{milliseconds(progress.best_seconds)} tuned; {finished.trials_done} trials, "
         f"{progress.trials_failed} failed, {finished.seconds_elapsed:.1f} s"
-        + (f"; {finished.reason}" if finished.cancelled else ""),
+        + (f"; {finished.reason}" if finished.reason else ""),
         soft_wrap=True,
     )
+    out.print(ending_line(finished), soft_wrap=True)
     if output is not None:
         with recorder.stage("race"):
             schedules, verdict = settle(plans, storage)
@@ -159,6 +211,8 @@ def tune(
     storage.close()
     if timings:
         out.print(timings_table(recorder.stages))
-        out.print(timings_table(building.stages, "Builders, all candidates"))
+        out.print(timings_table(loop.stages, "The tuner's loop, by the wall's clock"))
+        out.print(timings_table(beside.stages, "Beside it: builders, all together, and the device"))
+        out.print(rate_line(finished.trials_done, loop.stages))
     if finished.cancelled:
         raise typer.Exit(130)

@@ -20,6 +20,7 @@ from compiler.workload import Workload
 from tuner.graph.alternatives import Alternative, alternatives, layout_choice
 from tuner.graph.planner import Planner, difference
 from tuner.graph.times import KernelTimes, MeasuredCosts
+from tuner.measure.statistics import Comparison, Outcome
 
 NOISE = 0.01
 """Kernels that are measured apart differ by chance: an alternative goes on if those that it changes
@@ -28,37 +29,32 @@ take this much less."""
 CLEARLY = 0.03
 """By how much less, where nothing but their sum can decide."""
 
-TIE = 0.01
-"""A plan takes the rule's place if it takes this much less as a whole, and by no luck."""
-
-WON = 0.75
-"""The share of rounds in which a plan has to beat the rule's."""
-
 SINGLES = 2
 """Alternatives that are compared as a whole beside all that promise something, taken together."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """A plan as a whole: its fastest run, and in what share of the rounds it beat the rule's."""
+class Race:
+    """Plans as a whole: what the rule's takes, and each of the others in turns with it."""
 
-    seconds: float
-    won: float
+    rule_seconds: float
+    comparisons: tuple[Comparison, ...]
 
 
 Measure = Callable[[Sequence[Workload]], None]
 """Have the untuned defaults of these measured, as far as the budget goes, and stored."""
 
-Compare = Callable[[Sequence[GraphPlan]], list[Run] | None]
-"""Run plans in turns, the rule's first; None where that cannot be done on this machine."""
+Compare = Callable[[GraphPlan, Sequence[GraphPlan]], Race | None]
+"""Run plans in turns with the rule's, the first; None where this machine cannot run them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
     """One alternative, in seconds of a run. `kernels` are those that it and the rule do not share.
 
-    `old_seconds` are what the rule takes for them; None where some were not measured. `seconds` is
-    the whole model's run, of those that were compared so.
+    `old_seconds` are what the rule takes for them; None where some were not measured. `ratio` is
+    that of the whole model's run to the rule's, of those that were compared so, and `outcome` what
+    the comparison says of it.
     """
 
     name: str
@@ -66,8 +62,8 @@ class Tried:
     kernels: int
     old_seconds: float | None = None
     new_seconds: float | None = None
-    seconds: float | None = None
-    won: float | None = None
+    ratio: float | None = None
+    outcome: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json`, without the choice."""
@@ -76,8 +72,8 @@ class Tried:
             "kernels": self.kernels,
             "old_seconds": self.old_seconds,
             "new_seconds": self.new_seconds,
-            "seconds": self.seconds,
-            "won": self.won,
+            "ratio": self.ratio,
+            "outcome": self.outcome,
         }
 
 
@@ -147,12 +143,14 @@ def search_graph(
         return replace(decision, limited=limited)
     for each in finalists:
         tried.setdefault(each.choice, _tried(each, times))
-    runs = compare([rule, *(each.plan for each in finalists)])
-    if runs is None:
+    race = compare(rule, [each.plan for each in finalists])
+    if race is None:
         return replace(_by_kernels(rule, finalists, tried), limited=limited)
-    for each, run in zip(finalists, runs[1:], strict=True):
-        tried[each.choice] = replace(tried[each.choice], seconds=run.seconds, won=run.won)
-    decision = _as_a_whole(rule, finalists, runs, tuple(tried.values()))
+    for each, found in zip(finalists, race.comparisons, strict=True):
+        tried[each.choice] = replace(
+            tried[each.choice], ratio=found.ratio, outcome=found.outcome.value
+        )
+    decision = _as_a_whole(rule, finalists, race, tuple(tried.values()))
     return replace(decision, limited=limited)
 
 
@@ -253,24 +251,21 @@ def _by_kernels(
 
 
 def _as_a_whole(
-    rule: GraphPlan,
-    finalists: Sequence[Alternative],
-    runs: Sequence[Run],
-    tried: tuple[Tried, ...],
+    rule: GraphPlan, finalists: Sequence[Alternative], race: Race, tried: tuple[Tried, ...]
 ) -> Decision:
-    first = runs[0].seconds
+    first = race.rule_seconds
     faster = [
-        (run.seconds, number)
-        for number, run in enumerate(runs[1:])
-        if run.seconds < first * (1 - TIE) and run.won >= WON
+        (found.ratio, number)
+        for number, found in enumerate(race.comparisons)
+        if found.outcome is Outcome.FASTER
     ]
     if not faster:
-        reason = f"none of {len(finalists)} alternatives is faster as a whole by {TIE:.0%}"
+        reason = f"none of {len(finalists)} alternatives is faster as a whole"
         return Decision(RULE, rule, RULE_NAME, reason, first, first, tried)
-    seconds, number = min(faster)
+    ratio, number = min(faster)
     chosen = finalists[number]
-    reason = f"takes {_percent(first, seconds)} less as a whole, in turns with the rule's"
-    return Decision(chosen.choice, chosen.plan, chosen.name, reason, first, seconds, tried)
+    reason = f"takes {_percent(1.0, ratio)} less as a whole, in turns with the rule's"
+    return Decision(chosen.choice, chosen.plan, chosen.name, reason, first, first * ratio, tried)
 
 
 def _percent(old: float | None, new: float | None) -> str:

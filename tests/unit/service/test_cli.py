@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import platform
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,8 +13,14 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from compiler.choices import GraphChoice
+from compiler.driver import make_plan, optimise
 from service import cli
+from service.graph_choice import keep_plan
+from service.planning import ModelRequest, plan_model
+from service.settings import Settings
 from service.storage import Storage
+from tuner.graph.search import Decision, Tried
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +77,34 @@ def test_inspect_shows_operators_and_workloads(
     assert run("inspect", model, "--dim", "batch=2", "--target", "x86-64-v3", "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["macs"] == 2 * 4 * 4
+    assert summary["decision"] is None and "plan: by rule; no job has compared it" in text
+
+
+def test_a_plan_that_was_chosen_is_shown_and_used(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = Storage.open(Settings())
+    request = ModelRequest(model, "host", 1, "fast", {"batch": 2})
+    planned = plan_model(request)
+    (kernel,) = planned.plan.kernels
+    assert kernel.workload.operators == ("matmul", "relu")
+    (product,) = [n.output for n in planned.plan.graph.nodes if n.op == "matmul"]
+    choice = GraphChoice(kept=frozenset({product}))
+    tried = Tried("relu apart", choice, 3, 2e-6, 1e-6, 0.9, "faster")
+    apart = make_plan(optimise(planned.graph, choice=choice), planned.target, choice=choice)
+    decision = Decision(choice, apart, "relu apart", "takes less", 3e-6, 2e-6, (tried,))
+    keep_plan(replace(planned, plan=apart), storage, 2e-6, decision.to_json())
+    storage.close()
+
+    assert run("inspect", model, "--dim", "batch=2") == 0
+    text = capsys.readouterr().out
+    assert "plan: relu apart; takes less" in text and "0.900 faster" in text
+    assert "2 kernels of 2 workloads" in text
+    assert run(*EXPLAIN, model, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["kernels"]) == 2 and report["decision"]["reason"] == "takes less"
+    assert run("inspect", model, "--dim", "batch=3") == 0  # at other sizes nothing is known
+    assert "no job has compared it" in capsys.readouterr().out
 
 
 def test_the_graph_is_printed_after_a_pass(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,7 +12,8 @@ from compiler.workload import Workload
 from tests.unit.tuner.graph.rig import Rig, branches, layers
 from tuner.graph.alternatives import alternatives
 from tuner.graph.planner import Planner, difference
-from tuner.graph.search import Decision, Run, search_graph
+from tuner.graph.search import Compare, Decision, Race, search_graph
+from tuner.measure.statistics import Comparison
 
 
 def apart(workload: Workload) -> float:
@@ -20,17 +21,17 @@ def apart(workload: Workload) -> float:
     return 2.0 if {"matmul", "gelu"} <= set(workload.operators) else 1.0
 
 
-def whole(*ratios: float, won: float = 1.0) -> Callable[[Sequence[GraphPlan]], list[Run]]:
-    """A comparison in which alternatives take these times the rule's seconds."""
+def whole(*ratios: float) -> Compare:
+    """A comparison in which every alternative takes these times the rule's seconds, in pairs."""
 
-    def compare(plans: Sequence[GraphPlan]) -> list[Run]:
-        found = [Run(1.0, 0.0), *(Run(ratio, won) for ratio in ratios)]
-        return [*found, *[Run(2.0, 0.0)] * len(plans)][: len(plans)]
+    def compare(rule: GraphPlan, others: Sequence[GraphPlan]) -> Race:
+        assert rule not in others
+        return Race(1.0, tuple(Comparison("rule", ratios) for _ in others))
 
     return compare
 
 
-def search(rig: Rig, compare: Callable[[Sequence[GraphPlan]], list[Run] | None]) -> Decision:
+def search(rig: Rig, compare: Compare) -> Decision:
     planner = Planner(layers(), rig.target)
     return search_graph(planner, rig.times(), 100, rig.measure, compare)
 
@@ -62,26 +63,27 @@ def test_promising_alternatives_come_first_and_each_differs() -> None:
 
 def test_a_plan_that_is_faster_as_a_whole_is_chosen() -> None:
     rig = Rig(apart)
-    found = search(rig, whole(0.9))
+    found = search(rig, whole(*[0.9] * 8))
     assert found.choice.kept == {"wide0", "wide1"}
     assert (found.rule_seconds, found.seconds) == (1.0, 0.9)
     assert "10.0 % less as a whole" in found.reason
     (tried,) = [each for each in found.tried if each.choice == found.choice]
     assert tried.new_seconds is not None and tried.old_seconds is not None
-    assert tried.new_seconds < tried.old_seconds and tried.seconds == 0.9
+    assert tried.new_seconds < tried.old_seconds
+    assert (tried.ratio, tried.outcome) == (0.9, "faster")
 
 
-@pytest.mark.parametrize(("ratio", "won"), [(0.995, 1.0), (1.3, 0.0), (0.9, 0.5)])
-def test_faster_kernels_do_not_decide_and_a_tie_keeps_the_rule(ratio: float, won: float) -> None:
+@pytest.mark.parametrize("ratios", [[0.998] * 8, [1.3] * 8, [0.9] * 3, [0.8, 1.1] * 4])
+def test_faster_kernels_do_not_decide_and_a_tie_keeps_the_rule(ratios: list[float]) -> None:
     rig = Rig(apart)
-    found = search(rig, whole(ratio, won=won))
+    found = search(rig, whole(*ratios))
     assert found.choice == RULE and found.plan == Planner(layers(), rig.target).plan()
     assert "faster as a whole" in found.reason
     assert found.seconds == found.rule_seconds == 1.0
 
 
 def test_alternatives_without_faster_kernels_are_never_run_as_a_whole() -> None:
-    def compare(plans: Sequence[GraphPlan]) -> list[Run]:
+    def compare(rule: GraphPlan, others: Sequence[GraphPlan]) -> Race:
         raise AssertionError("nothing to compare")
 
     found = search(Rig(), compare)
@@ -90,7 +92,7 @@ def test_alternatives_without_faster_kernels_are_never_run_as_a_whole() -> None:
 
 
 def test_kernels_decide_where_no_plan_can_be_run() -> None:
-    found = search(Rig(apart), lambda plans: None)
+    found = search(Rig(apart), lambda rule, others: None)
     assert found.choice.kept == {"wide0", "wide1"}
     assert "none was run as a whole here" in found.reason
     assert found.seconds is None
@@ -98,20 +100,20 @@ def test_kernels_decide_where_no_plan_can_be_run() -> None:
 
 def test_a_model_whose_kernels_are_known_spends_nothing() -> None:
     rig = Rig(apart)
-    first = search(rig, whole(0.9))
+    first = search(rig, whole(*[0.9] * 8))
     assert rig.asked
     rig.asked.clear()
-    assert search(rig, whole(0.9)).choice == first.choice
+    assert search(rig, whole(*[0.9] * 8)).choice == first.choice
     assert not rig.asked
 
 
 def test_only_so_many_kernels_are_measured() -> None:
     rig = Rig(apart)
     planner = Planner(layers(), rig.target)
-    found = search_graph(planner, rig.times(), 3, rig.measure, whole(0.9))
+    found = search_graph(planner, rig.times(), 3, rig.measure, whole(1.0))
     assert 0 < len(rig.asked) <= 3 and found.limited
     nothing = Rig(apart)
-    found = search_graph(planner, nothing.times(), 0, nothing.measure, whole(0.9))
+    found = search_graph(planner, nothing.times(), 0, nothing.measure, whole(1.0))
     assert not nothing.asked and found.choice == RULE and found.limited
     assert "kernels may be measured" in found.reason
 

@@ -1,0 +1,293 @@
+"""The plan of a model that is tuned: the one that is known to be best, or one that is found now."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from compiler import driver
+from compiler.build import CODEGEN_VERSION
+from compiler.choices import RULE, GraphChoice
+from compiler.errors import CompilerError
+from compiler.plan import GraphPlan
+from compiler.target import Target, host_target
+from compiler.workload import Workload
+from db.types import canonical_json
+from service.no_regret import Run, compare_runs
+from service.planning import ModelRequest, Planned, task_of, tasks_of
+from service.storage import Storage
+from service.tuning import Budget, random_arrays
+from service.version import version
+from tuner.cancel import CancelToken
+from tuner.events import Finished
+from tuner.graph.defaults import Defaults
+from tuner.graph.planner import Planner
+from tuner.graph.search import RULE_NAME, Race, search_graph
+from tuner.graph.times import KernelTimes
+from tuner.measure.builder import Builder
+from tuner.measure.oracle import ReferenceCache
+from tuner.measure.runner import Runner
+from tuner.measure.statistics import Outcome
+from tuner.options import TuneOptions
+from tuner.tasks import Task
+
+SHARE = 0.15
+"""Of a job's trials and of its seconds: what the choice of a plan may cost at most."""
+
+RUNS = 5
+"""Of the rule's plan, the fastest of which is what it takes."""
+
+LEAST_SECONDS = 1.0
+"""What is left of a job's seconds, at least, so that it ends in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A model with the plan that was chosen, and what finding it has left of the job's budget.
+
+    Trials of the plan's own kernels are still in it: the search of their tasks counts them. Where
+    this job chose another plan than the rules', `rule` is the model with theirs, and `reserve` what
+    is kept for tuning the kernels that only that one has (`confirm_plan`).
+    """
+
+    planned: Planned
+    budget: Budget
+    rule: Planned | None = None
+    reserve: Budget | None = None
+
+
+def known_plan(planned: Planned, storage: Storage) -> Planned:
+    """The model with the plan that an earlier job chose for it; as it is where none did.
+
+    A plan counts for the same model, sizes, target, threads, numerics and code generation, and
+    only if it is still what its choice leads to.
+    """
+    request = planned.request
+    stored = storage.plans.chosen(
+        model_digest(request.model),
+        planned.target.key,
+        request.threads,
+        request.numerics,
+        dims=request.dims,
+        codegen_version=CODEGEN_VERSION,
+    )
+    if stored is None or stored.decision is None:
+        return planned
+    try:
+        choice = GraphChoice.from_json(stored.decision["choice"])
+        plan = _planner(planned).plan(choice)
+    except (CompilerError, KeyError):
+        return planned  # an older release's: the choice is made anew
+    if canonical_json(plan.to_json()) != canonical_json(dict(stored.plan)):
+        return planned
+    return replace(planned, plan=plan, decision=dict(stored.decision))
+
+
+def known_choice(
+    storage: Storage, model: Path | bytes, target: Target, threads: int, numerics: str
+) -> Callable[[Mapping[str, int]], GraphChoice]:
+    """By sizes of a model's named dimensions, the choice that `known_plan` goes by."""
+    digest = model_digest(model)
+
+    def choice(dims: Mapping[str, int]) -> GraphChoice:
+        stored = storage.plans.chosen(
+            digest, target.key, threads, numerics, dims=dims, codegen_version=CODEGEN_VERSION
+        )
+        if stored is None or stored.decision is None:
+            return RULE
+        return GraphChoice.from_json(stored.decision["choice"])
+
+    return choice
+
+
+def choose_plan(
+    planned: Planned,
+    storage: Storage,
+    builder: Builder,
+    runner: Runner,
+    budget: Budget,
+    *,
+    job_id: str,
+    token: CancelToken,
+    references: ReferenceCache,
+    share: float = SHARE,
+    clock: Callable[[], float] = time.monotonic,
+) -> Chosen:
+    """The model with the plan to tune: the known one, or the fastest of a few that are tried.
+
+    At most `share` of the trials and seconds go into trying; without any the rules' plan stays.
+    What was decided is stored, unless the job was cancelled or ran out of its share before all was
+    measured; another plan than the rules' only when it was confirmed (`confirm_plan`).
+
+    Raises:
+        CompilerError: if a workload does not compile.
+    """
+    known = known_plan(planned, storage)
+    limit = int(share * budget.trials)
+    if known.decision is not None or not limit:
+        return Chosen(known, budget)
+    started, seconds = clock(), budget.seconds
+    target, request = planned.target, planned.request
+    ends = None if seconds is None else started + share * seconds
+    times = KernelTimes(storage.records, target, request.threads, request.numerics, CODEGEN_VERSION)
+    measured: list[Workload] = []
+    complete = True
+
+    def stopped() -> bool:
+        return token.cancelled or (ends is not None and clock() >= ends)
+
+    def measure(workloads: Sequence[Workload]) -> None:
+        nonlocal complete
+        storage.workloads.put_workloads({w.key: w.text() for w in workloads})
+        options = TuneOptions(
+            trials=budget.trials,
+            seed=budget.seed,
+            job_id=job_id,
+            codegen_version=CODEGEN_VERSION,
+            compiler_version=version(),
+        )
+        defaults = Defaults(builder, runner, storage.records, options, references)
+        make = partial(task_of, target=target, threads=request.threads, numerics=request.numerics)
+        done = defaults.measure([make(workload) for workload in workloads], stopped)
+        measured.extend(workloads)
+        complete = done >= len(workloads)
+
+    def compare(rule: GraphPlan, others: Sequence[GraphPlan]) -> Race | None:
+        if token.cancelled or not target.runs_on(host_target()):
+            return None
+        return race_plans(rule, others, storage, request, target)
+
+    decision = search_graph(_planner(planned), times, limit, measure, compare)
+    complete &= not token.cancelled
+    used = {workload for workload, _ in decision.plan.tasks()}
+    chosen = replace(planned, plan=decision.plan, decision=decision.to_json())
+    unconfirmed = decision.choice != RULE and target.runs_on(host_target())
+    if complete and (decision.tried or not decision.limited) and not unconfirmed:
+        keep_plan(chosen, storage, decision.seconds, decision.to_json())
+    trials = budget.trials - sum(workload not in used for workload in measured)
+    left = None if seconds is None else max(LEAST_SECONDS, seconds - (clock() - started))
+    budget = replace(budget, trials=trials, seconds=left)
+    if decision.choice == RULE:
+        return Chosen(chosen, budget)
+    only = sum(workload not in used for workload, _ in planned.workloads)
+    part = only / (only + len(used))
+    return Chosen(chosen, _parted(budget, 1 - part), planned, _parted(budget, part))
+
+
+def confirm_plan(
+    chosen: Chosen, storage: Storage, tune: Callable[[list[Task], Budget], Finished]
+) -> Planned:
+    """The plan to serve once the kernels of the chosen one are tuned.
+
+    Plans were compared untuned, and tuning may gain more on the rules'. So the kernels that only
+    the rules' plan has are tuned too (`tune`), and the two run in turns once more: a tie now goes
+    to the rules' plan. What was decided is stored, unless the job was cancelled.
+
+    Raises:
+        CompilerError: if a workload does not compile.
+    """
+    planned, rule, reserve = chosen.planned, chosen.rule, chosen.reserve
+    if rule is None or reserve is None or not rule.target.runs_on(host_target()):
+        return planned
+    mine = {workload for workload, _ in planned.workloads}
+    if tune([task for task in tasks_of(rule) if task.workload not in mine], reserve).cancelled:
+        return planned
+    race = race_plans(rule.plan, [planned.plan], storage, rule.request, rule.target)
+    (found,) = race.comparisons
+    decision = dict(planned.decision or {})
+    decision |= {"rule_seconds": race.rule_seconds, "tuned_ratio": found.ratio}
+    if found.outcome is Outcome.FASTER:
+        decision["seconds"] = race.rule_seconds * found.ratio
+        served = replace(planned, decision=decision)
+    else:
+        decision |= {
+            "seconds": race.rule_seconds,
+            "choice": RULE.to_json(),
+            "name": RULE_NAME,
+            "reason": f"'{decision['name']}' was faster untuned, and is not with tuned kernels "
+            f"(ratio {found.ratio:.3f})",
+        }
+        served = replace(rule, decision=decision)
+    keep_plan(rule, storage, race.rule_seconds)
+    keep_plan(planned, storage, race.rule_seconds * found.ratio)
+    keep_plan(served, storage, decision["seconds"], decision)
+    return served
+
+
+def _parted(budget: Budget, share: float) -> Budget:
+    """A part of the trials and the seconds."""
+    seconds = None if budget.seconds is None else max(LEAST_SECONDS, share * budget.seconds)
+    return replace(budget, trials=round(share * budget.trials), seconds=seconds)
+
+
+def race_plans(
+    rule: GraphPlan,
+    others: Sequence[GraphPlan],
+    storage: Storage,
+    request: ModelRequest,
+    target: Target,
+) -> Race:
+    """Compile plans of one model with what is known, and run each in turns with the rule's.
+
+    Raises:
+        CompilerError: if a workload does not compile.
+    """
+    builder = driver.ProgramBuilder(storage.records, target, request.threads, request.numerics)
+
+    def runner(plan: GraphPlan) -> Run:
+        executable = driver.load_program(builder.build(plan), request.threads)
+        ports = {port.name: (port.shape, port.dtype) for port in executable.inputs}
+        return partial(executable.run, random_arrays(ports))
+
+    incumbent = runner(rule)
+    found = [compare_runs(runner(plan), incumbent, request.threads) for plan in others]
+    return Race(_fastest(incumbent, request.threads), tuple(found))
+
+
+def _fastest(run: Run, threads: int) -> float:
+    """Seconds of the fastest of a few runs: CPU time of this thread with one thread."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    times = []
+    for _ in range(RUNS):
+        started = clock()
+        run()
+        times.append(clock() - started)
+    return min(times)
+
+
+def model_digest(model: Path | bytes) -> str:
+    """The SHA-256 of a model's bytes: what the database knows it by."""
+    return hashlib.sha256(model if isinstance(model, bytes) else model.read_bytes()).hexdigest()
+
+
+def _planner(planned: Planned) -> Planner:
+    return Planner(planned.graph, planned.target, planned.request.numerics)
+
+
+def keep_plan(
+    planned: Planned,
+    storage: Storage,
+    run_seconds: float | None = None,
+    decision: Mapping[str, Any] | None = None,
+) -> None:
+    """Store a model's plan, with what it takes as a whole if that was measured.
+
+    With a `decision` it is from now on what `known_plan` finds.
+    """
+    request = planned.request
+    storage.plans.put(
+        model_digest(request.model),
+        planned.target.key,
+        request.threads,
+        request.numerics,
+        planned.plan.to_json(),
+        run_seconds,
+        dims=request.dims,
+        codegen_version=CODEGEN_VERSION,
+        decision=decision,
+    )

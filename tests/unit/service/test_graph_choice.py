@@ -1,0 +1,285 @@
+"""Which plan a job tunes: found once, within a share of the budget, and known from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler.choices import RULE
+from compiler.plan import GraphPlan
+from compiler.target import host_target
+from service import graph_choice
+from service.graph_choice import (
+    choose_plan,
+    confirm_plan,
+    keep_plan,
+    known_choice,
+    known_plan,
+    race_plans,
+)
+from service.planning import ModelRequest, Planned, plan_model
+from service.storage import Storage
+from service.tuning import Budget
+from tests.unit.tuner.fakes import FakeBuilder, FakeQueue
+from tuner.cancel import CancelToken
+from tuner.events import Finished
+from tuner.graph.defaults import Defaults
+from tuner.graph.search import Race
+from tuner.measure.oracle import ReferenceCache
+from tuner.measure.statistics import Comparison
+from tuner.measure.wire import MeasureRequest
+from tuner.tasks import Task
+
+
+def model_bytes() -> bytes:
+    """Two layers of a product and a sigmoid."""
+    rng = np.random.default_rng(0)
+    nodes, weights = [], []
+    for layer in range(2):
+        weight = rng.standard_normal((256, 256)).astype(np.float32) / 16
+        weights.append(numpy_helper.from_array(weight, f"w{layer}"))
+        source = "x" if layer == 0 else "y0"
+        nodes.append(helper.make_node("MatMul", [source, f"w{layer}"], [f"m{layer}"]))
+        nodes.append(helper.make_node("Sigmoid", [f"m{layer}"], [f"y{layer}"]))
+    graph = helper.make_graph(
+        nodes,
+        "layers",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [64, 256])],
+        [helper.make_tensor_value_info("y1", TensorProto.FLOAT, [64, 256])],
+        weights,
+    )
+    data: bytes = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)]
+    ).SerializeToString()
+    return data
+
+
+MODEL = model_bytes()
+
+
+def plan(target: str = "host") -> Planned:
+    return plan_model(ModelRequest(MODEL, target))
+
+
+@dataclass
+class Device(FakeQueue):
+    """Runs a workload in the seconds that `by_key` has for it, else in one."""
+
+    seconds: Callable[[Any], float] = lambda schedule: 1.0
+    by_key: dict[str, float] = field(default_factory=dict)
+
+    def _measure(self, request: MeasureRequest) -> None:
+        self.seconds = lambda schedule: self.by_key.get(request.key.workload_key, 1.0)
+        super()._measure(request)
+
+
+@pytest.fixture
+def ratios() -> list[float]:
+    """What alternatives take of the rule's plan, in the first race and in those after it."""
+    return [0.9]
+
+
+@pytest.fixture
+def race(monkeypatch: pytest.MonkeyPatch, ratios: list[float]) -> list[int]:
+    """Plans in turns, made up. How many were run beside the rule's, each time."""
+    raced: list[int] = []
+
+    def run(rule: GraphPlan, others: Sequence[GraphPlan], *_: Any) -> Race:
+        raced.append(len(others))
+        ratio = ratios[min(len(raced), len(ratios)) - 1]
+        return Race(1.0, tuple(Comparison("rule", (ratio,) * 8) for _ in others))
+
+    monkeypatch.setattr(graph_choice, "race_plans", run)
+    link = partial(Defaults, link=lambda objects: b"".join(objects))
+    monkeypatch.setattr(graph_choice, "Defaults", link)
+    return raced
+
+
+def device(planned: Planned) -> Device:
+    """The products with their sigmoids are slow; each alone is fast."""
+    return Device(by_key={w.key: 3.0 for w, _ in planned.workloads})
+
+
+def choose(
+    planned: Planned, storage: Storage, runner: Device, budget: Budget | None = None, **more: Any
+) -> graph_choice.Chosen:
+    return choose_plan(
+        planned,
+        storage,
+        FakeBuilder(),  # type: ignore[arg-type]
+        runner,
+        budget or Budget(100),
+        job_id=more.pop("job_id", "job"),
+        token=more.pop("token", CancelToken()),
+        references=ReferenceCache(),
+        **more,
+    )
+
+
+@dataclass
+class Tuning:
+    """A tune loop that remembers what it was given."""
+
+    cancelled: bool = False
+    given: list[tuple[list[str], Budget]] = field(default_factory=list)
+
+    def __call__(self, tasks: list[Task], budget: Budget) -> Finished:
+        self.given.append(([task.name for task in tasks], budget))
+        return Finished((), (), 0, 0.0, self.cancelled, "")
+
+
+def settled(storage: Storage, runner: Device, tune: Tuning | None = None, **more: Any) -> Planned:
+    """The plan that a whole job serves."""
+    return confirm_plan(choose(plan(), storage, runner, **more), storage, tune or Tuning())
+
+
+def operators(planned: Planned) -> list[tuple[str, ...]]:
+    return [workload.operators for workload, _ in planned.workloads]
+
+
+def test_a_plan_is_found_once(storage: Storage, race: list[int]) -> None:
+    first = settled(storage, device(plan()))
+    assert operators(plan()) == [("matmul", "sigmoid")]
+    assert operators(first) == [("matmul",), ("sigmoid",)]
+    assert race == [1, 1]
+    idle = Device(stuck=True)
+    again = choose(plan(), storage, idle)
+    assert (again.planned.plan, again.budget) == (first.plan, Budget(100))
+    assert again.planned.decision == first.decision
+    tune = Tuning()
+    assert confirm_plan(again, storage, tune) == again.planned
+    assert not idle.submitted and not tune.given and race == [1, 1]
+    assert known_plan(plan(), storage).plan == first.plan
+    stored = {each.run_seconds for each in storage.plans.list(graph_choice.model_digest(MODEL))}
+    assert stored == {1.0, 0.9}
+
+
+def test_the_rules_kernels_are_tuned_too_before_their_plan_goes(
+    storage: Storage, race: list[int]
+) -> None:
+    chosen = choose(plan(), storage, device(plan()))
+    # the fused kernel counts for no task of the chosen plan; a third of the trials is kept for it
+    assert (chosen.budget.trials, chosen.reserve) == (66, Budget(33))
+    assert known_plan(plan(), storage).decision is None  # until it is confirmed
+    tune = Tuning()
+    served = confirm_plan(chosen, storage, tune)
+    assert tune.given == [(["matmul k256 +sigmoid 64x256"], Budget(33))]
+    assert served.plan == chosen.planned.plan
+    assert served.decision is not None and served.decision["tuned_ratio"] == 0.9
+
+
+@pytest.mark.parametrize("ratios", [[0.9, 1.0], [0.9, 1.2]])
+def test_a_plan_that_is_no_faster_with_tuned_kernels_gives_way(
+    storage: Storage, race: list[int]
+) -> None:
+    served = settled(storage, device(plan()))
+    assert served.plan == plan().plan and race == [1, 1]
+    assert served.decision is not None and served.decision["name"] == "by rule"
+    assert "was faster untuned, and is not with tuned kernels" in served.decision["reason"]
+    assert known_plan(plan(), storage).plan == plan().plan
+    assert known_plan(plan(), storage).decision == served.decision
+
+
+def test_a_job_cancelled_in_the_end_decides_nothing(storage: Storage, race: list[int]) -> None:
+    settled(storage, device(plan()), Tuning(cancelled=True))
+    assert race == [1] and known_plan(plan(), storage).decision is None
+
+
+def test_what_was_chosen_and_why_is_told(storage: Storage, race: list[int]) -> None:
+    decision = choose(plan(), storage, device(plan())).planned.decision
+    assert decision is not None
+    assert decision["name"] == "matmul float32[64,256]: sigmoid not with matmul (2 places)"
+    assert "10.0 % less as a whole" in decision["reason"]
+    (tried,) = decision["tried"]
+    assert (tried["old_seconds"], tried["new_seconds"], tried["kernels"]) == (6.0, 4.0, 3)
+    assert (tried["ratio"], tried["outcome"]) == (0.9, "faster")
+    assert (decision["seconds"], decision["rule_seconds"]) == (0.9, 1.0)
+
+
+def test_another_code_generation_knows_nothing(
+    storage: Storage, race: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(storage, device(plan()))
+    monkeypatch.setattr(graph_choice, "CODEGEN_VERSION", "another")
+    assert known_plan(plan(), storage) == plan()
+    runner = device(plan())
+    assert settled(storage, runner, job_id="next").decision is not None
+    assert runner.submitted and race == [1, 1, 1, 1]
+
+
+def test_other_threads_and_sizes_know_nothing(storage: Storage, race: list[int]) -> None:
+    settled(storage, device(plan()))
+    for request in (
+        replace(plan().request, threads=2),
+        replace(plan().request, numerics="strict"),
+        replace(plan().request, dims={"batch": 2}),
+    ):
+        assert known_plan(replace(plan(), request=request), storage).decision is None
+
+
+def test_a_plan_that_its_choice_no_longer_leads_to_is_not_used(storage: Storage) -> None:
+    here = plan()
+    decision = {"choice": RULE.to_json(), "name": "by rule"}
+    keep_plan(here, storage, None, decision)
+    assert known_plan(plan(), storage).decision == decision
+    other = replace(here, plan=replace(here.plan, steps=here.plan.steps[:-1]))
+    keep_plan(other, storage, None, decision)
+    assert known_plan(plan(), storage).decision is None
+    nonsense = {"choice": {"kept": 1}, "name": "?"}
+    keep_plan(here, storage, None, nonsense)
+    assert known_plan(plan(), storage).decision is None
+
+
+def test_only_a_share_of_the_trials_is_spent(storage: Storage, race: list[int]) -> None:
+    runner = device(plan())
+    left = choose(plan(), storage, runner, Budget(14))  # two kernels, and three would be needed
+    assert not runner.submitted and left.budget == Budget(14)
+    assert left.planned.plan == plan().plan
+    # more trials may find more: nothing is decided for good
+    assert known_plan(plan(), storage).decision is None
+    nothing = choose(plan(), storage, runner, Budget(0))
+    assert nothing.planned == plan() and not runner.submitted
+
+
+def test_seconds_end_the_trying(storage: Storage, race: list[int]) -> None:
+    ticks = iter(range(1000))
+    runner = Device(stuck=True)
+    left = choose(plan(), storage, runner, Budget(100, 40.0), clock=lambda: float(next(ticks)))
+    assert left.planned.plan == plan().plan and not race
+    assert left.budget.seconds is not None and left.budget.seconds < 40.0
+    assert known_plan(plan(), storage).decision is None
+
+
+def test_a_cancelled_job_decides_nothing(storage: Storage, race: list[int]) -> None:
+    token = CancelToken()
+    token.cancel()
+    choose(plan(), storage, device(plan()), token=token)
+    assert not race and known_plan(plan(), storage).decision is None
+
+
+def test_for_another_machine_the_kernels_decide(storage: Storage, race: list[int]) -> None:
+    here = plan("riscv64")
+    assert not here.target.runs_on(host_target())
+    chosen = choose(here, storage, device(here))
+    assert not race and chosen.planned.decision is not None
+    assert "none was run as a whole here" in chosen.planned.decision["reason"]
+    assert operators(chosen.planned) == [("matmul",), ("sigmoid",)]
+
+
+def test_plans_are_run_in_turns(storage: Storage) -> None:
+    here = plan()
+    race = race_plans(here.plan, [here.plan, here.plan], storage, here.request, here.target)
+    assert race.rule_seconds > 0
+    assert [len(each.ratios) > 0 for each in race.comparisons] == [True, True]
+
+
+def test_the_choice_is_known_by_sizes(storage: Storage, race: list[int]) -> None:
+    settled(storage, device(plan()))
+    choice = known_choice(storage, MODEL, host_target(), 1, "fast")
+    assert choice({}).kept and choice({"batch": 2}) == RULE
