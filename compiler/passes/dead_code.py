@@ -9,9 +9,25 @@ Before:                         After:
 from __future__ import annotations
 
 from compiler.graph.ir import Graph
-from compiler.passes.rewrite import keep, rewrite
 
 
 def dead_code(graph: Graph) -> Graph:
-    """Drop nodes, constants and types that no output depends on; inputs of the graph stay."""
-    return rewrite(graph, keep)
+    """Drop nodes, constants and types that no output depends on; inputs of the graph stay.
+
+    A graph without any is returned as it is.
+    """
+    alive = set(graph.outputs)
+    kept = []
+    for node in reversed(graph.nodes):
+        if not alive.isdisjoint(node.outputs):
+            alive.update(node.inputs)
+            alive.update(node.outputs)
+            kept.append(node)
+    alive.update(graph.inputs)
+    if len(kept) == len(graph.nodes) and graph.types.keys() <= alive:
+        return graph
+    return graph.replace(
+        nodes=kept[::-1],
+        types={value: kind for value, kind in graph.types.items() if value in alive},
+        constants={value: array for value, array in graph.constants.items() if value in alive},
+    )

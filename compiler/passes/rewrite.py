@@ -8,6 +8,7 @@ nothing uses any more is dropped at the end, so a rule never deletes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -29,10 +30,17 @@ class Rewriter:
         self._nodes: dict[str, Node] = {}  # by output
         self._emitted: set[str] = set()
         self._replaced: dict[str, str] = {}
-        self._names = {node.name for node in graph.nodes}
-        self._uses: dict[str, int] = dict.fromkeys(graph.types, 0)
-        for value in (*(v for node in graph.nodes for v in node.inputs), *graph.outputs):
-            self._uses[value] += 1
+
+    @cached_property
+    def _names(self) -> set[str]:
+        return {node.name for node in self.source.nodes}
+
+    @cached_property
+    def _uses(self) -> dict[str, int]:
+        uses = dict.fromkeys(self.source.types, 0)
+        for value in (*(v for n in self.source.nodes for v in n.inputs), *self.source.outputs):
+            uses[value] += 1
+        return uses
 
     def type(self, value: str) -> TensorType:
         return self._types[value]
@@ -94,21 +102,27 @@ class Rewriter:
         self._constants[value] = np.ascontiguousarray(array).reshape(array.shape)
         return value
 
-    def apply(self, rule: Rule) -> None:
-        """Ask the rule at each node of the source graph, in order."""
+    def apply(self, rule: Rule) -> bool:
+        """Ask the rule at each node of the source graph, in order; whether any node changed."""
+        changed = False
         for original in self.source.nodes:
-            inputs = tuple(self._replaced.get(v, v) for v in original.inputs)
-            node = Node(original.name, original.op, inputs, original.outputs, original.attrs)
+            node = original
+            if not self._replaced.keys().isdisjoint(node.inputs):
+                inputs = tuple(self._replaced.get(v, v) for v in node.inputs)
+                node = Node(node.name, node.op, inputs, node.outputs, node.attrs)
             self._emitted.clear()
             result = rule(self, node)
             output = node.outputs[0]
             if result is None:
                 self._nodes[output] = node
-            elif result in self._emitted:
+                continue
+            changed = True
+            if result in self._emitted:
                 self._rename(result, output, node.name)
             else:
                 self._replaced[output] = result
                 self._uses[result] = self._uses.get(result, 0) + self._uses.get(output, 0)
+        return changed
 
     def finish(self) -> Graph:
         """The new graph, with what its outputs do not need left out."""
@@ -174,12 +188,9 @@ _FLOATS = (DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 
 def rewrite(graph: Graph, rule: Rule) -> Graph:
-    """Apply a rule to every node of a graph and drop what becomes unused."""
+    """Apply a rule to every node of a graph and drop what becomes unused.
+
+    A graph in which no node changes is returned as it is.
+    """
     rewriter = Rewriter(graph)
-    rewriter.apply(rule)
-    return rewriter.finish()
-
-
-def keep(_rewriter: Rewriter, _node: Node) -> str | None:
-    """The rule that changes nothing."""
-    return None
+    return rewriter.finish() if rewriter.apply(rule) else graph

@@ -44,7 +44,13 @@ def test_unused_parts_go_and_inputs_stay() -> None:
     x = g.input("x", 2, 3)
     g.input("unused", 4)
     g("exp", g("add", x, g.weight("w", 3)))
-    after = rewrite(g.graph(g("relu", x)), lambda rewriter, node: None)
+    before = g.graph(g("relu", x))
+    assert rewrite(before, lambda rewriter, node: None) is before
+
+    def rule(rewriter: Rewriter, node: Node) -> str | None:
+        return rewriter.emit("abs", node.inputs) if node.op == "relu" else None
+
+    after = rewrite(before, rule)
     assert after.inputs == ("x", "unused") and not after.constants
     assert set(after.types) == {"x", "unused", *after.outputs}
 
