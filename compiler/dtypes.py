@@ -33,26 +33,17 @@ class DType(StrEnum):
     UINT64 = "uint64"
     BOOL = "bool"
 
-    @property
-    def bytes(self) -> int:
-        """Size of one element in memory."""
-        match self:
-            case DType.BOOL | DType.INT8 | DType.UINT8:
-                return 1
-            case DType.FLOAT16 | DType.BFLOAT16 | DType.INT16 | DType.UINT16:
-                return 2
-            case DType.FLOAT32 | DType.INT32 | DType.UINT32:
-                return 4
-            case _:
-                return 8
+    bytes: int
+    """Size of one element in memory."""
+    is_float: bool
+    is_signed: bool
 
-    @property
-    def is_float(self) -> bool:
-        return "float" in self.value
+    def __init__(self, name: str) -> None:
+        self.bytes = int("".join(filter(str.isdigit, name)) or 8) // 8
+        self.is_float = "float" in name
+        self.is_signed = not name.startswith("uint") and name != "bool"
 
-    @property
-    def is_signed(self) -> bool:
-        return not (self.value.startswith("uint") or self is DType.BOOL)
+    __hash__ = str.__hash__  # an Enum's own is a function in Python, and types are keys everywhere
 
     @property
     def kind(self) -> ElementKind:

@@ -32,8 +32,8 @@ _INTEGER_PREDICATES = {
 
 def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
     """One operation on values of one type, scalars being splatted where others are vectors."""
-    lanes = max(a.lanes for a in args)
-    values = tuple(emitter.splat(a, lanes) for a in args)
+    lanes = max([a.lanes for a in args])
+    values = args if lanes == 1 else tuple([emitter.splat(a, lanes) for a in args])
     dtype = values[-1].dtype
     assert dtype is not None
     text = type_text(dtype, lanes)

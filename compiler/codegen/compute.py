@@ -6,48 +6,32 @@ matrices with zeros and ones, and tails are all 'evaluate the same code at a kno
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
 from compiler.codegen import memory
-from compiler.codegen.access import Kind, Linear, Padding, bind, evaluate
-from compiler.codegen.arithmetic import apply, cast
+from compiler.codegen.access import Padding
+from compiler.codegen.arithmetic import apply
 from compiler.codegen.combining import Partial, join, join_lanes, same_lanes, start
 from compiler.codegen.dot import multiply_add
+from compiler.codegen.expressions import Evaluator, evaluator, items_evaluator
 from compiler.codegen.order import constant_points, greedy_points
 from compiler.codegen.points import Point, Points
 from compiler.codegen.resolve import (
     Access,
     Accesses,
     RegisterAccess,
-    in_bounds,
+    bounds_check,
     resolve,
     resolve_register,
     resolve_target,
 )
-from compiler.codegen.ssa import Value, element
+from compiler.codegen.ssa import Value
 from compiler.codegen.transpose import transpose
-from compiler.dtypes import DType
 from compiler.errors import ScheduleError
-from compiler.loops.expr import (
-    Accumulator,
-    Cast,
-    Combiner,
-    Const,
-    Expr,
-    Fold,
-    IndexValue,
-    Load,
-    Op,
-    Operation,
-    Reduce,
-    Space,
-    Tee,
-    walk,
-)
+from compiler.loops.expr import Combiner, Fold, Load, Op, Operation, Space, walk
 from compiler.loops.nest import Compute, Order, Store, Tile, dot_operands
-from compiler.loops.semantics import items_of
 
 if TYPE_CHECKING:
     from compiler.codegen.lower import StageLowering
@@ -117,14 +101,13 @@ class ComputeLowering:
         with self._points(self.spatial) as points:
             lanes = self.stage.lanes if self.reduces_lanes else points.lanes
             # Lanes that are joined in the end must see the initial value once: `_join` adds it.
-            accesses = None
+            items = None
             if init is not None and not self.reduces_lanes:
                 accesses = resolve(self.stage, init, points, self.padding)
+                items = items_evaluator(self, init, accesses, points)
             for point in points:
                 for number, partial in enumerate(partials):
-                    values = neutral
-                    if accesses is not None and number == 0 and init is not None:
-                        values = self._items(init, accesses, points, point)
+                    values = items(point) if items is not None and number == 0 else neutral
                     result[point, partial] = same_lanes(self.emitter, values, lanes)
         self.accumulators = len(result) * len(neutral)
         return result
@@ -171,13 +154,14 @@ class ComputeLowering:
         partial = [axes.index(axis) for axis in compute.partial]
         with self._points(compute.unroll) as points:
             accesses = resolve(self.stage, compute.body, points, self.padding)
-            order = [p for p in points if in_bounds(accesses, p)]
+            order = [*filter(bounds_check(accesses), points)]
             order = self._ordered(order, accesses, spatial)
             if compute.prefetch:
                 memory.prefetch(self.stage, accesses, order, compute.prefetch)
+            accumulate = self._accumulator(combiner, accesses, points)
             for point in order:
-                key = tuple(point[i] for i in spatial), tuple(point[i] for i in partial)
-                current[key] = self._accumulate(combiner, current[key], accesses, points, point)
+                key = tuple([point[i] for i in spatial]), tuple([point[i] for i in partial])
+                current[key] = accumulate(current[key], point)
         return [value for key in keys for value in current[key]]
 
     def _ordered(
@@ -194,47 +178,80 @@ class ComputeLowering:
             return greedy_points(points, in_memory, self.emitter.depth)
         return points
 
-    def _accumulate(
-        self,
-        combiner: Combiner | Fold,
-        current: Partial,
-        accesses: Accesses,
-        points: Points,
-        point: Point,
-    ) -> Partial:
-        body, emitter = self.compute.body, self.emitter
+    def _accumulator(
+        self, combiner: Combiner | Fold, accesses: Accesses, points: Points
+    ) -> Callable[[Partial, Point], Partial]:
+        """Adds what a point gives to an accumulator."""
+        lanes = self.stage.lanes
+        if not self.reduces_lanes:
+            return self._whole_accumulator(combiner, accesses, points)
+        if not points.is_ragged:
+            if points.lanes_in_use < lanes:
+                return self._masked_accumulator(combiner, accesses, points)
+            return self._whole_accumulator(combiner, accesses, points)
+        whole = self._whole_accumulator(combiner, accesses, points)
+        masked = self._masked_accumulator(combiner, accesses, points)
+
+        def accumulate(current: Partial, point: Point) -> Partial:
+            return (masked if points.active(point) < lanes else whole)(current, point)
+
+        return accumulate
+
+    def _masked_accumulator(
+        self, combiner: Combiner | Fold, accesses: Accesses, points: Points
+    ) -> Callable[[Partial, Point], Partial]:
+        """That of a vector along the reduction that has fewer lanes in use than it has."""
+        emitter, lanes = self.emitter, self.stage.lanes
         neutral = start(emitter, combiner, self.dtype)
-        fresh = all(
-            c.const is not None and c.const == n.const
-            for c, n in zip(current, neutral, strict=True)
-        )
-        active, lanes = points.active(point), self.stage.lanes
-        if self.reduces_lanes and active < lanes:
-            values = self._items(body, accesses, points, point)
-            mask = memory.lane_mask(lanes, active)
+        items = items_evaluator(self, self.compute.body, accesses, points)
+
+        def accumulate(current: Partial, point: Point) -> Partial:
+            mask = memory.lane_mask(lanes, points.active(point))
             values = tuple(
                 emitter.emit(
                     v.dtype, lanes, f"select {mask}, {v.type} %s, {v.type} %s", v,
                     emitter.splat(n, lanes),
                 )
-                for v, n in zip(same_lanes(emitter, values, lanes), neutral, strict=True)
+                for v, n in zip(same_lanes(emitter, items(point), lanes), neutral, strict=True)
             )  # fmt: skip
-            return values if fresh else join(emitter, combiner, current, values)
+            return values if _equal(current, neutral) else join(emitter, combiner, current, values)
+
+        return accumulate
+
+    def _whole_accumulator(
+        self, combiner: Combiner | Fold, accesses: Accesses, points: Points
+    ) -> Callable[[Partial, Point], Partial]:
+        body, emitter = self.compute.body, self.emitter
+        neutral = start(emitter, combiner, self.dtype)
         operands = dot_operands(body) if self.compute.dot is not None else None
         if operands is not None:
-            x, y = (self._evaluate(load, accesses, points, point) for load in operands)
+            left, right = (evaluator(self, load, accesses, points) for load in operands)
             types = operands[0].dtype, operands[1].dtype
-            (accumulator,) = current
-            return (multiply_add(emitter, types, accumulator, x, y),)
+
+            def dot(current: Partial, point: Point) -> Partial:
+                (accumulator,) = current
+                x, y = left(point, ()), right(point, ())
+                return (multiply_add(emitter, types, accumulator, x, y),)
+
+            return dot
         match body:
-            case Op(operation=Operation.MUL, args=(left, right)) if combiner is Combiner.SUM:
-                x = self._evaluate(left, accesses, points, point)
-                y = self._evaluate(right, accesses, points, point)
-                if fresh:
-                    return (apply(emitter, Operation.MUL, x, y),)
-                return (apply(emitter, Operation.FMA, x, y, *current),)
-        values = self._items(body, accesses, points, point)
-        return values if fresh else join(emitter, combiner, current, values)
+            case Op(operation=Operation.MUL, args=args) if combiner is Combiner.SUM:
+                left, right = (evaluator(self, arg, accesses, points) for arg in args)
+
+                def product(current: Partial, point: Point) -> Partial:
+                    x, y = left(point, ()), right(point, ())
+                    if _equal(current, neutral):
+                        return (apply(emitter, Operation.MUL, x, y),)
+                    return (apply(emitter, Operation.FMA, x, y, *current),)
+
+                return product
+        items = items_evaluator(self, body, accesses, points)
+
+        def joined(current: Partial, point: Point) -> Partial:
+            values = items(point)
+            return values if _equal(current, neutral) else join(emitter, combiner, current, values)
+
+        return joined
 
     def _join(self, combiner: Combiner | Fold, values: dict[Key, Partial]) -> dict[Point, Partial]:
         """Join partial accumulators in a tree, then lanes."""
@@ -257,10 +274,9 @@ class ComputeLowering:
         init = self.compute.init
         if self.reduces_lanes and init is not None:
             with self._points(self.spatial) as points:
-                accesses = resolve(self.stage, init, points)
+                items = items_evaluator(self, init, resolve(self.stage, init, points), points)
                 for point, partial in result.items():
-                    first = self._items(init, accesses, points, point)
-                    result[point] = join(self.emitter, combiner, first, partial)
+                    result[point] = join(self.emitter, combiner, items(point), partial)
         return result
 
     # ---- without a reduction
@@ -270,37 +286,36 @@ class ComputeLowering:
         result: dict[Point, Partial] = {}
         with self._points(compute.unroll) as points:
             accesses = resolve(self.stage, compute.body, points, self.padding)
+            in_bounds = bounds_check(accesses)
+            items = items_evaluator(self, compute.body, accesses, points)
             for point in points:
-                if not in_bounds(accesses, point):
+                if not in_bounds(point):
                     raise ScheduleError("a load outside of its tensor, and no reduction to skip")
-                result[point] = self._items(compute.body, accesses, points, point)
+                result[point] = items(point)
         return result
 
     # ---- stores
 
     def _finish(self, results: dict[Point, Partial]) -> None:
         with self._points(self.spatial) as points:
-            prepared = [self._prepare(store, points) for store in self.compute.stores]
             if self.compute.store_vector is not None:
                 self._transposed(results, points)
                 return
+            prepared = [self._prepare(store, points) for store in self.compute.stores]
             for point in points:
-                for store, value_accesses, target in prepared:
-                    value = self._evaluate(
-                        store.value, value_accesses, points, point, results[point]
-                    )
+                for value_of, target in prepared:
+                    value = value_of(point, results[point])
                     if isinstance(target, RegisterAccess):
                         self.stage.registers[target.key(point)] = value
                     else:
                         self._write(target, value, points, point)
 
-    def _prepare(
-        self, store: Store, points: Points
-    ) -> tuple[Store, Accesses, Access | RegisterAccess]:
-        accesses = resolve(self.stage, store.value, points)
+    def _prepare(self, store: Store, points: Points) -> tuple[Evaluator, Access | RegisterAccess]:
+        """What a store writes, and where."""
+        value = evaluator(self, store.value, resolve(self.stage, store.value, points), points)
         if store.target.tensor.space is Space.REGISTER:
-            return store, accesses, resolve_register(self.stage, store.target, points)
-        return store, accesses, resolve_target(self.stage, store.target, points)
+            return value, resolve_register(self.stage, store.target, points)
+        return value, resolve_target(self.stage, store.target, points)
 
     def _write(self, target: Access, value: Value, points: Points, point: Point) -> None:
         lanes = 1 if self.reduces_lanes else points.lanes
@@ -319,9 +334,10 @@ class ComputeLowering:
         width = points.lanes
         target = resolve_target(self.stage, store.target, points)
         accesses = resolve(self.stage, store.value, points)
+        value_of = evaluator(self, store.value, accesses, points)
         groups: dict[Point, dict[int, Value]] = {}
         for point, partial in results.items():
-            value = self._evaluate(store.value, accesses, points, point, partial)
+            value = value_of(point, partial)
             rest = (*point[:position], *point[position + 1 :])
             groups.setdefault(rest, {})[point[position]] = value
         for rest, group in groups.items():
@@ -336,81 +352,13 @@ class ComputeLowering:
                 across = target.transposed(position, lane)
                 memory.store(self.stage, across, row, first, width)
 
-    # ---- expressions
-
     def _points(self, tiles: Sequence[Tile]) -> Points:
         return Points(self.stage, tiles, self.compute.vector, self.compute.dot)
 
-    def _items(self, expr: Expr, accesses: Accesses, points: Points, point: Point) -> Partial:
-        """The items of a tuple at one point."""
-        return tuple(self._evaluate(e, accesses, points, point) for e in items_of(expr))
 
-    def _evaluate(
-        self,
-        expr: Expr,
-        accesses: Accesses,
-        points: Points,
-        point: Point,
-        accumulator: Partial = (),
-    ) -> Value:
-        """The value of an expression at one point of the unrolled axes."""
-        memo: dict[Expr, Value] = {}
-
-        def visit(node: Expr) -> Value:
-            found = memo.get(node)
-            if found is None:
-                found = memo[node] = compute(node)
-            return found
-
-        def compute(node: Expr) -> Value:
-            match node:
-                case Load(tensor=tensor, indirect=indirect):
-                    access = accesses[node]
-                    if isinstance(access, RegisterAccess):
-                        stored = self.stage.registers.get(access.key(point))
-                        if stored is None:
-                            raise ScheduleError(
-                                f"register tensor '{tensor.name}' is read before it is written"
-                            )
-                        return stored
-                    moved = [visit(e) for _, e in indirect]
-                    active, lanes = points.active(point), points.lanes
-                    return memory.load(self.stage, self, access, point, active, lanes, moved)
-                case Const(value=value, type=dtype):
-                    return self.emitter.const(value, dtype)
-                case Accumulator(number=number):
-                    return accumulator[number]
-                case IndexValue(index=index, type=dtype):
-                    form = bind(self.emitter, self.stage.environment, index)
-                    return self._index_value(form, points, point, dtype)
-                case Op(operation=operation, args=args):
-                    return apply(self.emitter, operation, *[visit(a) for a in args])
-                case Cast(value=inner, type=dtype):
-                    return cast(self.emitter, visit(inner), dtype)
-                case Tee(value=inner, target=target):
-                    kept = visit(inner)
-                    access = resolve_target(self.stage, target, points)
-                    splat = self.emitter.splat(kept, points.lanes)
-                    memory.store(self.stage, access, splat, point, points.active(point))
-                    return kept
-                case Reduce():
-                    raise ScheduleError("a reduction was left inside an expression")
-                case _:
-                    raise TypeError(f"unknown expression {type(node).__name__}")
-
-        return visit(expr)
-
-    def _index_value(self, form: Linear, points: Points, point: Point, dtype: DType) -> Value:
-        emitter, static = self.emitter, points.static(form, point)
-        whole = DType.INT64 if dtype.is_float or dtype is DType.BOOL else dtype
-        base = cast(emitter, evaluate(emitter, Linear(form.of(Kind.RUNTIME), static)), whole)
-        lanes = form.of(Kind.LANE)
-        if lanes and points.lanes > 1:
-            name = element(whole)
-            steps = ", ".join(
-                f"{name} {sum(c * (lane // v.divisor) for v, c in lanes.items())}"
-                for lane in range(points.lanes)
-            )
-            base = emitter.splat(base, points.lanes)
-            base = emitter.emit(whole, points.lanes, f"add {base.type} %s, <{steps}>", base)
-        return cast(emitter, base, dtype)
+def _equal(values: Partial, constants: Partial) -> bool:
+    """Whether all values are these constants: an accumulator that nothing was added to."""
+    for value, constant in zip(values, constants, strict=True):
+        if value.const is None or value.const != constant.const:
+            return False
+    return True

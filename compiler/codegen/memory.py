@@ -21,7 +21,7 @@ from compiler.loops.expr import Operation, Role, Space
 if TYPE_CHECKING:
     from compiler.codegen.compute import ComputeLowering
     from compiler.codegen.lower import StageLowering
-    from compiler.codegen.points import Point
+    from compiler.codegen.points import Point, Points
 
 
 def lane_mask(lanes: int, active: int) -> str:
@@ -30,67 +30,90 @@ def lane_mask(lanes: int, active: int) -> str:
     return f"<{lanes} x i1> <{bits}>"
 
 
-def load(
-    stage: StageLowering,
-    compute: ComputeLowering,
-    access: Access,
-    point: Point,
-    active: int,
-    lanes: int,
-    indirect: Sequence[Value] = (),
-) -> Value:
-    """The element (or lanes) that an access reads at a point."""
-    tensor, emitter = access.tensor, stage.emitter
-    offset = access.offset(point)
-    if tensor.space is Space.CONSTANT:
-        return emitter.const(tensor.values[offset // tensor.dtype.bytes], tensor.dtype)
-    base, vector_base = access.base, None
-    assert base is not None
-    depth, tag = _placement(stage, compute, access, offset)
-    for value, stride in zip(indirect, access.indirect_strides, strict=True):
-        position = cast(emitter, value, DType.INT64)
-        bytes_ = apply(emitter, Operation.MUL, position, emitter.const(stride, DType.INT64))
-        if bytes_.lanes == 1:
-            base = emitter.emit(None, 1, "getelementptr i8, ptr %s, i64 %s", base, bytes_)
-        else:
-            vector_base = (
-                bytes_
-                if vector_base is None
-                else apply(emitter, Operation.ADD, vector_base, bytes_)
-            )
-    stored = DType.INT32 if access.packed > 1 else _stored_dtype(tensor.dtype)
-    if vector_base is not None:
-        offsets = access.lane_offsets or (0,) * lanes
-        pointers = [
-            emitter.emit(
-                None, 1, "getelementptr i8, ptr %s, i64 %s",
-                emitter.offset(base, offset + offsets[lane]),
-                extract_lane(emitter, vector_base, min(lane, active - 1)),
-            )
-            for lane in range(active)
-        ]  # fmt: skip
-        value = _gather(stage, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
-    elif not access.is_vector:
-        where = emitter.offset(base, offset, depth)
-        value = _scalar_load(stage, where, stored, depth, tag, tensor.dtype.bytes)
-    elif access.contiguous:
-        where = emitter.offset(base, offset, depth)
-        # an element of several may lie anywhere, any other at a multiple of its size
-        least = 1 if access.packed > 1 else stored.bytes
-        align = max(least, gcd(LINE, offset, access.alignment))
-        value = _vector_load(stage, where, stored, lanes, active, align, depth, tag)
-    else:
-        permuted = _permuted_load(stage, access, base, offset, lanes, stored, depth, tag)
-        if permuted is None:
-            permuted = _strided_load(stage, access, base, offset, active, stored, depth, tag)
-        if permuted is None:
+class Loader:
+    """Reads what an access gives at a point, once for each place."""
+
+    def __init__(
+        self, stage: StageLowering, compute: ComputeLowering, access: Access, points: Points
+    ) -> None:
+        self._stage = stage
+        self._compute = compute
+        self._access = access
+        self._points = points
+        self._is_written = access.tensor.name in stage.written
+        self._known: dict[tuple[int, int, int], Value] = {}
+
+    def __call__(self, point: Point) -> Value:
+        """The element, or lanes."""
+        offset, active = self._access.offset(point), self._points.active(point)
+        epoch = self._stage.epochs.get(self._access.tensor.name, 0) if self._is_written else 0
+        key = offset, active, epoch
+        value = self._known.get(key)
+        if value is None:
+            value = self._known[key] = self._load(offset, active, ())
+        return value
+
+    def indirect(self, point: Point, positions: Sequence[Value]) -> Value:
+        """The element, or lanes, moved along the dimensions of an indirect access."""
+        return self._load(self._access.offset(point), self._points.active(point), positions)
+
+    def _load(self, offset: int, active: int, positions: Sequence[Value]) -> Value:
+        stage, access, tensor = self._stage, self._access, self._access.tensor
+        emitter, lanes = stage.emitter, self._points.lanes
+        if tensor.space is Space.CONSTANT:
+            return emitter.const(tensor.values[offset // tensor.dtype.bytes], tensor.dtype)
+        base = access.base
+        assert base is not None
+        depth, tag = _placement(stage, self._compute, access, offset)
+        stored = DType.INT32 if access.packed > 1 else _stored_dtype(tensor.dtype)
+        lane_positions = None
+        if positions:
+            base, lane_positions = self._moved(base, positions)
+        if lane_positions is not None:
+            offsets = access.lane_offsets or (0,) * lanes
             pointers = [
-                emitter.offset(base, offset + access.lane_offsets[lane], depth)
+                emitter.emit(
+                    None, 1, "getelementptr i8, ptr %s, i64 %s",
+                    emitter.offset(base, offset + offsets[lane]),
+                    extract_lane(emitter, lane_positions, min(lane, active - 1)),
+                )
                 for lane in range(active)
-            ]
-            permuted = _gather(stage, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
-        value = permuted
-    return value if access.packed > 1 else _from_storage(stage, value, tensor.dtype)
+            ]  # fmt: skip
+            value = _gather(stage, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
+        elif not access.is_vector:
+            where = emitter.offset(base, offset, depth)
+            value = _scalar_load(stage, where, stored, depth, tag, tensor.dtype.bytes)
+        elif access.contiguous:
+            where = emitter.offset(base, offset, depth)
+            # an element of several may lie anywhere, any other at a multiple of its size
+            least = 1 if access.packed > 1 else stored.bytes
+            align = max(least, gcd(LINE, offset, access.alignment))
+            value = _vector_load(stage, where, stored, lanes, active, align, depth, tag)
+        else:
+            permuted = _permuted_load(stage, access, base, offset, lanes, stored, depth, tag)
+            if permuted is None:
+                permuted = _strided_load(stage, access, base, offset, active, stored, depth, tag)
+            if permuted is None:
+                pointers = [
+                    emitter.offset(base, offset + access.lane_offsets[lane], depth)
+                    for lane in range(active)
+                ]
+                permuted = _gather(stage, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
+            value = permuted
+        return value if access.packed > 1 else _from_storage(stage, value, tensor.dtype)
+
+    def _moved(self, base: Value, positions: Sequence[Value]) -> tuple[Value, Value | None]:
+        """The base at run-time positions, and bytes from it for each lane where lanes differ."""
+        emitter = self._stage.emitter
+        lanes: Value | None = None
+        for value, stride in zip(positions, self._access.indirect_strides, strict=True):
+            position = cast(emitter, value, DType.INT64)
+            bytes_ = apply(emitter, Operation.MUL, position, emitter.const(stride, DType.INT64))
+            if bytes_.lanes == 1:
+                base = emitter.emit(None, 1, "getelementptr i8, ptr %s, i64 %s", base, bytes_)
+            else:
+                lanes = bytes_ if lanes is None else apply(emitter, Operation.ADD, lanes, bytes_)
+        return base, lanes
 
 
 def _placement(

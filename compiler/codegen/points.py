@@ -88,6 +88,16 @@ class Points:
     def __iter__(self) -> Iterator[Point]:
         return iter(product(*[range(v.count) for v in self.variables]))
 
+    @property
+    def is_ragged(self) -> bool:
+        """Whether the last vector has fewer lanes in use than the others."""
+        return self._ragged is not None
+
+    @property
+    def lanes_in_use(self) -> int:
+        """Lanes in use at every point, where none is ragged."""
+        return self._active
+
     def active(self, point: Point) -> int:
         """Lanes in use at a point."""
         if self._ragged is None:

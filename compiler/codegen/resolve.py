@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import TYPE_CHECKING
 
@@ -46,9 +46,19 @@ class Access:
     indirect_strides: tuple[int, ...] = ()
     packed: int = 1
     """Neighbouring elements that are loaded as one of 32 bits."""
+    contiguous: bool = field(init=False, default=False)
+    """Whether the lanes lie side by side, in order."""
+
+    def __post_init__(self) -> None:
+        size = self.tensor.dtype.bytes * self.packed
+        side_by_side = range(0, size * len(self.lane_offsets), size)
+        object.__setattr__(self, "contiguous", self.lane_offsets == tuple(side_by_side))
 
     def offset(self, point: Point) -> int:
-        return self.constant + sum(stride * point[i] for i, stride in self.unrolled)
+        total = self.constant
+        for i, stride in self.unrolled:
+            total += stride * point[i]
+        return total
 
     def transposed(self, position: int, lane: int) -> Access:
         """The access whose lanes run along an unrolled axis, at one lane of the old vector axis."""
@@ -59,11 +69,6 @@ class Access:
     @property
     def is_vector(self) -> bool:
         return bool(self.lane_offsets)
-
-    @property
-    def contiguous(self) -> bool:
-        size = self.tensor.dtype.bytes * self.packed
-        return all(o == i * size for i, o in enumerate(self.lane_offsets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +184,14 @@ def _static_guard(
     return terms, form.constant, guard.extent
 
 
-def in_bounds(accesses: Accesses, point: Point) -> bool:
+def bounds_check(accesses: Accesses) -> Callable[[Point], bool]:
     """Whether every load of the expression is in bounds at a point."""
-    for access in accesses.values():
-        if isinstance(access, RegisterAccess):
-            continue
-        for terms, constant, extent in access.guards:
+    guards = [g for a in accesses.values() if isinstance(a, Access) for g in a.guards]
+
+    def in_bounds(point: Point) -> bool:
+        for terms, constant, extent in guards:
             if not 0 <= constant + sum(c * point[i] for i, c in terms) < extent:
                 return False
-    return True
+        return True
+
+    return in_bounds

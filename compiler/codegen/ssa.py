@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,8 +46,7 @@ def suffix(dtype: DType, lanes: int) -> str:
     return name if lanes == 1 else f"v{lanes}{name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """An SSA value or constant; `dtype` None is a pointer. `const` is a constant's number."""
 
     name: str
@@ -71,7 +71,7 @@ class _Scope:
     multiples: dict[int, Value] = field(default_factory=dict)
     """Multiples of the counter that are used, by their factor."""
     lines: list[str] = field(default_factory=list)
-    memo: dict[tuple[str, ...], Value] = field(default_factory=dict)
+    memo: dict[str, Value] = field(default_factory=dict)
 
 
 def _literal(value: float, dtype: DType) -> str:
@@ -101,7 +101,9 @@ class Emitter:
         self._scopes = [_Scope("entry")]
         self._names = 0
         self._loops = 0
-        self._constants: dict[tuple[float, DType, int, bool], Value] = {}
+        self._constants: dict[tuple[float | str, DType, int], Value] = {}
+        self._calls: dict[tuple[str, ...], str] = {}
+        self._splats: dict[tuple[Value, int], Value] = {}
 
     @property
     def depth(self) -> int:
@@ -121,17 +123,17 @@ class Emitter:
         where the same text has been emitted in that scope.
         """
         for arg in args:
-            depth = max(depth, arg.depth)
+            if arg.depth > depth:
+                depth = arg.depth
         scope = self._scopes[depth]
-        key = (template, *[a.name for a in args])
-        value = scope.memo.get(key)
+        text = template % tuple([arg.name for arg in args])
+        value = scope.memo.get(text)
         if value is None:
             self._names += 1
-            value = Value(f"%t{self._names}", dtype, lanes, depth)
-            scope.lines.append(f"  {value.name} = {template % key[1:]}")
-            scope.memo[key] = value
+            value = scope.memo[text] = Value(f"%t{self._names}", dtype, lanes, depth)
+            scope.lines.append(f"  {value.name} = {text}")
         # int8 and uint8 are one type to LLVM: the same text may have had the other sign.
-        return value if value.dtype is dtype else replace(value, dtype=dtype)
+        return value if value.dtype is dtype else value._replace(dtype=dtype)
 
     def effect(self, line: str) -> None:
         """Emit an instruction without a result into the innermost scope."""
@@ -139,7 +141,8 @@ class Emitter:
 
     def const(self, value: float, dtype: DType, lanes: int = 1) -> Value:
         """A constant, splatted over the lanes."""
-        key = (value, dtype, lanes, str(value).startswith("-"))
+        # zeros of both signs are equal, their texts are not
+        key = (value or str(value), dtype, lanes)
         found = self._constants.get(key)
         if found is None or value != value:
             text = _literal(value, dtype)
@@ -151,16 +154,27 @@ class Emitter:
         """The scalar in every lane; vectors stay as they are."""
         if lanes == 1 or value.lanes != 1:
             return value
+        found = self._splats.get((value, lanes))
+        if found is None:
+            found = self._splats[value, lanes] = self._splat(value, lanes)
+        return found
+
+    def _splat(self, value: Value, lanes: int) -> Value:
         assert value.dtype is not None
         if value.const is not None:
             return self.const(value.const, value.dtype, lanes)
-        vector = type_text(value.dtype, lanes)
         first = self.emit(
-            value.dtype, lanes, f"insertelement {vector} poison, {value.type} %s, i32 0", value
+            value.dtype,
+            lanes,
+            f"insertelement {type_text(value.dtype, lanes)} poison, {value.type} %s, i32 0",
+            value,
         )
-        mask = f"<{lanes} x i32> zeroinitializer"
+        zeros = f"<{lanes} x i32> zeroinitializer"
         return self.emit(
-            value.dtype, lanes, f"shufflevector {vector} %s, {vector} poison, {mask}", first
+            value.dtype,
+            lanes,
+            f"shufflevector {first.type} %s, {first.type} poison, {zeros}",
+            first,
         )
 
     def shuffle(self, a: Value, b: Value | None, lanes: Sequence[int]) -> Value:
@@ -173,12 +187,17 @@ class Emitter:
         text = f"shufflevector {a.type} %s, {a.type} %s, <{width} x i32> <{mask}>"
         return self.emit(a.dtype, width, text, a, b)
 
-    def call(self, dtype: DType, lanes: int, function: str, *args: Value, flags: str = "") -> Value:
+    def call(self, dtype: DType, lanes: int, function: str, *args: Value) -> Value:
         """Call a pure function (an intrinsic); declares it."""
-        result = type_text(dtype, lanes)
-        self.declarations.add(f"declare {result} @{function}({', '.join(a.type for a in args)})")
-        operands = ", ".join(f"{a.type} %s" for a in args)
-        return self.emit(dtype, lanes, f"call {flags}{result} @{function}({operands})", *args)
+        types = [arg.type for arg in args]
+        key = function, *types
+        template = self._calls.get(key)
+        if template is None:
+            result = type_text(dtype, lanes)
+            self.declarations.add(f"declare {result} @{function}({', '.join(types)})")
+            operands = ", ".join(f"{t} %s" for t in types)
+            template = self._calls[key] = f"call {result} @{function}({operands})"
+        return self.emit(dtype, lanes, template, *args)
 
     def offset(self, pointer: Value, bytes_: int, depth: int = 0) -> Value:
         """The pointer moved by a constant number of bytes."""
@@ -250,12 +269,12 @@ class Emitter:
             )
         for factor, value in scope.multiples.items():
             if factor in starts:
-                last = f"%m{value.name[2:]}"
+                following = f"%m{value.name[2:]}"
                 lines.append(
                     f"  {value.name} = phi i64 [ {starts[factor].name}, %{before} ],"
-                    f" [ {last}, %{scope.label} ]"
+                    f" [ {following}, %{scope.label} ]"
                 )
-                scope.lines.append(f"  {last} = add nsw i64 {value.name}, {factor}")
+                scope.lines.append(f"  {following} = add nsw i64 {value.name}, {factor}")
         for factor, value in scope.multiples.items():
             if factor not in starts:
                 lines.append(f"  {value.name} = mul nsw i64 {counter.name}, {factor}")

@@ -107,6 +107,8 @@ class Operation(StrEnum):
     NOT = "not"
     SELECT = "select"
 
+    __hash__ = str.__hash__  # as that of DType
+
 
 class Combiner(StrEnum):
     """How a reduction joins two values."""
