@@ -7,7 +7,7 @@ channels). Both are plain values: two axes are equal when their names and extent
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,13 @@ class Axis:
 
     name: str
     extent: int
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.name, self.extent)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __add__(self, other: AffineLike) -> Affine:
         return affine(self) + other
@@ -67,6 +74,10 @@ class Affine:
 
     def __add__(self, other: AffineLike) -> Affine:
         other = affine(other)
+        if not other.terms:
+            return Affine(self.terms, self.constant + other.constant) if other.constant else self
+        if not self.terms and not self.constant:
+            return other
         return _collect((*self.terms, *other.terms), self.constant + other.constant)
 
     def __radd__(self, other: AffineLike) -> Affine:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 Rational = tuple[tuple[Fraction, ...], ...]
 
@@ -37,6 +38,7 @@ class Filtering:
     bt: Rational
 
 
+@lru_cache(maxsize=64)
 def filtering(outputs: int, taps: int, points: tuple[Fraction, ...]) -> Filtering:
     """The algorithm F(outputs, taps); rows of B^T are scaled to a leading coefficient of +-1.
 
@@ -74,6 +76,7 @@ def _times(polynomial: list[Fraction], root: Fraction) -> list[Fraction]:
     return result
 
 
+@lru_cache(maxsize=64)
 def factored(matrix: Rational) -> tuple[Rational, Rational]:
     """`matrix = first @ second`, rows that mirror each other sharing their even and odd parts.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
@@ -185,6 +186,7 @@ def _combinations(found: Strassen) -> Transform:
 # ---- the combinations of A
 
 
+@lru_cache(maxsize=1024)
 def _sums_stages(found: Strassen, sums: Tensor, lanes: int) -> tuple[Stage, ...]:
     """All sums of A's quadrants in one pass, and that of the last row."""
     stores = tuple(
@@ -210,13 +212,15 @@ def _sum(found: Strassen, sums: Tensor, left: Quadrants, row: Affine | None = No
     return Load(sums, (Affine((), _SUMS.index(left)), at, *others, affine(found.depth)))
 
 
-def _quadrants(found: Strassen) -> list[Load]:
-    return [found.element(found.left, found.row(row), depth=depth) for row, depth in HALVES]
+@lru_cache(maxsize=1024)
+def _quadrants(found: Strassen) -> tuple[Load, ...]:
+    return tuple(found.element(found.left, found.row(row), depth=depth) for row, depth in HALVES)
 
 
-def _last_halves(found: Strassen) -> list[Load]:
+@lru_cache(maxsize=1024)
+def _last_halves(found: Strassen) -> tuple[Load, ...]:
     row = Affine((), found.cut.extent - 1)
-    return [found.element(found.left, row, depth=depth) for depth in range(2)]
+    return tuple(found.element(found.left, row, depth=depth) for depth in range(2))
 
 
 def _signed(signs: Sequence[int], terms: Sequence[Expr]) -> Expr:
@@ -278,6 +282,7 @@ def _left(
     return quadrants[signs.index(1)]
 
 
+@lru_cache(maxsize=1024)
 def _targets(found: Strassen, number: int) -> tuple[Store, ...]:
     """What a product adds to: the first one into a quadrant stores, the last one finishes it."""
     stores = []
@@ -289,6 +294,7 @@ def _targets(found: Strassen, number: int) -> tuple[Store, ...]:
     return tuple(stores)
 
 
+@lru_cache(maxsize=1024)
 def _last_targets(found: Strassen, number: int) -> tuple[Store, ...]:
     _, targets = LAST_ROW[number]
     users = [n for n, (_, t) in LAST_ROW.items() if t == targets]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
 from compiler.dtypes import DType
@@ -61,9 +61,11 @@ For four of the products, by their number: what takes the place of `left` and of
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Strassen:
     """A matrix product in quarters; `rows`, `columns` and `depth` are half the whole's axes.
+
+    One object for a workload, told from others by identity: what no knob changes is made once.
 
     The rows are those of a matrix, or points of several axes (pixels): then one of them is `cut`,
     and `others` are the rest, the axis of the register tile last.
@@ -78,7 +80,7 @@ class Strassen:
     columns: Axis
     depth: Axis
 
-    @property
+    @cached_property
     def quarter(self) -> Contraction:
         """The product of two quadrants, whose register tile is that of a plain product."""
         outer = (self.rows, *self.others[:-1]) if self.others else ()
