@@ -102,38 +102,47 @@ Term = tuple[Axis, int, int]
 class Form:
     """What accesses to one tensor have in common that differ in constants only (quadrants, taps).
 
-    Equal forms are one object. `dims` holds extent and terms of each dimension.
+    Equal forms are one object. `dims` holds extent and terms of each dimension, `moving` those that
+    have terms.
     """
 
     tensor: Tensor
     axes: frozenset[Axis]
     dims: tuple[tuple[int, tuple[Term, ...]], ...]
+    moving: tuple[tuple[int, tuple[Term, ...]], ...]
+    element_bytes: int
     is_indirect: bool
 
     def touched(self, sizes: Mapping[Axis, int]) -> float:
         """Bytes that are touched while each axis runs over its size; the whole tensor, if the
         access is indirect."""
+        touched = self.element_bytes
         if self.is_indirect:
-            return float(self.tensor.dtype.bytes * prod(self.tensor.shape))
-        elements = self.tensor.dtype.bytes
-        for extent, terms in self.dims:
-            elements *= _reach(extent, terms, sizes)
-        return float(elements)
+            return float(touched * prod(self.tensor.shape))
+        for extent, terms in self.moving:
+            reach = 1
+            for axis, divisor, coefficient in terms:
+                size = sizes.get(axis, axis.extent)
+                reach += coefficient * ((size - 1) // divisor)
+            touched *= reach if reach < extent else extent
+        return float(touched)
 
     def lines(self, sizes: Mapping[Axis, int]) -> float:
         """Cache lines of `touched`: whole runs of neighbours, each rounded up."""
         tensor = self.tensor
-        reaches = [_reach(extent, terms, sizes) for extent, terms in self.dims]
+        reaches = []
+        for extent, terms in self.dims:
+            steps = (c * ((sizes.get(axis, axis.extent) - 1) // d) for axis, d, c in terms)
+            reaches.append(min(1 + sum(steps), extent))
         run = 1
         factors = tensor.layout.resolved(len(tensor.shape))
         for factor, extent in zip(reversed(factors), reversed(tensor.physical_shape), strict=True):
-            covered = min(extent, -(-reaches[factor.dim] // factor.div))
+            covered = max(1, min(extent, -(-reaches[factor.dim] // factor.div)))
             run *= covered
             if covered < extent:
                 break
-        element = tensor.dtype.bytes
-        runs = max(1.0, self.touched(sizes) / element / run)
-        return runs * -(-run * element // LINE_BYTES)
+        runs = max(1.0, self.touched(sizes) / self.element_bytes / run)
+        return runs * -(-run * self.element_bytes // LINE_BYTES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,16 +157,6 @@ class Access:
     def step(self, axis: Axis) -> int:
         """Bytes between the elements at 0 and at 1 of an axis; 0: the same one."""
         return _byte_step(self.load, axis)
-
-
-def _reach(extent: int, terms: tuple[Term, ...], sizes: Mapping[Axis, int]) -> int:
-    reach = 1
-    for axis, divisor, coefficient in terms:
-        size = sizes.get(axis, axis.extent)
-        if divisor != 1:
-            size = -(-size // divisor)
-        reach += coefficient * (size - 1)
-    return min(reach, extent) if extent else 1
 
 
 @lru_cache(maxsize=16384)
@@ -175,8 +174,10 @@ def access(load: Load) -> Access | None:
         )
         dims.append((extent, terms))
     axes = load_axes(load)
-    form = _form(load.tensor, axes, tuple(dims), bool(load.indirect))
-    return Access(load, form, load.tensor.dtype.bytes, axes)
+    element = load.tensor.dtype.bytes
+    moving = tuple(dim for dim in dims if dim[1])
+    form = _form(load.tensor, axes, tuple(dims), moving, element, bool(load.indirect))
+    return Access(load, form, element, axes)
 
 
 _form = lru_cache(maxsize=16384)(Form)

@@ -185,11 +185,12 @@ def nest_features(
     if found is None:
         found = statements(nest)
     order = sorted(range(len(found)), key=lambda number: -_weight(found[number]))
+    traffic = [_traffic(statement) for statement in found]
     row: list[float] = []
     for number in order[:2]:
-        row += _describe(found, number, facts)
+        row += _describe(found, number, traffic[number], facts)
     row += [0.0] * (2 * _WIDTH - len(row))
-    row += _totals(nest, [found[number] for number in order])
+    row += _totals(nest, [found[number] for number in order], traffic)
     row += _algorithm(algorithm)
     row += facts.columns()
     return np.array(row, dtype=np.float32)
@@ -286,7 +287,9 @@ def _traffic(statement: Statement) -> list[float]:
     return result
 
 
-def _describe(found: Sequence[Statement], number: int, facts: TargetFacts) -> list[float]:
+def _describe(
+    found: Sequence[Statement], number: int, traffic: Sequence[float], facts: TargetFacts
+) -> list[float]:
     statement = found[number]
     work = max(statement.vector_operations, 1.0)
     issued = max(sum(statement.counts), 1.0)
@@ -326,7 +329,7 @@ def _describe(found: Sequence[Statement], number: int, facts: TargetFacts) -> li
         _log(statement.parallel_tiles),
         _log(statement.levels[0].footprint_bytes),
         *outer,
-        *(_log(traffic / work) for traffic in _traffic(statement)),
+        *(_log(bytes_moved / work) for bytes_moved in traffic),
         *_intensities(statement),
     ]
     uses = buffer_uses(found, number, BUFFERS)
@@ -369,19 +372,18 @@ def _buffer(use: BufferUse) -> list[float]:
     ]
 
 
-def _totals(nest: LoopNest, found: Sequence[Statement]) -> list[float]:
+def _totals(
+    nest: LoopNest, found: Sequence[Statement], traffic: Sequence[Sequence[float]]
+) -> list[float]:
     work = sum(s.vector_operations for s in found)
     shared = sum(b.bytes for b in nest.buffers if b.role is Role.SHARED)
     weights = sum(b.bytes for b in nest.buffers if b.role is Role.WEIGHT)
-    traffic = [0.0] * len(CACHE_BYTES)
-    for statement in found:
-        traffic = [a + b for a, b in zip(traffic, _traffic(statement), strict=True)]
     return [
         _log(work),
         _log(sum(s.vector_loads + s.broadcast_loads for s in found)),
         _log(sum(s.scattered_loads + s.scattered_stores for s in found)),
         _log(sum(s.stores for s in found)),
-        *map(_log, traffic),
+        *(_log(sum(moved)) for moved in zip(*traffic, strict=True)),
         found[0].vector_operations / work if work else 0.0,
         float(len(found)),
         float(len(nest.stages)),
