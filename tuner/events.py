@@ -30,7 +30,11 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
-    """A task as it stands. `from_store` tasks had a record already and cost no trial."""
+    """A task as it stands. `from_store` tasks had a record already and cost no trial.
+
+    `origins` counts the trials by who suggested them (what was the code of an earlier one, too, and
+    is no trial), `best_origin` is who suggested what is fastest.
+    """
 
     name: str
     key: RecordKey
@@ -40,6 +44,8 @@ class TaskStatus:
     default_seconds: float | None = None
     best_seconds: float | None = None
     from_store: bool = False
+    origins: tuple[tuple[str, int], ...] = ()
+    best_origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ class TaskState:
     by_object: dict[str, Measurement] = field(default_factory=dict)
     origins: dict[Schedule, str] = field(default_factory=dict)
     """Who suggested a schedule first: "default", or what the search says of it."""
+    suggested: Counter[str] = field(default_factory=Counter)
+    """How many candidates of this job came from whom."""
     retries: list[Schedule] = field(default_factory=list)
     serials: dict[tuple[Schedule, Phase], int] = field(default_factory=dict)
     requested: set[Schedule] = field(default_factory=set)
@@ -113,7 +115,14 @@ class TaskState:
             self.default_seconds,
             best,
             self.from_store,
+            tuple(self.suggested.most_common()),
+            self._best_origin(),
         )
+
+    def _best_origin(self) -> str:
+        found = self.compared or self.measured
+        working = {s: m.run_seconds for s, m in found.items() if m.run_seconds is not None}
+        return self.origins.get(min(working, key=working.__getitem__), "") if working else ""
 
     def suggest(self, count: int) -> list[Suggestion]:
         """The next candidates: the default first of all, then what was lost, then the search's."""
@@ -216,10 +225,13 @@ class TaskState:
             # else the search of a restarted process would propose it, too
             self.search.update([Observed(schedule, None)])
             return
-        if trial.phase is Phase.SCREEN and counted:
-            self.trials += 1
-            self.failures += not measurement.ok
         known = self.measured.get(schedule)
+        if trial.phase is Phase.SCREEN and counted:
+            self.suggested[trial.origin] += 1
+            # Code that was measured under the name of another schedule took no time of the device.
+            if known is not None or measurement.object_digest not in self.by_object:
+                self.trials += 1
+                self.failures += not measurement.ok
         if known is None or _is_better(measurement, known) or not measurement.ok:
             self.measured[schedule] = measurement
         if measurement.object_digest:

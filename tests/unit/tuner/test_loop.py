@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -85,6 +86,26 @@ def test_equal_code_is_measured_once(world: World) -> None:
     # Batches that are on their way together may repeat each other.
     assert len(screened) < 0.75 * len(trials)
     assert all(t.measurement.ok for t in trials)
+
+
+def test_equal_code_costs_one_trial(world: World) -> None:
+    """A candidate whose code was measured under another name is kept, and is no trial."""
+    world.builder.code = lambda s: f"{s.algorithm}-{s.integer('mr')}-{s.integer('nv')}"
+    finished = world.tune(trials=60)
+    kept = world.trials()
+    codes = {(t.key, t.measurement.object_digest) for t in kept}
+    assert finished.trials_done == len(codes) == 60 < len(kept)
+
+
+def test_who_suggested_what_is_kept_and_counted(world: World) -> None:
+    finished = world.tune(trials=48)
+    for status in finished.tasks:
+        trials = [t for t in world.trials() if t.key == status.key]
+        assert dict(status.origins) == Counter(t.origin for t in trials)
+        assert dict(status.origins)["default"] == 1
+        finals = [t for t in world.trials(Phase.FINAL) if t.key == status.key]
+        fastest = min(finals, key=lambda t: t.measurement.run_seconds or 1.0)
+        assert status.best_origin == fastest.origin != ""
 
 
 def test_small_spaces_end_by_themselves(world: World, gemm: Any) -> None:

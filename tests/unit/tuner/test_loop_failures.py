@@ -76,7 +76,10 @@ def test_what_a_lost_worker_had_is_measured_again(world: World) -> None:
     lost = [t for t in world.trials() if t.measurement.status is Status.WORKER_LOST]
     working = {(t.key, t.schedule) for t in world.trials() if t.measurement.ok}
     assert lost and len({t.id for t in world.trials()}) == len(world.trials())
-    assert all((t.key, t.schedule) in working for t in lost[:8])
+    # It comes before anything new of its task: only the last batches' may be left.
+    for task in world.tasks:
+        left = [t for t in lost if t.key == task.key and (t.key, t.schedule) not in working]
+        assert len(left) <= 2 * 8 < len(lost)
 
 
 def test_code_that_spills_is_data_and_not_measured(world: World, gemm: Any) -> None:
