@@ -38,8 +38,8 @@ from service.tuning import (
     save_texts,
     store_artifact,
     tune_tasks,
-    verify_artifact,
 )
+from service.verification import verify_artifact
 from tuner.cancel import CancelToken
 from tuner.events import Event, Finished, Recorded
 from tuner.measure.builder import ProcessBuilder

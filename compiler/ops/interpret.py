@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from compiler import ops
 from compiler.dtypes import DType
 from compiler.errors import InvalidInputError
-from compiler.graph.ir import Graph
+from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops.attributes import integer
 
+Chosen = Callable[[Node, Sequence[np.ndarray], np.ndarray], np.ndarray]
+"""(node, operands, result of the reference) -> what to go on with."""
+
 
 def run_graph(
-    graph: Graph, inputs: Mapping[str, np.ndarray], float64: bool = False
+    graph: Graph,
+    inputs: Mapping[str, np.ndarray],
+    float64: bool = False,
+    chosen: Chosen | None = None,
 ) -> list[np.ndarray]:
     """The graph's outputs for these inputs, in order.
+
+    `chosen` may put another result in the place of a native operator's, outside of bodies.
 
     With `float64`, every float value is computed in float64 and the float outputs are float64.
     float16 and bfloat16 are computed in float32, each result rounded to its type; bfloat16 arrays
@@ -32,12 +40,14 @@ def run_graph(
     given = [_to_compute(inputs[v], graph.types[v].dtype, float64) for v in graph.inputs]
     return [
         array if float64 and graph.types[value].dtype.is_float else to_memory(array, dtype)
-        for value, array in zip(graph.outputs, _run(graph, given, float64), strict=True)
+        for value, array in zip(graph.outputs, _run(graph, given, float64, chosen), strict=True)
         for dtype in (graph.types[value].dtype,)
     ]
 
 
-def _run(graph: Graph, inputs: Sequence[np.ndarray], float64: bool) -> list[np.ndarray]:
+def _run(
+    graph: Graph, inputs: Sequence[np.ndarray], float64: bool, chosen: Chosen | None = None
+) -> list[np.ndarray]:
     """The outputs, inputs and outputs in the types that are computed in."""
     values = dict(zip(graph.inputs, inputs, strict=True))
     for value, array in graph.constants.items():
@@ -58,6 +68,8 @@ def _run(graph: Graph, inputs: Sequence[np.ndarray], float64: bool) -> list[np.n
                     result = blocks[node.inputs[0]][integer(node.attrs, "offset")]
                 else:
                     result = np.asarray(operator.reference(operands, node.attrs))
+            if chosen is not None and operator.native is not None:
+                result = chosen(node, operands, result)
             if node.op == "trim":  # the type says how large it can be
                 kind = TensorType(kind.dtype, result.shape)
             values[node.output] = _rounded(result, kind, float64)

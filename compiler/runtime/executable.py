@@ -113,6 +113,14 @@ class Executable:
         """The same model for another number of threads; code and weights are shared."""
         return Executable(self.program, self._weights, self._address_of, threads, self._code_owner)
 
+    def with_program(self, program: Program) -> Executable:
+        """Another program over the same code and weights: one that also copies what to look at.
+
+        Raises:
+            ValueError: as the constructor does.
+        """
+        return Executable(program, self._weights, self._address_of, self.threads, self._code_owner)
+
     def run(self, inputs: Mapping[str, Array] | Sequence[Array]) -> list[Array]:
         """Run the model once.
 

@@ -245,7 +245,7 @@ def bench(
     from rich.table import Table
 
     from service.comparison import Run, onnxruntime_run, race
-    from service.tuning import largest_model_error
+    from service.verification import largest_model_error
 
     executable = _closed(model, threads, numerics, parse_dims(dim))
     arrays = _seeded_inputs(executable)

@@ -161,10 +161,11 @@ def test_a_bug_fails_the_job_and_not_the_tuner(
 def test_a_wrong_answer_of_the_whole_model_is_no_artifact(
     storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from service import tuning
+    from service import verification
 
     monkeypatch.setattr(tuner_process, "tune_tasks", loop(lambda runner, token: False))
-    monkeypatch.setattr(tuning, "run_graph", lambda graph, inputs: [np.zeros((2, 4), np.float32)])
+    zeros = [np.zeros((2, 4), np.float32)]
+    monkeypatch.setattr(verification, "run_graph", lambda graph, inputs, **_: zeros)
     assert tuner.work_once()
     failed = storage.jobs.get(job.id)
     assert failed.state is JobState.FAILED

@@ -1,24 +1,184 @@
-"""How far a whole model may be from its reference, where it chooses by values."""
+"""Whole models against their references, also where they choose by values."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
 
-from service.tuning import choice_error, chosen_outputs
+from compiler import driver, ops
+from compiler.codegen.link import linkers
+from compiler.errors import CompilerError
+from compiler.graph.ir import Graph
+from compiler.ops.interpret import run_graph
+from compiler.runtime.program import NativeCall
+from service.planning import ModelRequest, Planned, plan_model
+from service.tuning import random_arrays
+from service.verification import (
+    Choices,
+    choice_error,
+    chosen_outputs,
+    largest_model_error,
+    observed,
+    verify_artifact,
+)
 from tests.graphs import Maker
 
 PLACES = np.arange(0, 4000, 100)
 
 
-def test_outputs_behind_a_choice_are_found() -> None:
+def detector() -> bytes:
+    """A convolution, its 3 best places, where it is positive, and what is gathered there."""
+    random = np.random.default_rng(4)
+    weight = random.standard_normal((8, 8, 3, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], "conv", pads=[1, 1, 1, 1]),
+        helper.make_node("TopK", ["a", "k"], ["values", "places"], "best", axis=1),
+        helper.make_node("Greater", ["a", "zero"], ["positive"], "compare"),
+        helper.make_node("NonZero", ["positive"], ["where"], "nonzero"),
+        helper.make_node("Mul", ["values", "values"], ["raised"], "square"),
+    ]
+    constants: dict[str, Any] = {"w": weight, "k": np.array([3]), "zero": np.float32(0)}
+    graph = helper.make_graph(
+        nodes,
+        "detector",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 6, 6])],
+        [helper.make_empty_tensor_value_info(name) for name in ("places", "where", "raised")],
+        [numpy_helper.from_array(np.asarray(v), n) for n, v in constants.items()],
+    )
+    made: onnx.ModelProto = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+    )
+    data: bytes = made.SerializeToString()
+    return data
+
+
+@pytest.fixture(scope="module")
+def planned() -> Planned:
+    return plan_model(ModelRequest(detector()))
+
+
+class Observed:
+    """One run of the detector, with what its native calls read and wrote."""
+
+    def __init__(self, planned: Planned) -> None:
+        graph = self.graph = planned.graph
+        executable = driver.compile_plan(planned.plan, None, planned.target)
+        self.inputs = random_arrays(
+            {v: (graph.types[v].shape, graph.types[v].dtype) for v in graph.inputs}
+        )
+        program, self.calls = observed(executable.program)
+        self.results = executable.with_program(program).run(self.inputs)
+        self.plain = executable.run(self.inputs)
+
+    def call(self, function: str) -> Any:
+        return next(call for call in self.calls if call.function == function)
+
+    def reference(self) -> list[np.ndarray]:
+        choices = Choices(self.graph, self.calls, self.results)
+        return run_graph(self.graph, self.inputs, chosen=choices)
+
+    def error(self) -> float:
+        expected = self.reference()
+        return largest_model_error(self.results[: len(expected)], expected)
+
+
+def test_what_a_program_chose_is_seen_and_right(planned: Planned) -> None:
+    seen = Observed(planned)
+    natives = [
+        c
+        for c in driver.compile_plan(planned.plan, None, planned.target).program.walk()
+        if isinstance(c, NativeCall) and c.function != "trim"
+    ]
+    assert len(seen.calls) == len(natives) >= 2
+    for ours, plain in zip(seen.results, seen.plain, strict=False):
+        np.testing.assert_array_equal(ours, plain)
+    assert seen.error() < 1e-5
+
+
+def test_a_choice_that_its_own_values_do_not_say_is_an_error(planned: Planned) -> None:
+    """One of three places is wrong: a tenth of the elements could once be missing."""
+    seen = Observed(planned)
+    output = seen.results[seen.call("top_k").output].view(np.int64)
+    output[0] = (output[0] + 1) % 8
+    with pytest.raises(CompilerError, match="chose other elements"):
+        seen.reference()
+
+
+def test_what_rounding_swaps_is_no_error(planned: Planned) -> None:
+    """Two nearly equal values in the other order: the reference goes on with the program's."""
+    seen = Observed(planned)
+    call = seen.call("top_k")
+    scores = seen.results[call.inputs[0]].view(np.float32).reshape(1, 8, 6, 6)
+    chosen = seen.results[call.output].view(np.int64).reshape(1, 3, 6, 6)
+    first, second = chosen[0, :2, 0, 0]
+    scale = float(np.abs(scores).max())
+    # what the conv gave, but for rounding: the second was ahead by a hair in this program
+    middle = (scores[0, first, 0, 0] + scores[0, second, 0, 0]) / 2
+    gap = abs(scores[0, first, 0, 0] - middle)
+    scores[0, first, 0, 0], scores[0, second, 0, 0] = middle, middle + np.float32(1e-6) * scale
+    chosen[0, :2, 0, 0] = second, first
+    choices = Choices(seen.graph, seen.calls, seen.results)
+    node = next(n for n in seen.graph.nodes if n.op == "top_k")
+    theirs = scores.copy()
+    theirs[0, first, 0, 0] += np.float32(3e-6) * scale  # the reference has them the other way
+    made = choices(node, [theirs], ops.get("top_k").reference([theirs], node.attrs))
+    assert made[0, 0, 0, 0] == second
+    # values that differ by more are another choice's: the reference keeps its own
+    far = theirs.copy()
+    far[0, first, 0, 0] += gap + np.float32(1e-3) * scale
+    kept = choices(node, [far], ops.get("top_k").reference([far], node.attrs))
+    assert kept[0, 0, 0, 0] == first
+
+
+def test_truth_values_that_hang_on_rounding_are_called_undecided(planned: Planned) -> None:
+    seen = Observed(planned)
+    call = seen.call("positions")
+    node = next(n for n in seen.graph.nodes if n.op == "positions")
+    truths = seen.results[call.inputs[0]].view(np.bool_).copy()
+    kind = seen.graph.types[node.inputs[0]]
+    one, many = truths.copy(), ~truths
+    one[5] ^= True
+    for operand, undecided in ((one, node.name), (many, "")):
+        choices = Choices(seen.graph, seen.calls, seen.results)
+        operand = operand.reshape(kind.shape)
+        own = ops.get("positions").reference([operand], node.attrs)
+        assert choices(node, [operand], own) is own
+        assert choices.undecided == undecided
+
+
+@pytest.mark.skipif(not linkers(), reason="no linker")
+def test_an_artifact_with_choices_is_verified(planned: Planned, tmp_path: Path) -> None:
+    builder = driver.ProgramBuilder(None, planned.target)
+    driver.save_artifact({(): planned.plan}, builder, tmp_path / "a")
+    error = verify_artifact(planned, tmp_path / "a")
+    assert error is not None and error < 1e-5
+    other = _with_weight_moved(planned)
+    with pytest.raises(CompilerError, match=r"differs from its reference|hangs on rounding"):
+        verify_artifact(other, tmp_path / "a")
+
+
+def _with_weight_moved(planned: Planned) -> Planned:
+    """Another model, of which the artifact is not."""
+    graph: Graph = planned.graph
+    constants = dict(graph.constants)
+    name = max(constants, key=lambda n: constants[n].size)
+    constants[name] = np.asarray(constants[name] * np.float32(1.01))
+    return replace(planned, graph=replace(graph, constants=constants))
+
+
+def test_only_what_is_chosen_out_of_sight_is_compared_as_a_set() -> None:
     g = Maker()
     x = g.input("x", 4, 9)
     places = g("top_k", x, axis=1, k=3, largest=1)
     picked = g("gather", x, places, axis=0)
-    plain = g("neg", x)
-    assert chosen_outputs(g.graph(plain, picked)) == {picked}
+    assert chosen_outputs(g.graph(g("neg", x), picked)) == frozenset()
 
 
 def test_candidates_that_change_places_are_no_error() -> None:
@@ -40,3 +200,9 @@ def test_other_elements_are_an_error() -> None:
     values = np.linspace(1.0, 2.0, 40, dtype=np.float32)
     assert choice_error(np.full(40, np.nan, np.float32), values) == math.inf
     assert choice_error(values * np.float32(1.001), values) == math.inf
+
+
+def test_values_that_are_not_finite_have_their_places() -> None:
+    values = np.array([1.0, np.inf, np.nan], np.float32)
+    assert largest_model_error([values.copy()], [values]) == 0.0
+    assert largest_model_error([np.ones(3, np.float32)], [values]) == math.inf
