@@ -18,7 +18,8 @@ from service.cli.view import verdict_text
 from service.no_regret import Served, Verdict, compare_runs, settle
 from service.planning import ModelRequest, Planned, plan_model, tasks_of
 from service.storage import Storage
-from service.tuning import build_artifact, verify_artifact
+from service.tuning import build_artifact
+from service.verification import verify_artifact
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 from tuner.measure.statistics import Comparison, Outcome
 
