@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, assert_never
+from typing import Protocol
 
 from compiler.build import BuiltKernel, compile_lowered, lower_workload
 from compiler.errors import CompilerError, ScheduleError
-from compiler.loops.layout import ROW_MAJOR
-from compiler.memory_plan import MemoryPlan, plan_memory
-from compiler.plan import GraphPlan, KernelStep, NativeStep, ViewStep
-from compiler.runtime.kernel import BufferSpec, KernelSpec, Role
-from compiler.runtime.native_functions import native_signature
+from compiler.memory_plan import plan_memory
+from compiler.plan import BranchStep, GraphPlan, KernelStep, LoopStep, NativeStep, bodies_of
+from compiler.program_emitter import Emitter
+from compiler.runtime.kernel import Role
 from compiler.runtime.packing import Bytes
-from compiler.runtime.program import (
-    BufferRef,
-    Instruction,
-    KernelCall,
-    NativeCall,
-    Port,
-    Program,
-    Space,
-)
+from compiler.runtime.program import Port, Program
 from compiler.runtime.weights import WeightBlock, aligned_bytes
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
@@ -149,39 +140,16 @@ class ProgramBuilder:
     def _program(
         self, plan: GraphPlan, built: Mapping[Workload, Chosen], weights: WeightBlock
     ) -> Program:
-        shared = {
-            position: [
-                b.bytes for b in built[step.workload][0].spec.buffers if b.role is Role.SHARED
-            ]
-            for position, step in enumerate(plan.steps)
-            if isinstance(step, KernelStep)
-        }
         with timed(self._timings, "memory plan"):
-            memory = plan_memory(plan, {p: sizes for p, sizes in shared.items() if sizes})
-        kernels: dict[KernelSpec, int] = {}
-        calls: list[Instruction] = []
-        for position, step in enumerate(plan.steps):
-            places = _Places(plan, memory, position, weights)
-            match step:
-                case KernelStep():
-                    spec = built[step.workload][0].spec
-                    number = kernels.setdefault(spec, len(kernels))
-                    with timed(self._timings, "pack weights"):
-                        refs = tuple(places.ref(step, buffer) for buffer in spec.buffers)
-                    calls.append(KernelCall(number, refs))
-                case NativeStep():
-                    refs = places.native_refs(step)
-                    calls.append(NativeCall(step.function, step.parameters, refs))
-                case ViewStep():
-                    pass  # nothing runs
-                case _:
-                    assert_never(step)
+            memory = plan_memory(plan, lambda step: _shared_bytes(built[step.workload][0]))
+        emitter = Emitter({w: chosen[0] for w, chosen in built.items()}, weights, self._timings)
+        calls = emitter.whole(plan, memory)
         return Program(
             plan.graph.name,
             tuple(_port(plan, name) for name in plan.graph.inputs),
             tuple(_port(plan, name) for name in plan.graph.outputs),
-            tuple(kernels),
-            tuple(calls),
+            tuple(emitter.kernels),
+            calls,
             memory.arena_bytes,
             weights.bytes,
         )
@@ -222,19 +190,23 @@ def _weight_bytes(chosen: Chosen) -> int:
     return sum(b.bytes for b in chosen[0].spec.buffers if b.role is Role.WEIGHT)
 
 
+def _shared_bytes(kernel: BuiltKernel) -> list[int]:
+    return [b.bytes for b in kernel.spec.buffers if b.role is Role.SHARED]
+
+
 def _weight_capacity(plan: GraphPlan, built: Mapping[Workload, Chosen]) -> int:
     """What the packed weights of a plan take if no two kernels share one."""
-    return sum(
-        aligned_bytes(buffer.bytes)
-        for step in plan.kernels
-        for buffer in built[step.workload][0].spec.buffers
-        if buffer.role is Role.WEIGHT
-    ) + sum(
-        aligned_bytes(plan.graph.types[value].bytes)
-        for native in plan.natives
-        for value in native.inputs
-        if value in plan.graph.constants
-    )
+    total = 0
+    for step in plan.steps:
+        match step:
+            case KernelStep():
+                buffers = built[step.workload][0].spec.buffers
+                total += sum(aligned_bytes(b.bytes) for b in buffers if b.role is Role.WEIGHT)
+            case NativeStep() | LoopStep() | BranchStep():
+                constants = [v for v in step.inputs if v in plan.graph.constants]
+                total += sum(aligned_bytes(plan.graph.types[v].bytes) for v in constants)
+        total += sum(_weight_capacity(body, built) for body in bodies_of(step))
+    return total
 
 
 class _Compiler:
@@ -284,57 +256,6 @@ class _Compiler:
             self._by_digest[lowered.digest] = built
         # Equal code may serve workloads of other shapes: (1, 64, 3136) is (1, 64, 56, 56).
         return replace(built, spec=lowered.spec, nest=lowered.nest)
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Where the buffers of one step lie."""
-
-    plan: GraphPlan
-    memory: MemoryPlan
-    position: int
-    weights: WeightBlock
-
-    def ref(self, step: KernelStep, buffer: BufferSpec) -> BufferRef:
-        match buffer.role:
-            case Role.INPUT:
-                return self._value(step.inputs[buffer.source])
-            case Role.OUTPUT:
-                return self._value(step.output)
-            case Role.WEIGHT:
-                array = self.plan.graph.constants[step.inputs[buffer.source]]
-                return BufferRef(Space.WEIGHTS, self.weights.add(buffer, array))
-            case Role.SHARED:
-                # At most one such buffer a kernel: the packed operand.
-                (offset,) = self.memory.shared[self.position]
-                return BufferRef(Space.ARENA, offset)
-
-    def native_refs(self, step: NativeStep) -> tuple[BufferRef, ...]:
-        """The inputs, constants as they are, the output, and its count where it has one."""
-        refs = [self._constant(v) or self._value(v) for v in step.inputs]
-        refs.append(self._value(step.output))
-        if native_signature(step.function, step.parameters).counts:
-            refs.append(BufferRef(Space.COUNT, self.plan.graph.outputs.index(step.output)))
-        return tuple(refs)
-
-    def _constant(self, name: str) -> BufferRef | None:
-        """Where a constant of a native function lies; None if the value is none."""
-        array = self.plan.graph.constants.get(name)
-        if array is None:
-            return None
-        kind = self.plan.graph.types[name]
-        buffer = BufferSpec(
-            name, Role.WEIGHT, kind.dtype, kind.shape, str(ROW_MAJOR), (), kind.bytes
-        )
-        return BufferRef(Space.WEIGHTS, self.weights.add(buffer, array))
-
-    def _value(self, name: str) -> BufferRef:
-        root = self.memory.roots[name]
-        if root in self.plan.graph.inputs:
-            return BufferRef(Space.INPUT, self.plan.graph.inputs.index(root))
-        if root in self.plan.graph.outputs:
-            return BufferRef(Space.OUTPUT, self.plan.graph.outputs.index(root))
-        return BufferRef(Space.ARENA, self.memory.offsets[name])
 
 
 def _port(plan: GraphPlan, name: str) -> Port:
