@@ -80,6 +80,7 @@ class JobRow(Base):
     default_seconds: Mapped[float | None]
     best_seconds: Mapped[float | None]
     seconds_left: Mapped[float | None]
+    forecast_gain: Mapped[float | None]
     # the number of the newest event
     event_sequence: Mapped[int] = mapped_column(sa.BigInteger)
     created_at: Mapped[float]
@@ -266,6 +267,26 @@ class VerdictRow(Base):
     served: Mapped[str]
     verdict: Mapped[Json]
     created_at: Mapped[float]
+
+
+class TuningRunRow(Base):
+    """What a run of the tune loop is repeated from, and what it forecast."""
+
+    __tablename__ = "tuning_runs"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    starts: Mapped[int]
+    options: Mapped[Json]
+    inputs: Mapped[list[Any]]
+    journal: Mapped[list[Any] | None]
+    ended: Mapped[str | None]
+    trials: Mapped[int | None]
+    seconds: Mapped[float | None]
+    model_seconds: Mapped[float | None]
+    forecast_gain: Mapped[float | None]
+    forecast_error: Mapped[Json | None]
+    started_at: Mapped[float]
+    finished_at: Mapped[float | None]
 
 
 class RequestRow(Base):

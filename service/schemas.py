@@ -94,6 +94,17 @@ class JobRequest(Body):
         default_factory=dict, max_length=64, description="Sizes of the model's named dimensions"
     )
     seed: int = Field(0, ge=0, le=(1 << 63) - 1)
+    stop_gain: float = Field(
+        0.005,
+        ge=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="End when less than this share is expected of another minute; 0: never",
+    )
+    target_ms: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="End when the kernels add up to no more"
+    )
+    strategy: str | None = Field(None, max_length=100, description="Search strategy")
 
 
 class ProgressView(View):
@@ -106,6 +117,9 @@ class ProgressView(View):
     default_seconds: float | None = None
     best_seconds: float | None = None
     seconds_left: float | None = None
+    forecast_gain: float | None = Field(
+        None, description="Share of best_seconds that another minute is expected to gain"
+    )
 
 
 class JobView(View):

@@ -17,6 +17,7 @@ from db.stores.leases import LeaseStore
 from db.stores.models import ModelStore
 from db.stores.plans import GraphPlanStore
 from db.stores.records import RecordStore
+from db.stores.runs import RunStore
 from db.stores.tasks import TaskStore, WorkloadStore
 from db.stores.tokens import TokenStore
 from db.stores.verdicts import VerdictStore
@@ -40,6 +41,7 @@ class Storage:
     plans: GraphPlanStore
     verdicts: VerdictStore
     cost_models: CostModelStore
+    runs: RunStore
     leases: LeaseStore
     workers: WorkerStore
     tokens: TokenStore
@@ -67,6 +69,7 @@ class Storage:
             plans=GraphPlanStore(engine, clock),
             verdicts=VerdictStore(engine, clock),
             cost_models=CostModelStore(engine, blobs, clock),
+            runs=RunStore(engine, clock),
             leases=LeaseStore(engine, clock),
             workers=WorkerStore(engine, clock, lost_after_seconds=settings.worker_lost_seconds),
             tokens=TokenStore(engine, clock),

@@ -10,6 +10,7 @@ from db.stores.jobs import JobProgress
 from db.stores.tasks import JobTask, TaskStatus
 from service.planning import schedule_facts, workload_facts
 from tuner import events
+from tuner.forecast import Forecast
 from tuner.measure.measurement import RecordKey, TuningRecord
 from tuner.tasks import Task
 
@@ -43,12 +44,14 @@ class Tracker:
             case events.Progress():
                 changed = [self._status(event.task)]
                 self.candidates_per_second = event.candidates_per_second
+                self._foresee(event.forecast)
                 self._count(event.trials_done, event.trials_total, event.seconds_left)
             case events.Recorded():
                 changed = [self._recorded(event.task, event.record)]
                 self._count(self.progress.trials_done, self.progress.trials_budget, None)
             case events.Finished():
                 changed = self._finished(event)
+                self._foresee(event.forecast)
                 self._count(event.trials_done, self.progress.trials_budget, 0.0)
             case _:
                 assert_never(event)
@@ -98,6 +101,10 @@ class Tracker:
                     row = self.rows[status.key] = replace(row, status=TaskStatus.FAILED)
                 changed.append(row)
         return changed
+
+    def _foresee(self, forecast: Forecast | None) -> None:
+        if forecast is not None:
+            self.progress = replace(self.progress, forecast_gain=forecast.gain_per_minute)
 
     def _count(self, done: int, total: int, seconds_left: float | None) -> None:
         rows = list(self.rows.values())

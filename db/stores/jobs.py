@@ -37,6 +37,7 @@ class JobProgress:
     default_seconds: float | None = None  # with untuned defaults
     best_seconds: float | None = None  # with the best schedules so far
     seconds_left: float | None = None  # estimate
+    forecast_gain: float | None = None  # share of best_seconds that a minute more is to gain
 
 
 @dataclass(frozen=True, slots=True)

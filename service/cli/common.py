@@ -23,6 +23,9 @@ class UserError(Exception):
 MAX_THREADS = 256
 """As in `compiler.runtime.native`, which is not imported before a command runs."""
 
+STOP_GAIN = "0.5%"
+"""As in `service.schemas` and `tuner.options`."""
+
 MAX_DIMENSION = 1 << 40
 """As in `service.schemas`."""
 
@@ -66,6 +69,17 @@ SecondsOption = Annotated[
 SeedOption = Annotated[
     int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Seed of the search")
 ]
+StopGainOption = Annotated[
+    str,
+    typer.Option(
+        "--stop-gain", metavar="SHARE", help="End when less is expected of another minute; 0: never"
+    ),
+]
+TargetMsOption = Annotated[
+    float | None,
+    typer.Option("--target-ms", min=1e-6, help="End when the kernels add up to no more"),
+]
+StrategyOption = Annotated[str | None, typer.Option("--strategy", help="Search strategy")]
 ServerOption = Annotated[
     str | None, typer.Option("--server", help="URL of the service (or TILEWRIGHT_SERVER)")
 ]
@@ -108,6 +122,18 @@ def dump_observer(names: list[str] | None) -> Observer | None:
             print(f"# after {name}\n{print_graph(graph)}")
 
     return observe
+
+
+def parse_share(option: str, text: str) -> float:
+    """0.005 from "0.5%" or "0.005". Raises UserError."""
+    number = text.removesuffix("%")
+    try:
+        share = float(number) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise UserError(f"{option} '{text}': expected a share such as 0.5% or 0.005, below 1")
+    return share
 
 
 def parse_dims(given: list[str] | None) -> dict[str, int]:

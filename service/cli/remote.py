@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli.common import (
+    STOP_GAIN,
     DimsOption,
     ModelPath,
     Numerics,
@@ -17,6 +18,9 @@ from service.cli.common import (
     SecondsOption,
     SeedOption,
     ServerOption,
+    StopGainOption,
+    StrategyOption,
+    TargetMsOption,
     TargetOption,
     ThreadsOption,
     TokenOption,
@@ -28,6 +32,7 @@ from service.cli.common import (
     load_settings,
     milliseconds,
     parse_dims,
+    parse_share,
 )
 
 if TYPE_CHECKING:
@@ -66,6 +71,9 @@ def submit(
     seconds: SecondsOption = None,
     dim: DimsOption = None,
     seed: SeedOption = 0,
+    stop_gain: StopGainOption = STOP_GAIN,
+    target_ms: TargetMsOption = None,
+    strategy: StrategyOption = None,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
@@ -89,6 +97,9 @@ def submit(
                 seconds=seconds,
                 dims=parse_dims(dim),
                 seed=seed,
+                stop_gain=parse_share("--stop-gain", stop_gain),
+                target_ms=target_ms,
+                strategy=strategy,
             )
         )
         out.print(f"job {job.id}", soft_wrap=True)

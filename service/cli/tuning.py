@@ -68,13 +68,20 @@ def tune(
 
     from compiler.runtime.artifact import check_destination
     from compiler.timings import Timings
+    from service.bounds import machine_bounds
     from service.cli.plan_view import decision_line
-    from service.cli.view import ending_line, progress_line, rate_line, task_table, timings_table, verdict_text
+    from service.cli.view import (
+        ending_line,
+        progress_line,
+        rate_line,
+        task_table,
+        timings_table,
+        verdict_text,
+    )
     from service.cost_models import describe, train_due
     from service.graph_choice import SHARE, choose_plan, confirm_plan
     from service.no_regret import settle
     from service.planning import ModelRequest, open_ports, plan_sizes, tasks_of
-    from service.bounds import machine_bounds
     from service.schemas import ProgressView
     from service.storage import Storage
     from service.tracker import Tracker
@@ -84,8 +91,8 @@ def tune(
         default_builders,
         save_texts,
         tune_tasks,
+        verify_artifact,
     )
-    from service.verification import verify_artifact
     from service.views import task_view
     from service.worker_facts import device_facts
     from tuner.cancel import CancelToken

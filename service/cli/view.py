@@ -12,6 +12,7 @@ from rich.text import Text
 from compiler.timings import StageTime
 from service.cli.common import duration, milliseconds
 from service.schemas import JobView, LookupView, ProgressView, TaskView, WorkerView
+from tuner.events import Ended, Finished
 
 
 def make_table(*columns: str, title: str | None = None) -> Table:
@@ -147,6 +148,33 @@ def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> 
     return table
 
 
+def rate_line(trials: int, stages: Sequence[StageTime]) -> str:
+    """How fast candidates came, by what the stages of the loop add up to."""
+    seconds = sum(stage.seconds for stage in stages)
+    return f"{trials} candidates in {seconds:.1f} s: {trials / seconds if seconds else 0.0:.1f}/s"
+
+
+def ending_line(finished: Finished) -> str:
+    """Why a run ended, and what going on was expected to gain."""
+    why = {
+        Ended.KNOWN: "everything was known",
+        Ended.TRIALS: "the trials are spent",
+        Ended.TIME: "the time is over",
+        Ended.GAIN: "little is left to gain",
+        Ended.TARGET: "the target is met",
+        Ended.SPACES: "there is nothing left to try",
+        Ended.DEVICE: "the device was lost",
+        Ended.CANCELLED: "cancelled",
+    }[finished.ended]
+    line = f"{why}; {finished.forecast}" if finished.forecast else why
+    if (error := finished.forecast_error) is not None:
+        line += (
+            f" (forecasts so far: {100 * error.expected:.1f} % on average, "
+            f"{100 * error.gained:.1f} % came)"
+        )
+    return line
+
+
 def progress_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
     """Phase, tasks, trials, best latency so far, time left."""
     parts = [
@@ -159,6 +187,8 @@ def progress_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
     rate = more.get("candidates_per_second")
     if isinstance(rate, float):
         parts.append(f"{rate:.1f}/s")
+    if progress.forecast_gain is not None:
+        parts.append(f"next minute -{100 * progress.forecast_gain:.1f} %")
     if progress.seconds_left is not None:
         parts.append(f"{duration(progress.seconds_left)} left")
     if more.get("workers") == 0:

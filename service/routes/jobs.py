@@ -32,7 +32,7 @@ def create_job(
         body.target,
         threads=body.threads,
         numerics=body.numerics,
-        options=body.model_dump(include={"trials", "seconds", "dims", "seed"}),
+        options=body.model_dump(exclude={"model", "target", "threads", "numerics"}),
         owner=token.id,
         idempotency_key=idempotency_key,
     )

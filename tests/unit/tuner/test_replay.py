@@ -14,18 +14,15 @@ from tests.unit.tuner.fakes import Clock, World
 from tuner.events import Event, Finished, Progress, Started
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tuner.options import TuneOptions
-from tuner.replay import (
+from tuner.recording import (
     RecordedRun,
     ReplayError,
-    TableAnswers,
     inputs_from_json,
     inputs_to_json,
     options_from_json,
     options_to_json,
-    replay,
-    restricted,
-    tune_from,
 )
+from tuner.replay import TableAnswers, replay, restricted, tune_from
 from tuner.store import MemoryStore
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -1,0 +1,123 @@
+"""Tuning runs: what each started from, in which order it went, and what it forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from db.clock import Clock, system_clock
+from db.engine import reading, writing
+from db.errors import NotFoundError
+from db.models import TuningRunRow
+from db.stores.statements import table_of, upsert
+from tuner.events import Finished, Started, TaskInputs
+from tuner.options import TuneOptions
+from tuner.recording import inputs_from_json, inputs_to_json, options_from_json, options_to_json
+
+_runs = table_of(TuningRunRow)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run of the tune loop. What is None is known at its end."""
+
+    id: str  # the job's, with a number from the second run of a job on
+    starts: int  # more than one: it was killed and taken up again
+    options: TuneOptions
+    inputs: tuple[TaskInputs, ...]
+    journal: tuple[int, ...] | None
+    ended: str | None  # tuner.events.Ended
+    trials: int | None
+    seconds: float | None
+    model_seconds: float | None  # sum of all kernels, each as often as the model runs it
+    forecast_gain: float | None  # share that a minute more was expected to gain
+    forecast_error: Mapping[str, Any] | None  # tuner.forecast.ForecastError
+    started_at: float
+    finished_at: float | None
+
+
+class RunStore:
+    def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
+        self._engine = engine
+        self._clock = clock
+
+    def start(self, started: Started) -> str:
+        """Keep what a run of a job starts from; the run's id: that of the job, or JOB.2 and so on.
+
+        A run that did not end was killed: the next one of its job takes it up.
+        """
+        job_id = started.options.job_id
+        values = {
+            "options": options_to_json(started.options),
+            "inputs": [inputs_to_json(inputs) for inputs in started.inputs],
+            "started_at": self._clock(),
+        }
+        mine = sa.or_(_runs.c.id == job_id, _runs.c.id.startswith(f"{job_id}.", autoescape=True))
+        with writing(self._engine) as connection:
+            query = sa.select(_runs.c.id, _runs.c.finished_at).where(mine)
+            before = connection.execute(query).all()
+            open_ = [row.id for row in before if row.finished_at is None]
+            run_id = open_[0] if open_ else job_id + (f".{len(before) + 1}" if before else "")
+            connection.execute(
+                upsert(connection, _runs)
+                .values(id=run_id, starts=1, **values)
+                .on_conflict_do_update(
+                    index_elements=[_runs.c.id], set_={"starts": _runs.c.starts + 1, **values}
+                )
+            )
+        return run_id
+
+    def finish(self, run_id: str, finished: Finished) -> None:
+        """Keep how a run went. Raises NotFoundError if it was never started."""
+        error = finished.forecast_error
+        times = [s.best_seconds and s.best_seconds * s.count for s in finished.tasks]
+        known = [seconds for seconds in times if seconds is not None]
+        values = {
+            "journal": list(finished.journal),
+            "ended": finished.ended.value,
+            "trials": finished.trials_done,
+            "seconds": finished.seconds_elapsed,
+            "model_seconds": sum(known) if len(known) == len(times) else None,
+            "forecast_gain": finished.forecast and finished.forecast.gain_per_minute,
+            "forecast_error": None
+            if error is None
+            else {
+                "checks": error.checks,
+                "expected": error.expected,
+                "gained": error.gained,
+                "absolute_error": error.absolute_error,
+            },
+            "finished_at": self._clock(),
+        }
+        with writing(self._engine) as connection:
+            update = sa.update(_runs).where(_runs.c.id == run_id).values(values)
+            if connection.execute(update).rowcount == 0:
+                raise NotFoundError("run", run_id)
+
+    def get(self, run_id: str) -> StoredRun:
+        """Raises NotFoundError."""
+        with reading(self._engine) as connection:
+            row = connection.execute(sa.select(_runs).where(_runs.c.id == run_id)).first()
+        if row is None:
+            raise NotFoundError("run", run_id)
+        return _run(row)
+
+    def list(self, limit: int = 100) -> Sequence[StoredRun]:
+        """Runs, the newest first."""
+        query = sa.select(_runs).order_by(_runs.c.started_at.desc(), _runs.c.id).limit(limit)
+        with reading(self._engine) as connection:
+            return [_run(row) for row in connection.execute(query)]
+
+
+def _run(row: sa.Row[Any]) -> StoredRun:
+    values = dict(row._mapping)
+    journal = values.pop("journal")
+    return StoredRun(
+        options=options_from_json(values.pop("options")),
+        inputs=tuple(inputs_from_json(data) for data in values.pop("inputs")),
+        journal=None if journal is None else tuple(journal),
+        **values,
+    )

@@ -1,0 +1,104 @@
+"""`tilewright replay`: a tuning run again, without its device."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.common import UserError, console, load_settings, milliseconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from db.stores.runs import StoredRun
+    from service.storage import Storage
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(replay)
+
+
+def replay(
+    run_id: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="A job's id; without it, list the runs")
+    ] = None,
+    curve: Annotated[
+        Path | None, typer.Option("--curve", help="CSV file for trials, seconds and model time")
+    ] = None,
+) -> None:
+    """Repeat a tuning run from what was recorded: its decisions, its curve, its records."""
+    from service.storage import Storage
+
+    out = console()
+    storage = Storage.open(load_settings())
+    try:
+        if run_id is None:
+            _list(storage, out)
+        else:
+            _repeat(storage, storage.runs.get(run_id), curve, out)
+    finally:
+        storage.close()
+
+
+def _list(storage: Storage, out: Console) -> None:
+    from service.cli.view import make_table
+
+    table = make_table("<run", "tasks", "trials", "best", "s", "<ended", "next minute", "forecast")
+    for run in storage.runs.list():
+        error = run.forecast_error
+        table.add_row(
+            run.id,
+            str(len(run.inputs)),
+            "-" if run.trials is None else str(run.trials),
+            milliseconds(run.model_seconds),
+            "-" if run.seconds is None else f"{run.seconds:.1f}",
+            run.ended or "did not end",
+            "-" if run.forecast_gain is None else f"{100 * run.forecast_gain:.2f} %",
+            "-"
+            if error is None
+            else f"{100 * error['expected']:.1f} % for {100 * error['gained']:.1f} %",
+        )
+    out.print(table)
+
+
+def _repeat(storage: Storage, run: StoredRun, curve: Path | None, out: Console) -> None:
+    from service.replaying import repeat
+    from tuner.events import Progress, Recorded
+
+    points = [("trials", "model_seconds", "forecast_gain")]
+    result = repeat(run, storage)
+    for event in result.events:
+        match event:
+            case Progress():
+                out.print(
+                    f"{event.trials_done:5d}  {event.task.name}: "
+                    f"best {milliseconds(event.task.best_seconds)}, "
+                    f"model {milliseconds(event.model_seconds)}",
+                    soft_wrap=True,
+                    markup=False,
+                )
+                gain = "" if event.forecast is None else str(event.forecast.gain)
+                seconds = "" if event.model_seconds is None else str(event.model_seconds)
+                points.append((str(event.trials_done), seconds, gain))
+            case Recorded():
+                out.print(
+                    f"record {event.task.name}: {milliseconds(event.record.run_seconds)} "
+                    f"{event.record.schedule}",
+                    soft_wrap=True,
+                    markup=False,
+                )
+            case _:
+                continue
+    if curve is not None:
+        try:
+            with open(curve, "w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows(points)
+        except OSError as error:
+            raise UserError(f"--curve '{curve}': {error.strerror}") from error
+    sources = ", ".join(f"{n} {name or 'unknown'}" for name, n in sorted(result.origins.items()))
+    out.print(f"suggested by: {sources}", soft_wrap=True, markup=False)
+    out.print(f"{len(result.finished.tasks)} tasks, {result.finished.trials_done} trials: as then")

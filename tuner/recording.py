@@ -1,0 +1,96 @@
+"""What a run is repeated from, and its JSON form."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from compiler.errors import CompilerError
+from compiler.schedule.schedule import Schedule
+from tuner.events import TaskInputs
+from tuner.measure.measurement import Measurement, RecordKey, Trial, TuningRecord
+from tuner.options import TuneOptions
+
+
+class ReplayError(CompilerError):
+    """A run cannot be repeated: it did not end, or other code took other decisions."""
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """Everything that the decisions of a run came from.
+
+    `known` are the trials that the store had at the start, oldest first, `trials` those of the run.
+    """
+
+    options: TuneOptions
+    inputs: tuple[TaskInputs, ...]
+    journal: tuple[int, ...]
+    known: Mapping[RecordKey, Sequence[Trial]] = field(default_factory=dict)
+    trials: Sequence[Trial] = ()
+
+
+def options_to_json(options: TuneOptions) -> dict[str, Any]:
+    """Plain data for `json`; the base model compressed, as text."""
+    packed = base64.b64encode(zlib.compress(options.base_model)).decode()
+    return {**asdict(options), "base_model": packed}
+
+
+def options_from_json(data: Mapping[str, Any]) -> TuneOptions:
+    """Read what `options_to_json` wrote.
+
+    Raises:
+        ReplayError: if there is an option that this release does not have.
+    """
+    unknown = set(data) - {f.name for f in fields(TuneOptions)}
+    if unknown:
+        raise ReplayError(f"options of another release: {', '.join(sorted(unknown))}")
+    base_model = zlib.decompress(base64.b64decode(data["base_model"]))
+    return TuneOptions(**{**data, "base_model": base_model})
+
+
+def inputs_to_json(inputs: TaskInputs) -> dict[str, Any]:
+    """Plain data for `json`."""
+    incumbent = inputs.incumbent
+    return {
+        "key": inputs.key.to_json(),
+        "name": inputs.name,
+        "count": inputs.count,
+        "known_trials": inputs.known_trials,
+        "bound_seconds": inputs.bound_seconds,
+        "incumbent": None
+        if incumbent is None
+        else {
+            "schedule": incumbent.schedule.to_json(),
+            "measurement": incumbent.measurement.to_json(),
+            "trial_id": incumbent.trial_id,
+            "codegen_version": incumbent.codegen_version,
+            "compiler_version": incumbent.compiler_version,
+        },
+    }
+
+
+def inputs_from_json(data: Mapping[str, Any]) -> TaskInputs:
+    """Read what `inputs_to_json` wrote."""
+    key, kept = RecordKey.from_json(data["key"]), data["incumbent"]
+    incumbent = None
+    if kept is not None:
+        incumbent = TuningRecord(
+            key,
+            Schedule.from_json(kept["schedule"]),
+            Measurement.from_json(kept["measurement"]),
+            kept["trial_id"],
+            kept["codegen_version"],
+            kept["compiler_version"],
+        )
+    return TaskInputs(
+        key,
+        str(data["name"]),
+        int(data["count"]),
+        int(data["known_trials"]),
+        incumbent,
+        float(data["bound_seconds"]),
+    )
