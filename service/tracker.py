@@ -72,6 +72,9 @@ class Tracker:
             default_seconds=status.default_seconds or row.default_seconds,
             best_seconds=status.best_seconds or row.best_seconds,
         )
+        if status.origins:
+            found = {"origins": dict(status.origins), "best_origin": status.best_origin}
+            row = replace(row, facts={**(row.facts or {}), **found})
         self.rows[status.key] = row
         return row
 

@@ -12,14 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from compiler import driver, ops
+from compiler import driver
 from compiler.build import CODEGEN_VERSION
 from compiler.dtypes import DType
-from compiler.errors import CompilerError
-from compiler.graph.ir import Graph, Node
-from compiler.ops.interpret import run_graph
 from compiler.program_builder import CompiledProgram, ScheduleSource
-from compiler.target import host_target
 from compiler.timings import Timings
 from service.cost_models import base_model
 from service.planning import Planned, open_ports
@@ -33,12 +29,6 @@ from tuner.measure.oracle import ReferenceCache
 from tuner.measure.runner import Runner
 from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
 from tuner.tasks import Task
-
-MODEL_TOLERANCE = 1e-4
-"""Largest error of a whole model in float32, relative to its largest output."""
-
-MISSING_SHARE = 0.1
-"""Elements of a choice that may differ from the reference's."""
 
 VERIFY_SEED = 7
 
@@ -199,96 +189,6 @@ def build_artifact(
     )
     ports = open_ports(planned, pad=pad)
     return driver.save_artifact({p.sizes: p.plan for p in planned}, builder, folder, ports, timings)
-
-
-def verify_artifact(planned: Planned, folder: Path) -> float | None:
-    """The largest error of an artifact against the operators' references on the imported graph.
-
-    Relative to the largest output. None if its target does not run on this machine.
-
-    Raises:
-        CompilerError: if the error is over the tolerance: the artifact must not be used; or if a
-            loop of the model does not end.
-    """
-    if not planned.target.runs_on(host_target()):
-        return None
-    from compiler.runtime.artifact import load_artifact
-
-    types = planned.graph.types
-    inputs = random_arrays({v: (types[v].shape, types[v].dtype) for v in planned.graph.inputs})
-    sizes = dict(planned.sizes)
-    expected = run_graph(planned.graph, inputs)  # first: it gives up on loops that do not end
-    actual = load_artifact(folder, threads=planned.threads, sizes=sizes).run(inputs)
-    chosen = chosen_outputs(planned.graph)
-    error = max(
-        largest_model_error([ours], [theirs]) if name not in chosen else choice_error(ours, theirs)
-        for name, ours, theirs in zip(planned.graph.outputs, actual, expected, strict=True)
-    )
-    if not error <= MODEL_TOLERANCE:
-        raise CompilerError(
-            f"the compiled model differs from its reference by {error:.2g} of the largest output, "
-            f"allowed are {MODEL_TOLERANCE:.0e}"
-        )
-    return error
-
-
-def largest_model_error(actual: list[np.ndarray], expected: list[np.ndarray]) -> float:
-    """Over all outputs, the largest difference relative to the output's largest value."""
-    worst = 0.0
-    if len(actual) != len(expected):
-        return float("inf")
-    for ours, theirs in zip(actual, expected, strict=True):
-        if ours.shape != theirs.shape:
-            return float("inf")
-        difference = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
-        if difference.size:
-            scale = float(np.abs(theirs).max()) or 1.0
-            worst = max(worst, float(np.nan_to_num(difference, nan=np.inf).max()) / scale)
-    return worst
-
-
-def chosen_outputs(graph: Graph) -> frozenset[str]:
-    """The outputs that depend on what was chosen by values: by a native operator, or by control
-    flow that computed values decide."""
-    chosen: set[str] = set()
-    for node in graph.nodes:
-        if chosen.intersection(node.inputs) or _chooses(node):
-            chosen.add(node.output)
-    return frozenset(chosen.intersection(graph.outputs))
-
-
-def _chooses(node: Node) -> bool:
-    if ops.get(node.op).kind is ops.OpKind.NATIVE or node.op == "branch":
-        return True
-    for body in node.bodies:
-        going = body.producer(body.outputs[0])  # whether another step follows
-        known = going is not None and all(v in body.constants for v in going.inputs)
-        if not known or any(map(_chooses, body.nodes)):
-            return True
-    return False
-
-
-def choice_error(actual: np.ndarray, expected: np.ndarray) -> float:
-    """0 if two outputs hold nearly the same elements in any order, else infinite.
-
-    Rounding swaps candidates that are nearly equal, and moves others over a threshold. So elements
-    are looked for in the other output (within MODEL_TOLERANCE of the largest), and one in ten, or
-    one, may be missing in either.
-    """
-    if (actual.dtype, actual.ndim) != (expected.dtype, expected.ndim):
-        return float("inf")
-    ours, theirs = (np.sort(a.astype(np.float64), axis=None) for a in (actual, expected))
-    allowed = max(1.0, MISSING_SHARE * max(ours.size, theirs.size))
-    near = MODEL_TOLERANCE * float(np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0))
-    missing = max(_missing(ours, theirs, near), _missing(theirs, ours, near))
-    return 0.0 if max(missing, abs(ours.size - theirs.size)) <= allowed else float("inf")
-
-
-def _missing(wanted: np.ndarray, among: np.ndarray, near: float) -> int:
-    """How many elements have none within `near` among others, which are sorted."""
-    low = np.searchsorted(among, wanted - near, "left")
-    high = np.searchsorted(among, wanted + near, "right")
-    return int((low == high).sum())
 
 
 def store_artifact(folder: Path, storage: Storage) -> str:

@@ -91,8 +91,8 @@ def tune(
         default_builders,
         save_texts,
         tune_tasks,
-        verify_artifact,
     )
+    from service.verification import verify_artifact
     from service.views import task_view
     from service.worker_facts import device_facts
     from tuner.cancel import CancelToken
