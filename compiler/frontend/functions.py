@@ -7,8 +7,9 @@ import onnx.inliner
 from onnx import ModelProto, NodeProto
 
 from compiler.errors import InvalidModelError
+from compiler.frontend.order import DEPTH_LIMIT
 
-NODE_LIMIT = 1_000_000
+NODE_LIMIT = 200_000
 """A few nested functions can stand for any number of nodes; no model may expand to more."""
 
 _Key = tuple[str, str]
@@ -36,7 +37,15 @@ def _check_expansion(model: ModelProto) -> None:
     sizes: dict[_Key, int] = {}
     active: set[_Key] = set()
 
-    def size(node: NodeProto) -> int:
+    def size(node: NodeProto, depth: int = 0) -> int:
+        """Nodes that a node expands to, with those of its subgraphs."""
+        if depth > DEPTH_LIMIT:
+            raise InvalidModelError(f"{node.op_type}: subgraphs are nested too deeply")
+        return called(node) + sum(
+            size(inner, depth + 1) for attribute in node.attribute for inner in attribute.g.node
+        )
+
+    def called(node: NodeProto) -> int:
         key = node.domain, node.op_type
         if key not in bodies:
             return 1

@@ -16,16 +16,12 @@ from compiler.frontend.counted import carried
 from compiler.frontend.enclosed import Enclosure, Outside
 from compiler.frontend.loops import branched, truth
 from compiler.frontend.old_opsets import aligned_operands
-from compiler.frontend.order import reads, sort_nodes
+from compiler.frontend.order import DEPTH_LIMIT, reads, sort_nodes
 from compiler.frontend.schema_functions import schema_function
 from compiler.frontend.tensors import read_tensor
 from compiler.frontend.unroll import LoopBody, imported_loop, imported_scan
 from compiler.ops.builder import GraphBuilder
 from compiler.ops.onnx_node import OnnxAttr, OnnxNode
-
-DEPTH_LIMIT = 64
-"""Branches and function bodies within each other."""
-
 
 @dataclass(frozen=True, slots=True)
 class Body:

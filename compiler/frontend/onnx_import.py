@@ -141,7 +141,9 @@ def _parse(data: bytes, what: str) -> ModelProto:
     try:
         proto.ParseFromString(data)
     except (DecodeError, UnicodeDecodeError) as error:
-        raise InvalidModelError(f"{what} is not an ONNX model, or was cut off") from error
+        raise InvalidModelError(
+            f"{what} is not an ONNX model, was cut off, or is nested too deeply"
+        ) from error
     return proto
 
 

@@ -8,16 +8,25 @@ from onnx import FunctionProto, GraphProto, NodeProto
 
 from compiler.errors import InvalidModelError
 
+DEPTH_LIMIT = 64
+"""Branches and function bodies within each other."""
 
-def reads(node: NodeProto) -> Iterator[str]:
-    """Every value that a node uses: its operands, and what its subgraphs take from outside."""
+
+def reads(node: NodeProto, depth: int = 0) -> Iterator[str]:
+    """Every value that a node uses: its operands, and what its subgraphs take from outside.
+
+    Raises:
+        InvalidModelError: if subgraphs lie too deep within each other.
+    """
+    if depth > DEPTH_LIMIT:
+        raise InvalidModelError(f"{_label(node)} lies within more than {DEPTH_LIMIT} others")
     yield from (value for value in node.input if value)
     for attribute in node.attribute:
         if attribute.HasField("g"):
             graph = attribute.g
             made = {info.name for info in graph.input} | {t.name for t in graph.initializer}
             made |= {value for inner in graph.node for value in inner.output}
-            used = [value for inner in graph.node for value in reads(inner)]
+            used = [value for inner in graph.node for value in reads(inner, depth + 1)]
             used += [info.name for info in graph.output]
             yield from (value for value in used if value not in made)
 

@@ -31,6 +31,7 @@ def _onnx_one_hot(node: OnnxNode) -> str:
     negative = node.emit("less", [whole, node.scalar(0, DType.INT64)])
     wrapped = node.emit("where", [negative, node.emit("add", [whole, count]), whole])
     column = node.reshape(wrapped, (*shape[:dim], 1, *shape[dim:]))
+    node.reserve(f"depth {depth}", depth * DType.INT64.bytes)
     positions = node.constant(
         np.arange(depth, dtype=np.int64).reshape((-1, *(1,) * (rank - 1 - dim)))
     )
