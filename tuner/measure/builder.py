@@ -91,12 +91,15 @@ class ProcessBuilder:
         self._limit_seconds = limit_seconds
         self._compile = compile_candidate or compile_with_compiler
         self._timings = timings
-        # Not fork: this process has threads. The first build of a process pays its imports.
+        # Not fork: this process has threads.
         self._pool = ProcessPool(
             max_workers=workers or max(1, (os.cpu_count() or 2) - 1),
             context=_Context(),
             initializer=_prepare,
+            initargs=(compile_candidate is None,),
         )
+        # Asked whether it is active, a pool starts: its processes import while the caller plans.
+        assert self._pool.active
         self._cache: OrderedDict[tuple[str, str, int, str], Built] = OrderedDict()
 
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> _PoolTicket:
@@ -220,9 +223,17 @@ def compile_with_compiler(
     return compile_candidate(text, schedule, target, threads)
 
 
-def _prepare() -> None:
-    """Lower the priority of builds: measurements and the tuner itself go first."""
+def _prepare(with_compiler: bool) -> None:
+    """Lower the priority of builds, and load what the first of them would.
+
+    Measurements and the tuner itself go first. Loading the compiler takes a second, which no
+    candidate's time limit should count.
+    """
     os.nice(5)
+    if with_compiler:
+        from tuner.measure.candidate import warm_up
+
+        warm_up()
 
 
 def _timed(

@@ -10,13 +10,21 @@ from typing import Any
 
 from compiler.build import LoweredKernel, compile_lowered, lower_workload
 from compiler.codegen.spills import spilling_loop
+from compiler.ops.registry import operators
 from compiler.schedule.schedule import Schedule
+from compiler.schedule.templates import templates
 from compiler.target import Target
 from compiler.timings import Timings
 from compiler.workload import Workload
 
 KEPT_OBJECTS = 64
 """Objects that a process keeps: other schedules of a batch may lower to the same code."""
+
+
+def warm_up() -> None:
+    """Load what every candidate needs: operators and templates are found by their files."""
+    operators()
+    templates()
 
 
 def compile_candidate(

@@ -99,6 +99,16 @@ def test_each_failure_is_its_own(builder: ProcessBuilder) -> None:
     assert results[0].object_digest == "good" and results[0].build_seconds >= 0
 
 
+def test_processes_start_with_the_builder_and_end_with_it() -> None:
+    """They load the compiler while the caller plans."""
+    before = set(multiprocessing.active_children())
+    pool = ProcessBuilder(workers=2, compile_candidate=pretend)
+    started = set(multiprocessing.active_children()) - before
+    pool.close()
+    assert len(started) == 2
+    assert not started & set(multiprocessing.active_children())
+
+
 def test_what_was_built_is_not_built_again(builder: ProcessBuilder) -> None:
     schedules = _schedules("again", "refused")
     first = builder.submit(FakeTask(), schedules).results()  # type: ignore[arg-type]
