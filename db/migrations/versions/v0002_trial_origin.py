@@ -15,6 +15,8 @@ def upgrade() -> None:
     with op.batch_alter_table("trials") as table:
         # Of earlier trials nobody knows.
         table.add_column(sa.Column("origin", sa.Text(), nullable=False, server_default=""))
+    # a step of its own: SQLite copies the rows with the default still there
+    with op.batch_alter_table("trials") as table:
         table.alter_column("origin", server_default=None)
 
 

@@ -17,6 +17,8 @@ def upgrade() -> None:
         table.add_column(sa.Column("dims", sa.Text(), nullable=False, server_default="{}"))
         table.add_column(sa.Column("codegen_version", sa.Text(), nullable=False, server_default=""))
         table.add_column(sa.Column("decision", sa.JSON(), nullable=True))
+    # a step of its own: SQLite copies the rows with the default still there
+    with op.batch_alter_table("graph_plans") as table:
         table.alter_column("dims", server_default=None)
         table.alter_column("codegen_version", server_default=None)
 

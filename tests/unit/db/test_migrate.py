@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -46,6 +47,31 @@ def test_upgrade_from_empty_gives_the_tables_of_the_models(fresh: sa.Engine) -> 
     assert current_revision(fresh) == head_revision()
     assert differences(fresh) == []
     assert table_names(fresh) == set(Base.metadata.tables) | {"alembic_version"}
+
+
+def test_rows_of_the_first_release_survive_every_upgrade(fresh: sa.Engine) -> None:
+    """Columns that later releases added have values in rows that were there before."""
+    upgrade(fresh, "0001")
+    tables = sa.MetaData()
+    with reading(fresh) as connection:
+        tables.reflect(connection)
+    kinds = {sa.Text: "text", sa.JSON: {}, sa.Boolean: False}
+    with writing(fresh) as connection:
+        for name in ("trials", "graph_plans", "workers", "targets"):
+            row = {
+                column.name: next((v for kind, v in kinds.items() if _is(column, kind)), 1)
+                for column in tables.tables[name].columns
+            }
+            connection.execute(sa.insert(tables.tables[name]).values(row))
+    upgrade(fresh)
+    with reading(fresh) as connection:
+        for name in ("trials", "graph_plans", "workers", "targets"):
+            assert len(connection.execute(sa.select(Base.metadata.tables[name])).all()) == 1
+    assert differences(fresh) == []
+
+
+def _is(column: sa.Column[Any], kind: type[Any]) -> bool:
+    return isinstance(column.type, kind)
 
 
 def test_upgrade_twice_changes_nothing(fresh: sa.Engine) -> None:
