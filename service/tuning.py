@@ -15,7 +15,9 @@ import numpy as np
 from compiler import driver
 from compiler.build import CODEGEN_VERSION
 from compiler.dtypes import DType
+from compiler.graph.types import TensorType
 from compiler.program_builder import CompiledProgram, ScheduleSource
+from compiler.runtime.memory import check_memory
 from compiler.timings import Timings
 from service.cost_models import base_model
 from service.planning import Planned, open_ports
@@ -141,7 +143,12 @@ def random_arrays(
     """Seeded inputs by name: standard normal for floats, zero and one for integers and truths.
 
     Zero and one are valid indices of every table with two rows. bfloat16 comes as its raw bits.
+
+    Raises:
+        OutOfMemoryError: if the machine cannot hold them.
     """
+    needed = sum(TensorType(dtype, shape).bytes for shape, dtype in ports.values())
+    check_memory(needed, "for arrays of the inputs")
     rng = np.random.default_rng(seed)
     inputs: dict[str, np.ndarray] = {}
     for name, (shape, dtype) in ports.items():

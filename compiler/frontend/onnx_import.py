@@ -20,12 +20,13 @@ from compiler.frontend.dimensions import check_dims
 from compiler.frontend.functions import inline_functions
 from compiler.frontend.nodes import Body, NodeImporter, domain_of
 from compiler.frontend.old_opsets import OLDEST_OPSET
-from compiler.frontend.tensors import element_type, read_tensor
+from compiler.frontend.tensors import element_type, external_bytes, read_tensor
 from compiler.graph.ir import Graph
 from compiler.graph.types import TensorType
 from compiler.ops.builder import GraphBuilder
 from compiler.ops.check import verify
 from compiler.ops.onnx_node import OnnxTensor
+from compiler.runtime.memory import check_memory
 
 NEWEST_OPSET = 28
 """Opsets whose operators the rules were written for."""
@@ -199,6 +200,7 @@ class _Importer:
         if self._graph.sparse_initializer:
             name = self._graph.sparse_initializer[0].values.name
             raise InvalidModelError(f"initializer '{name}': sparse tensors are not supported")
+        check_memory(external_bytes(self._graph.initializer), "for the model's external data")
         for tensor in self._graph.initializer:
             what = f"initializer '{tensor.name}'"
             self._define(tensor.name, tensor.name, what)

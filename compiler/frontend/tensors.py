@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path, PurePosixPath
 
@@ -55,6 +56,16 @@ def read_tensor(tensor: TensorProto, folder: Path | None, what: str) -> OnnxTens
     return OnnxTensor(
         np.frombuffer(raw, little).astype(dtype.numpy, copy=False).reshape(shape), dtype
     )
+
+
+def external_bytes(tensors: Iterable[TensorProto]) -> int:
+    """What the tensors state to be in files beside the model's."""
+    sizes = (
+        prod(tensor.dims) * ONNX_TYPES[tensor.data_type].bytes
+        for tensor in tensors
+        if tensor.data_location == TensorProto.EXTERNAL and tensor.data_type in ONNX_TYPES
+    )
+    return sum(max(size, 0) for size in sizes)
 
 
 def _typed(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], what: str) -> OnnxTensor:

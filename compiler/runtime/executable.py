@@ -15,6 +15,7 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidInputError, OutOfMemoryError, enough_memory_for
 from compiler.runtime.bench import scratch_stride
 from compiler.runtime.kernel import ALIGNMENT
+from compiler.runtime.memory import check_memory
 from compiler.runtime.native import ProgramStruct, check_threads, native, native_address
 from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
 from compiler.runtime.program import BufferRef, Port, Program, Space, encode
@@ -141,7 +142,10 @@ class Executable:
         try:
             context = self._idle.pop()
         except IndexError:
-            with enough_memory_for(f"to run '{self.program.name}'"):
+            what = f"to run '{self.program.name}'"
+            made = sum(port.bytes for port in self.program.outputs)
+            check_memory(self.program.arena_bytes + made, what)
+            with enough_memory_for(what):
                 context = _Context(self)
         try:
             pointers = context.pointers

@@ -1,0 +1,60 @@
+"""How much memory this machine can still give.
+
+Linux promises more memory than there is, and ends a process that takes it at its word. What is
+about to fill a lot of it asks first.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from compiler.errors import OutOfMemoryError
+
+SMALL_BYTES = 1 << 28
+"""What takes less is not asked about."""
+
+
+def check_memory(needed_bytes: int, what: str, root: Path = Path("/")) -> None:
+    """Nothing, where the machine can give as much or does not say.
+
+    Raises:
+        OutOfMemoryError: that says what the memory was for.
+    """
+    if needed_bytes < SMALL_BYTES:
+        return
+    available = available_bytes(root)
+    if available is not None and needed_bytes > available:
+        raise OutOfMemoryError(
+            f"there is not enough memory {what}: {needed_bytes} bytes are needed, "
+            f"{available} are available"
+        )
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes that can be filled without swapping, within the limit of a container; None: unknown."""
+    found = [_of_machine(root / "proc/meminfo"), _of_container(root / "sys/fs/cgroup")]
+    return min((size for size in found if size is not None), default=None)
+
+
+def _of_machine(path: Path) -> int | None:
+    for line in _read(path).splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    return None
+
+
+def _of_container(folder: Path) -> int | None:
+    """What version 2 of control groups leaves; files that memory can drop do not count."""
+    limit, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
+    if not limit.isdigit() or not used.isdigit():
+        return None
+    counts = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+    return int(limit) - int(used) + int(counts.get("inactive_file", 0))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
