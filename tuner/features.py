@@ -21,6 +21,7 @@ from compiler.loops.expr import Role
 from compiler.loops.nest import LoopNest
 from compiler.schedule.schedule import Schedule
 from compiler.target import Target, host_target
+from compiler.timings import Timings, timed
 from tuner.accesses import KINDS, LINE_BYTES
 from tuner.buffers import BufferUse, Reuse, buffer_uses
 from tuner.draft import describe, draft_seconds
@@ -200,7 +201,10 @@ class FeatureExtractor:
     """Features of the candidates of one task, and drafts of their times, remembered by schedule.
 
     `lower` gives the loop nest of a schedule and raises ScheduleError for one that does not fit.
+    `timings` counts what it takes, under "features".
     """
+
+    timings: Timings | None = None
 
     def __init__(
         self,
@@ -219,7 +223,8 @@ class FeatureExtractor:
     def row(self, schedule: Schedule) -> np.ndarray | None:
         """One row over COLUMNS, or None for a schedule that cannot be lowered."""
         if schedule not in self._rows:
-            self._rows[schedule] = self._compute(schedule)
+            with timed(self.timings, "features"):
+                self._rows[schedule] = self._compute(schedule)
         return self._rows[schedule]
 
     def draft_seconds(self, schedule: Schedule) -> float | None:

@@ -108,7 +108,10 @@ class _Run:
         self._budget = Budget(options, clock)
         try:
             self._model = make_cost_model(options.model, options.seed, options.base_model)
-            self._states = [TaskState.start(task, self._model, options) for task in tasks]
+            with timed(timings, "start"):
+                self._states = [TaskState.start(task, self._model, options) for task in tasks]
+            for state in self._states:
+                state.features.timings = timings
         except ValueError as error:
             raise TuningError(str(error)) from error
         self._by_key = {state.task.key: number for number, state in enumerate(self._states)}
@@ -123,10 +126,11 @@ class _Run:
         self._measured_here = 0
 
     def run(self) -> Finished:
-        inputs = self._load()
+        with timed(self._timings, "start"):
+            inputs = self._load()
         total = self._options.trials if self._open() else self._done()
         statuses = tuple(s.status() for s in self._states)
-        self._on_event(Started(statuses, total, self._options, inputs))
+        self._tell(Started(statuses, total, self._options, inputs))
         if self._open():
             self._adopt()
             self._screen()
@@ -148,8 +152,12 @@ class _Run:
             self._log.error(),
             self._pipeline.journal,
         )
-        self._on_event(finished)
+        self._tell(finished)
         return finished
+
+    def _tell(self, event: Event) -> None:
+        with timed(self._timings, "report"):
+            self._on_event(event)
 
     def _reason(self) -> Ended:
         if self._token.cancelled:
@@ -182,7 +190,8 @@ class _Run:
                 self._decide(number, state.finals)
         bounds = [0.0] * len(self._states)
         if self._bounds is not None and self._open():
-            bounds = list(self._bounds())
+            with timed(self._timings, "bounds"):
+                bounds = list(self._bounds())
         self._scheduler = TaskScheduler(
             [state.profile(bound) for state, bound in zip(self._states, bounds, strict=True)]
         )
@@ -277,16 +286,16 @@ class _Run:
 
     def _drain_some(self) -> None:
         for batch in self._pipeline.finished(POLL_SECONDS):
-            self._take(batch)
+            with timed(self._timings, "update"):
+                self._take(batch)
 
     def _take(self, batch: Batch) -> None:
         """Store the trials of a finished batch, then learn from them, then acknowledge it."""
         state = self._states[batch.task]
         kept = [t for t in batch.trials if t.measurement.status is not Status.CANCELLED]
-        with timed(self._timings, "update"):
-            self._store.add_trials(kept)
-            state.take(kept)
-            self._pipeline.acknowledge(batch)
+        self._store.add_trials(kept)
+        state.take(kept)
+        self._pipeline.acknowledge(batch)
         self._measured_here += len(kept)
         self._new_samples += len(kept)
         self._look_after_device(kept)
@@ -391,7 +400,7 @@ class _Run:
         self._store.add_record(record)
         self._records[number] = record
         self._states[number].finished = True
-        self._on_event(Recorded(self._states[number].status(), record, improved))
+        self._tell(Recorded(self._states[number].status(), record, improved))
 
     # ---- the end, early or late
 
@@ -432,7 +441,7 @@ class _Run:
         budget = self._budget.seconds_left
         statuses = [s.status() for s in self._states]
         known = [s.best_seconds * s.count for s in statuses if s.best_seconds is not None]
-        self._on_event(
+        self._tell(
             Progress(
                 state.status(),
                 self._done(),

@@ -220,6 +220,6 @@ def tune(
         out.print(timings_table(recorder.stages))
         out.print(timings_table(loop.stages, "The tuner's loop, by the wall's clock"))
         out.print(timings_table(beside.stages, "Beside it: builders, all together, and the device"))
-        out.print(rate_line(finished.trials_done, loop.stages))
+        out.print(rate_line(finished))
     if finished.cancelled:
         raise typer.Exit(130)

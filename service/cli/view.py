@@ -148,10 +148,10 @@ def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> 
     return table
 
 
-def rate_line(trials: int, stages: Sequence[StageTime]) -> str:
-    """How fast candidates came, by what the stages of the loop add up to."""
-    seconds = sum(stage.seconds for stage in stages)
-    return f"{trials} candidates in {seconds:.1f} s: {trials / seconds if seconds else 0.0:.1f}/s"
+def rate_line(finished: Finished) -> str:
+    """How fast candidates came, from the first proposal to the last record."""
+    rate = finished.trials_done / finished.seconds_elapsed
+    return f"{finished.trials_done} candidates in {finished.seconds_elapsed:.1f} s: {rate:.1f}/s"
 
 
 def ending_line(finished: Finished) -> str:

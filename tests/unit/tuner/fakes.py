@@ -9,6 +9,7 @@ from typing import Any
 
 from compiler.schedule.schedule import Schedule
 from compiler.target import Target, resolve_target
+from compiler.timings import Timings
 from tuner.cancel import CancelToken
 from tuner.events import Event, Finished
 from tuner.loop import tune
@@ -213,7 +214,12 @@ class World:
     clock: Clock = field(default_factory=Clock)
 
     def tune(
-        self, bounds: Any = None, journal: Sequence[int] | None = None, **options: Any
+        self,
+        bounds: Any = None,
+        journal: Sequence[int] | None = None,
+        timings: Timings | None = None,
+        beside: Timings | None = None,
+        **options: Any,
     ) -> Finished:
         chosen = {"trials": 48, "batch_size": 8, "codegen_version": "1", **options}
         return tune(
@@ -229,6 +235,8 @@ class World:
             clock=self.clock,
             bounds=bounds,
             journal=journal,
+            timings=timings,
+            beside=beside,
         )
 
     def trials(self, phase: Phase = Phase.SCREEN) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from compiler.schedule.schedule import Schedule
+from compiler.timings import Timings
 from tests.unit.tuner.fakes import Clock, FakeQueue, World
 from tuner.events import Progress, Recorded, Started
 from tuner.measure.measurement import (
@@ -157,3 +158,15 @@ def test_two_tasks_of_one_key_are_refused(world: World) -> None:
 def test_no_trials_still_compares_nothing_and_ends(world: World) -> None:
     finished = world.tune(trials=0)
     assert finished.trials_done == 0 and finished.records == (None, None)
+
+
+def test_the_stages_of_the_loop_are_timed(world: World) -> None:
+    timings, beside = Timings(), Timings()
+    world.tune(trials=48, timings=timings, beside=beside)
+    stages = {stage.stage: stage for stage in timings.stages}
+    assert set(stages) >= {"start", "propose", "features", "train", "send", "update", "idle"}
+    assert all(stage.seconds >= 0 for stage in stages.values())
+    assert stages["send"].count == len(world.queue.submitted)
+    (run,) = beside.stages
+    assert run.stage == "run"
+    assert run.count == sum(len(r.candidates) for r in world.queue.submitted)
