@@ -134,7 +134,8 @@ class TaskState:
         while self.retries and len(chosen) < count:
             lost = self.retries.pop(0)
             # the trials of a killed process may hold the loss and the repetition that succeeded
-            if lost not in self.measured and all(lost != c.schedule for c in chosen):
+            known = lost in self.measured or self.losses[lost] > MAX_RETRIES
+            if not known and all(lost != c.schedule for c in chosen):
                 chosen.append(Suggestion(lost, self.origins.get(lost, "")))
         if len(chosen) < count:
             chosen += self.search.suggest(count - len(chosen))

@@ -1,0 +1,87 @@
+"""Processes after crashes and hangs: as many as before, and every failure has its text."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.tuner.test_builder import FakeTask, _schedules, pretend
+from tests.unit.tuner.test_sandbox import _measure, _result, library
+from tuner.measure.builder import ProcessBuilder
+from tuner.measure.measurement import Status
+from tuner.measure.sandbox import Sandbox
+
+__all__ = ["library"]
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+
+CRASHES = 6
+
+
+def children() -> set[int]:
+    """Processes whose parent this one is, but for those that have ended."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            # "pid (name) state parent ...": a name may hold anything but its last bracket
+            state, parent = (entry / "stat").read_text().rpartition(") ")[2].split()[:2]
+        except (OSError, ValueError):
+            continue
+        if entry.name.isdigit() and int(parent) == os.getpid() and state != "Z":
+            found.add(int(entry.name))
+    return found
+
+
+def _settled(before: set[int], most: int) -> bool:
+    """Whether soon no more than `most` processes are new; an ending one takes its moment."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if len(children() - before) <= most:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_builders_that_crash_and_hang_leave_no_process_behind() -> None:
+    workers = 2
+    warm = ProcessBuilder(workers=1, compile_candidate=pretend)  # starts multiprocessing's own
+    warm.submit(FakeTask(), _schedules("good")).results()  # type: ignore[arg-type]
+    warm.close()
+    before = children()
+    builder = ProcessBuilder(workers=workers, limit_seconds=1.0, compile_candidate=pretend)
+    try:
+        names = ["crashes"] * CRASHES + ["hangs"] * 2 + ["good"]
+        results = builder.submit(FakeTask(), _schedules(*names)).results()  # type: ignore[arg-type]
+        assert results[-1].status is Status.OK
+        assert all(r.error for r in results if r.status is not Status.OK)
+        assert _settled(before, workers)
+    finally:
+        builder.close()
+    assert _settled(before, 0)
+
+
+def test_sandboxes_that_crash_leave_one_child(library: bytes, tmp_path: Path) -> None:
+    before = children()
+    box = Sandbox("w1")
+    try:
+        for _ in range(CRASHES // 2):
+            statuses = _measure(box, library, tmp_path, "crashes", "good")
+            assert statuses == {"crashes": Status.CRASH, "good": Status.OK}
+        assert len(children() - before) <= 1
+    finally:
+        box.close()
+    assert not children() - before
+
+
+def test_every_failure_has_its_text(library: bytes, tmp_path: Path) -> None:
+    box = Sandbox("w1")
+    bad = ("crashes", "leaves", "wrong", "unfinished", "hangs", "absent")
+    try:
+        result = _result(box, library, tmp_path, *bad, "good", limit_seconds=0.5)
+    finally:
+        box.close()
+    failed = {name: m.error for name, m in result.measurements if not m.ok}
+    assert failed.keys() == set(bad) and all(failed.values())
