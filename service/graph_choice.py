@@ -32,7 +32,7 @@ from tuner.graph.times import KernelTimes
 from tuner.measure.builder import Builder
 from tuner.measure.oracle import ReferenceCache
 from tuner.measure.runner import Runner
-from tuner.measure.statistics import Outcome
+from tuner.measure.statistics import Comparison, Outcome
 from tuner.options import TuneOptions
 from tuner.tasks import Task
 
@@ -158,9 +158,12 @@ def choose_plan(
         complete = done >= len(workloads)
 
     def compare(rule: GraphPlan, others: Sequence[GraphPlan]) -> Race | None:
+        nonlocal complete
         if token.cancelled or not target.runs_on(host_target()):
             return None
-        return race_plans(rule, others, storage, request, target)
+        race = race_plans(rule, others, storage, request, target, stopped)
+        complete &= len(race.comparisons) == len(others)
+        return race
 
     decision = search_graph(_planner(planned), times, limit, measure, compare)
     complete &= not token.cancelled
@@ -231,8 +234,11 @@ def race_plans(
     storage: Storage,
     request: ModelRequest,
     target: Target,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Race:
     """Compile plans of one model with what is known, and run each in turns with the rule's.
+
+    Once it is `stopped`, plans that were not run are left out.
 
     Raises:
         CompilerError: if a workload does not compile.
@@ -245,7 +251,11 @@ def race_plans(
         return partial(executable.run, random_arrays(ports))
 
     incumbent = runner(rule)
-    found = [compare_runs(runner(plan), incumbent, request.threads) for plan in others]
+    found: list[Comparison] = []
+    for plan in others:
+        if stopped():
+            break
+        found.append(compare_runs(runner(plan), incumbent, request.threads))
     return Race(_fastest(incumbent, request.threads), tuple(found))
 
 

@@ -35,7 +35,10 @@ SINGLES = 2
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Plans as a whole: what the rule's takes, and each of the others in turns with it."""
+    """Plans as a whole: what the rule's takes, and each of the others in turns with it.
+
+    There are fewer comparisons than plans where time ran out.
+    """
 
     rule_seconds: float
     comparisons: tuple[Comparison, ...]
@@ -146,6 +149,7 @@ def search_graph(
     race = compare(rule, [each.plan for each in finalists])
     if race is None:
         return replace(_by_kernels(rule, finalists, tried), limited=limited)
+    finalists = finalists[: len(race.comparisons)]
     for each, found in zip(finalists, race.comparisons, strict=True):
         tried[each.choice] = replace(
             tried[each.choice], ratio=found.ratio, outcome=found.outcome.value
@@ -261,6 +265,8 @@ def _as_a_whole(
     ]
     if not faster:
         reason = f"none of {len(finalists)} alternatives is faster as a whole"
+        if not finalists:
+            reason = "there was no time to run any alternative as a whole"
         return Decision(RULE, rule, RULE_NAME, reason, first, first, tried)
     ratio, number = min(faster)
     chosen = finalists[number]

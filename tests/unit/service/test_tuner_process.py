@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from compiler.choices import RULE
 from db.job_states import JobState
 from db.stores.jobs import Job
 from service import tuner_process
+from service.graph_choice import keep_plan
+from service.planning import ModelRequest, plan_model
 from service.remote_runner import RemoteRunner
 from service.settings import Settings
 from service.storage import Storage
 from service.tuner_process import TunerProcess
 from tuner.events import Finished, Started, TaskStatus
+from tuner.measure.measurement import Status
 
 
 def model_bytes() -> bytes:
@@ -81,6 +85,18 @@ def test_a_job_without_trials_becomes_an_artifact(
     assert storage.workloads.workload(storage.tasks.list(job.id)[0].workload_key)
     assert storage.plans.list(job.model_digest)
     assert not tuner.work_once()
+
+
+def test_a_job_tunes_the_plan_that_is_known(
+    storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decision = {"choice": RULE.to_json(), "name": "by rule", "reason": "nothing is faster"}
+    keep_plan(plan_model(ModelRequest(model_bytes())), storage, 1.0, decision)
+    monkeypatch.setattr(tuner_process, "tune_tasks", loop(lambda runner, token: False))
+    assert tuner.work_once()
+    done = storage.jobs.get(job.id)
+    assert done.result is not None and done.result["plan"] == decision
+    assert storage.records.count_trials(job.id)[Status.OK] == 0
 
 
 def test_the_same_artifact_has_the_same_digest(

@@ -82,6 +82,11 @@ def test_faster_kernels_do_not_decide_and_a_tie_keeps_the_rule(ratios: list[floa
     assert found.seconds == found.rule_seconds == 1.0
 
 
+def test_without_time_for_a_comparison_the_rule_stays() -> None:
+    found = search(Rig(apart), lambda rule, others: Race(1.0, ()))
+    assert found.choice == RULE and found.reason.startswith("there was no time")
+
+
 def test_alternatives_without_faster_kernels_are_never_run_as_a_whole() -> None:
     def compare(rule: GraphPlan, others: Sequence[GraphPlan]) -> Race:
         raise AssertionError("nothing to compare")

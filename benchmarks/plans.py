@@ -1,0 +1,129 @@
+"""What plans other than the rules' are worth: `python -m benchmarks.plans resnet50 bert-base-128`.
+
+For each model the plans that are in doubt are tried as a job of `--trials` tries them, in a fresh
+database: kernels untuned, the best few plans in turns with the rules'. Models that were measured
+before stay in the report, so that a long run can be cut in pieces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.models import MODELS, build
+from benchmarks.race import RESULTS_FOLDER
+from benchmarks.report import Origin, markdown_table
+from service.graph_choice import choose_plan
+from service.planning import ModelRequest, plan_model
+from service.settings import Settings
+from service.storage import Storage
+from service.tuning import Budget, default_builders
+from tuner.cancel import CancelToken
+from tuner.measure.builder import ProcessBuilder
+from tuner.measure.local_runner import LocalRunner
+from tuner.measure.oracle import ReferenceCache
+
+NAME = "plans"
+
+BEST = 3
+"""Alternatives that the report shows of each model, those that were run as a whole first."""
+
+
+def measure(name: str, trials: int) -> dict[str, Any]:
+    """The decision for one model, and what it took."""
+    with tempfile.TemporaryDirectory(prefix="tilewright-plans-") as folder:
+        storage = Storage.open(Settings(data_folder=Path(folder)))
+        builder, runner = ProcessBuilder(default_builders()), LocalRunner()
+        started = time.monotonic()
+        try:
+            planned = plan_model(ModelRequest(build(name).SerializeToString()))
+            chosen = choose_plan(
+                planned,
+                storage,
+                builder,
+                runner,
+                Budget(trials),
+                job_id=NAME,
+                token=CancelToken(),
+                references=ReferenceCache(),
+            )
+        finally:
+            runner.close()
+            builder.close()
+            storage.close()
+    return {
+        "origin": asdict(Origin()),
+        "wall_seconds": time.monotonic() - started,
+        "trials": trials - chosen.budget.trials,
+        "decision": chosen.planned.decision,
+    }
+
+
+def report(found: dict[str, Any]) -> str:
+    """Markdown: a line a model, then the best alternatives of each."""
+    models, tries = [], []
+    for name, result in found.items():
+        decision = result["decision"] or {"name": "by rule", "reason": "", "tried": []}
+        tried = [each for each in decision["tried"] if each["new_seconds"] is not None]
+        whole = [each for each in tried if each["ratio"] is not None]
+        ratio = min((each["ratio"] for each in whole), default=None)
+        models.append(
+            [
+                name,
+                str(len(tried)),
+                str(len(whole)),
+                "-" if ratio is None else f"{ratio:.3f}",
+                decision["name"],
+                str(result["trials"]),
+                f"{result['wall_seconds']:.0f}",
+            ]
+        )
+        tried.sort(key=lambda t: (t["ratio"] is None, t["new_seconds"] - t["old_seconds"]))
+        for each in tried[:BEST]:
+            tries.append(
+                [
+                    name,
+                    each["name"],
+                    f"{1e6 * each['old_seconds']:,.0f}",
+                    f"{each['new_seconds'] / each['old_seconds']:.3f}",
+                    "-" if each["ratio"] is None else f"{each['ratio']:.3f} {each['outcome']}",
+                ]
+            )
+    header = ["model", "tried", "as a whole", "best ratio", "chosen", "trials for nothing", "s"]
+    details = ["model", "alternative", "replaces us", "kernels", "as a whole"]
+    lines = [
+        "# Plans against the rules' plan",
+        "",
+        "Untuned kernels, one thread; ratios below 1 are faster than the rules' plan.",
+        "",
+        markdown_table(header, models, 1),
+        "",
+        markdown_table(details, tries, 2),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="+", choices=sorted(MODELS))
+    parser.add_argument("--trials", type=int, default=1000, help="of the job that it stands for")
+    parser.add_argument("--output", type=Path, default=RESULTS_FOLDER)
+    arguments = parser.parse_args()
+    path = arguments.output / f"{NAME}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for name in arguments.models:
+        found[name] = measure(name, arguments.trials)
+        path.write_text(json.dumps(found, indent=1) + "\n")
+        (arguments.output / f"{NAME}.md").write_text(report(found))
+    print(report(found))
+
+
+if __name__ == "__main__":
+    main()
