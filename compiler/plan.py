@@ -75,14 +75,18 @@ class LoopStep:
     of them, and the body's outputs, lie in rows without a halo.
 
     Attributes:
-        states: how many values each step hands to the next one.
+        decides: whether the first output of the body says if another step follows.
+        states: how many values each step hands to the next one: the body's next outputs.
+        rows: which of the body's outputs are collected, by position.
         most: the most steps that there can be; None where nothing bounds them.
         expected: how many steps there will be, as far as one can tell.
         offsets: where the results start in `output`, a block of bytes.
     """
 
     body: GraphPlan
+    decides: bool
     states: int
+    rows: tuple[int, ...]
     most: int | None
     expected: int
     offsets: tuple[int, ...]
@@ -129,9 +133,17 @@ def control_step(node: Node, plans: Sequence[GraphPlan]) -> LoopStep | BranchSte
         form = loop_form(node.attrs)
         (body,) = plans
         offsets = tuple(slot.offset for slot in form.slots)
-        expected = form.expected_steps
-        inputs, output = node.inputs, node.output
-        return LoopStep(body, form.states, form.most, expected, offsets, inputs, output)
+        return LoopStep(
+            body,
+            form.decides,
+            form.states,
+            form.rows,
+            form.most,
+            form.expected_steps,
+            offsets,
+            node.inputs,
+            node.output,
+        )
     offsets = tuple(slot.offset for slot in branch_slots(node.attrs))
     otherwise, then = plans
     return BranchStep(then, otherwise, offsets, node.inputs, node.output)

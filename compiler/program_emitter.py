@@ -13,7 +13,7 @@ from typing import assert_never
 
 from compiler.build import BuiltKernel
 from compiler.loops.layout import ROW_MAJOR
-from compiler.memory_plan import MemoryPlan
+from compiler.memory_plan import MemoryPlan, is_elementwise
 from compiler.plan import (
     BranchStep,
     GraphPlan,
@@ -129,20 +129,35 @@ class Emitter:
         trips, begin, *given = (self._operand(v, places) for v in step.inputs)
         states, rows = results[: step.states], results[step.states :]
         graph = step.body.graph
-        arena, *made = places.temporary(position)
-        ports = dict(zip(graph.inputs, [counter, *states, *given[step.states :]], strict=True))
-        ports |= zip(graph.outputs, made, strict=True)
         sizes = [graph.types[value].bytes for value in graph.outputs]
-        body = list(self._steps(places.inside(position, 0, ports, arena)))
-        stacked = zip(made[1 + step.states :], rows, sizes[1 + step.states :], strict=True)
-        for row, whole, size in stacked:
-            body.append(NativeCall("put", (step.most or 0, size), (row, counter, whole)))
-        kept = list(zip([going, *states], made, sizes, strict=False))
-        body += [Copy(state, new, size) for state, new, size in kept]
-        first = zip([going, *states], [begin, *given], sizes, strict=False)
-        copies: list[Instruction] = [Copy(state, source, size) for state, source, size in first]
+        kept = [*([going] if step.decides else []), *states]
+        arena, *made = places.temporary(position)
+        inside = places.inside(position, 0, {}, arena)
+        direct = [inside.may_replace(k, k - step.decides) for k in range(len(kept))]
+        for k, state in enumerate(kept):
+            if direct[k]:
+                made[k] = state
+        entering = [counter, *states, *given[step.states :]]
+        inside.ports.update(zip(graph.inputs, entering, strict=True))
+        inside.ports.update(zip(graph.outputs, made, strict=True))
+        body = list(self._steps(inside))
+        for row, whole in zip(step.rows, rows, strict=True):
+            parameters = step.most or 0, sizes[row]
+            body.append(NativeCall("put", parameters, (made[row], counter, whole)))
+        body += [
+            Copy(state, new, size)
+            for state, new, size, done in zip(kept, made, sizes, direct, strict=False)
+            if not done
+        ]
+        first = [
+            Copy(going, begin, 1),
+            *(
+                Copy(state, source, size)
+                for state, source, size in zip(states, given, sizes[step.decides :], strict=False)
+            ),
+        ]
         most = ENDLESS if step.most is None else step.most
-        return [*copies, Loop(counter, trips, going, most, tuple(body))]
+        return [*first, Loop(counter, trips, going, most, tuple(body))]
 
     def _branch(self, step: BranchStep, places: _Places, position: int) -> Branch:
         """Both bodies write the results where they belong."""
@@ -168,7 +183,7 @@ class _Places:
 
     plan: GraphPlan
     memory: MemoryPlan
-    ports: Mapping[str, BufferRef]
+    ports: dict[str, BufferRef]
     base: int
 
     def value(self, name: str) -> BufferRef:
@@ -182,8 +197,30 @@ class _Places:
         shared = self.memory.shared[position]
         return [BufferRef(Space.ARENA, self.base + offset) for offset in shared]
 
+    def may_replace(self, output: int, state: int) -> bool:
+        """Whether a loop's body may write an output where the state lies that it becomes: no step
+        after the first that writes it reads the state, nor does that one beyond the element that it
+        writes. A negative state is whether another step follows, which no body reads."""
+        if state < 0:
+            return True
+        plan, roots = self.plan, self.memory.roots
+        held = plan.graph.inputs[1 + state]
+        target = roots[plan.graph.outputs[output]]
+        steps = [(i, s) for i, s in enumerate(plan.steps) if not isinstance(s, ViewStep)]
+        first = next(i for i, s in steps if roots[s.output] == target)
+        readers = [
+            (position, operand)
+            for position, step in steps
+            for operand, value in enumerate(step.inputs)
+            if roots.get(value) == held and position >= first
+        ]
+        return all(
+            position == first and is_elementwise(plan, position, operand)
+            for position, operand in readers
+        )
+
     def inside(
-        self, position: int, body: int, ports: Mapping[str, BufferRef], arena: BufferRef
+        self, position: int, body: int, ports: dict[str, BufferRef], arena: BufferRef
     ) -> _Places:
         """The places of a step's body."""
         step = self.plan.steps[position]

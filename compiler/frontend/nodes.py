@@ -13,14 +13,14 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 from compiler import ops
 from compiler.errors import CompilerError, InvalidModelError, UnsupportedOperatorError
 from compiler.frontend.counted import carried
-from compiler.frontend.enclosed import Enclosure, Outside
-from compiler.frontend.loops import branched, truth
 from compiler.frontend.old_opsets import aligned_operands
 from compiler.frontend.order import DEPTH_LIMIT, reads, sort_nodes
 from compiler.frontend.schema_functions import schema_function
 from compiler.frontend.tensors import read_tensor
 from compiler.frontend.unroll import LoopBody, imported_loop, imported_scan
 from compiler.ops.builder import GraphBuilder
+from compiler.ops.enclosed import Enclosure, Outside
+from compiler.ops.loops import branched, truth
 from compiler.ops.onnx_node import OnnxAttr, OnnxNode
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ import numpy as np
 
 from compiler.dtypes import DType
 from compiler.errors import UnsupportedOperatorError
-from compiler.frontend.enclosed import Enclosure
-from compiler.frontend.loops import looped, truth
 from compiler.ops.cast import cast_to
+from compiler.ops.enclosed import Enclosure
+from compiler.ops.loops import looped, truth
 from compiler.ops.moves import flip, part, transposed
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.shapes import show

@@ -10,7 +10,7 @@
 A body of a node stands under it, two columns further in, one after the other in the order of the
 attributes:
 
-    %1: uint8[192] = loop(n, go, x) {body=graph, states=1}
+    %1: uint8[192] = loop(n, go, x) {body=graph, decides=true, rows=(), states=1}
       graph "body"
       input step: int64[]
       ...

@@ -1,6 +1,6 @@
 """Control flow: operators that run graphs, their bodies, as often as the run says.
 
-    %1: uint8[256] = loop(n, go, x, w) {body=graph, most=10, states=1} as "loop"
+    %1: uint8[256] = loop(n, go, x, w) {body=graph, decides=true, most=10, rows=(1), states=1}
       graph "body"
       input step: int64[]
       input state.0: float32[4]
@@ -8,7 +8,6 @@
       ...
       output on
       output next
-      output row
     %2: float32[4] = field(%1) {dtype="float32", offset=128, shape=(4)}
 
 Every operator has one output, and so have these: a block of bytes in which their results lie one
@@ -47,6 +46,9 @@ MANY_STEPS = 1_000_000
 ENDLESS_STEPS = 100_000
 """The interpreter takes no more steps of a loop that nothing bounds."""
 
+ENDLESS = (1 << 63) - 1
+"""The number of steps of a loop that nothing bounds."""
+
 GUESSED_STEPS = 16
 """Steps of a loop of which nothing is known, where what it costs has to be weighed."""
 
@@ -64,24 +66,30 @@ class LoopForm:
     """The attributes of a loop.
 
     The body takes the step's number, the states and the captured values; it gives whether another
-    step follows, the next states, and rows.
+    step follows, if it decides that, then the next states, then what else are rows.
 
     Attributes:
+        decides: whether the body says if another step follows: it does not need to.
         states: how many values each step hands to the next one.
+        rows: which outputs of the body are collected, by position.
         most: the most steps there can be; None where nothing bounds them. What the steps give as
             rows is stacked, so that rows need a bound.
     """
 
     body: Graph
+    decides: bool
     states: int
+    rows: tuple[int, ...]
     most: int | None
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The number of steps, whether another one would follow, the states, the stacked rows."""
-        kinds = [self.body.types[value] for value in self.body.outputs[1:]]
-        rows = [TensorType(k.dtype, (self.most or 0, *k.shape)) for k in kinds[self.states :]]
-        return _slots([STEP, GOING, *kinds[: self.states], *rows])
+        kinds = [self.body.types[value] for value in self.body.outputs]
+        stacked = [
+            TensorType(kinds[row].dtype, (self.most or 0, *kinds[row].shape)) for row in self.rows
+        ]
+        return _slots([STEP, GOING, *kinds[self.decides :][: self.states], *stacked])
 
     @property
     def expected_steps(self) -> int:
@@ -92,7 +100,9 @@ class LoopForm:
 def loop_form(attrs: Attrs) -> LoopForm:
     """Raises InvalidModelError if an attribute is missing or another one than it should be."""
     most = integer(attrs, "most") if attr(attrs, "most") is not None else None
-    return LoopForm(_body(attrs, "body"), integer(attrs, "states"), most)
+    decides = bool(integer(attrs, "decides"))
+    states, rows = integer(attrs, "states"), ints(attrs, "rows")
+    return LoopForm(_body(attrs, "body"), decides, states, rows, most)
 
 
 def branch_slots(attrs: Attrs) -> tuple[Slot, ...]:
@@ -146,9 +156,12 @@ def _infer_loop(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
         )
     _check_inputs(body, [STEP, *types[2:]])
     given = [body.types[value] for value in body.outputs]
-    if given[: 1 + states] != [GOING, *types[2 : 2 + states]]:
+    wanted = [*([GOING] if form.decides else []), *types[2 : 2 + states]]
+    if given[: len(wanted)] != wanted:
         raise InvalidModelError(f"the body gives {_listed(given)}, its states are others")
-    if form.most is None and len(given) > 1 + states:
+    if any(not form.decides <= row < len(given) for row in form.rows):
+        raise InvalidModelError(f"rows {form.rows} are no outputs of a body with {len(given)}")
+    if form.most is None and form.rows:
         raise InvalidModelError("rows are stacked, and nothing bounds their number")
     if form.most is not None and form.most < 0:
         raise InvalidModelError(f"there are at most {form.most} steps")
@@ -192,10 +205,10 @@ def _run_loop(
     while going and step < limit:
         if form.most is None and step >= ENDLESS_STEPS:
             raise InvalidInputError(f"a loop has not ended after {ENDLESS_STEPS} steps")
-        on, *made = run(form.body, [np.array(step, np.int64), *states, *captured])
-        states = made[: form.states]
-        rows.append(made[form.states :])
-        going, step = bool(on), step + 1
+        made = run(form.body, [np.array(step, np.int64), *states, *captured])
+        states = made[form.decides :][: form.states]
+        rows.append([made[row] for row in form.rows])
+        going, step = bool(made[0]) if form.decides else True, step + 1
     stacked = [
         _stacked(slot.type, [row[number] for row in rows])
         for number, slot in enumerate(form.slots[2 + form.states :])

@@ -18,9 +18,10 @@ from onnx.reference import ReferenceEvaluator
 import compiler
 from compiler import driver
 from compiler.errors import UnsupportedOperatorError
-from compiler.frontend import loops, unroll
+from compiler.frontend import unroll
 from compiler.graph.ir import Graph
 from compiler.graph.text import parse_graph, print_graph
+from compiler.ops import loops
 from compiler.ops.interpret import run_graph
 from compiler.plan import GraphPlan
 from compiler.runtime.executable import Executable
@@ -385,6 +386,33 @@ def test_ten_thousand_steps_are_one_body() -> None:
     assert len(executable.program.kernels) <= 5
     assert len(list(executable.program.walk())) <= 12
     assert [port.counted for port in executable.outputs] == [None, None]
+
+
+@pytest.mark.parametrize("lengths", [False, True])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize(("op", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+def test_recurrent_layers_of_many_steps_are_loops(
+    op: str, gates: int, direction: str, lengths: bool
+) -> None:
+    steps, batch, width, hidden = 90, 2, 6, 8
+    directions = 2 if direction == "bidirectional" else 1
+    weights = {
+        "w": RANDOM.standard_normal((directions, gates * hidden, width)) / 3,
+        "r": RANDOM.standard_normal((directions, gates * hidden, hidden)) / 3,
+        "b": RANDOM.standard_normal((directions, 2 * gates * hidden)) / 5,
+        "h": RANDOM.standard_normal((directions, batch, hidden)),
+    }
+    inputs = {"x": np.zeros((steps, batch, width), np.float32)}
+    feeds = {"x": np.float32(RANDOM.standard_normal((steps, batch, width)))}
+    if lengths:
+        inputs["lengths"] = np.zeros(batch, np.int32)
+        feeds["lengths"] = np.array([steps, 31], np.int32)
+    names = ["x", "w", "r", "b", "lengths" if lengths else "", "h"]
+    outputs = ["y", "last", *(["cell"] if op == "LSTM" else [])]
+    layer = node(op, names, outputs, "layer", hidden_size=hidden, direction=direction)
+    constants = {name: array.astype(np.float32) for name, array in weights.items()}
+    executable = checked(model([layer], inputs, outputs, constants), feeds)
+    assert within(executable, Loop) == directions
 
 
 def choosing(size: int = 256) -> onnx.ModelProto:

@@ -41,12 +41,23 @@ def step(*, rows: bool = False) -> Graph:
     return g.graph(going, next_, *([scalar] if rows else []))
 
 
+def attrs(**given: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(given.items()))
+
+
+def form(**given: Any) -> tuple[tuple[str, Any], ...]:
+    """The attributes of a loop over `step`."""
+    return attrs(**{"body": step(), "decides": True, "rows": (), "states": 1, **given})
+
+
 def loop(body: Graph, most: int | None = None, trips: int = 5) -> Graph:
     g = Maker()
     x, w = g.input("x", 4), g.input("w", 4)
     go, n = g.input("go", dtype=DType.BOOL), g.constant("n", np.array(trips))
-    attrs = {} if most is None else {"most": most}
-    block = g("loop", n, go, g("relu", x), w, body=body, states=1, **attrs)
+    attrs: dict[str, Any] = {} if most is None else {"most": most}
+    rows = (2,) if most is not None else ()
+    attrs |= {"body": body, "decides": True, "rows": rows, "states": 1}
+    block = g("loop", n, go, g("relu", x), w, **attrs)
     steps = g("field", block, dtype="int64", offset=0, shape=())
     state = g("field", block, dtype="float32", offset=128, shape=(4,))
     outputs = [steps, g("relu", state)]
@@ -102,8 +113,7 @@ def test_a_plan_of_a_loop_holds_and_computes_the_same(most: int | None) -> None:
 
 
 def test_expected_steps_have_a_limit() -> None:
-    attrs = tuple(sorted({"body": step(), "most": 1 << 50, "states": 1}.items()))
-    assert loop_form(attrs).expected_steps == MANY_STEPS
+    assert loop_form(form(most=1 << 50)).expected_steps == MANY_STEPS
 
 
 def chosen() -> Graph:
@@ -154,13 +164,9 @@ def test_what_constants_decide_is_not_computed_at_compile_time() -> None:
     g.input("x", 4)
     trips, go = g.constant("n", np.array(1 << 40)), g.constant("go", np.array(True))
     s, w = g.constant("s", np.ones(4)), g.constant("w", np.ones(4))
-    block = g("loop", trips, go, s, w, body=step(), states=1)
+    block = g("loop", trips, go, s, w, **dict(form()))
     graph = g.graph(g("field", block, dtype="float32", offset=128, shape=(4,)))
     assert [n.op for n in optimise(graph).nodes] == ["loop", "field"]
-
-
-def attrs(**given: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple(sorted(given.items()))
 
 
 OPERANDS = [COUNT, TRUTH, VECTOR, VECTOR]
@@ -169,16 +175,19 @@ OPERANDS = [COUNT, TRUTH, VECTOR, VECTOR]
 @pytest.mark.parametrize(
     ("op", "types", "given", "message"),
     [
-        ("loop", OPERANDS, {"states": 1}, "'body' is not a graph"),
-        ("loop", OPERANDS, {"states": 1, "body": 3}, "'body' is not a graph"),
-        ("loop", OPERANDS, {"body": step()}, "'states' is not an integer"),
-        ("loop", OPERANDS, {"body": step(), "states": -1}, "not the number of steps"),
-        ("loop", OPERANDS, {"body": step(), "states": 3}, "not the number of steps"),
-        ("loop", OPERANDS, {"body": step(), "states": 2}, "its states are others"),
-        ("loop", OPERANDS[::-1], {"body": step(), "states": 1}, "not the number of steps"),
-        ("loop", OPERANDS[:-1], {"body": step(), "states": 1}, "takes .*, it is given"),
-        ("loop", OPERANDS, {"body": step(rows=True), "states": 1}, "nothing bounds their"),
-        ("loop", OPERANDS, {"body": step(), "states": 1, "most": -2}, "at most -2 steps"),
+        ("loop", OPERANDS, {}, "'decides' is not an integer"),
+        ("loop", OPERANDS, form(body=3), "'body' is not a graph"),
+        ("loop", OPERANDS, form(states=1.0), "'states' is not an integer"),
+        ("loop", OPERANDS, form(states=-1), "not the number of steps"),
+        ("loop", OPERANDS, form(states=3), "not the number of steps"),
+        ("loop", OPERANDS, form(states=2), "its states are others"),
+        ("loop", OPERANDS, form(decides=False), "its states are others"),
+        ("loop", OPERANDS[::-1], form(), "not the number of steps"),
+        ("loop", OPERANDS[:-1], form(), "takes .*, it is given"),
+        ("loop", OPERANDS, form(rows=(1,)), "nothing bounds their"),
+        ("loop", OPERANDS, form(rows=(2,), most=3), "no outputs of a body with 2"),
+        ("loop", OPERANDS, form(rows=(0,), most=3), "no outputs of a body with 2"),
+        ("loop", OPERANDS, form(most=-2), "at most -2 steps"),
         ("branch", [COUNT], {"then": step(), "otherwise": step()}, "is no truth value"),
         ("branch", [TRUTH], {"then": step(), "otherwise": step()}, "it is given"),
         (
@@ -203,15 +212,15 @@ OPERANDS = [COUNT, TRUTH, VECTOR, VECTOR]
     ],
 )
 def test_contradictions_are_named(
-    op: str, types: list[TensorType], given: dict[str, Any], message: str
+    op: str, types: list[TensorType], given: Any, message: str
 ) -> None:
     with pytest.raises(InvalidModelError, match=message):
-        ops.get(op).infer(types, attrs(**given))
+        ops.get(op).infer(types, attrs(**dict(given)))
 
 
 def with_body(graph: Graph, body: Graph) -> Graph:
     """The graph with another body in its loop."""
-    given = attrs(body=body, states=1)
+    given = form(body=body)
     nodes = [replace(n, attrs=given) if n.op == "loop" else n for n in graph.nodes]
     return graph.replace(nodes=nodes)
 

@@ -9,13 +9,12 @@ import numpy as np
 
 from compiler import ops
 from compiler.dtypes import DType
-from compiler.frontend.enclosed import Enclosure, inlined
-from compiler.graph.ir import Graph
+from compiler.graph.ir import AttrValue, Graph
 from compiler.graph.types import TensorType
-from compiler.ops.control import GOING, STEP, branch_slots, loop_form
+from compiler.ops.control import ENDLESS, GOING, STEP, branch_slots, loop_form
+from compiler.ops.enclosed import Enclosure, inlined
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OpKind
-from compiler.runtime.program import ENDLESS
 
 Body = Callable[[Enclosure, str, Sequence[str]], Sequence[str]]
 """Whether another step follows, the next states and the rows of a step: values of the enclosure's
@@ -81,7 +80,16 @@ def looped(
                 )
         moving = [k for k, kind in enumerate(kinds) if kind.elements]
         stacking = [value for value in rows if inner.type(value).elements]
-        graph = enclosure.graph([going, *(following[k] for k in moving), *stacking])
+        known = inner.builder.known(going)
+        decides = known is None or not bool(known)
+        outputs = [*([going] if decides else []), *(following[k] for k in moving)]
+        # A row that is a state too is given once, and so is one that is collected twice.
+        positions = {value: k for k, value in reversed(list(enumerate(outputs))) if k >= decides}
+        for value in stacking:
+            if value not in positions:
+                positions[value] = len(outputs)
+                outputs.append(value)
+        graph = enclosure.graph(outputs)
     most = max(trips, 0) if isinstance(trips, int) else None
     if rows and most is None:
         raise node.unsupported("nothing known at import bounds how many steps give values")
@@ -92,7 +100,13 @@ def looped(
         return Looped(list(states), nothing, node.constant(np.array(0)), True)
     limit = trips if isinstance(trips, str) else node.constant(np.array(most or ENDLESS))
     operands = [limit, begin, *(states[k] for k in moving), *enclosure.captured]
-    attrs = {"body": graph, "most": most, "states": len(moving)}
+    attrs: dict[str, AttrValue | None] = {
+        "body": graph,
+        "decides": decides,
+        "most": most,
+        "rows": tuple(positions[value] for value in stacking),
+        "states": len(moving),
+    }
     block = node.emit("loop", operands, **attrs)
     present = tuple((k, v) for k, v in attrs.items() if v is not None)
     steps, _, *results = (
@@ -106,8 +120,8 @@ def looped(
         else _empty(node, TensorType(inner.type(value).dtype, (most or 0, *inner.shape(value))))
         for value in rows
     ]
-    known = [node.builder.known(begin), inner.builder.known(going)]
-    exact = most is not None and all(array is not None and bool(array) for array in known)
+    begins = node.builder.known(begin)
+    exact = most is not None and not decides and begins is not None and bool(begins)
     return Looped([after.get(k, value) for k, value in enumerate(states)], wholes, steps, exact)
 
 
