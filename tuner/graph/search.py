@@ -26,6 +26,10 @@ NOISE = 0.01
 """Kernels that are measured apart differ by chance: an alternative goes on if those that it changes
 take this much less."""
 
+VISIBLE = 0.005
+"""A plan whose kernels save less of the whole is not run: where the buffers of two programs happen
+to lie makes as much of a difference."""
+
 CLEARLY = 0.03
 """By how much less, where nothing but their sum can decide."""
 
@@ -139,7 +143,7 @@ def search_graph(
     good.sort(key=lambda each: -_gain(tried[each.choice]))
     finalists = _finalists(planner, times, good, has_layouts=bool(measured))
     if not finalists:
-        reason = f"none of {len(measured)} alternatives has faster kernels"
+        reason = f"none of {len(measured)} alternatives has kernels that would show as a whole"
         if not measured:
             reason = "there is no alternative in doubt whose kernels may be measured"
         decision = Decision(RULE, rule, RULE_NAME, reason, None, None, tuple(tried.values()))
@@ -224,7 +228,8 @@ def _finalists(
     for each in good[:SINGLES]:
         if all(each.plan.tasks() != other.plan.tasks() for other in found):
             found.append(each)
-    return found
+    visible = VISIBLE * times.total(dict(rule.tasks()))
+    return [each for each in found if _saved(planner, times, each.choice) > visible]
 
 
 def _saved(planner: Planner, times: KernelTimes, choice: GraphChoice) -> float:
