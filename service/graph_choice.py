@@ -27,7 +27,7 @@ from tuner.cancel import CancelToken
 from tuner.events import Finished
 from tuner.graph.defaults import Defaults
 from tuner.graph.planner import Planner
-from tuner.graph.search import RULE_NAME, Race, search_graph
+from tuner.graph.search import RULE_NAME, Decision, Race, search_graph
 from tuner.graph.times import KernelTimes
 from tuner.measure.builder import Builder
 from tuner.measure.oracle import ReferenceCache
@@ -100,7 +100,10 @@ def known_choice(
         )
         if stored is None or stored.decision is None:
             return RULE
-        return GraphChoice.from_json(stored.decision["choice"])
+        try:
+            return GraphChoice.from_json(stored.decision["choice"])
+        except (CompilerError, KeyError):
+            return RULE  # an older release's
 
     return choice
 
@@ -122,10 +125,8 @@ def choose_plan(
 
     At most `share` of the trials and seconds go into trying; without any the rules' plan stays.
     What was decided is stored, unless the job was cancelled or ran out of its share before all was
-    measured; another plan than the rules' only when it was confirmed (`confirm_plan`).
-
-    Raises:
-        CompilerError: if a workload does not compile.
+    measured; another plan than the rules' only when it was confirmed (`confirm_plan`). Where a
+    workload of another plan does not compile, the rules' plan stays, and the decision says so.
     """
     known = known_plan(planned, storage)
     limit = int(share * budget.trials)
@@ -165,7 +166,11 @@ def choose_plan(
         complete &= len(race.comparisons) == len(others)
         return race
 
-    decision = search_graph(_planner(planned), times, limit, measure, compare)
+    try:
+        decision = search_graph(_planner(planned), times, limit, measure, compare)
+    except CompilerError as error:
+        reason = f"plans could not be compared: {error}"
+        decision = Decision(RULE, planned.plan, RULE_NAME, reason, None, None, (), limited=True)
     complete &= not token.cancelled
     used = {workload for workload, _ in decision.plan.tasks()}
     chosen = replace(planned, plan=decision.plan, decision=decision.to_json())

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler.choices import RULE
+from compiler.errors import CompilerError
 from compiler.plan import GraphPlan
 from compiler.target import host_target
 from service import graph_choice
@@ -261,6 +262,20 @@ def test_a_cancelled_job_decides_nothing(storage: Storage, race: list[int]) -> N
     token.cancel()
     choose(plan(), storage, device(plan()), token=token)
     assert not race and known_plan(plan(), storage).decision is None
+
+
+def test_a_plan_that_does_not_compile_fails_no_job(
+    storage: Storage, race: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Race:
+        raise CompilerError("the fused workload of sigmoid has no schedule")
+
+    monkeypatch.setattr(graph_choice, "race_plans", refuse)
+    left = choose(plan(), storage, device(plan()))
+    assert left.planned.plan == plan().plan and left.rule is None
+    assert left.planned.decision is not None
+    assert left.planned.decision["reason"].endswith("the fused workload of sigmoid has no schedule")
+    assert known_plan(plan(), storage).decision is None
 
 
 def test_for_another_machine_the_kernels_decide(storage: Storage, race: list[int]) -> None:
