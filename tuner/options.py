@@ -32,7 +32,7 @@ class TuneOptions:
     stop_gain: float = 0.0
     target_seconds: float | None = None
     batch_size: int = 8
-    strategy: str = "evolutionary"
+    strategy: str = "portfolio"
     model: str = "xgboost"
     base_model: bytes = field(default=b"", repr=False)
     """A saved cost model that this run starts from and corrects; empty: from nothing."""

@@ -1,8 +1,9 @@
-"""Bayesian optimisation around the draft: take what is expected to improve the most.
+"""Bayesian optimisation around the draft and the model: take what may improve the most.
 
 Expected improvement (Jones, Schonlau and Welch 1998) under a Gaussian process over the knobs whose
-mean is the draft. With few trials it learns where the draft is wrong: for an algorithm as a whole,
-and along each knob. Within a batch, what was taken counts as measured at its mean.
+mean is the draft, corrected by the model's order. With few trials it learns where these are wrong:
+for an algorithm as a whole, and along each knob. Within a batch, what was taken counts as measured
+at its mean.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class Bayesian:
         self._kriging = Kriging(context.space)
 
     def suggest(self, count: int) -> list[Suggestion]:
-        prior = self._ranking.drafts(self._ranking.pool(self._memory))
-        pool = list(prior)
+        pool = self._ranking.pool(self._memory)
         elites = self._memory.elites(REMEMBERED)
-        prior |= self._ranking.drafts(elites)
+        prior = self._ranking.expected([*pool, *elites])
+        pool = [schedule for schedule in pool if schedule in prior]
         measured = {s: log(self._memory.seconds[s]) for s in elites if s in prior}
         origin = "bayesian" if measured else "draft"
         chosen: list[Schedule] = []

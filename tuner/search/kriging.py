@@ -22,7 +22,7 @@ SCHEDULE_DEVIATION = 0.12
 NOISE = 0.01
 """Of a measurement, and of what the knobs do not explain."""
 
-REACH = 0.35
+REACH = 0.5
 """Share of a knob's range over which schedules are alike; any two words are this far apart."""
 
 

@@ -18,6 +18,9 @@ POOL = 192
 NEAR = 48
 """Of these, steps from what was measured fastest."""
 
+MODEL_SHARE = 0.5
+"""The model's share of what is expected, the draft's being the rest."""
+
 ELITES = 8
 """How many of the fastest such steps start from."""
 
@@ -42,6 +45,25 @@ class Ranking:
             if seconds is not None:
                 found[schedule] = log(seconds)
         return found
+
+    def expected(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
+        """Logarithms of seconds, by draft and model together.
+
+        What the model says are scores of its own scale: its order of these schedules counts. Each
+        place in that order takes the draft of the same place in the draft's, and the mean of both
+        is expected.
+        """
+        drafts = self.drafts(schedules)
+        if not self._context.model.trained or not drafts:
+            return drafts
+        kept, rows = self._context.features.rows(list(drafts))
+        predicted = np.asarray(self._context.model.predict(rows), dtype=np.float64)
+        order = np.argsort(-predicted, kind="stable").tolist()
+        places = sorted(drafts.values())
+        return {
+            kept[number]: (1 - MODEL_SHARE) * drafts[kept[number]] + MODEL_SHARE * place
+            for number, place in zip(order, places, strict=True)
+        }
 
     def scores(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
         """The model's, or the draft's; without what cannot be lowered."""

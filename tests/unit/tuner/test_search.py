@@ -18,6 +18,7 @@ from tuner.search import Observed, SearchStrategy, make_strategy, strategies
 from tuner.search.kriging import Kriging
 from tuner.search.memory import Memory
 from tuner.search.moves import cross, is_ordered, mutate
+from tuner.search.ranking import Ranking
 
 
 def _documented() -> Callable[[Any], SearchStrategy]:
@@ -258,6 +259,26 @@ class TestKriging:
         assert means[0] == pytest.approx(0.3, abs=0.001)
         assert means[0] > means[1] > means[2] > means[3] > 0
         assert deviations[0] < deviations[1] < deviations[2] < deviations[3]
+
+
+def test_the_model_puts_drafts_in_its_order(gemm: Any) -> None:
+    """Without a model the draft is expected; a model that turns the order round makes all equal."""
+
+    class Reversed:
+        trained = False
+
+        def predict(self, rows: Any) -> Any:
+            return list(range(len(rows)))
+
+    model = Reversed()
+    ranking = Ranking(gemm.context(model))
+    fastest_first = ranking.best_first(gemm.space.points)[:40]
+    drafts = ranking.drafts(fastest_first)
+    assert ranking.expected(fastest_first) == drafts
+    model.trained = True
+    expected = ranking.expected(fastest_first)
+    for near, far in zip(fastest_first, reversed(fastest_first), strict=True):
+        assert expected[near] == pytest.approx((drafts[near] + drafts[far]) / 2)
 
 
 def test_a_portfolio_shifts_towards_who_finds_faster_ones(gemm: Any) -> None:
