@@ -38,6 +38,8 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
     assert dtype is not None
     text = type_text(dtype, lanes)
     match operation:
+        case Operation.FMA:
+            return _fma(emitter, *values)
         case Operation.REM if dtype.is_float:
             # it is made of the operations here
             from compiler.codegen.remainder import float_remainder
@@ -51,8 +53,6 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
                 return _integer_division(emitter, operation, *values)
             name = _arithmetic_name(operation, dtype)
             return emitter.emit(dtype, lanes, f"{name} {text} %s, %s", *values)
-        case Operation.FMA:
-            return _fma(emitter, *values)
         case Operation.MAX | Operation.MIN:
             return _extremum(emitter, operation, *values)
         case Operation.NEG if dtype.is_float:

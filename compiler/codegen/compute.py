@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from compiler.codegen import memory
@@ -151,7 +152,8 @@ class ComputeLowering:
         current = self._by_key(values, keys)
         axes = [t.axis for t in compute.unroll]
         spatial = [axes.index(t.axis) for t in self.spatial]
-        partial = [axes.index(axis) for axis in compute.partial]
+        spatial_of = _picker(spatial)
+        partial_of = _picker([axes.index(axis) for axis in compute.partial])
         with self._points(compute.unroll) as points:
             accesses = resolve(self.stage, compute.body, points, self.padding)
             order = [*filter(bounds_check(accesses), points)]
@@ -160,7 +162,7 @@ class ComputeLowering:
                 memory.prefetch(self.stage, accesses, order, compute.prefetch)
             accumulate = self._accumulator(combiner, accesses, points)
             for point in order:
-                key = tuple([point[i] for i in spatial]), tuple([point[i] for i in partial])
+                key = spatial_of(point), partial_of(point)
                 current[key] = accumulate(current[key], point)
         return [value for key in keys for value in current[key]]
 
@@ -354,6 +356,17 @@ class ComputeLowering:
 
     def _points(self, tiles: Sequence[Tile]) -> Points:
         return Points(self.stage, tiles, self.compute.vector, self.compute.dot)
+
+
+def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:
+    """The part of a point at some positions."""
+    match positions:
+        case []:
+            return lambda point: ()
+        case [one]:
+            return lambda point: (point[one],)
+        case _:
+            return itemgetter(*positions)
 
 
 def _equal(values: Partial, constants: Partial) -> bool:

@@ -52,9 +52,8 @@ def evaluator(
     for node in walk(expr):
         steps.append(_step(compute, node, numbers, accesses, points))
         numbers[node] = len(numbers)
-    if len(steps) == 1:
-        (only,) = steps
-        return lambda point, accumulator: only(point, accumulator, [])
+    if len(steps) == 1 and isinstance(steps[0], memory.Loader):
+        return steps[0]
 
     def run(point: Point, accumulator: Partial) -> Value:
         values: list[Value] = []
@@ -90,7 +89,7 @@ def _step(
             moved = [numbers[e] for _, e in indirect]
             if moved:
                 return lambda point, _, values: load.indirect(point, [values[n] for n in moved])
-            return lambda point, accumulator, values: load(point)
+            return load
         case Const(value=value, type=dtype):
             constant = emitter.const(value, dtype)
             return lambda point, accumulator, values: constant

@@ -43,14 +43,18 @@ class Loader:
         self._is_written = access.tensor.name in stage.written
         self._known: dict[tuple[int, int, int], Value] = {}
 
-    def __call__(self, point: Point) -> Value:
-        """The element, or lanes."""
-        offset, active = self._access.offset(point), self._points.active(point)
-        epoch = self._stage.epochs.get(self._access.tensor.name, 0) if self._is_written else 0
+    def __call__(self, point: Point, _: Sequence[Value] = (), __: Sequence[Value] = ()) -> Value:
+        """The element, or lanes; callable as a step of an expression."""
+        access = self._access
+        offset = access.constant
+        for i, stride in access.unrolled:  # `offset`, which is called for every operand
+            offset += stride * point[i]
+        active = self._points.active(point) if self._points.is_ragged else 0
+        epoch = self._stage.epochs.get(access.tensor.name, 0) if self._is_written else 0
         key = offset, active, epoch
         value = self._known.get(key)
         if value is None:
-            value = self._known[key] = self._load(offset, active, ())
+            value = self._known[key] = self._load(offset, self._points.active(point), ())
         return value
 
     def indirect(self, point: Point, positions: Sequence[Value]) -> Value:

@@ -39,6 +39,8 @@ class Points:
         self.lanes = 1
         self._active = 1
         self._ragged: tuple[int, int, int] | None = None
+        self.is_ragged = False
+        """Whether the last vector has fewer lanes in use than the others."""
 
     def __enter__(self) -> Self:
         stage = self._stage
@@ -54,6 +56,7 @@ class Points:
                         f"axis {tile.axis.name}: a tile of {bound.extent} is no multiple of {step}"
                     )
                 self._ragged = (len(self.variables), step, bound.extent)
+                self.is_ragged = True
                 count += 1
             variable = Variable(Kind.UNROLLED, count)
             self.position[variable] = len(self.variables)
@@ -87,11 +90,6 @@ class Points:
 
     def __iter__(self) -> Iterator[Point]:
         return iter(product(*[range(v.count) for v in self.variables]))
-
-    @property
-    def is_ragged(self) -> bool:
-        """Whether the last vector has fewer lanes in use than the others."""
-        return self._ragged is not None
 
     @property
     def lanes_in_use(self) -> int:

@@ -133,11 +133,9 @@ def _resolve(stage: StageLowering, load: Load, points: Points, padding: Padding)
     packed = _packed(tensor, offset)
     lanes = offset.of(Kind.LANE)
     lane_offsets: tuple[int, ...] = ()
-    if lanes:
-        lane_offsets = tuple(
-            sum(stride * (lane // v.divisor) for v, stride in lanes.items())
-            for lane in range(points.lanes)
-        )
+    for variable, stride in lanes.items():
+        steps = [stride * (lane // variable.divisor) for lane in range(points.lanes)]
+        lane_offsets = tuple(map(sum, zip(lane_offsets, steps))) if lane_offsets else tuple(steps)
     base = None
     if tensor.space is Space.MEMORY:
         base = pointer(stage.emitter, stage.base(tensor), offset)

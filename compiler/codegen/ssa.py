@@ -103,7 +103,7 @@ class Emitter:
         self._loops = 0
         self._constants: dict[tuple[float | str, DType, int], Value] = {}
         self._calls: dict[tuple[str, ...], str] = {}
-        self._splats: dict[tuple[Value, int], Value] = {}
+        self._splats: dict[tuple[str, int, int], Value] = {}
 
     @property
     def depth(self) -> int:
@@ -154,15 +154,17 @@ class Emitter:
         """The scalar in every lane; vectors stay as they are."""
         if lanes == 1 or value.lanes != 1:
             return value
-        found = self._splats.get((value, lanes))
+        if value.const is not None:
+            assert value.dtype is not None
+            return self.const(value.const, value.dtype, lanes)
+        key = value.name, value.depth, lanes
+        found = self._splats.get(key)
         if found is None:
-            found = self._splats[value, lanes] = self._splat(value, lanes)
-        return found
+            found = self._splats[key] = self._splat(value, lanes)
+        return found if found.dtype is value.dtype else found._replace(dtype=value.dtype)
 
     def _splat(self, value: Value, lanes: int) -> Value:
         assert value.dtype is not None
-        if value.const is not None:
-            return self.const(value.const, value.dtype, lanes)
         first = self.emit(
             value.dtype,
             lanes,
