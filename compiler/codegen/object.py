@@ -149,7 +149,8 @@ def _create_machine(target: Target) -> Any:
     machine = llvm.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu,
         features=target.feature_text,
-        opt=2,
+        # without the scheduler after register allocation, which out-of-order cores need not
+        opt=1 if target.arch == "x86_64" else 2,
         # position-independent WebAssembly would import its tables from a dynamic linker
         reloc="static" if target.arch.startswith("wasm") else "pic",
         codemodel="default",
