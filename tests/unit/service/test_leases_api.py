@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from rich.console import Console
 
 from compiler.target import known_targets
 from db.stores.leases import LeaseStore, NewRequest, RequestState
 from db.stores.tokens import Scope
 from service.app import create_app
+from service.cli.view import worker_table
+from service.schemas import WorkerView
 from service.settings import Settings
 from service.storage import Storage
 from tuner.measure.wire import PROTOCOL
@@ -194,3 +198,28 @@ def test_leases_get_a_new_term_at_the_start_and_run_out_later(
             assert time.monotonic() - started < 10
             time.sleep(0.02)
     assert time.monotonic() - started >= 0.6
+
+
+def test_a_throttled_worker_is_marked(client: TestClient, worker: str, storage: Storage) -> None:
+    (before,) = client.get("/v1/workers").json()
+    assert before["speed"] is None
+    speed = {
+        "arithmetic_seconds": 4e-4,
+        "memory_seconds": 5e-4,
+        "arithmetic_ratio": 1.5,
+        "memory_ratio": 1.0,
+        "disturbed": True,
+        "throttled": True,
+    }
+    path = f"/v1/workers/{worker}/heartbeat"
+    assert client.post(path, json={"leases": {}, "speed": speed}).status_code == 200
+    # what a heartbeat leaves out stays as it was
+    assert client.post(path, json={"leases": {}}).status_code == 200
+    (after,) = client.get("/v1/workers").json()
+    assert after["speed"] == speed
+    assert "tilewright_workers_throttled 1.0" in client.get("/v1/metrics").text
+    table = Console(width=200, file=io.StringIO())
+    table.print(worker_table([WorkerView.model_validate(after)]))
+    shown = table.file.getvalue()  # type: ignore[attr-defined]
+    assert "throttled" in shown and "1.50" in shown
+    assert client.post(path, json={"speed": {**speed, "memory_ratio": "x"}}).status_code == 422

@@ -22,6 +22,7 @@ from service.worker_files import BlobCache, Spooled, StateFolder
 from service.worker_http import Api, Refused, Unreachable
 from service.worker_options import WorkerOptions, parse_arguments
 from tuner.measure.measurement import Measurement, RecordKey, Status
+from tuner.measure.speed import SpeedWatch
 from tuner.measure.wire import Candidate, Case, MeasureRequest, MeasureResult
 
 TARGET = known_targets()["x86-64-v3"].key
@@ -37,6 +38,10 @@ class FakeSandbox:
 
     def __init__(self, worker: str, device: Any) -> None:
         self._worker = worker
+        self.speed = SpeedWatch()
+
+    def probe(self) -> None:
+        self.speed.take(0.25, 0.5)
 
     def measure(
         self, request: MeasureRequest, blob: Callable[[str], Path], cancelled: Callable[[], bool]
@@ -144,6 +149,17 @@ def test_a_worker_measures_and_reports(
     result = storage.leases.status(["a"])["a"].result
     assert result is not None
     assert MeasureResult.from_json(result).measurements[0][1].ok
+
+
+def test_an_idle_worker_says_how_fast_its_device_is(
+    storage: Storage, start: Callable[[], Running]
+) -> None:
+    start()
+    until(lambda: any(worker.speed for worker in storage.workers.list()))
+    (worker,) = storage.workers.list()
+    assert worker.speed is not None and not worker.throttled
+    assert worker.speed["arithmetic_seconds"] == 0.25 and worker.speed["memory_ratio"] == 1.0
+    assert worker.speed["disturbed"] is False
 
 
 def test_a_stopped_worker_gives_its_leases_back_and_leaves(
