@@ -133,9 +133,11 @@ def _resolve(stage: StageLowering, load: Load, points: Points, padding: Padding)
     packed = _packed(tensor, offset)
     lanes = offset.of(Kind.LANE)
     lane_offsets: tuple[int, ...] = ()
-    for variable, stride in lanes.items():
-        steps = [stride * (lane // variable.divisor) for lane in range(points.lanes)]
-        lane_offsets = tuple(map(sum, zip(lane_offsets, steps))) if lane_offsets else tuple(steps)
+    if lanes:
+        terms = [(stride, variable.divisor) for variable, stride in lanes.items()]
+        lane_offsets = tuple(
+            [sum([stride * (lane // by) for stride, by in terms]) for lane in range(points.lanes)]
+        )
     base = None
     if tensor.space is Space.MEMORY:
         base = pointer(stage.emitter, stage.base(tensor), offset)
