@@ -105,6 +105,9 @@ class JobRequest(Body):
         None, gt=0, allow_inf_nan=False, description="End when the kernels add up to no more"
     )
     strategy: str | None = Field(None, max_length=100, description="Search strategy")
+    unconstrained: bool = Field(
+        False, description="Search all that lowers, whatever is known of the target"
+    )
 
 
 class ProgressView(View):

@@ -40,7 +40,8 @@ class Budget:
     """How much a run may cost; it ends at the first limit that it meets.
 
     `stop_gain` is the share of the model's time that another minute must be expected to gain,
-    `target_ms` what the kernels may add up to, in milliseconds. `strategy` None is the default.
+    `target_ms` what the kernels may add up to, in milliseconds. `strategy` None is the default;
+    `unconstrained` is that of `TuneOptions`.
     """
 
     trials: int = 1000
@@ -49,6 +50,7 @@ class Budget:
     stop_gain: float = DEFAULT_STOP_GAIN
     target_ms: float | None = None
     strategy: str | None = None
+    unconstrained: bool = False
 
     @classmethod
     def of_job(cls, options: Mapping[str, Any]) -> Budget:
@@ -71,6 +73,7 @@ class Budget:
             seed=self.seed,
             stop_gain=self.stop_gain,
             target_seconds=None if self.target_ms is None else self.target_ms / 1000,
+            unconstrained=self.unconstrained,
             codegen_version=CODEGEN_VERSION,
             compiler_version=version(),
         )

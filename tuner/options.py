@@ -37,6 +37,9 @@ class TuneOptions:
     base_model: bytes = field(default=b"", repr=False)
     """A saved cost model that this run starts from and corrects; empty: from nothing."""
     seed: int = 0
+    unconstrained: bool = False
+    """Search all that lowers, not only what the target's registers and caches let pass: for devices
+    that are not what their target says."""
     finalists: int = 3
     screen_samples: int = 5
     final_samples: int = 15

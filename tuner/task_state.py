@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compiler.errors import ScheduleError
 from compiler.schedule.schedule import Schedule
@@ -65,6 +65,8 @@ class TaskState:
     @classmethod
     def start(cls, task: Task, model: CostModel, options: TuneOptions) -> TaskState:
         """A task before its first trial. Its chance depends on the seed and its key alone."""
+        if options.unconstrained:
+            task = replace(task, space=task.space.unconstrained())
         rng = random.Random(f"{options.seed} {task.key.workload_key} {task.key.threads}")
         features = FeatureExtractor(
             task.lower, task.space.default(), target_facts(task.target, task.threads)

@@ -80,6 +80,10 @@ TargetMsOption = Annotated[
     typer.Option("--target-ms", min=1e-6, help="End when the kernels add up to no more"),
 ]
 StrategyOption = Annotated[str | None, typer.Option("--strategy", help="Search strategy")]
+UnconstrainedOption = Annotated[
+    bool,
+    typer.Option("--unconstrained", help="Search all that lowers, whatever the target's registers"),
+]
 ServerOption = Annotated[
     str | None, typer.Option("--server", help="URL of the service (or TILEWRIGHT_SERVER)")
 ]

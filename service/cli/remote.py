@@ -25,6 +25,7 @@ from service.cli.common import (
     ThreadsOption,
     TokenOption,
     TrialsOption,
+    UnconstrainedOption,
     UserError,
     console,
     duration,
@@ -74,6 +75,7 @@ def submit(
     stop_gain: StopGainOption = STOP_GAIN,
     target_ms: TargetMsOption = None,
     strategy: StrategyOption = None,
+    unconstrained: UnconstrainedOption = False,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
@@ -100,6 +102,7 @@ def submit(
                 stop_gain=parse_share("--stop-gain", stop_gain),
                 target_ms=target_ms,
                 strategy=strategy,
+                unconstrained=unconstrained,
             )
         )
         out.print(f"job {job.id}", soft_wrap=True)

@@ -26,6 +26,7 @@ from service.cli.common import (
     ThreadsOption,
     TimingsOption,
     TrialsOption,
+    UnconstrainedOption,
     console,
     existing_file,
     load_settings,
@@ -58,6 +59,7 @@ def tune(
     stop_gain: StopGainOption = STOP_GAIN,
     target_ms: TargetMsOption = None,
     strategy: StrategyOption = None,
+    unconstrained: UnconstrainedOption = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
     ] = None,
@@ -102,7 +104,7 @@ def tune(
 
     request = ModelRequest(existing_file(model), target, threads, numerics.value)
     gain = parse_share("--stop-gain", stop_gain)
-    limits = Budget(trials, seconds, seed, gain, target_ms, strategy)
+    limits = Budget(trials, seconds, seed, gain, target_ms, strategy, unconstrained)
     limits.options()  # refuses what is impossible
     if output is not None:
         check_destination(output)  # now, and not after an hour of tuning

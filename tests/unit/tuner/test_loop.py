@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from compiler.schedule.schedule import Schedule
+from compiler.schedule.space import ScheduleSpace
 from compiler.timings import Timings
 from tests.unit.tuner.fakes import Clock, FakeQueue, World
 from tuner.events import Progress, Recorded, Started
@@ -107,6 +109,23 @@ def test_who_suggested_what_is_kept_and_counted(world: World) -> None:
         finals = [t for t in world.trials(Phase.FINAL) if t.key == status.key]
         fastest = min(finals, key=lambda t: t.measurement.run_seconds or 1.0)
         assert status.best_origin == fastest.origin != ""
+
+
+def test_what_constraints_refuse_is_tried_without_them(world: World, gemm: Any) -> None:
+    """Wide tiles that "the registers do not hold" are the fastest here."""
+    narrow = ScheduleSpace(
+        tuple(
+            replace(space, machine=lambda choice: int(choice["mr"]) <= 2)
+            for space in gemm.space.subspaces
+        )
+    )
+    world.tasks = [replace(task, space=narrow) for task in world.tasks]
+    world.tune(trials=40)
+    assert all(t.schedule.integer("mr") <= 2 for t in world.trials())
+    world.tune(trials=80, unconstrained=True, reuse_records=False)
+    assert any(t.schedule.integer("mr") > 2 for t in world.trials())
+    record = world.store.best_record(world.tasks[0].key)
+    assert record is not None and record.schedule.integer("mr") > 2
 
 
 def test_small_spaces_end_by_themselves(world: World, gemm: Any) -> None:
