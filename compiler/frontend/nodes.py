@@ -46,17 +46,39 @@ class Body:
     spelled: bool = False
 
 
+NODE_LIMIT = 200_000
+"""Nodes of bodies and functions, each counted as often as it is imported."""
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What is left of NODE_LIMIT: a few loops within each other may spell out without end."""
+
+    left: int = field(default_factory=lambda: NODE_LIMIT)
+
+    def spend(self, name: str) -> None:
+        """Raises InvalidModelError if nothing is left when node `name` is imported."""
+        self.left -= 1
+        if self.left < 0:
+            raise InvalidModelError(
+                f"node '{name}': spelled out, the model's bodies have more than {NODE_LIMIT} nodes"
+            )
+
+
 class NodeImporter:
     """Imports nodes by their rules, by the function bodies of their schemas, or branch by branch.
 
     `final_names` are the values' names in the file, `node_names` the nodes' by the value they make.
     """
 
-    def __init__(self, builder: GraphBuilder, folder: Path | None) -> None:
+    def __init__(
+        self, builder: GraphBuilder, folder: Path | None, budget: _Budget | None = None
+    ) -> None:
         self.final_names: dict[str, str] = {}
         self.node_names: dict[str, str] = {}
         self._builder = builder
         self._folder = folder
+        self._budget = budget or _Budget()
 
     def run(self, graph: GraphProto | FunctionProto, wanted: Sequence[str], body: Body) -> None:
         """Import the nodes that the wanted names depend on, in an order that they allow."""
@@ -69,6 +91,8 @@ class NodeImporter:
                 self._node(node, f"{body.prefix}{names[position]}", body, used)
 
     def _node(self, proto: NodeProto, name: str, body: Body, used: set[str]) -> None:
+        if body.depth:
+            self._budget.spend(name)
         outputs = tuple(v if v in used else "" for v in proto.output)
         results = self._emit(proto, name, body, outputs)
         if any(outputs[len(results) :]):
@@ -201,7 +225,7 @@ class NodeImporter:
         body: Body,
     ) -> list[str]:
         """As `inline`, into the graph of an enclosure."""
-        inner = NodeImporter(enclosure.builder, self._folder)
+        inner = NodeImporter(enclosure.builder, self._folder, self._budget)
         outside = replace(body, values=Outside(body.values, enclosure))
         return inner.inline(graph, operands, prefix, outside)
 

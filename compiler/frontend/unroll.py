@@ -188,8 +188,9 @@ def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
     if not unknown and (trips is None or trips <= body.short):
         try:
             return _spelled_loop(node, trips, states, body, body.short, body.spelled)
-        except UnsupportedOperatorError:
-            pass  # it is longer, or the run says when it ends
+        except UnsupportedOperatorError as error:
+            if error.node != node.name:
+                raise  # a loop would know less of what is in it
     try:
         return _looped_loop(node, trips, states, body)
     except UnsupportedOperatorError as error:

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from compiler.errors import InvalidModelError, UnsupportedOperatorError
-from compiler.frontend import unroll
+from compiler.frontend import nodes, unroll
 from compiler.frontend.onnx_import import import_model
 from compiler.ops.interpret import run_graph
 
@@ -28,9 +28,9 @@ X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
 
 def _scan(**attrs: Any) -> ModelProto:
     """s' = s + x, y = s' * w, with w from outside of the body."""
-    nodes = [helper.make_node("Add", ["s", "x"], ["t"]), helper.make_node("Mul", ["t", "w"], ["y"])]
+    steps = [helper.make_node("Add", ["s", "x"], ["t"]), helper.make_node("Mul", ["t", "w"], ["y"])]
     body = helper.make_graph(
-        nodes, "body", [typed("s"), typed("x")],
+        steps, "body", [typed("s"), typed("x")],
         [typed("t"), typed("y")],
     )  # fmt: skip
     node = helper.make_node("Scan", ["s0", "xs"], ["last", "ys"], "scan", body=body, **attrs)
@@ -62,13 +62,13 @@ def test_a_scan_is_its_steps(attrs: dict[str, Any]) -> None:
 
 def _loop(trips: int | None, stop: int, *, known: bool = True) -> ModelProto:
     """s' = 2 s while i < stop, collecting s'."""
-    nodes = [
+    steps = [
         helper.make_node("Add", ["s", "s"], ["t"]),
         helper.make_node("Less", ["i", "stop"], ["on"]),
         helper.make_node("Identity", ["t"], ["row"]),
     ]
     body = helper.make_graph(
-        nodes,
+        steps,
         "body",
         [info("i", INT64, ()), info("c", BOOL, ()), typed("s")],
         [info("on", BOOL, ()), typed("t"), typed("row")],
@@ -114,6 +114,14 @@ def test_steps_may_differ_in_shape_where_they_are_spelled_out() -> None:
     start = np.array([1.0, -3.0], np.float32)
     (last,) = run_graph(import_model(_growing(3)), {"s0": start})
     np.testing.assert_array_equal(last, np.tile(start, 8))
+
+
+def test_what_is_spelled_out_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops within each other multiply, and each alone stays under the limit of steps."""
+    monkeypatch.setattr(nodes, "NODE_LIMIT", 9)
+    import_model(_growing(4))
+    with pytest.raises(InvalidModelError, match="spelled out, .* more than 9 nodes"):
+        import_model(_growing(10))
 
 
 def test_what_is_short_is_spelled_out_and_what_is_long_is_a_loop() -> None:
