@@ -42,7 +42,7 @@ def test_every_setting_is_documented() -> None:
 
 def test_every_command_is_documented() -> None:
     text = (DOCS / "cli.md").read_text().partition("Common options")[0]
-    documented = set(re.findall(r"^\| `([a-z]+)(?: [^`]*)?` \|", text, re.MULTILINE))
+    documented = set(re.findall(r"^\| `([a-z-]+)(?: [^`]*)?` \|", text, re.MULTILINE))
     commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert documented == commands
 
