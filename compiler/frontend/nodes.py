@@ -23,6 +23,7 @@ from compiler.ops.enclosed import Enclosure, Outside
 from compiler.ops.loops import branched, truth
 from compiler.ops.onnx_node import OnnxAttr, OnnxNode
 
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """What names mean in a graph, a branch or a function.

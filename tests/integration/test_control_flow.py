@@ -25,7 +25,7 @@ from compiler.ops import loops
 from compiler.ops.interpret import run_graph
 from compiler.plan import GraphPlan
 from compiler.runtime.executable import Executable
-from compiler.runtime.program import Branch, KernelCall, Loop
+from compiler.runtime.program import Branch, Copy, KernelCall, Loop
 from compiler.target import host_target
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -413,6 +413,39 @@ def test_recurrent_layers_of_many_steps_are_loops(
     constants = {name: array.astype(np.float32) for name, array in weights.items()}
     executable = checked(model([layer], inputs, outputs, constants), feeds)
     assert within(executable, Loop) == directions
+
+
+def test_states_that_change_places_are_not_overwritten_too_early() -> None:
+    """Three states in a ring, one of them scaled, one collected before it changes."""
+    step = body(
+        [
+            node("Identity", ["q"], ["p2"]),
+            node("Mul", ["r", "k"], ["q2"]),
+            node("Add", ["p", "one"], ["r2"]),
+            node("Sub", ["r", "p"], ["old"]),
+            node("Transpose", ["m"], ["m2"], perm=[1, 0]),
+            node("MatMul", ["m", "n"], ["n2"]),
+            node("Relu", ["e"], ["e1"]),
+            node("Mul", ["e1", "k"], ["e2"]),
+            node("Identity", ["c"], ["on"]),
+        ],
+        [*STEP, *map(info, "pqrmne")],
+        [info("on", BOOL, ()), *(info(f"{s}2") for s in "pqrmne"), info("old"), info("q2")],
+    )
+    states = [f"{s}0" for s in "pqrmne"]
+    results = [f"{s}9" for s in "pqrmne"]
+    outputs = [*results, "olds", "qs"]
+    loop = node("Loop", ["count", "", *states], outputs, "ring", body=step)
+    inputs = {name: np.zeros(5, np.float32) for name in (*states[:3], "e0")}
+    inputs |= {name: np.zeros((3, 3), np.float32) for name in ("m0", "n0")}
+    constants = {"count": np.array(50), "k": np.float32(0.9), "one": np.float32(0.01)}
+    proto = model([loop], inputs, outputs, constants)
+    feeds = random_inputs(proto)
+    feeds["m0"] *= np.float32(0.2)
+    executable = checked(proto, feeds)
+    (made,) = (i for i in executable.program.instructions if isinstance(i, Loop))
+    copies = sum(isinstance(i, Copy) for i in made.body)
+    assert 0 < copies < 6  # some states may be written where they lie, and some may not
 
 
 def choosing(size: int = 256) -> onnx.ModelProto:

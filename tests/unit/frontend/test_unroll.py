@@ -120,7 +120,7 @@ def test_what_is_spelled_out_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> Non
     """Loops within each other multiply, and each alone stays under the limit of steps."""
     monkeypatch.setattr(nodes, "NODE_LIMIT", 9)
     import_model(_growing(4))
-    with pytest.raises(InvalidModelError, match="spelled out, .* more than 9 nodes"):
+    with pytest.raises(InvalidModelError, match=r"spelled out, .* more than 9 nodes"):
         import_model(_growing(10))
 
 
