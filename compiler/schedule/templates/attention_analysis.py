@@ -23,7 +23,7 @@ from compiler.schedule.problem import Problem, axes_of, compose, is_one_expressi
 from compiler.workload import Workload
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attention:
     """The structure of an attention: its loads, its reductions, and the roles of its axes.
 
@@ -103,7 +103,8 @@ def extent(axis: Axis | None) -> int:
     return axis.extent if axis is not None else 1
 
 
-def segments(found: Attention, count: int, tile: int) -> list[Attention]:
+@lru_cache(maxsize=1024)
+def segments(found: Attention, count: int, tile: int) -> tuple[Attention, ...]:
     """The attention in runs of whole tiles of rows, each with the keys that its last row sees.
 
     Before: rows 0..63 and keys 0..63. After, for 4: rows 0..15 and keys 0..15, rows 16..31 and keys
@@ -111,7 +112,7 @@ def segments(found: Attention, count: int, tile: int) -> list[Attention]:
     """
     rows, ahead = found.rows, found.ahead
     if rows is None or ahead is None:
-        return [found]
+        return (found,)
     share = -(-rows.extent // count)
     step = min(rows.extent, -(-share // tile) * tile)
     parts = []
@@ -119,7 +120,7 @@ def segments(found: Attention, count: int, tile: int) -> list[Attention]:
         size = min(step, rows.extent - first)
         keys = min(found.keys.extent, first + size + ahead)
         parts.append(_restricted(found, rows, first, size, keys))
-    return parts
+    return tuple(parts)
 
 
 def _restricted(found: Attention, rows: Axis, first: int, size: int, keys: int) -> Attention:
