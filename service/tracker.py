@@ -84,6 +84,11 @@ class Tracker:
         facts = dict(row.facts or {})
         facts["max_error"] = record.measurement.max_error
         facts["samples"] = len(record.measurement.samples_seconds)
+        comparison, interval = record.measurement.comparison, record.measurement.interval
+        # the pairs themselves stay with the trial
+        said = {} if comparison is None else comparison.to_json()
+        facts["comparison"] = {k: v for k, v in said.items() if k != "ratios"} or None
+        facts["at_least_seconds"] = None if interval is None else interval.low
         try:
             facts.update(schedule_facts(self._tasks[status.key], record.schedule))
         except ScheduleError:

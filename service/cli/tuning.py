@@ -189,6 +189,7 @@ def tune(
     finally:
         if live is not None:
             live.stop()
+        speed = runner.speed
         runner.close()
         builder.close()
     for planned in plans:
@@ -203,6 +204,11 @@ def tune(
         soft_wrap=True,
     )
     out.print(ending_line(finished), soft_wrap=True)
+    if speed is not None and speed["throttled"]:
+        out.print(
+            "this machine is slow for long: the reference kernel takes "
+            f"{speed['arithmetic_ratio']:.2f} and {speed['memory_ratio']:.2f} times its best"
+        )
     if output is not None:
         with recorder.stage("race"):
             schedules, verdict = settle(plans, storage)

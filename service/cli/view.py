@@ -39,7 +39,15 @@ def schedule_text(schedule: Mapping[str, Any] | None) -> str:
 def task_table(tasks: Sequence[TaskView]) -> Table:
     """The tasks of a job, the most expensive first; rates count a MAC as two operations."""
     table = make_table(
-        "<workload", "count", "default us", "best us", "GFLOP/s", "executed", "trials", "<schedule"
+        "<workload",
+        "count",
+        "default us",
+        "best us",
+        "vs incumbent",
+        "GFLOP/s",
+        "executed",
+        "trials",
+        "<schedule",
     )
     for task in sorted(tasks, key=_cost, reverse=True):
         table.add_row(
@@ -47,6 +55,7 @@ def task_table(tasks: Sequence[TaskView]) -> Table:
             str(task.count),
             microseconds(task.default_seconds),
             microseconds(task.best_seconds),
+            comparison_text(task.facts["comparison"]) if "comparison" in task.facts else "-",
             _rate(task.facts.get("flops"), task.best_seconds),
             _rate(task.facts.get("executed_flops"), task.best_seconds),
             "known" if task.status == "cached" else str(task.trials),

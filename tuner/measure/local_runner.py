@@ -40,6 +40,11 @@ class LocalRunner:
         are known, and a small budget would be spent blindly."""
         return 1
 
+    @property
+    def speed(self) -> dict[str, Any] | None:
+        """How fast this machine is, as `SpeedWatch.status` says; None before the first batch."""
+        return self._sandbox.speed.status()
+
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
         """Queue a request. One that was measured before gives its result again.
 
