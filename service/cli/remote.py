@@ -111,9 +111,12 @@ def submit(
         job = _follow(client, job, out)
         if job.state != "succeeded":
             raise UserError(f"job {job.id} {job.state}: {job.error or 'no reason was given'}")
-        from service.cli.view import task_table
+        from service.cli.view import origins_line, task_table
 
-        out.print(task_table(client.tasks(job.id)))
+        tasks = client.tasks(job.id)
+        out.print(task_table(tasks))
+        if suggested := origins_line(tasks):
+            out.print(suggested, soft_wrap=True)
         out.print(_summary(job), soft_wrap=True)
         if output is not None:
             _unpack(client, job.id, output)

@@ -74,6 +74,7 @@ def tune(
     from service.cli.plan_view import decision_line
     from service.cli.view import (
         ending_line,
+        origins_line,
         progress_line,
         rate_line,
         task_table,
@@ -194,7 +195,10 @@ def tune(
         builder.close()
     for planned in plans:
         out.print(decision_line(planned.decision), soft_wrap=True, markup=False)
-    out.print(task_table([task_view(row) for row in tracker.rows.values()]))
+    views = [task_view(row) for row in tracker.rows.values()]
+    out.print(task_table(views))
+    if suggested := origins_line(views):
+        out.print(suggested, soft_wrap=True)
     progress = tracker.progress
     out.print(
         f"kernels {milliseconds(progress.default_seconds)} untuned, "

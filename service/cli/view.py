@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -155,6 +156,19 @@ def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> 
     for stage in stages:
         table.add_row(stage.stage, f"{stage.seconds * 1e3:.1f}", str(stage.count))
     return table
+
+
+def origins_line(tasks: Sequence[TaskView]) -> str:
+    """Who suggested the candidates of a job, and the fastest of how many tasks; "" of no trials."""
+    counts: Counter[str] = Counter()
+    for task in tasks:
+        counts.update(task.facts.get("origins", {}))
+    best = Counter(task.facts.get("best_origin") for task in tasks)
+    found = [
+        f"{origin or 'unknown'} {count}" + (f" (best of {best[origin]})" if best[origin] else "")
+        for origin, count in counts.most_common()
+    ]
+    return f"suggested by {', '.join(found)}" if found else ""
 
 
 def rate_line(finished: Finished) -> str:

@@ -16,8 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from compiler.choices import GraphChoice
 from compiler.driver import make_plan, optimise
 from service import cli
+from service.cli.view import origins_line
 from service.graph_choice import keep_plan
 from service.planning import ModelRequest, plan_model
+from service.schemas import TaskView
 from service.settings import Settings
 from service.storage import Storage
 from tuner.graph.search import Decision, Tried
@@ -364,3 +366,25 @@ def test_compile_keeps_to_the_weight_limit(
     assert "the limit is 63" in capsys.readouterr().err
     assert run(*arguments, "4096") == 0
     assert "packed weights take" in capsys.readouterr().out
+
+
+def test_a_report_says_who_suggested_what() -> None:
+    def task(best: str, **origins: int) -> TaskView:
+        return TaskView(
+            workload_key="w",
+            name="n",
+            count=1,
+            weight=1.0,
+            status="tuned",
+            default_seconds=1.0,
+            best_seconds=0.5,
+            trials=sum(origins.values()),
+            facts={"origins": origins, "best_origin": best},
+        )
+
+    tasks = [task("bayesian", default=1, bayesian=6), task("default", default=1, random=3)]
+    assert origins_line(tasks) == (
+        "suggested by bayesian 6 (best of 1), random 3, default 2 (best of 1)"
+    )
+    known = task("").model_copy(update={"facts": {}})
+    assert origins_line([known]) == ""
