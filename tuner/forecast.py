@@ -32,6 +32,10 @@ UNKNOWN_SCALE = 0.3
 """Scale of a task of which one time is known and of which nothing like it was tuned, as a share of
 its time: 30 % to gain after one trial, 4 % after eight."""
 
+MOST_SCALE = 1.0
+"""Slow candidates that lie far apart say little of the fast end: of n trials no more than 1 / n of
+the time is expected to be left."""
+
 DOUBT = 0.02
 """Gain, as a share, that must have been expected before what came of it counts as much as the
 expectation itself."""
@@ -48,7 +52,8 @@ class Curve:
     """A task's improvement so far, as far as a forecast needs it. Times are of one run.
 
     `scale` is a share of `best_seconds`, `bound_seconds` what no schedule can beat (0: unknown),
-    `weight` how often the model runs the task, `open` whether it gets more trials.
+    `space` how many schedules there are (0: unknown), `weight` how often the model runs the task,
+    `open` whether it gets more trials.
     """
 
     weight: float
@@ -57,6 +62,7 @@ class Curve:
     scale: float
     bound_seconds: float = 0.0
     open: bool = True
+    space: int = 0
 
     def gain(self, trials: int, more: int) -> float:
         """Seconds of the model that `more` trials are expected to save after `trials` ones."""
@@ -64,6 +70,9 @@ class Curve:
             return 0.0
         first = max(1, trials)
         share = self.scale * more / (first * (first + more))
+        if self.space:
+            # of a space that is nearly used up little is left to be drawn
+            share *= max(0.0, 1.0 - first / self.space)
         possible = max(0.0, self.best_seconds - self.bound_seconds)
         return self.weight * min(self.best_seconds * share, possible)
 
@@ -118,14 +127,15 @@ class History:
 
     def own_scale(self) -> tuple[float, int]:
         """The scale that the sorted times tell, as a share, and how many distances it is of."""
-        most = len(self.fastest) - 1
+        # From the second fastest on: the first is hardly a draw, the default or a model chose it.
+        most = len(self.fastest) - 2
         if most < 1:
             return 0.0, 0
         near, wide = min(most, NEIGHBOURS), min(most, int(NEAR_SHARE * len(self.fastest)))
         distance = max(
-            (self.fastest[known] - self.fastest[0]) / known for known in (near, max(near, wide))
+            (self.fastest[1 + known] - self.fastest[1]) / known for known in (near, max(near, wide))
         )
-        return distance / self.fastest[0] * self.trials, near
+        return min(MOST_SCALE, distance / self.fastest[0] * self.trials), near
 
     def scale(self, alike: float) -> float:
         """The scale of the task: its own, and with one voice that of tasks like it."""

@@ -26,13 +26,15 @@ class Profile:
 
     `operations` is the arithmetic of the default schedule, in vector operations: a measure of the
     work for comparing tasks, not a number of FLOPs. Tasks of one `kind` are alike. `bound_seconds`
-    is what the machine allows at best, 0 where nobody knows.
+    is what the machine allows at best, 0 where nobody knows, `space` how many schedules there are
+    (0: unknown).
     """
 
     weight: float
     operations: float
     kind: Hashable = ""
     bound_seconds: float = 0.0
+    space: int = 0
 
 
 @dataclass(slots=True)
@@ -156,6 +158,7 @@ class TaskScheduler:
             task.history.scale(alike),
             task.profile.bound_seconds,
             task.open,
+            task.profile.space,
         )
 
     def _likely_seconds(self, number: int, kinds: Mapping[Hashable, _Kind]) -> float:

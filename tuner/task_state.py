@@ -97,7 +97,13 @@ class TaskState:
     def profile(self, bound_seconds: float) -> Profile:
         """What the task scheduler is told. Tasks that offer the same algorithms are alike."""
         kind = frozenset(space.algorithm for space in self.task.space.subspaces)
-        return Profile(self.task.count, max(self.operations, 1.0), kind, bound_seconds)
+        return Profile(
+            self.task.count,
+            max(self.operations, 1.0),
+            kind,
+            bound_seconds,
+            len(self.task.space),
+        )
 
     def outcomes(self) -> list[tuple[float | None, str]]:
         """Seconds (None: failed) and digest of the code of everything measured."""

@@ -50,6 +50,19 @@ def test_nothing_is_gained_below_the_bound() -> None:
     assert Curve(2.0, 4, 1e-3, 10.0, bound_seconds=2e-3).gain(4, 1000) == 0
 
 
+def test_of_a_space_that_is_used_up_nothing_is_expected() -> None:
+    half, whole = Curve(1.0, 50, 1e-3, 0.5, space=100), Curve(1.0, 100, 1e-3, 0.5, space=100)
+    assert half.gain(50, 8) == pytest.approx(Curve(1.0, 50, 1e-3, 0.5).gain(50, 8) / 2)
+    assert whole.gain(100, 8) == 0
+
+
+def test_a_best_far_from_the_others_is_no_distance_to_expect_again() -> None:
+    default = _history([1.0, *(2.0 + 0.01 * i for i in range(8))])
+    assert default.own_scale()[0] == pytest.approx(0.01 * 9)
+    spread = _history([1.0, *(2.0 + i for i in range(8))])
+    assert spread.own_scale()[0] == 1.0
+
+
 def test_a_closed_task_counts_in_the_model_and_gains_nothing() -> None:
     moving, still = Curve(1.0, 8, 1e-3, 0.5), Curve(3.0, 8, 1e-3, 0.5, open=False)
     alone, together = expected_gain([moving], 64), expected_gain([moving, still], 64)
