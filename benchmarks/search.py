@@ -1,0 +1,259 @@
+"""How many trials a search needs: strategies and cost models on recorded tables, many seeds.
+
+`python -m benchmarks.search record --trials 1000` measures random candidates of twelve workloads
+once; run again, it goes on (`--seconds`: starts no further workload after that; `--unconstrained`:
+takes the constraints of the machine off the spaces). `python -m benchmarks.search compare` runs the
+tune loop on the tables, with no device: for every method, seed and workload the simple regret after
+each trial, which is how far the best so far is from the best of the table. Results go to
+benchmarks/results/search.csv, .md and .png, with the error of the forecasts that the runs made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+from benchmarks.report import Origin, markdown_table
+from benchmarks.search_tables import (
+    FOLDER,
+    WORKLOADS,
+    Table,
+    make_tables_task,
+    path_of,
+    read_table,
+    record,
+)
+from compiler.build import CODEGEN_VERSION
+from compiler.target import resolve_target
+from service.worker_facts import device_facts
+from tuner.forecast import ForecastError
+from tuner.measure.builder import ProcessBuilder
+from tuner.measure.local_runner import LocalRunner
+from tuner.measure.measurement import Phase
+from tuner.options import TuneOptions
+from tuner.replay import TableAnswers, restricted, tune_from
+from tuner.store import MemoryStore
+
+RESULTS_FOLDER = Path(__file__).parent / "results"
+
+AT = (8, 24)
+"""Trials at which regrets are reported."""
+
+NEAR = 0.01
+"""Regret that counts as found."""
+
+DEFAULT = f"{TuneOptions().strategy}+{TuneOptions().model}"
+RANDOM = "random+none"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One search of one table. `regrets` has an entry a trial: best so far over best - 1."""
+
+    method: str
+    workload: str
+    seed: int
+    regrets: tuple[float, ...]
+    forecast_error: ForecastError | None
+
+    def at(self, trials: int) -> float:
+        """The regret after so many trials; a space that is used up stays where it is."""
+        return self.regrets[min(trials, len(self.regrets)) - 1]
+
+    def until(self, regret: float) -> float:
+        """Trials to within a regret; infinite if it was never reached."""
+        for number, value in enumerate(self.regrets, 1):
+            if value <= regret:
+                return number
+        return float("inf")
+
+
+def search(table: Table, method: str, seed: int, trials: int) -> Run:
+    """Search a table with STRATEGY+MODEL."""
+    strategy, _, model = method.partition("+")
+    task = restricted(table.task, list(table.known))
+    store = MemoryStore()
+    options = TuneOptions(
+        trials=trials,
+        strategy=strategy,
+        model=model,
+        seed=seed,
+        finalists=0,
+        codegen_version=CODEGEN_VERSION,
+    )
+    finished = tune_from(TableAnswers({table.key: table.known}), [task], store, options)
+    best = float("inf")
+    regrets = []
+    for trial in store.trials(task.key):
+        if trial.phase is Phase.SCREEN:
+            best = min(best, trial.measurement.run_seconds or best)
+            regrets.append(best / table.best_seconds - 1)
+    return Run(method, table.name, seed, tuple(regrets), finished.forecast_error)
+
+
+def _search(job: tuple[Path, str, str, int, int]) -> Run:
+    path, name, method, seed, trials = job
+    return search(read_table(path, name), method, seed, trials)
+
+
+def compare(
+    paths: dict[str, Path], methods: Sequence[str], seeds: int, trials: int, processes: int
+) -> Iterator[Run]:
+    """Every method on every table with every seed."""
+    jobs = [
+        (path, name, method, seed, trials)
+        for name, path in paths.items()
+        for seed in range(seeds)
+        for method in methods
+    ]
+    with ProcessPoolExecutor(processes) as pool:
+        yield from pool.map(_search, jobs)
+
+
+def report(runs: Sequence[Run], origin: Origin, how: str) -> str:
+    """Markdown: medians over the seeds by workload, and over everything."""
+    methods = list(dict.fromkeys(run.method for run in runs))
+    workloads = list(dict.fromkeys(run.workload for run in runs))
+    header = ["workload", *(f"{m} at {n}" for m in methods for n in AT)]
+    header += [f"{m} to {NEAR:.0%}" for m in methods]
+    rows = []
+    for name in [*workloads, "all"]:
+        of = [run for run in runs if name in (run.workload, "all")]
+        cells = [name]
+        for method in methods:
+            mine = [run for run in of if run.method == method]
+            cells += [f"{median(run.at(n) for run in mine):.1%}" for n in AT]
+        for method in methods:
+            needed = median(run.until(NEAR) for run in of if run.method == method)
+            cells.append("-" if needed == float("inf") else f"{needed:.0f}")
+        rows.append(cells)
+    lines = ["# Search", "", origin.sentence(), "", how, "", markdown_table(header, rows, 1)]
+    if RANDOM in methods:
+        chance = {n: fmean(r.at(n) for r in runs if r.method == RANDOM) for n in AT}
+        for method in methods:
+            if method != RANDOM:
+                found = {n: fmean(r.at(n) for r in runs if r.method == method) for n in AT}
+                shares = ", ".join(f"{found[n] / chance[n]:.2f} at {n}" for n in AT if chance[n])
+                lines += ["", f"Mean regret of {method} over that of {RANDOM}: {shares} trials."]
+    errors = [r.forecast_error for r in runs if r.forecast_error and r.method != RANDOM]
+    if errors:
+        lines += [
+            "",
+            "Forecasts, from each batch to the end of its run: "
+            f"{fmean(e.expected for e in errors):.2%} expected on average, "
+            f"{fmean(e.gained for e in errors):.2%} came; mean distance "
+            f"{fmean(e.absolute_error for e in errors):.2%}.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def write_csv(runs: Sequence[Run], path: Path) -> None:
+    """One line a trial: method, workload, seed, trial, regret."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["method", "workload", "seed", "trial", "regret"])
+        for run in runs:
+            for number, regret in enumerate(run.regrets, 1):
+                writer.writerow([run.method, run.workload, run.seed, number, f"{regret:.6f}"])
+
+
+def plot(runs: Sequence[Run], trials: int, path: Path) -> None:
+    """Mean regret over all workloads and seeds by trial; the quarters of the runs shaded."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    steps = range(1, trials + 1)
+    for method in dict.fromkeys(run.method for run in runs):
+        mine = [run for run in runs if run.method == method]
+        curves = [sorted(100 * run.at(n) for run in mine) for n in steps]
+        (line,) = axes.plot(steps, [median(values) for values in curves], label=method)
+        low = [values[len(values) // 4] for values in curves]
+        high = [values[3 * len(values) // 4] for values in curves]
+        axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.15)
+    axes.set(xlabel="trials", ylabel="regret in %, median and quarters", ylim=(0, None))
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _record(chosen: argparse.Namespace) -> None:
+    stop = time.monotonic() + chosen.seconds
+    target = resolve_target("host")
+    builder, runner = ProcessBuilder(2), LocalRunner("local", device_facts())
+    try:
+        for name in chosen.workloads:
+            if time.monotonic() >= stop:
+                print("time is over; run again to go on")
+                return
+            task = make_tables_task(name, target, chosen.unconstrained)
+            path = path_of(chosen.folder, name, chosen.unconstrained)
+            started = time.monotonic()
+            found = record(path, task, builder, runner, min(chosen.trials, len(task.space)))
+            seconds = time.monotonic() - started
+            print(f"{name}: {found} trials of {len(task.space)}, {seconds:.0f} s", flush=True)
+    finally:
+        runner.close()
+        builder.close()
+
+
+def _compare(chosen: argparse.Namespace) -> None:
+    paths = {
+        name: path
+        for name in chosen.workloads
+        if (path := path_of(chosen.folder, name, chosen.unconstrained)).exists()
+    }
+    if not paths:
+        raise SystemExit(f"no table in {chosen.folder}: record them first")
+    runs = []
+    for run in compare(paths, chosen.methods, chosen.seeds, chosen.trials, chosen.processes):
+        runs.append(run)
+        near = ", ".join(f"{run.at(n):.1%} at {n}" for n in AT)
+        print(f"{run.workload} {run.method} seed {run.seed}: {near}", flush=True)
+    how = (
+        f"{chosen.seeds} seeds, {chosen.trials} trials each, on tables of measured candidates; "
+        f"regret is over the best of the table, medians over the seeds; the last columns count "
+        f"trials to within {NEAR:.0%}."
+    )
+    text = report(runs, Origin(), how)
+    stem = RESULTS_FOLDER / ("search-unconstrained" if chosen.unconstrained else "search")
+    RESULTS_FOLDER.mkdir(exist_ok=True)
+    stem.with_suffix(".md").write_text(text)
+    write_csv(runs, stem.with_suffix(".csv"))
+    plot(runs, chosen.trials, stem.with_suffix(".png"))
+    print(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Record tables, or compare methods on them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("record", help="measure candidates; needs a quiet machine")
+    recording.add_argument("--trials", type=int, default=1000)
+    recording.add_argument("--seconds", type=float, default=float("inf"))
+    comparing = commands.add_parser("compare", help="search the tables")
+    comparing.add_argument("--methods", nargs="+", default=[DEFAULT, RANDOM], help="STRATEGY+MODEL")
+    comparing.add_argument("--seeds", type=int, default=5)
+    comparing.add_argument("--trials", type=int, default=64)
+    comparing.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    for command in (recording, comparing):
+        command.add_argument("--folder", type=Path, default=FOLDER)
+        command.add_argument("--unconstrained", action="store_true")
+        command.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    chosen = parser.parse_args(arguments)
+    _record(chosen) if chosen.command == "record" else _compare(chosen)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Tables of measured candidates: what strategies are compared on, without a device.
+
+A table is one compressed file of JSON lines, a head and a trial a line; trials are appended as they
+come, so that recording goes on where it stopped. The fastest are measured again at the end, against
+the default in pairs, which is what ranks them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import operators
+from compiler.build import CODEGEN_VERSION
+from compiler.costs import cost
+from compiler.schedule.schedule import Schedule
+from compiler.target import Target, resolve_target
+from compiler.workload import Workload
+from service.planning import ModelRequest, plan_model
+from tuner.loop import tune
+from tuner.measure.builder import Builder
+from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial, trial_id
+from tuner.measure.runner import Runner
+from tuner.options import TuneOptions
+from tuner.store import MemoryStore
+from tuner.tasks import Task, make_task
+
+FOLDER = Path(__file__).parent / "data" / "search"
+
+FINALISTS = 30
+"""The fastest of a table, which are measured again in pairs."""
+
+JOB = "table"
+"""Job of all trials of a table, by which their ids are found again."""
+
+KEPT_SAMPLES = 3
+DIGEST_DIGITS = 16
+
+WORKLOADS: dict[str, Callable[[], Any]] = {
+    "matmul 128x768x768": lambda: operators.matmul(128, 768, 768),
+    "matmul 97x131x65": lambda: operators.matmul(97, 131, 65),
+    "matmul 1x1000x1280": lambda: operators.matmul(1, 1000, 1280),
+    "batch matmul 12x128x128x64": lambda: operators.matmul(128, 128, 64, batch=12),
+    "conv 3x3 64@56": lambda: operators.conv(64, 64, (56, 56)),
+    "conv 3x3 256@14": lambda: operators.conv(256, 256, (14, 14)),
+    "conv 3x3 stride 2 40-72@37": lambda: operators.conv(40, 72, (37, 37), stride=(2, 2)),
+    "conv 1x1 256-64@56": lambda: operators.conv(256, 64, (56, 56), kernel=(1, 1)),
+    "conv 7x7 stride 2 3-64@112": lambda: operators.conv(
+        3, 64, (112, 112), kernel=(7, 7), stride=(2, 2)
+    ),
+    "depthwise 3x3 96@56": lambda: operators.conv(96, 96, (56, 56), group=96),
+    "depthwise 5x5 stride 2 72@35": lambda: operators.conv(
+        72, 72, (35, 35), kernel=(5, 5), stride=(2, 2), group=72
+    ),
+    "mean 384x1030": lambda: operators.reduction("ReduceMean", (384, 1030)),
+}
+"""Models of one operator; the workload is the most expensive kernel that they are cut into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What is known of one workload. Seconds of all candidates are comparable."""
+
+    name: str
+    task: Task
+    known: dict[Schedule, Measurement]
+
+    @property
+    def key(self) -> RecordKey:
+        return self.task.key
+
+    @property
+    def best_seconds(self) -> float:
+        return min(m.run_seconds for m in self.known.values() if m.run_seconds is not None)
+
+
+def workload_of(name: str) -> Workload:
+    """The workload of a name of WORKLOADS, as the compiler cuts and lays it out."""
+    planned = plan_model(ModelRequest(WORKLOADS[name]().SerializeToString()))
+    kernels = [w for w, _ in planned.workloads if w.operators != ("identity",)]  # no relayouts
+    return max(kernels, key=cost)
+
+
+def path_of(folder: Path, name: str, unconstrained: bool) -> Path:
+    """Where a table is kept."""
+    stem = name.replace(" ", "-")
+    return folder / f"{stem}{'-unconstrained' if unconstrained else ''}.jsonl.gz"
+
+
+class TableFile(MemoryStore):
+    """A store in memory whose trials are also in a file."""
+
+    def __init__(self, path: Path, task: Task) -> None:
+        super().__init__()
+        self._path = path
+        if path.exists():
+            head, trials = read_trials(path)
+            ours = CODEGEN_VERSION, task.workload.text()
+            if (head["codegen_version"], head["workload"]) != ours:
+                raise SystemExit(f"{path} is of other code: move it away to record it anew")
+            super().add_trials(trials)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            head = {
+                "key": task.key.to_json(),
+                "workload": task.workload.text(),
+                "target": task.target.to_json(),
+                "codegen_version": CODEGEN_VERSION,
+                "schedules": len(task.space),
+            }
+            _append(path, [head])
+
+    def add_trials(self, trials: Sequence[Trial]) -> None:
+        super().add_trials(trials)
+        _append(self._path, [_to_json(trial) for trial in trials])
+
+
+def record(
+    path: Path, task: Task, builder: Builder, runner: Runner, trials: int, seed: int = 0
+) -> int:
+    """Measure random candidates and the default until there are enough; how many there are."""
+    store = TableFile(path, task)
+    if not any(trial.phase is Phase.FINAL for trial in store.trials(task.key)):
+        options = TuneOptions(
+            trials=trials,
+            batch_size=16,
+            strategy="random",
+            model="none",
+            seed=seed,
+            finalists=FINALISTS,
+            job_id=JOB,
+            codegen_version=CODEGEN_VERSION,
+        )
+        tune([task], builder, runner, store, options)
+    return len(store.trials(task.key))
+
+
+def make_tables_task(name: str, target: Target, unconstrained: bool) -> Task:
+    """The task of a table, with its whole space."""
+    task = make_task(workload_of(name), target, name=name)
+    return replace(task, space=task.space.unconstrained()) if unconstrained else task
+
+
+def read_table(path: Path, name: str) -> Table:
+    """A table as it was recorded: what was measured again in pairs counts by that, the others by
+    their screening, brought to the same scale."""
+    head, trials = read_trials(path)
+    task = make_task(Workload.parse(head["workload"]), resolve_target("host"), name=name)
+    screened = {t.schedule: t.measurement for t in trials if t.phase is Phase.SCREEN}
+    finals = {t.schedule: t.measurement for t in trials if t.phase is Phase.FINAL}
+    ratios = [
+        seconds / before
+        for schedule, measurement in finals.items()
+        if (seconds := measurement.run_seconds) is not None
+        and schedule in screened
+        and (before := screened[schedule].run_seconds) is not None
+    ]
+    scale = median(ratios) if ratios else 1.0
+    known = {}
+    for schedule, measurement in screened.items():
+        final = finals.get(schedule)
+        if final is not None and final.run_seconds is not None:
+            known[schedule] = final
+        else:
+            samples = tuple(scale * s for s in measurement.samples_seconds)
+            known[schedule] = Measurement(
+                measurement.status,
+                measurement.error,
+                samples,
+                object_digest=measurement.object_digest,
+            )
+    return Table(name, task, known)
+
+
+def read_trials(path: Path) -> tuple[dict[str, Any], list[Trial]]:
+    """The head of a table and its trials; a line that was not written to its end is left out."""
+    lines: list[dict[str, Any]] = []
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            lines += (json.loads(line) for line in file)
+    except (EOFError, json.JSONDecodeError):
+        print(f"{path}: its end is missing")
+    key = RecordKey.from_json(lines[0]["key"])
+    return lines[0], [_from_json(key, data) for data in lines[1:]]
+
+
+def _append(path: Path, entries: Sequence[dict[str, Any]]) -> None:
+    with gzip.open(path, "at", encoding="utf-8") as file:
+        file.writelines(json.dumps(entry) + "\n" for entry in entries)
+
+
+def _to_json(trial: Trial) -> dict[str, Any]:
+    """What matters of a trial, in few bytes: the fastest samples to six digits."""
+    measurement = trial.measurement
+    return {
+        "schedule": trial.schedule.to_json(),
+        "phase": trial.phase.value,
+        "status": measurement.status.value,
+        "error": measurement.error,
+        "samples": [float(f"{s:.6g}") for s in sorted(measurement.samples_seconds)[:KEPT_SAMPLES]],
+        "object": measurement.object_digest[:DIGEST_DIGITS],
+    }
+
+
+def _from_json(key: RecordKey, data: dict[str, Any]) -> Trial:
+    schedule, phase = Schedule.from_json(data["schedule"]), Phase(data["phase"])
+    measurement = Measurement(
+        Status(data["status"]),
+        data["error"],
+        tuple(data["samples"]),
+        object_digest=data["object"],
+    )
+    name = trial_id(key, schedule.digest, phase, JOB)
+    return Trial(name, key, schedule, measurement, phase, JOB, CODEGEN_VERSION)
