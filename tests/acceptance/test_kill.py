@@ -30,6 +30,7 @@ from service.schemas import JobRequest
 from service.settings import Settings
 from service.storage import Storage
 from tuner.measure.measurement import Phase
+from tuner.measure.wire import MeasureRequest
 
 SEEDS = [int(text) for text in os.environ.get("TILEWRIGHT_KILL_SEEDS", "1").split(",")]
 """Orders and moments of the kills; more of them for a longer test."""
@@ -196,7 +197,7 @@ class Drama:
         ]
         blobs = {path.name for path in self.fleet.spool.rglob("blobs/*")}
         return any(
-            blobs.issuperset((payload["library_digest"], payload["reference_digest"]))
+            blobs.issuperset(MeasureRequest.from_json(payload).digests)
             for payload in self.storage.leases.payloads(leased).values()
         )
 
@@ -260,7 +261,7 @@ def test_a_job_survives_kills_in_every_state_of_a_lease(fleet: Fleet, seed: int)
     storage = Storage.open(fleet.settings)
     with Client(fleet.url, read_token(fleet.settings)) as client:
         digest = client.upload(model).digest
-        job_id = client.submit(JobRequest(model=digest, trials=TRIALS)).id
+        job_id = client.submit(JobRequest(model=digest, trials=TRIALS, stop_gain=0.0)).id
     drama = Drama(fleet, storage, job_id, seed)
     acts = [
         (act, victim)
