@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tuner.cost_model import make_cost_model
 from tuner.cost_model.dataset import samples_of, task_name
 from tuner.cost_model.metrics import Scores, evaluate, random_order, task_scores
 from tuner.cost_model.protocol import Sample
 from tuner.cost_model.training import judge, split, train_base_model
 from tuner.cost_model.xgboost import LOCAL_ROUNDS, Objective, XGBoostModel
 from tuner.features import COLUMNS
+from tuner.loop import tune
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
+from tuner.options import TuneOptions, TuningError
+from tuner.store import MemoryStore
 
 TARGET = "a-target"
 
@@ -165,3 +169,18 @@ def host_product() -> Any:
     workload = make_workload(graph, ["m"], {"a": Boundary(a), "b": Boundary(b, constant=True)})
     target = resolve_target("host")
     return workload, target, schedule_space(workload, target)
+
+
+def test_a_run_takes_a_base_model_or_says_why_not(gemm: Any) -> None:
+    model = XGBoostModel(3)
+    model.train(_samples(gemm, 2))
+    rows = np.stack([s.row for s in _samples(gemm, 1)])
+    warm = make_cost_model("xgboost", 0, model.save())
+    assert np.array_equal(warm.predict(rows), model.predict(rows))
+    nothing: Any = None
+    for options in (
+        TuneOptions(base_model=b"{}garbage"),
+        TuneOptions(model="none", base_model=model.save()),
+    ):
+        with pytest.raises(TuningError, match="model"):
+            tune([], nothing, nothing, MemoryStore(), options)
