@@ -15,7 +15,7 @@ from compiler.graph.ir import Graph, Node
 from compiler.memory_plan import plan_memory
 from compiler.ops.registry import OpKind
 from compiler.passes.attributes import ints
-from compiler.plan import GraphPlan, ViewStep
+from compiler.plan import GraphPlan, ViewStep, bodies_of
 from compiler.workload import Workload
 
 FLOPS_PER_BYTE = 8.0
@@ -171,6 +171,8 @@ class PlanSummary:
     views: int
     natives: int
     """Steps that run a native function: no kernels, and not tuned."""
+    controls: int
+    """Loops and branches that the run decides."""
     relayouts: int
     arena_bytes: int
     """Most memory that the values between kernels take at one time; what kernels need beside their
@@ -228,6 +230,7 @@ def plan_summary(plan: GraphPlan) -> PlanSummary:
         kernels=len(plan.kernels),
         views=sum(isinstance(step, ViewStep) for step, _ in plan.walk()),
         natives=len(plan.natives),
+        controls=sum(bool(bodies_of(step)) for step, _ in plan.walk()),
         relayouts=sum(step.workload.operators == ("identity",) for step in plan.kernels),
         arena_bytes=plan_memory(plan).arena_bytes,
         tasks=tuple(sorted(rows, key=lambda row: -row.share)),

@@ -31,7 +31,8 @@ def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableTy
             "plan",
             f"{summary.kernels} kernels of {len(summary.tasks)} workloads, {summary.views} views, "
             f"{summary.relayouts} relayouts"
-            + (f", {summary.natives} native steps" if summary.natives else ""),
+            + (f", {summary.natives} native steps" if summary.natives else "")
+            + (f", {summary.controls} loops and branches" if summary.controls else ""),
         ),
         ("arena", f"{size(summary.arena_bytes)} for the values between kernels"),
         ("operators", ", ".join(f"{count} {name}" for name, count in summary.operators)),

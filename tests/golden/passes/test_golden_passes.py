@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from compiler.dtypes import DType
 from compiler.graph.ir import Graph
 from compiler.graph.text import print_graph
 from compiler.passes.algebra import algebra
 from compiler.passes.attention import attention
+from compiler.passes.bodies import optimise_bodies
 from compiler.passes.common_subexpressions import common_subexpressions
 from compiler.passes.constant_folding import constant_folding
 from compiler.passes.dead_code import dead_code
@@ -249,6 +251,27 @@ def block() -> Graph:
     return g.graph(g("gemm", y, w, c, alpha=1.0, beta=1.0, trans_a=0, trans_b=1))
 
 
+def looping() -> Graph:
+    """A loop that captures a constant, a value that it reads and one that it does not."""
+    g = Maker()
+    g.input("step", dtype=DType.INT64)
+    s, c, w, _ = g.input("s", 4), g.input("c"), g.input("w", 4), g.input("unread", 4)
+    next_ = g("add", g("mul", s, c), g("mul", w, g.constant("one", [1.0])))
+    going = g("less", g("reduce_sum", next_, axes=(0,), keepdims=0), c)
+    body = g.graph(going, next_)
+    g = Maker()
+    x, w = g.input("x", 4), g.input("w", 4)
+    n, go = g.constant("n", np.array(9)), g.constant("go", np.array(True))
+    captured = g.constant("c", 0.5), w, g("exp", x)
+    block = g("loop", n, go, x, *captured, body=body, decides=True, most=9, rows=(), states=1)
+    return g.graph(g("field", block, dtype="float32", offset=128, shape=(4,)))
+
+
+def bodies(graph: Graph) -> Graph:
+    """What the pipeline does to bodies after its last round."""
+    return optimise_bodies(graph, optimise)
+
+
 GOLDEN: dict[str, tuple[Pass, Make]] = {
     "dead_code": (dead_code, dead),
     "constant_folding": (constant_folding, folded),
@@ -270,6 +293,7 @@ GOLDEN: dict[str, tuple[Pass, Make]] = {
     "no_ops": (no_ops, motionless),
     "no_ops_pad": (no_ops, padded),
     "pipeline": (optimise, block),
+    "bodies": (bodies, looping),
 }
 
 

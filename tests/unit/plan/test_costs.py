@@ -7,7 +7,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from compiler.costs import bytes_read, bytes_written, cost, flops, macs, plan_summary
+from compiler.dtypes import DType
 from compiler.frontend.onnx_import import import_model
+from compiler.graph.ir import AttrValue
 from compiler.partition import plan_graph
 from compiler.passes.pipeline import optimise
 from compiler.workload import make_workload
@@ -52,6 +54,22 @@ def test_vgg16_features() -> None:
     assert abs(sum(task.share for task in summary.tasks) - 1) < 1e-9
     assert summary.tasks[0].share == max(task.share for task in summary.tasks)
     assert sum(task.macs * task.count for task in summary.tasks) == summary.macs
+
+
+def test_what_is_in_a_loop_counts_as_often_as_it_runs() -> None:
+    body = Maker()
+    body.input("step", dtype=DType.INT64)
+    next_ = body("matmul", body.input("s", 4, 4), body.weight("w", 4, 4))
+    g = Maker()
+    n, go = g.constant("n", np.array(9)), g.constant("go", np.array(True))
+    form: dict[str, AttrValue] = {"decides": False, "most": 9, "rows": (), "states": 1}
+    block = g("loop", n, go, g.input("x", 4, 4), body=body.graph(next_), **form)
+    graph = g.graph(g("field", block, dtype="float32", offset=128, shape=(4, 4)))
+    summary = plan_summary(plan_graph(graph, 16))
+    assert (summary.macs, summary.controls, summary.parameters) == (9 * 64, 1, 16 + 2)
+    assert (summary.kernels, summary.views) == (2, 1)
+    assert dict(summary.operators) == {"loop": 1, "matmul": 1, "field": 1, "identity": 1}
+    assert {task.count for task in summary.tasks} == {9, 1}
 
 
 def test_a_convolution() -> None:
