@@ -1,0 +1,171 @@
+"""No option of a tuning run is silently ignored, and a run can be repeated from the database."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from service import tuning
+from service.cli import run as run_cli
+from service.cli.common import STOP_GAIN, UserError, parse_share
+from service.cli.remote import submit
+from service.cli.tuning import tune
+from service.schemas import JobRequest
+from service.settings import Settings
+from service.storage import Storage
+from service.tuning import Budget
+from tuner.events import Finished
+from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
+
+OF_THE_MODEL = {"model", "target", "threads", "numerics", "dims"}
+"""What a job says of its model, not of its tuning."""
+
+CHOSEN = {
+    "trials": 7,
+    "seconds": 11.0,
+    "seed": 13,
+    "stop_gain": 0.25,
+    "target_ms": 1.5,
+    "strategy": "random",
+}
+
+
+def _reached(budget: Budget) -> dict[str, Any]:
+    options = budget.options()
+    assert options.target_seconds is not None
+    return {
+        "trials": options.trials,
+        "seconds": options.seconds,
+        "seed": options.seed,
+        "stop_gain": options.stop_gain,
+        "target_ms": 1000 * options.target_seconds,
+        "strategy": options.strategy,
+    }
+
+
+def test_every_option_of_a_job_reaches_the_loop() -> None:
+    assert set(JobRequest.model_fields) - OF_THE_MODEL == set(CHOSEN)
+    assert {field.name for field in fields(Budget)} == set(CHOSEN)
+    job = JobRequest(model="0" * 64, **CHOSEN)
+    kept = job.model_dump(exclude=OF_THE_MODEL - {"dims"})
+    assert _reached(Budget.of_job(kept)) == pytest.approx(CHOSEN)
+
+
+def test_an_option_that_nobody_knows_fails_the_job() -> None:
+    with pytest.raises(TuningError, match="horoscope"):
+        Budget.of_job({"trials": 1, "horoscope": True})
+
+
+def test_every_option_of_a_job_is_one_of_the_commands() -> None:
+    for command in (tune, submit):
+        assert set(CHOSEN) <= set(inspect.signature(command).parameters)
+
+
+def test_defaults_are_the_same_wherever_they_are_written() -> None:
+    job = JobRequest(model="0" * 64)
+    assert parse_share("--stop-gain", STOP_GAIN) == job.stop_gain == DEFAULT_STOP_GAIN
+    assert Budget().stop_gain == DEFAULT_STOP_GAIN
+    assert Budget.of_job(job.model_dump(exclude=OF_THE_MODEL)) == Budget()
+    assert Budget().options().strategy == TuneOptions().strategy
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("0", 0.0), ("2%", 0.02), ("0.5%", 0.005), ("0.1", 0.1)]
+)
+def test_shares(text: str, share: float) -> None:
+    assert parse_share("--stop-gain", text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "%", "half", "100%", "1", "-1%", "nan"])
+def test_what_is_no_share(text: str) -> None:
+    with pytest.raises(UserError, match="--stop-gain"):
+        parse_share("--stop-gain", text)
+
+
+# ---- the command line
+
+
+@pytest.fixture
+def model(tmp_path: Path, settings: Settings) -> Path:
+    """y = x @ w with 24 schedules and more."""
+    weights = np.linspace(-1, 1, 64 * 48, dtype=np.float32).reshape(64, 48)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "fc")],
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [16, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [16, 48])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    path = tmp_path / "small.onnx"
+    opset = [helper.make_opsetid("", 17)]
+    path.write_bytes(helper.make_model(graph, opset_imports=opset).SerializeToString())
+    return path
+
+
+def test_the_commands_options_reach_the_loop(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[TuneOptions] = []
+
+    def loop(tasks: Any, *rest: Any, **more: Any) -> Finished:
+        seen.append(rest[3])
+        raise TuningError("that is all")
+
+    monkeypatch.setattr(tuning, "tune", loop)
+    arguments = ["--trials", "7", "--seconds", "11", "--seed", "13", "--stop-gain", "25%"]
+    arguments += ["--target-ms", "1.5", "--strategy", "random"]
+    assert run_cli(["tune", str(model), *arguments]) == 1
+    (options,) = seen
+    assert (options.trials, options.seed, options.stop_gain) == (7, 13, 0.25)
+    assert (options.target_seconds, options.strategy) == (pytest.approx(0.0015), "random")
+    assert options.seconds is not None and options.seconds <= 11
+    assert "that is all" in capsys.readouterr().err
+
+
+def test_a_run_is_repeated_from_the_database(
+    model: Path, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["tune", str(model), "--trials", "10", "--stop-gain", "0", "--timings"]
+    assert run_cli(arguments) == 0
+    told = capsys.readouterr().out
+    assert "the trials are spent; another 60 s is expected to gain" in told
+    assert all(stage in told for stage in ("propose", "idle", "LLVM codegen", "run"))
+    storage = Storage.open(settings)
+    (run,) = storage.runs.list()
+    assert (run.ended, run.trials) == ("trials", 10) and run.forecast_gain is not None
+    bounds = [inputs.bound_seconds for inputs in run.inputs]
+    assert all(0 < bound < 1e-3 for bound in bounds), "the machine was measured"
+    best = storage.records.best_record(run.inputs[0].key)
+    storage.close()
+    curve = tmp_path / "curve.csv"
+    assert run_cli(["replay", run.id, "--curve", str(curve)]) == 0
+    again = capsys.readouterr().out
+    assert best is not None and str(best.schedule) in again and "10 trials: as then" in again
+    rows = list(csv.reader(curve.read_text().splitlines()))
+    assert rows[0] == ["trials", "model_seconds", "forecast_gain"] and rows[-1][0] == "10"
+    assert run_cli(["replay"]) == 0
+    assert run.id in capsys.readouterr().out
+    # everything is known now: nothing is measured, nor is the machine
+    assert run_cli(["tune", str(model), "--trials", "10"]) == 0
+    assert "everything was known" in capsys.readouterr().out
+
+
+def test_runs_that_cannot_be_repeated_say_why(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tuner.events import Started
+
+    storage = Storage.open(settings)
+    storage.runs.start(Started((), 0, TuneOptions(job_id="open")))
+    storage.close()
+    assert run_cli(["replay", "open"]) == 1
+    assert "did not end" in capsys.readouterr().err
+    assert run_cli(["replay", "nothing"]) == 1
+    assert "nothing" in capsys.readouterr().err
