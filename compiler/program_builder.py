@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -238,15 +238,20 @@ class _Compiler:
 
     def _schedules(
         self, workload: Workload, source: ScheduleSource | None, numerics: str
-    ) -> list[tuple[Schedule, bool]]:
+    ) -> Iterator[tuple[Schedule, bool]]:
         """What to try, in order, and whether the source knew it."""
         target, threads = self._target, self._threads
         with timed(self._timings, "schedules"):
             best = source.best(workload.key, target.key, threads, numerics) if source else None
-            defaults = untuned_schedules(
-                workload, target, threads, numerics, any_rows=self._any_rows
-            )
-            return [*([(best, True)] if best else []), *((default, False) for default in defaults)]
+        if best:
+            yield best, True
+        defaults = untuned_schedules(workload, target, threads, numerics, any_rows=self._any_rows)
+        while True:
+            with timed(self._timings, "schedules"):
+                default = next(defaults, None)
+            if default is None:
+                return
+            yield default, False
 
     def _build(self, workload: Workload, schedule: Schedule) -> BuiltKernel:
         lowered = lower_workload(workload, schedule, self._target, self._threads, self._timings)

@@ -26,7 +26,7 @@ def schedule_space(
     Raises:
         CompilerError: if no template applies.
     """
-    found = _applicable(workload, target, threads, numerics)
+    found = [*_applicable(workload, target, threads, numerics)]
     # Scalar loops over everything are for what nothing else takes.
     serious = [space for preference, space in found if preference > FALLBACK]
     return ScheduleSpace(tuple(serious or [space for _, space in found]))
@@ -48,26 +48,31 @@ def untuned_schedules(
     Raises:
         CompilerError: if no template applies.
     """
-    spaces = [space for _, space in _applicable(workload, target, threads, numerics)]
+    found = _applicable(workload, target, threads, numerics)
     if any_rows:
-        yield from (space.any_rows for space in spaces if space.any_rows is not None)
-    for space in spaces:
+        spaces = [*found]
+        yield from (space.any_rows for _, space in spaces if space.any_rows is not None)
+        found = iter(spaces)
+    for _, space in found:
         yield space.default
 
 
 def _applicable(
     workload: Workload, target: Target, threads: int, numerics: str
-) -> list[tuple[float, SubSpace]]:
-    found = []
-    for template in templates():
+) -> Iterator[tuple[float, SubSpace]]:
+    """Preferences and spaces of the templates that apply, the preferred first, as they are asked
+    for: to choose a default takes longer than to say how it is liked.
+    """
+    found = False
+    liked = [(template.preference(workload), template) for template in templates()]
+    for preference, template in sorted(liked, key=lambda item: -item[0]):
         space = template.space(workload, target, threads=threads, numerics=numerics)
         if space is not None:
-            found.append((template.preference(workload), space))
+            found = True
+            yield preference, space
     if not found:
         operators = ", ".join(workload.operators)
         raise CompilerError(f"no template applies to the fused workload of {operators}")
-    found.sort(key=lambda item: -item[0])
-    return found
 
 
 def lower_schedule(
