@@ -448,6 +448,36 @@ def test_states_that_change_places_are_not_overwritten_too_early() -> None:
     assert 0 < copies < 6  # some states may be written where they lie, and some may not
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_convolutions_around_and_in_a_loop_lie_as_they_like(threads: int) -> None:
+    """States and captured values cross the border in rows; inside and outside they are blocked."""
+    conv = {"pads": [1, 1, 1, 1]}
+    step = body(
+        [
+            node("Conv", ["s", "v"], ["a"], **conv),
+            node("Relu", ["a"], ["b"]),
+            node("Conv", ["b", "w"], ["d"], **conv),
+            node("Add", ["d", "outer"], ["t"]),
+            node("Identity", ["c"], ["on"]),
+        ],
+        [*STEP, info("s")],
+        [info("on", BOOL, ()), info("t")],
+    )
+    nodes = [
+        node("Conv", ["x", "u"], ["outer"], **conv),
+        node("Loop", ["n", "", "outer"], ["last"], "loop", body=step),
+        node("Conv", ["last", "u"], ["z"], **conv),
+        node("Concat", ["z", "last", "outer"], ["y"], axis=1),
+    ]
+    weights = {n: np.float32(RANDOM.standard_normal((16, 16, 3, 3)) / 20) for n in "uvw"}
+    inputs = {"x": np.zeros((1, 16, 8, 8), np.float32), "n": np.zeros((), np.int64)}
+    proto = model(nodes, inputs, ["y"], weights)
+    x = np.float32(RANDOM.standard_normal((1, 16, 8, 8)))
+    for n in (4, 0):
+        executable = checked(proto, {"x": x, "n": np.array(n)}, threads)
+    assert within(executable, KernelCall) >= 5
+
+
 def choosing(size: int = 256) -> onnx.ModelProto:
     """Two products, of which the run needs one."""
     branches = [

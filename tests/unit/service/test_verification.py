@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compiler import driver, ops
 from compiler.codegen.link import linkers
+from compiler.dtypes import DType
 from compiler.errors import CompilerError
 from compiler.graph.ir import Graph
 from compiler.ops.interpret import run_graph
@@ -87,6 +88,14 @@ class Observed:
     def error(self) -> float:
         expected = self.reference()
         return largest_model_error(self.results[: len(expected)], expected)
+
+
+@pytest.mark.parametrize("dtype", [DType.INT64, DType.BOOL, DType.FLOAT32, DType.BFLOAT16])
+def test_generated_inputs_have_the_shapes_of_their_ports(dtype: DType) -> None:
+    """Scalars too: the trip count of a loop, the condition of an If."""
+    for shape in ((), (1,), (2, 0), (3, 4)):
+        array = random_arrays({"x": (shape, dtype)})["x"]
+        assert (array.shape, array.dtype) == (shape, dtype.numpy)
 
 
 def test_what_a_program_chose_is_seen_and_right(planned: Planned) -> None:
