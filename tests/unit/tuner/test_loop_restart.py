@@ -121,3 +121,16 @@ def test_killed_between_the_comparison_and_its_record(world: World) -> None:
     assert all(finished.records)
     finals = [r.key for r in world.queue.submitted if r.phase is Phase.FINAL]
     assert len(finals) == len(set(finals)) == 2
+
+
+def test_a_second_model_pays_only_for_what_is_new(world: World) -> None:
+    small, frequent = world.tasks
+    world.tasks = [small]
+    world.tune(trials=24, job_id="a")
+    sent = len(world.queue.submitted)
+    world.tasks = [small, frequent]
+    finished = world.tune(trials=24, job_id="b")
+    assert {r.key for r in world.queue.submitted[sent:]} == {frequent.key}
+    known, new = finished.tasks
+    assert known.from_store and known.trials == 0 and new.trials == 24
+    assert all(finished.records)
