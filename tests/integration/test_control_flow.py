@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,20 @@ from onnx.reference import ReferenceEvaluator
 
 import compiler
 from compiler import driver
-from compiler.errors import UnsupportedOperatorError
+from compiler.codegen.link import linkers
+from compiler.costs import plan_summary
+from compiler.errors import CompilerError, UnsupportedOperatorError
 from compiler.frontend import unroll
 from compiler.graph.ir import Graph
 from compiler.graph.text import parse_graph, print_graph
-from compiler.ops import loops
+from compiler.ops import control, loops
 from compiler.ops.interpret import run_graph
 from compiler.plan import GraphPlan
 from compiler.runtime.executable import Executable
 from compiler.runtime.program import Branch, Copy, KernelCall, Loop
 from compiler.target import host_target
+from service.planning import ModelRequest, plan_model
+from service.verification import verify_artifact
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 node = helper.make_node
@@ -578,6 +582,32 @@ def test_open_dimensions_reach_into_bodies() -> None:
         x, a = RANDOM.random((2, width), np.float32)
         feeds = {"x": x, "a": a, "n": np.array(4), "go": np.array(True)}
         agree(executable.run(feeds), runtime(proto, feeds))
+
+
+@pytest.mark.skipif(not linkers(), reason="no linker")
+@pytest.mark.parametrize("make", [nested, choosing, counting])
+def test_artifacts_with_control_flow_are_verified(
+    make: Callable[[], onnx.ModelProto], tmp_path: Path
+) -> None:
+    planned = plan_model(ModelRequest(make().SerializeToString()))
+    builder = driver.ProgramBuilder(None, planned.target)
+    driver.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
+    error = verify_artifact(planned, tmp_path / "artifact")
+    assert error is not None and error < 1e-4
+    assert plan_summary(planned.plan).controls
+
+
+@pytest.mark.skipif(not linkers(), reason="no linker")
+def test_what_does_not_end_on_generated_inputs_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers below zero have no square root to converge to."""
+    planned = plan_model(ModelRequest(converging().SerializeToString()))
+    builder = driver.ProgramBuilder(None, planned.target)
+    driver.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
+    monkeypatch.setattr(control, "ENDLESS_STEPS", 50)
+    with pytest.raises(CompilerError, match="a loop has not ended after 50 steps"):
+        verify_artifact(planned, tmp_path / "artifact")
 
 
 ALONE = """
