@@ -70,8 +70,8 @@ class ProgramBuilder:
 
     A schedule that the source knows but that no longer fits gives way to the default. Where packed
     weights would take more than the limit, those that an algorithm expands most (Winograd,
-    Strassen) are stored plainly instead. With `any_rows`, what nobody has tuned gets schedules whose
-    code and packed weights serve other numbers of rows too.
+    Strassen) are stored plainly instead. With `any_rows`, what nobody has tuned gets schedules
+    whose code and packed weights serve other numbers of rows too.
     """
 
     def __init__(
