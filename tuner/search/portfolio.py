@@ -39,9 +39,9 @@ class Portfolio:
     def __init__(self, context: SearchContext) -> None:
         self._rng = context.rng
         self._members = [
-            _Member(Bayesian(context), 3.0, 3.0),
-            _Member(Evolutionary(context), 2.0, 4.0),
-            _Member(RandomSampling(context), 0.5, 6.0),
+            _Member(Bayesian(context), 8.0, 2.0),
+            _Member(Evolutionary(context), 1.0, 3.0),
+            _Member(RandomSampling(context), 0.5, 4.0),
         ]
         self._suggested: dict[Schedule, _Member] = {}
         self._best: float | None = None

@@ -18,7 +18,7 @@ POOL = 192
 NEAR = 48
 """Of these, steps from what was measured fastest."""
 
-MODEL_SHARE = 0.5
+MODEL_SHARE = 0.7
 """The model's share of what is expected, the draft's being the rest."""
 
 ELITES = 8
