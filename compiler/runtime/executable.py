@@ -148,11 +148,13 @@ class Executable:
             with enough_memory_for(what):
                 context = _Context(self)
         try:
+            converted: list[Array] = []
             pointers = context.pointers
             for index, (dtype, shape, positions) in enumerate(self._input_checks):
                 array = arrays[index]
                 if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
                     array = _checked(array, self.program.inputs[index])
+                    converted.append(array)  # it must live as long as its address is in use
                 if not array.flags.c_contiguous or (address := _address(array)) % ALIGNMENT:
                     address = context.stage(index, array)
                 for position in positions:
