@@ -43,6 +43,9 @@ class Objective(StrEnum):
     """Pairs of a task in the wrong order (RankNet)."""
 
 
+DEFAULT_OBJECTIVE = Objective.THROUGHPUT
+"""What models are trained for, unless told otherwise: `benchmarks.cost_model` compares."""
+
 _PARAMETERS: dict[Objective, dict[str, Any]] = {
     Objective.THROUGHPUT: {"objective": "reg:squarederror", "eval_metric": "rmse"},
     Objective.NDCG: {
@@ -72,7 +75,7 @@ class XGBoostModel:
     """
 
     def __init__(
-        self, seed: int, objective: Objective = Objective.THROUGHPUT, threads: int = 1
+        self, seed: int, objective: Objective = DEFAULT_OBJECTIVE, threads: int = 1
     ) -> None:
         self._objective = objective
         self._common = {
