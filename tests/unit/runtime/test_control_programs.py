@@ -88,15 +88,6 @@ def test_a_loop_runs_as_often_as_memory_says(
         assert rows[:steps].tolist() == list(range(steps))
 
 
-def test_inputs_that_are_converted_live_until_the_run_is_over() -> None:
-    """Scalars of NumPy become arrays; where such an array lies well it is read there."""
-    executable = Executable(program(), NO_WEIGHTS, {}.__getitem__)
-    for number in range(200):
-        begins, goes_on = np.bool_(number & 1), np.bool_(number & 2)
-        _, steps = executable.run([np.int64(number % 7), goes_on, begins])
-        assert steps == (begins and number % 7 and (number % 7 if goes_on else 1))
-
-
 def test_the_code_is_what_the_header_says() -> None:
     encoded = encode(program())
     assert encoded.code.tolist() == [

@@ -296,6 +296,20 @@ def test_a_weight_of_the_wrong_size_is_refused(program: Program) -> None:
         WeightBlock(64).add(spec, BIAS)
 
 
+def test_inputs_that_are_converted_live_until_the_run_is_over(address_of: AddressOf) -> None:
+    """Scalars of NumPy become arrays; where such an array lies well it is read there."""
+    names = "abcd"
+    ports = tuple(Port(name, DType.INT64, ()) for name in names)
+    calls = tuple(Copy(ref("output", n), ref("input", n), 8) for n in range(len(names)))
+    made = Program("p", ports, ports, (), calls, 0, 0)
+    executable = Executable(made, aligned_empty(0), address_of)
+    held = []  # so that each run finds other memory free
+    for number in range(100):
+        held.append(np.array(number))
+        given = [np.int64(number + n) for n in range(len(names))]
+        assert [int(array) for array in executable.run(given)] == given
+
+
 def test_bfloat16_inputs_travel_as_bits(program: Program, address_of: AddressOf) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     port = Port("x", DType.BFLOAT16, (4,))
