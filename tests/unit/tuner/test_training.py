@@ -122,7 +122,7 @@ def test_a_run_corrects_a_base_model(gemm: Any, objective: Objective) -> None:
 
 
 def test_an_objective_of_another_release_is_refused(gemm: Any) -> None:
-    model = XGBoostModel(0)
+    model = XGBoostModel(0, Objective.THROUGHPUT)
     model.train(_samples(gemm, 2))
     data = model.save().replace(b'"throughput"', b'"likelihood"')
     with pytest.raises(ValueError, match="likelihood"):
