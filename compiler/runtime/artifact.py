@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import ArtifactError
+from compiler.errors import ArtifactError, InvalidArgumentError
 from compiler.runtime.cpu import architecture, missing_features
 from compiler.runtime.executable import Executable
 from compiler.runtime.kernel import ABI_VERSION
@@ -125,8 +125,10 @@ def load_artifact(
     Raises:
         ArtifactError: if a file is missing or damaged, the version is another, this processor
             lacks a feature that the code uses, or no program has the sizes.
-        InvalidArgumentError: if `threads` is no possible number of threads.
+        InvalidArgumentError: if `threads` is no possible number of threads, or `sizes` no mapping.
     """
+    if sizes is not None and not isinstance(sizes, Mapping):
+        raise InvalidArgumentError(f"sizes are a mapping such as {{'batch': 1}}, not {sizes!r}")
     artifact = read_artifact(path)
     if sizes is None and len(artifact.programs) > 1:
         return artifact.sized(threads)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from compiler.dtypes import DType
-from compiler.errors import ArtifactError, InvalidInputError
+from compiler.errors import ArtifactError, InvalidArgumentError, InvalidInputError
 from compiler.runtime import artifact as module
 from compiler.runtime.artifact import SizedProgram, load_artifact, read_artifact, save_artifact
 from compiler.runtime.cpu import architecture, missing_features
@@ -98,6 +98,8 @@ def test_sizes_select_a_program(
     assert artifact.executable(sizes={"batch": 2}).program == twice
     with pytest.raises(ArtifactError, match="serves no sizes batch=3, only batch=1; batch=2"):
         load_artifact(tmp_path / "a", sizes={"batch": 3})
+    with pytest.raises(InvalidArgumentError, match=r"sizes are a mapping such as .* not 5"):
+        load_artifact(tmp_path / "a", sizes=5)  # type: ignore[arg-type]  # a user's mistake
 
 
 def test_the_sizes_of_the_inputs_select_a_program(
