@@ -9,49 +9,59 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.autogenerate import compare_metadata
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 
 from db.engine import reading, translated_errors, write_immediately
 from db.errors import SchemaVersionError
 from db.models import Base
 
+if TYPE_CHECKING:
+    from alembic.config import Config
+
 _LOCK = 0x74696C65  # "tile": the key of the advisory lock
+
+_MIGRATIONS = Path(__file__).parent / "migrations"
+
+_VERSION = sa.table("alembic_version", sa.column("version_num", sa.Text))
 
 
 def upgrade(engine: sa.Engine, revision: str = "head") -> None:
     """Apply every migration that is missing; safe when several processes start at once.
 
-    A database that is up to date is only read: whoever writes it at that time is not in the way.
+    A database that is up to date is only read, and without alembic, whose import takes as long as
+    everything else that opens it: whoever writes it at that time is not in the way.
 
     Raises SchemaVersionError if the database is of a newer release, StorageError.
     """
     if revision == "head" and current_revision(engine) == head_revision():
         return
+    from alembic import command
+
     _migrate(engine, lambda config: command.upgrade(config, revision))
 
 
 def downgrade(engine: sa.Engine, revision: str) -> None:
     """Undo migrations back to `revision` ("base": an empty database)."""
+    from alembic import command
+
     _migrate(engine, lambda config: command.downgrade(config, revision))
 
 
 def current_revision(engine: sa.Engine) -> str | None:
     """The revision the database is at; None for one that was never migrated."""
     with reading(engine) as connection:
-        return MigrationContext.configure(connection).get_current_revision()
+        if not sa.inspect(connection).has_table(_VERSION.name):
+            return None
+        return connection.execute(sa.select(_VERSION.c.version_num)).scalar()
 
 
 def head_revision() -> str:
-    """The revision of this release."""
-    head = ScriptDirectory.from_config(_config()).get_current_head()
-    assert head is not None, "the migrations are packaged with the code"
-    return head
+    """The revision of this release: the last of the files, which are named by their revisions."""
+    names = [path.stem for path in _MIGRATIONS.glob("versions/v*.py")]
+    assert names, "the migrations are packaged with the code"
+    return max(names)[1:].partition("_")[0]
 
 
 def differences(engine: sa.Engine) -> list[object]:
@@ -59,21 +69,29 @@ def differences(engine: sa.Engine) -> list[object]:
 
     Empty after an upgrade: what `alembic check` asks.
     """
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
     with reading(engine) as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         return list(compare_metadata(context, Base.metadata))
 
 
 def _config() -> Config:
+    from alembic.config import Config
+
     config = Config()
     # A percent sign in a path is not an interpolation.
-    folder = str(Path(__file__).parent / "migrations").replace("%", "%%")
+    folder = str(_MIGRATIONS).replace("%", "%%")
     config.set_main_option("script_location", folder)
     config.set_main_option("path_separator", "os")
     return config
 
 
 def _migrate(engine: sa.Engine, run: Callable[[Config], None]) -> None:
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
     config = _config()
     with translated_errors(engine), _exclusive(engine) as connection:
         known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}

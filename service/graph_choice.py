@@ -80,7 +80,7 @@ def known_plan(planned: Planned, storage: Storage) -> Planned:
         return planned
     try:
         choice = GraphChoice.from_json(stored.decision["choice"])
-        plan = _planner(planned).plan(choice)
+        plan = planned.plan if choice == RULE else _planner(planned).plan(choice)
     except (CompilerError, KeyError):
         return planned  # an older release's: the choice is made anew
     if canonical_json(plan.to_json()) != canonical_json(dict(stored.plan)):

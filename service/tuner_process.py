@@ -210,6 +210,7 @@ class TunerProcess:
         """Builder processes, started for the first job and kept."""
         if self._builder is None:
             self._builder = ProcessBuilder(self._settings.builders or default_builders())
+            self._builder.start()
         return self._builder
 
     @property

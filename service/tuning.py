@@ -104,7 +104,7 @@ def tune_tasks(
     """
     options = replace(
         budget.options(),
-        base_model=base_model(storage, tasks[0].target.key) if tasks else b"",
+        base_model=b"" if all_known(tasks, storage) else base_model(storage, tasks[0].target.key),
         job_id=job_id,
     )
 
@@ -131,6 +131,12 @@ def tune_tasks(
         timings=timings,
         beside=beside,
     )
+
+
+def all_known(tasks: Sequence[Task], storage: Storage) -> bool:
+    """Whether every task has a record that holds: there is nothing to build, run or learn."""
+    records = (storage.records.best_record(task.key) for task in tasks)
+    return all(record is not None and record.holds(CODEGEN_VERSION) for record in records)
 
 
 def save_texts(planned: Planned, storage: Storage) -> None:

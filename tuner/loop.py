@@ -173,10 +173,7 @@ class _Run:
         known = []
         for number, state in enumerate(self._states):
             record = self._store.best_record(state.task.key)
-            current = record is not None and (
-                record.codegen_version == self._options.codegen_version
-                and record.measurement.certified
-            )
+            current = record is not None and record.holds(self._options.codegen_version)
             state.incumbent = record
             self._records[number] = record
             trials = self._store.trials(state.task.key)
@@ -189,7 +186,16 @@ class _Run:
                 # Killed after the comparison, before the record: no need to compare again.
                 self._decide(number, state.finals)
         bounds = [0.0] * len(self._states)
-        if self._bounds is not None and self._open():
+        if self._open():
+            bounds = self._schedule(bounds)
+        return tuple(
+            TaskInputs(s.task.key, s.task.name, s.task.count, trials, s.incumbent, bound)
+            for s, trials, bound in zip(self._states, known, bounds, strict=True)
+        )
+
+    def _schedule(self, bounds: list[float]) -> list[float]:
+        """Tell the scheduler of all tasks; the bounds of the machine, where somebody knows them."""
+        if self._bounds is not None:
             with timed(self._timings, "bounds"):
                 bounds = list(self._bounds())
         self._scheduler = TaskScheduler(
@@ -199,10 +205,7 @@ class _Run:
             self._scheduler.tasks[number].exhausted = state.finished
             self._scheduler.seen(number, state.outcomes())
             self._new_samples += len(state.measured)
-        return tuple(
-            TaskInputs(s.task.key, s.task.name, s.task.count, trials, s.incumbent, bound)
-            for s, trials, bound in zip(self._states, known, bounds, strict=True)
-        )
+        return bounds
 
     def _adopt(self) -> None:
         """Wait for what an earlier process of this job had sent off."""

@@ -64,15 +64,23 @@ def _applicable(
     for: to choose a default takes longer than to say how it is liked.
     """
     found = False
-    liked = [(template.preference(workload), template) for template in templates()]
-    for preference, template in sorted(liked, key=lambda item: -item[0]):
-        space = template.space(workload, target, threads=threads, numerics=numerics)
+    liked = [(template.preference(workload), n) for n, template in enumerate(templates())]
+    for preference, number in sorted(liked, key=lambda item: -item[0]):
+        space = _space(number, workload, target, threads, numerics)
         if space is not None:
             found = True
             yield preference, space
     if not found:
         operators = ", ".join(workload.operators)
         raise CompilerError(f"no template applies to the fused workload of {operators}")
+
+
+@lru_cache(maxsize=8192)
+def _space(
+    number: int, workload: Workload, target: Target, threads: int, numerics: str
+) -> SubSpace | None:
+    """What a template, by its number, makes of a workload: tuning and building both ask."""
+    return templates()[number].space(workload, target, threads=threads, numerics=numerics)
 
 
 def lower_schedule(

@@ -8,7 +8,7 @@ start from on a device that nobody has described.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
@@ -66,6 +66,18 @@ class SubSpace:
             or assignment == default
         )
 
+    def __contains__(self, schedule: Schedule) -> bool:
+        """Whether it is one of `points`, which are not put together for that."""
+        if schedule == self.default:
+            return True
+        choice = dict(schedule.choices)
+        return (
+            schedule.algorithm == self.algorithm
+            and choice.keys() == {knob.name for knob in self.knobs}
+            and all(choice[knob.name] in knob.values for knob in self.knobs)
+            and self._takes(choice)
+        )
+
     def _takes(self, choice: Mapping[str, Choice]) -> bool:
         return self.constraint(choice) and self.machine(choice)
 
@@ -75,9 +87,6 @@ class ScheduleSpace:
     """The joint space of a workload on a target: one SubSpace an algorithm, the default's first."""
 
     subspaces: tuple[SubSpace, ...]
-    _members: dict[str, frozenset[Schedule]] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )
 
     @cached_property
     def points(self) -> tuple[Schedule, ...]:
@@ -92,12 +101,7 @@ class ScheduleSpace:
         return ScheduleSpace(tuple(space.unconstrained() for space in self.subspaces))
 
     def __contains__(self, schedule: Schedule) -> bool:
-        for space in self.subspaces:
-            if space.algorithm == schedule.algorithm:
-                if space.algorithm not in self._members:
-                    self._members[space.algorithm] = frozenset(space.points)
-                return schedule in self._members[space.algorithm]
-        return False
+        return any(schedule in space for space in self.subspaces)
 
     def __len__(self) -> int:
         return sum(len(space.points) for space in self.subspaces)

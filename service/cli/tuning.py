@@ -90,6 +90,7 @@ def tune(
     from service.tracker import Tracker
     from service.tuning import (
         Budget,
+        all_known,
         build_artifact,
         default_builders,
         save_texts,
@@ -160,6 +161,8 @@ def tune(
             save_texts(planned, storage)
         with recorder.stage("schedule spaces"):
             tasks = tasks_of(*plans)
+        if not all_known(tasks, storage):
+            builder.start()
         tracker = Tracker(tasks, budget.trials)
 
         def tuned(

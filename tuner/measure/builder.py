@@ -87,7 +87,10 @@ class ProcessBuilder:
         compile_candidate: Compile | None = None,
         timings: Timings | None = None,
     ) -> None:
-        """`timings` counts what the steps of a build take, all processes together."""
+        """`timings` counts what the steps of a build take, all processes together.
+
+        The processes start with the first batch, or with `start`.
+        """
         self._limit_seconds = limit_seconds
         self._compile = compile_candidate or compile_with_compiler
         self._timings = timings
@@ -98,9 +101,12 @@ class ProcessBuilder:
             initializer=_prepare,
             initargs=(compile_candidate is None,),
         )
-        # Asked whether it is active, a pool starts: its processes import while the caller plans.
-        assert self._pool.active
         self._cache: OrderedDict[tuple[str, str, int, str], Built] = OrderedDict()
+
+    def start(self) -> None:
+        """Start the processes now: they import the compiler while the caller plans."""
+        # Asked whether it is active, a pool starts.
+        assert self._pool.active
 
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> _PoolTicket:
         key = task.key

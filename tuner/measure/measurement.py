@@ -220,6 +220,10 @@ class TuningRecord:
             raise ValueError(f"a record of a failed measurement: {self.measurement.status}")
         return seconds
 
+    def holds(self, codegen_version: str) -> bool:
+        """Whether it says what this compiler's code does, and its output was certified."""
+        return self.codegen_version == codegen_version and self.measurement.certified
+
 
 def trial_id(
     key: RecordKey, schedule_digest: str, phase: Phase, job_id: str, serial: int = 0

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 
+import db
 from db.engine import open_engine, reading, writing
 from db.errors import SchemaVersionError
 from db.migrate import current_revision, differences, downgrade, head_revision, upgrade
@@ -47,6 +50,13 @@ def test_upgrade_from_empty_gives_the_tables_of_the_models(fresh: sa.Engine) -> 
     assert current_revision(fresh) == head_revision()
     assert differences(fresh) == []
     assert table_names(fresh) == set(Base.metadata.tables) | {"alembic_version"}
+
+
+def test_the_head_is_what_alembic_takes_for_it() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(db.__file__).parent / "migrations"))
+    config.set_main_option("path_separator", "os")
+    assert head_revision() == ScriptDirectory.from_config(config).get_current_head()
 
 
 def test_rows_of_the_first_release_survive_every_upgrade(fresh: sa.Engine) -> None:

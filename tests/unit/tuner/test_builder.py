@@ -99,10 +99,12 @@ def test_each_failure_is_its_own(builder: ProcessBuilder) -> None:
     assert results[0].object_digest == "good" and results[0].build_seconds >= 0
 
 
-def test_processes_start_with_the_builder_and_end_with_it() -> None:
-    """They load the compiler while the caller plans."""
+def test_processes_start_when_they_are_asked_to_and_end_with_the_builder() -> None:
+    """They load the compiler while the caller plans; where nothing is built there are none."""
     before = set(multiprocessing.active_children())
     pool = ProcessBuilder(workers=2, compile_candidate=pretend)
+    assert set(multiprocessing.active_children()) == before
+    pool.start()
     started = set(multiprocessing.active_children()) - before
     pool.close()
     assert len(started) == 2
