@@ -36,7 +36,7 @@ from service.storage import Storage
 from tuner.loop import tune
 from tuner.measure.builder import ProcessBuilder
 from tuner.measure.local_runner import LocalRunner
-from tuner.measure.measurement import Phase, RecordKey
+from tuner.measure.measurement import Phase, RecordKey, Trial
 from tuner.options import TuneOptions
 from tuner.tasks import make_task
 
@@ -101,15 +101,30 @@ def ours(model: Any, folder: Path, trials: int, seconds: float, seed: int) -> tu
     counts = {task.key: task.count for task in tasks}
     best: dict[RecordKey, float] = {}
     points: list[Point] = []
-    screened = [trial for trial in found if trial.phase is Phase.SCREEN]
-    for number, trial in enumerate(sorted(screened, key=lambda t: t.measurement.measured_at), 1):
+    for number, (at, trial) in enumerate(_in_order(found), 1):
         seconds_now = trial.measurement.run_seconds
         if seconds_now is not None:
             best[trial.key] = min(seconds_now, best.get(trial.key, seconds_now))
         if len(best) == len(tasks):
             total = sum(best[key] * counts[key] for key in counts)
-            points.append(Point(number, trial.measurement.measured_at - started, total))
+            points.append(Point(number, at - started, total))
     return tuple(points)
+
+
+def _in_order(stored: Sequence[Trial]) -> list[tuple[float, Trial]]:
+    """Screened trials by the time at which they were measured, in Unix seconds.
+
+    Candidates that were not measured, which stand before the others of their batch in the store,
+    come after the first of these.
+    """
+    timed: list[tuple[float, int, Trial]] = []
+    batch = time.time()
+    for trial in reversed([trial for trial in stored if trial.phase is Phase.SCREEN]):
+        measured = trial.measurement.measured_at
+        batch = measured or batch
+        timed.append((batch, 0 if measured else 1, trial))
+    timed.sort(key=lambda entry: entry[:2])
+    return [(at, trial) for at, _, trial in timed]
 
 
 def theirs(

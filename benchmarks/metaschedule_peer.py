@@ -27,8 +27,9 @@ from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 BUILD_THREADS = 2
 REPEATS = 3
 SAMPLE_MILLISECONDS = 20
-BATCH = 10
-"""Candidates between two trainings of its cost model."""
+LARGEST_BATCH = 10
+"""Candidates between two trainings of its cost model; fewer where there are many tasks, each of
+which gets one batch before any gets a second."""
 
 
 class BudgetSpent(Exception):
@@ -119,6 +120,7 @@ def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> 
         module = relax.get_pipeline("zero")(module)
     tasks = meta_schedule.relax_integration.extract_tasks(module, target)
     weights = [task.weight for task in tasks]
+    batch = max(1, min(LARGEST_BATCH, trials // (2 * len(tasks))))
     best: list[float | None] = [None] * len(tasks)
     measured = 0
 
@@ -152,7 +154,7 @@ def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> 
             target,
             str(folder),
             trials,
-            num_trials_per_iter=BATCH,
+            num_trials_per_iter=batch,
             builder=Builder(),
             runner=Runner(),
             measure_callbacks=[
