@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from compiler import ops
 from compiler.ops.registry import OpKind
 from compiler.plan import (
@@ -228,20 +230,20 @@ def _reuse_operands(
 
 def _place(buffers: Sequence[_Buffer]) -> int:
     """Give each buffer the lowest offset that is free during its life; returns the arena's size."""
-    alive: dict[int, list[_Buffer]] = {}  # those placed, by the steps of their lives
+    # Those placed, in the order of their offsets: first step, last step, offset, end.
+    placed = np.zeros((4, len(buffers)), np.int64)
     total = 0
-    for buffer in sorted(buffers, key=lambda b: (-b.bytes, b.first)):
-        life = range(buffer.first, buffer.last + 1)
+    order = sorted(buffers, key=lambda b: (-b.bytes, b.first))
+    for count, buffer in enumerate(order):
+        first, last, offsets, ends = placed[:, :count]
         size = -(-buffer.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        others = {id(other): other for step in life for other in alive.get(step, ())}
-        offset = 0
-        for other in sorted(others.values(), key=lambda b: b.offset):
-            if other.offset - offset >= size:
-                break
-            end = other.offset + -(-other.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-            offset = max(offset, end)
+        alive = (first <= buffer.last) & (last >= buffer.first)
+        below = np.maximum.accumulate(np.append(0, ends[alive]))
+        gaps = np.flatnonzero(offsets[alive] - below[:-1] >= size)
+        offset = int(below[gaps[0]] if gaps.size else below[-1])
         buffer.offset = offset
-        for step in life:
-            alive.setdefault(step, []).append(buffer)
+        at = int(np.searchsorted(offsets, offset, side="right"))
+        placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
+        placed[:, at] = buffer.first, buffer.last, offset, offset + size
         total = max(total, offset + size)
     return total

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from compiler import ops
 from compiler.choices import RULE, GraphChoice
+from compiler.errors import InvalidModelError
 from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Layout
@@ -38,6 +39,10 @@ from compiler.workload import Boundary, Halo, cut_workload
 
 ROW = Placement()
 
+GROUP_LIMIT = 20_000
+"""Groups (kernels, native functions, views) that a graph may have. Models have hundreds; this many
+are cut and placed in about 5 s."""
+
 
 Assign = Callable[[Graph, tuple[Group, ...], int, GraphChoice], tuple[Choice, ...]]
 """`assign(graph, groups, lanes, choice)`: what each group reads and writes, one of its options."""
@@ -54,9 +59,14 @@ def plan_graph(
     flow are cut by the rules.
 
     Raises:
+        InvalidModelError: if there are more kernels than `GROUP_LIMIT`.
         InvalidArgumentError: if `choice` has layouts that are none of a group's options.
     """
     prepared, groups = fused(graph, choice)
+    if len(groups) > GROUP_LIMIT:
+        raise InvalidModelError(
+            f"model '{graph.name}' is {len(groups)} kernels, at most {GROUP_LIMIT} are compiled"
+        )
     choices = assign(prepared, groups, lanes, choice)
 
     def planned(body: Graph) -> GraphPlan:
@@ -78,40 +88,43 @@ def separate_outputs(graph: Graph) -> Graph:
     identity(%0)` and `%1 = reshape(%0.copy)`, `%0.copy = identity(%0)`, so that a kernel writes
     each output. A field, which is a part of something larger, is copied too.
     """
-    nodes = list(graph.nodes)
+    made = {node.output: node for node in graph.nodes}
+    before: dict[str, Node] = {}  # what goes before the node that gives an output
+    after: list[Node] = []
     types = dict(graph.types)
-    names: list[str] = []
+    names: dict[str, None] = {}
     roots: set[str] = set()
     for output in graph.outputs:
-        if output in names or graph.producer(output) is None:
+        if output in names or output not in made:
             copy = fresh(f"{output}.output", types)
-            nodes.append(Node(copy, "identity", (output,), (copy,), ()))
+            after.append(Node(copy, "identity", (output,), (copy,), ()))
             types[copy] = types[output]
-            names.append(copy)
+            names[copy] = None
             continue
-        names.append(output)
+        names[output] = None
         root, part = output, False
-        while (node := graph.producer(root)) is not None and _is_view(node):
+        while (node := made.get(root)) is not None and _is_view(node):
             root, part = node.inputs[0], part or node.op == "field"
-        if root != output and (
-            part or root in roots or root in graph.outputs or graph.producer(root) is None
-        ):
-            at = next(i for i, node in enumerate(nodes) if node.output == output)
-            if nodes[at].op == "field":
+        if root != output and (part or root in roots or graph.returns(root) or root not in made):
+            node = made[output]
+            if node.op == "field":
                 inner = fresh(f"{output}.field", types)
                 types[inner] = types[output]
-                nodes[at] = replace(nodes[at], outputs=(inner,))
-                nodes.insert(at + 1, Node(f"{output}.copy", "identity", (inner,), (output,), ()))
-                graph = graph.replace(nodes=nodes, types=types)
+                before[output] = made[inner] = replace(node, outputs=(inner,))
+                made[output] = Node(f"{output}.copy", "identity", (inner,), (output,), ())
                 continue
-            (source,) = nodes[at].inputs
+            (source,) = node.inputs
             root = fresh(f"{source}.copy", types)
             types[root] = types[source]
-            nodes[at] = replace(nodes[at], inputs=(root,))
-            nodes.insert(at, Node(root, "identity", (source,), (root,), ()))
-            graph = graph.replace(nodes=nodes, types=types)
+            before[output] = made[root] = Node(root, "identity", (source,), (root,), ())
+            made[output] = replace(node, inputs=(root,))
         roots.add(root)
-    return graph.replace(nodes=nodes, types=types, outputs=names)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.output in before:
+            nodes.append(before[node.output])
+        nodes.append(made[node.output])
+    return graph.replace(nodes=[*nodes, *after], types=types, outputs=tuple(names))
 
 
 def _is_view(node: Node) -> bool:
@@ -131,7 +144,7 @@ def split_outputs(
     for group, choice in zip(groups, choices, strict=True):
         value = group.output
         place = Placement(choice.output)
-        if value in graph.outputs and not same_bytes(types[value].shape, place, ROW):
+        if graph.returns(value) and not same_bytes(types[value].shape, place, ROW):
             names[value] = fresh(f"{value}.inner", types)
             types[names[value]] = types[value]
     if not names:
@@ -227,7 +240,7 @@ class _Partition:
         halos = self._views.halos(wishes)
         for group, choice in self._work:
             value = group.output
-            if group.is_view or value in self._graph.outputs:
+            if group.is_view or self._graph.returns(value):
                 self._places[value] = ROW  # the same bytes: see split_outputs
             else:
                 self._places[value] = Placement(choice.output, halos[value])
@@ -276,7 +289,7 @@ class _Partition:
         self._nodes += nodes
         boundaries[group.output] = self._boundary(group.output, None)
         self._cuts.append((tuple(node.name for node in nodes), boundaries))
-        if nodes[0].op == "identity" and len(nodes) == 1 and group.output in self._graph.outputs:
+        if nodes[0].op == "identity" and len(nodes) == 1 and self._graph.returns(group.output):
             # The copy that made a graph output row-major serves the others who want it so.
             (source,) = group.inputs
             for dense in (False, True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -311,6 +312,7 @@ def same_bytes(shape: tuple[int, ...], first: Placement, second: Placement) -> b
     return len(set(sizes)) == 1 and distance(shape, first, shape, second, (0,) * len(shape)) == 0
 
 
+@lru_cache(maxsize=4096)
 def distance(
     whole_shape: tuple[int, ...],
     whole: Placement,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from compiler.build import BuiltKernel, compile_lowered, lower_workload
-from compiler.errors import CompilerError, ScheduleError
+from compiler.errors import CompilerError, InvalidModelError, ScheduleError
 from compiler.memory_plan import plan_memory
 from compiler.plan import BranchStep, GraphPlan, KernelStep, LoopStep, NativeStep, bodies_of
 from compiler.program_emitter import Emitter
@@ -20,6 +20,9 @@ from compiler.schedule.select import untuned_schedules
 from compiler.target import Target
 from compiler.timings import Timings, timed
 from compiler.workload import Workload
+
+KERNEL_LIMIT = 2048
+"""Kernels that differ, in one program. Models have tens; this many of the smallest take 8 s."""
 
 
 class ScheduleSource(Protocol):
@@ -59,7 +62,8 @@ def build_program(
     """Compile every workload of a plan and lay out its memory: a `ProgramBuilder` used once.
 
     Raises:
-        CompilerError: if a workload compiles with no schedule, or the weights do not fit the limit.
+        CompilerError: if a workload compiles with no schedule, more than `KERNEL_LIMIT` differ, or
+            the weights do not fit the limit.
     """
     builder = ProgramBuilder(source, target, threads, numerics, weight_limit_bytes, timings)
     return builder.build(plan)
@@ -128,10 +132,16 @@ class ProgramBuilder:
 
     def _kernels(self, plan: GraphPlan) -> dict[Workload, Chosen]:
         """A kernel for each workload of a plan."""
-        for workload, _ in plan.tasks():
+        workloads = [workload for workload, _ in plan.tasks()]
+        if len(workloads) > KERNEL_LIMIT:
+            raise InvalidModelError(
+                f"model '{plan.graph.name}' is {len(workloads)} kernels that differ, "
+                f"at most {KERNEL_LIMIT} are compiled"
+            )
+        for workload in workloads:
             if workload not in self._built:
                 self._built[workload] = self._compiler.build(workload, self._source, self.numerics)
-        built = {workload: self._built[workload] for workload, _ in plan.tasks()}
+        built = {workload: self._built[workload] for workload in workloads}
         if self._limit is not None:
             _limit_weights(plan, built, self._compiler, self._limit)
             self._built |= built

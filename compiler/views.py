@@ -107,7 +107,7 @@ class Views:
     def _enter(self, group: Group, choice: Choice) -> None:
         """Decide whether a group's output is a view, and of what."""
         output, (node, *more) = group.output, group.nodes
-        place = ROW if output in self._graph.outputs else Placement(choice.output)
+        place = ROW if self._graph.returns(output) else Placement(choice.output)
         if group.is_native:
             self._add(output, place, written=True)
             self._dense.add(output)
@@ -119,7 +119,7 @@ class Views:
             self._slice(node, place)
         else:
             self._add(output, place, written=True)
-            if not more and node.op == "identity" and output in self._graph.outputs:
+            if not more and node.op == "identity" and self._graph.returns(output):
                 self._rows.setdefault(node.inputs[0], output)  # the rows of its operand
 
     def _moves(self, value: str) -> bool:

@@ -169,7 +169,7 @@ def cut_workload(
     results = [
         value
         for value in made
-        if value in graph.outputs
+        if graph.returns(value)
         or not graph.consumers(value)
         or any(user.name not in inside for user in graph.consumers(value))
     ]

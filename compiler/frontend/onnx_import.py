@@ -244,15 +244,17 @@ class _Importer:
 
     def _outputs(self) -> list[tuple[str, str]]:
         outputs: list[tuple[str, str]] = []
+        listed: set[str] = set()
         for info in self._graph.output:
             value = self._values.get(info.name)
             if value is None:
                 raise InvalidModelError(f"output '{info.name}' is not defined")
-            if info.name in (name for _, name in outputs):
+            if info.name in listed:
                 raise InvalidModelError(f"output '{info.name}' is listed twice")
             trim = self._builder.trim(value)
             _check_stated(info, self._builder.types[value], trim.axis if trim else None)
             outputs.append((value, info.name))
+            listed.add(info.name)
         if not outputs:
             raise InvalidModelError("the model has no outputs")
         return outputs

@@ -60,15 +60,19 @@ class Graph:
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
     _named: dict[str, Node] = field(init=False, repr=False, default_factory=dict)
     _producers: dict[str, Node] = field(init=False, repr=False, default_factory=dict)
-    _consumers: dict[str, list[Node]] = field(init=False, repr=False, default_factory=dict)
+    _consumers: dict[str, tuple[Node, ...]] = field(init=False, repr=False, default_factory=dict)
+    _returned: set[str] = field(init=False, repr=False, default_factory=set)
 
     def __post_init__(self) -> None:
+        consumers: dict[str, list[Node]] = {}
         for node in self.nodes:
             self._named[node.name] = node
             for value in node.outputs:
                 self._producers[value] = node
             for value in dict.fromkeys(node.inputs):
-                self._consumers.setdefault(value, []).append(node)
+                consumers.setdefault(value, []).append(node)
+        self._consumers.update((value, tuple(nodes)) for value, nodes in consumers.items())
+        self._returned.update(self.outputs)
 
     def node(self, name: str) -> Node | None:
         """The node of this name."""
@@ -80,7 +84,11 @@ class Graph:
 
     def consumers(self, value: str) -> tuple[Node, ...]:
         """The nodes that read a value, in topological order, each once."""
-        return tuple(self._consumers.get(value, ()))
+        return self._consumers.get(value, ())
+
+    def returns(self, value: str) -> bool:
+        """Whether a value is one of the outputs."""
+        return value in self._returned
 
     def walk(self) -> Iterator[Graph]:
         """The graph and the bodies within it, each before what is within it."""

@@ -6,6 +6,7 @@ NCHW16c, packed weights and padded rows are the same thing: a list of factors, o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 MAX_LANE_STEP = 4
 """Elements from one lane to the next, at most, that are read as whole vectors and permuted; lanes
@@ -73,6 +74,7 @@ def physical_extents(
     return tuple(extents)
 
 
+@lru_cache(maxsize=4096)
 def strides(
     shape: tuple[int, ...], layout: Layout, halo: tuple[tuple[int, int], ...] = ()
 ) -> tuple[tuple[int, ...], int]:

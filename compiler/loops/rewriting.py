@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from compiler.loops.expr import Cast, Expr, IndexValue, Item, Items, Load, Op, Reduce, Tee
+from compiler.loops.expr import Cast, Expr, IndexValue, Item, Items, Load, Op, Reduce, Tee, children
 from compiler.loops.index import Affine, Axis
 
 
@@ -35,28 +35,35 @@ def rebuild(node: Expr, change: Callable[[Expr], Expr]) -> Expr:
 
 def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
     """Rebuild a tree from the leaves up; `change` returns a replacement, or None to keep a node."""
-    memo: dict[Expr, Expr] = {}
 
     def visit(node: Expr) -> Expr:
-        if node not in memo:
-            new = rebuild(node, visit)
-            changed = change(new)
-            memo[node] = new if changed is None else changed
-        return memo[node]
+        changed = change(node)
+        return node if changed is None else changed
 
-    return visit(expr)
+    return _from_leaves(expr, {}, visit)
 
 
 def substitute(expr: Expr, known: Mapping[Expr, Expr]) -> Expr:
     """The tree with known values in place of some of its parts, outermost first."""
-    memo = dict(known)
+    return _from_leaves(expr, dict(known), lambda node: node)
 
-    def visit(node: Expr) -> Expr:
+
+def _from_leaves(expr: Expr, memo: dict[Expr, Expr], change: Callable[[Expr], Expr]) -> Expr:
+    """Rebuild what `memo` does not hold, operands first, with each rebuilt node changed.
+
+    Without recursion: a chain of activations is hundreds of operations deep.
+    """
+    pending = [expr]
+    while pending:
+        node = pending[-1]
+        missing = [child for child in children(node) if child not in memo]
+        if node not in memo and missing:
+            pending += reversed(missing)
+            continue
+        pending.pop()
         if node not in memo:
-            memo[node] = rebuild(node, visit)
-        return memo[node]
-
-    return visit(expr)
+            memo[node] = change(rebuild(node, memo.__getitem__))
+    return memo[expr]
 
 
 def load_at(load: Load, places: Mapping[Axis, Affine]) -> Load:

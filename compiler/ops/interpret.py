@@ -74,7 +74,7 @@ def _run(
                 kind = TensorType(kind.dtype, result.shape)
             values[node.output] = _rounded(result, kind, float64)
         for value in set(node.inputs):
-            if last_use[value] == node.name and value not in graph.outputs:
+            if last_use[value] == node.name and not graph.returns(value):
                 del values[value]
                 blocks.pop(value, None)
     return [values[value] for value in graph.outputs]

@@ -101,7 +101,7 @@ class Assignment:
         its halo, and of an output, to make it row-major."""
         types, group = self._graph.types, self._groups[number]
         cost = self._costs.kernel(group, option)
-        if group.output in self._graph.outputs:
+        if self._graph.returns(group.output):
             cost += self._copy(types[group.output], option.choice.output, ROW_MAJOR)
         for value, wish in option.choice.demands.items():
             if value in self._graph.inputs and wish.halo and wish.layout == ROW_MAJOR:

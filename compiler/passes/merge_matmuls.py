@@ -69,7 +69,7 @@ def _attention(graph: Graph, value: str) -> str | None:
     ends: set[str] = set()
     while readers:
         current, users = readers.popitem()
-        if current in graph.outputs:
+        if graph.returns(current):
             return None
         for user in users:
             if user.op == "attention" and current in user.inputs[:3]:

@@ -18,7 +18,7 @@ from compiler.runtime.kernel import ALIGNMENT
 from compiler.runtime.memory import check_memory
 from compiler.runtime.native import ProgramStruct, check_threads, native, native_address
 from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
-from compiler.runtime.program import BufferRef, Port, Program, Space, encode
+from compiler.runtime.program import Port, Program, Space, encode
 
 
 class Executable:
@@ -209,10 +209,11 @@ class Executable:
 
     def _positions(self, space: Space, count: int) -> list[tuple[int, ...]]:
         """For each port, which arguments of the code point to it."""
-        return [
-            tuple(i for i, ref in enumerate(self._refs) if ref == BufferRef(space, port))
-            for port in range(count)
-        ]
+        found: list[list[int]] = [[] for _ in range(count)]
+        for i, ref in enumerate(self._refs):
+            if ref.space is space:
+                found[ref.offset].append(i)
+        return [tuple(positions) for positions in found]
 
 
 class _Context:

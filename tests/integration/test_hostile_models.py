@@ -63,6 +63,39 @@ def chain(length: int) -> onnx.ModelProto:
     )
 
 
+def products(length: int) -> onnx.ModelProto:
+    """A chain in which every node is a kernel of its own, all of them alike."""
+    names = ["x", *(f"v{i}" for i in range(length - 1)), "y"]
+    nodes = [helper.make_node("MatMul", [names[i], "w"], [names[i + 1]]) for i in range(length)]
+    return model(nodes, {"w": np.eye(4, dtype=np.float32)})
+
+
+def sigmoids(length: int) -> onnx.ModelProto:
+    """A chain in which the expression of a kernel is as deep as it gets."""
+    names = ["x", *(f"v{i}" for i in range(length - 1)), "y"]
+    return model([helper.make_node("Sigmoid", [names[i]], [names[i + 1]]) for i in range(length)])
+
+
+def outputs(width: int, *, alike: bool) -> onnx.ModelProto:
+    """As many outputs; kernels that are not alike add constants that are part of their code."""
+    operator = "Softmax" if alike else "Add"
+    numbers = {} if alike else {f"c{i}": np.array(i + 0.5, np.float32) for i in range(width)}
+    others = [[]] * width if alike else [[c] for c in numbers]
+    made = model(
+        [
+            helper.make_node(operator, ["x" if not alike else f"r{i}", *others[i]], [f"y{i}"])
+            for i in range(width)
+        ],
+        numbers,
+        [value(f"r{i}", 4) for i in range(width)] if alike else None,
+    )
+    del made.graph.output[:]
+    made.graph.output.extend(
+        helper.make_tensor_value_info(f"y{i}", FLOAT, None) for i in range(width)
+    )
+    return made
+
+
 def fan(width: int) -> onnx.ModelProto:
     """One value that many nodes read, and one node that reads many values."""
     parts = [helper.make_node("Neg", ["x"], [f"v{i}"]) for i in range(width)]
@@ -120,6 +153,11 @@ def node(operator: str, *inputs: str) -> list[onnx.NodeProto]:
 
 MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "chain": (lambda: chain(20_000), "compiled"),
+    "products": (lambda: products(8_000), "compiled"),
+    "many products": (lambda: products(30_000), "kernels, at most 20000 are compiled"),
+    "sigmoids": (lambda: sigmoids(200), "compiled"),
+    "outputs": (lambda: outputs(5_000, alike=True), "compiled"),
+    "outputs that differ": (lambda: outputs(3_000, alike=False), "is 3000 kernels that differ"),
     "fan": (lambda: fan(5_000), "compiled"),
     "nested": (lambda: nested(30), "compiled"),
     "nested deeply": (lambda: nested(2000), "nested too deeply"),
