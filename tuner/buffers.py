@@ -6,12 +6,10 @@ brings the same elements back; else an earlier statement may have left them in a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 
-from compiler.loops.index import Axis
 from tuner.statements import Statement, Use
 
 
@@ -49,21 +47,13 @@ class BufferUse:
 
 def buffer_uses(found: Sequence[Statement], number: int, most: int) -> tuple[BufferUse, ...]:
     """The `most` tensors that statement `number` of a nest moves the most bytes of, most first."""
-    return tuple(_after(found, number, use) for use in _alone(found[number], most))
-
-
-@lru_cache(maxsize=8192)
-def _alone(statement: Statement, most: int) -> tuple[BufferUse, ...]:
-    """`buffer_uses` of a statement without others before it."""
+    statement = found[number]
     tensors: dict[str, list[Use]] = {}
     for use in statement.uses:
         tensors.setdefault(use.access.form.tensor.name, []).append(use)
     traffic = {name: sum(_moved(statement, u) for u in uses) for name, uses in tensors.items()}
     largest = sorted(traffic, key=lambda name: -traffic[name])[:most]
-    whole = statement.whole()
-    return tuple(
-        _describe(statement, whole, name, tensors[name], traffic[name]) for name in largest
-    )
+    return tuple(_describe(found, number, name, tensors[name], traffic[name]) for name in largest)
 
 
 def _moved(statement: Statement, use: Use) -> float:
@@ -71,26 +61,11 @@ def _moved(statement: Statement, use: Use) -> float:
     return use.executions * lanes * use.access.element_bytes
 
 
-def _after(found: Sequence[Statement], number: int, use: BufferUse) -> BufferUse:
-    """With what an earlier statement left, where no loop brings the elements back."""
-    if use.reuse is not Reuse.NONE:
-        return use
-    earlier = _earlier(found, number, use.name)
-    if earlier is None:
-        return use
-    iterations, distance = _between(found, earlier, number)
-    return replace(
-        use,
-        reuse=Reuse.SERIAL,
-        reuse_count=1.0,
-        distance_iterations=iterations,
-        distance_bytes=distance,
-    )
-
-
 def _describe(
-    statement: Statement, whole: Mapping[Axis, int], name: str, uses: Sequence[Use], moved: float
+    found: Sequence[Statement], number: int, name: str, uses: Sequence[Use], moved: float
 ) -> BufferUse:
+    statement = found[number]
+    whole = statement.whole()
     widest = max((use.access.form for use in uses), key=lambda form: form.touched(whole))
     busiest = max(uses, key=lambda use: use.executions)
     axes = frozenset(axis for use in uses for axis in use.access.axes)
@@ -102,6 +77,11 @@ def _describe(
             iterations, distance = inside, statement.footprints[place]
             break
         inside *= loop.trips
+    else:
+        earlier = _earlier(found, number, name)
+        if earlier is not None:
+            reuse, count = Reuse.SERIAL, 1.0
+            iterations, distance = _between(found, earlier, number)
     return BufferUse(
         name,
         moved,
@@ -121,7 +101,7 @@ def _describe(
 def _earlier(found: Sequence[Statement], number: int, name: str) -> int | None:
     """The last statement before this one that touches the tensor."""
     for place in range(number - 1, -1, -1):
-        if name in found[place].tensors:
+        if any(use.access.form.tensor.name == name for use in found[place].uses):
             return place
     return None
 
@@ -130,7 +110,7 @@ def _between(found: Sequence[Statement], first: int, last: int) -> tuple[float, 
     """Executions and bytes of one turn of the loops that two statements share."""
     shared = 0
     for ours, theirs in zip(found[first].loops, found[last].loops, strict=False):
-        if ours.number != theirs.number:
+        if ours is not theirs:
             break
         shared += 1
     executions = touched = 0.0

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from compiler.loops.expr import Role
-from compiler.loops.nest import LoopNest
-from tuner.statements import Enclosing, Statement
+from compiler.loops.nest import For, LoopNest
+from tuner.accesses import forms_by_tensor
+from tuner.statements import Statement, grow
 
 if TYPE_CHECKING:
     from tuner.features import TargetFacts
@@ -115,7 +115,6 @@ def draft_seconds(
     return _overlapped(cycles, memory) / CYCLES_PER_SECOND
 
 
-@lru_cache(maxsize=8192)
 def statement_cycles(statement: Statement, machine: Machine, threads: int = 1) -> float:
     """Cycles of one statement in its loops, on the thread that has most of it."""
     core = sum(case.count * _tile_cycles(statement, case, machine) for case in _cases(statement))
@@ -131,7 +130,7 @@ class _Case:
 
     count: float
     share: float = 1.0
-    parts: tuple[tuple[Enclosing, float], ...] = ()
+    parts: tuple[tuple[For, float], ...] = ()
 
 
 def _cases(statement: Statement) -> list[_Case]:
@@ -237,14 +236,18 @@ def traffic(statement: Statement, cache_bytes: Sequence[int]) -> tuple[float, ..
     if footprints[-1] <= cache_bytes[0]:
         return (0.0,) * len(cache_bytes)
     moved = [0.0] * len(cache_bytes)
-    for forms in statement.tensors.values():
+    for forms in forms_by_tensor(use.access for use in statement.uses).values():
         form = max(forms, key=lambda each: len(each.axes))
-        spans = statement.spans[form]
-        fetched = [spans[0]] * len(cache_bytes)
+        sizes = dict(statement.tile)
+        touched = form.touched(sizes)
+        fetched = [touched] * len(cache_bytes)
         for place, loop in enumerate(statement.around):
             if loop.trips == 1:
                 continue
-            before, touched = spans[place], spans[place + 1]
+            before = touched
+            if not loop.axes.isdisjoint(form.axes):
+                grow(sizes, loop)
+                touched = form.touched(sizes)
             for number, size in enumerate(cache_bytes):
                 kept = footprints[place] <= size
                 fetched[number] *= touched / before if kept else loop.trips

@@ -273,7 +273,6 @@ def _log(value: float) -> float:
     return log2(1.0 + value)
 
 
-@lru_cache(maxsize=8192)
 def _traffic(statement: Statement) -> list[float]:
     """Bytes that come from beyond a cache of each of CACHE_BYTES.
 
@@ -296,18 +295,7 @@ def _traffic(statement: Statement) -> list[float]:
 def _describe(
     found: Sequence[Statement], number: int, traffic: Sequence[float], facts: TargetFacts
 ) -> list[float]:
-    row = [*_own(found[number], tuple(traffic), facts)]
-    uses = buffer_uses(found, number, BUFFERS)
-    for use in uses:
-        row += _buffer(use)
-    for _ in range(BUFFERS - len(uses)):
-        row += _NO_BUFFER
-    return row
-
-
-@lru_cache(maxsize=8192)
-def _own(statement: Statement, traffic: tuple[float, ...], facts: TargetFacts) -> tuple[float, ...]:
-    """The values of STATEMENT_COLUMNS."""
+    statement = found[number]
     work = max(statement.vector_operations, 1.0)
     issued = max(sum(statement.counts), 1.0)
     loads = statement.vector_loads + statement.broadcast_loads + statement.scattered_loads
@@ -317,7 +305,7 @@ def _own(statement: Statement, traffic: tuple[float, ...], facts: TargetFacts) -
         level = statement.levels[place] if inside else None
         outer += [_log(level.trips), _log(level.footprint_bytes)] if level else [0.0, 0.0]
     held = statement.accumulators + statement.operands + 1
-    return (
+    row = [
         _log(statement.vector_operations),
         _log(statement.operations),
         *(count / issued for count in statement.counts),
@@ -348,7 +336,13 @@ def _own(statement: Statement, traffic: tuple[float, ...], facts: TargetFacts) -
         *outer,
         *(_log(bytes_moved / work) for bytes_moved in traffic),
         *_intensities(statement),
-    )
+    ]
+    uses = buffer_uses(found, number, BUFFERS)
+    for use in uses:
+        row += _buffer(use)
+    for _ in range(BUFFERS - len(uses)):
+        row += _NO_BUFFER
+    return row
 
 
 def _intensities(statement: Statement) -> Iterable[float]:
@@ -366,7 +360,6 @@ def _intensities(statement: Statement) -> Iterable[float]:
         yield curve[low] + (place - low) * (curve[high] - curve[low])
 
 
-@lru_cache(maxsize=8192)
 def _buffer(use: BufferUse) -> list[float]:
     return [
         _log(use.bytes),

@@ -260,12 +260,6 @@ class _Run:
                 size = min(size, max(1, share))
             # Of a small budget most is proposed when something is known.
             size = min(size, max(LEAST_BATCH, left // 4))
-            # So is most of any task: no more is on its way than was measured.
-            known = max(LEAST_BATCH, len(state.measured))
-            unknown = self._scheduler.tasks[number].in_flight
-            if unknown >= known:
-                return False
-            size = min(size, known - unknown)
             self._train()
             with timed(self._timings, "propose"):
                 schedules = [suggestion.schedule for suggestion in state.suggest(size)]

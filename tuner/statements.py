@@ -1,27 +1,21 @@
 """What one Compute of a loop nest does, counted: trips, accumulators, operations, loads, bytes.
 
 The counts ignore ragged tails: they are inputs of a cost model, not a simulation.
-
-Statements are remembered by what they are made of, and everything that is derived from one by the
-statement: candidates of a workload differ in a few loops, and share most of the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from itertools import count
+from functools import cached_property
 from math import prod
-from typing import NamedTuple
 
-from compiler.loops.expr import Expr, Op, Operation
+from compiler.loops.expr import Op, Operation
 from compiler.loops.index import Axis
-from compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Node, Store, Tile
+from compiler.loops.nest import Binding, Compute, For, LoopNest, Node
 from tuner.accesses import (
     KINDS,
     Access,
-    Form,
     Kind,
     access,
     expression_facts,
@@ -57,19 +51,6 @@ class Around:
     extent: int
 
 
-class Enclosing(NamedTuple):
-    """A For around a statement. `number` tells it from the others of its nest, in program order."""
-
-    number: int
-    axis: Axis
-    step: int
-    trips: int
-    extent: int
-    lets: tuple[Let, ...]
-    is_parallel: bool
-    is_copied: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Use:
     """An access of a statement: how often it is executed in all, and its step along the lanes."""
@@ -80,9 +61,9 @@ class Use:
     lane_step: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Statement:
-    """One Compute in its loops. Equal statements are mostly one object.
+    """One Compute in its loops.
 
     `operations` is scalar arithmetic in all, `vector_operations` what is issued for it, weighted by
     cost; `counts` is what is issued by kind, in the order of `accesses.KINDS`. `operands` are the
@@ -116,7 +97,7 @@ class Statement:
     prefetches: bool
     parallel_tiles: int
     around: tuple[Around, ...] = field(repr=False)
-    loops: tuple[Enclosing, ...] = field(repr=False)
+    loops: tuple[For, ...] = field(repr=False)
     uses: tuple[Use, ...] = field(repr=False)
     tile: Mapping[Axis, int] = field(repr=False, hash=False)
     """The size of each axis inside all loops."""
@@ -124,37 +105,19 @@ class Statement:
     @cached_property
     def footprints(self) -> tuple[float, ...]:
         """Bytes that one execution of the tile touches, then of each loop of `around`."""
+        sizes = dict(self.tile)
         # Several accesses of one tensor mostly overlap (taps of a stencil): the largest is all.
-        tensors = [
-            map(max, zip(*map(self.spans.__getitem__, forms), strict=True))
-            if len(forms) > 1
-            else self.spans[next(iter(forms))]
-            for forms in self.tensors.values()
-        ]
-        return tuple(map(sum, zip(*tensors, strict=True))) or (0.0,) * (len(self.around) + 1)
-
-    @cached_property
-    def tensors(self) -> dict[str, dict[Form, None]]:
-        """The distinct forms of what it loads and stores, by tensor."""
-        return forms_by_tensor(use.access for use in self.uses)
-
-    @cached_property
-    def spans(self) -> dict[Form, tuple[float, ...]]:
-        """Bytes that a form touches in one execution of the tile, then of each loop of `around`."""
-        loops = [loop if loop.trips > 1 else None for loop in self.around]
-        found = {}
-        for forms in self.tensors.values():
-            for form in forms:
-                sizes = {axis: self.tile.get(axis, axis.extent) for axis in form.axes}
-                touched = form.touched(sizes)
-                span = [touched]
-                for loop in loops:
-                    if loop is not None and not loop.axes.isdisjoint(form.axes):
-                        grow(sizes, loop)
-                        touched = form.touched(sizes)
-                    span.append(touched)
-                found[form] = tuple(span)
-        return found
+        tensors = forms_by_tensor(use.access for use in self.uses)
+        touched = {name: max([f.touched(sizes) for f in forms]) for name, forms in tensors.items()}
+        result = [sum(touched.values())]
+        for loop in self.around:
+            if loop.trips > 1:
+                grow(sizes, loop)
+                for name, forms in tensors.items():
+                    if any(not loop.axes.isdisjoint(form.axes) for form in forms):
+                        touched[name] = max([form.touched(sizes) for form in forms])
+            result.append(sum(touched.values()))
+        return tuple(result)
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
@@ -182,71 +145,33 @@ def grow(sizes: dict[Axis, int], loop: Around) -> None:
 def statements(nest: LoopNest) -> tuple[Statement, ...]:
     """Every Compute of a nest, in program order, analysed in its loops."""
     found: list[Statement] = []
-    numbers = count()
     for stage in nest.stages:
         for node in stage.body:
-            found.extend(_visit(node, (), {}, numbers))
+            found.extend(_visit(node, (), {}))
     return tuple(found)
 
 
-def _visit(
-    node: Node, loops: tuple[Enclosing, ...], sizes: dict[Axis, int], numbers: Iterator[int]
-) -> Iterator[Statement]:
+_Loops = tuple[tuple[For, int, int], ...]
+"""Each enclosing For with its trips and the extent that it splits."""
+
+
+def _visit(node: Node, loops: _Loops, sizes: dict[Axis, int]) -> Iterator[Statement]:
     match node:
-        case For(axis=axis, step=step, lets=lets):
-            extent = sizes.get(axis, axis.extent)
-            trips = max(1, -(-extent // step))
-            is_parallel = node.binding is Binding.PARALLEL
-            is_copied = node.peel or node.unroll
-            loop = Enclosing(next(numbers), axis, step, trips, extent, lets, is_parallel, is_copied)
-            inner = _inside(sizes, loop)
+        case For():
+            extent = sizes.get(node.axis, node.axis.extent)
+            trips = max(1, -(-extent // node.step))
+            inner = dict(sizes)
+            inner[node.axis] = min(node.step, extent)
+            for let in node.lets:
+                inner[let.axis] = 1
             for child in node.body:
-                yield from _visit(child, (*loops, loop), inner, numbers)
+                yield from _visit(child, (*loops, (node, trips, extent)), inner)
         case Compute():
-            made = _Made(
-                node.stores,
-                node.body,
-                node.combiner is not None,
-                node.init,
-                node.reduce,
-                node.unroll,
-                node.vector,
-                node.partial,
-                node.skip_padding,
-                node.prefetch > 0,
-            )
-            yield _statement(made, loops)
+            yield _statement(node, loops, sizes)
 
 
-class _Made(NamedTuple):
-    """What counts of a Compute."""
-
-    stores: tuple[Store, ...]
-    body: Expr
-    combines: bool
-    init: Expr | None
-    reduce: tuple[Tile, ...]
-    unroll: tuple[Tile, ...]
-    vector: Axis | None
-    partial: tuple[Axis, ...]
-    skip_padding: bool
-    prefetches: bool
-
-
-def _inside(sizes: Mapping[Axis, int], loop: Enclosing) -> dict[Axis, int]:
-    """Sizes of axes in the body of a loop."""
-    inner = dict(sizes)
-    inner[loop.axis] = min(loop.step, loop.extent)
-    for let in loop.lets:
-        inner[let.axis] = 1
-    return inner
-
-
-@lru_cache(maxsize=8192)
-def _statement(compute: _Made, loops: tuple[Enclosing, ...]) -> Statement:
-    tile: dict[Axis, int] = {}
-    for enclosing in loops:
-        tile = _inside(tile, enclosing)
+def _statement(compute: Compute, loops: _Loops, sizes: Mapping[Axis, int]) -> Statement:
+    tile = dict(sizes)
     output_axes = frozenset(axis for store in compute.stores for axis in load_axes(store.target))
     reduce_levels: list[Around] = []
     reduce_unroll = 1
@@ -272,7 +197,7 @@ def _statement(compute: _Made, loops: tuple[Enclosing, ...]) -> Statement:
     spatial = prod(n for axis, n in counts.items() if axis in output_axes)
     partial = prod(counts.get(axis, 1) for axis in compute.partial)
     reduce_trips = prod(loop.trips for loop in reduce_levels)
-    outer = prod(loop.trips for loop in loops)
+    outer = prod(trips for _, trips, _ in loops)
     executions = float(outer * reduce_trips)
 
     body = expression_facts(compute.body)
@@ -284,20 +209,12 @@ def _statement(compute: _Made, loops: tuple[Enclosing, ...]) -> Statement:
     aliased = operands = 0
     inner = frozenset(body.loads)
     uses: list[Use] = []
-    shared: dict[Form, tuple[int, int, list[tuple[Axis, int]]]] = {}
-    for load in dict.fromkeys([load for root in roots for load in root.loads]):
+    for load in dict.fromkeys(load for root in roots for load in root.loads):
         found = access(load)
         if found is None:
             continue
         step = found.step(compute.vector) if compute.vector else 0
-        if found.form not in shared:
-            points_of = [(axis, n) for axis, n in counts.items() if axis in found.axes]
-            shared[found.form] = (
-                prod(n for _, n in points_of),
-                prod(n for axis, n in points_of if axis in output_axes),
-                [(axis, n) for axis, n in points_of if axis != compute.vector],
-            )
-        distinct, held, rows = shared[found.form]
+        distinct = prod(n for axis, n in counts.items() if axis in found.axes)
         # What starts or ends a sum is loaded once a tile, not in every step.
         is_inner = load in inner
         count = distinct * (executions if is_inner else float(outer))
@@ -308,10 +225,12 @@ def _statement(compute: _Made, loops: tuple[Enclosing, ...]) -> Statement:
             vector += count
         else:
             scattered += count
-        if step and is_inner and compute.combines:
-            operands += held
-        for axis, number in rows:
-            if number > aliased:
+        if step and is_inner and compute.combiner is not None:
+            operands += prod(
+                n for axis, n in counts.items() if axis in found.axes and axis in output_axes
+            )
+        for axis, number in counts.items():
+            if number > aliased and axis != compute.vector and axis in found.axes:
                 stride = abs(found.step(axis))
                 if stride and stride % PAGE_BYTES == 0:
                     aliased = number
@@ -327,7 +246,7 @@ def _statement(compute: _Made, loops: tuple[Enclosing, ...]) -> Statement:
             scattered_stores += distinct * outer
 
     is_fused = isinstance(compute.body, Op) and compute.body.operation is Operation.MUL
-    combines = compute.combines
+    combines = compute.combiner is not None
     body_cost = body.cost + float(combines and not is_fused)
     epilogue_cost = sum(each.cost for each in epilogues)
     vector_operations = executions * points * body_cost + outer * spatial * epilogue_cost
@@ -342,10 +261,10 @@ def _statement(compute: _Made, loops: tuple[Enclosing, ...]) -> Statement:
         Around(
             loop.axis,
             frozenset((loop.axis, *(let.axis for let in loop.lets))),
-            loop.trips,
-            loop.extent,
+            trips,
+            extent,
         )
-        for loop in reversed(loops)
+        for loop, trips, extent in reversed(loops)
     ]
     return Statement(
         operations=vector_operations * lanes * useful,
@@ -366,14 +285,14 @@ def _statement(compute: _Made, loops: tuple[Enclosing, ...]) -> Statement:
         stores=stores,
         scattered_stores=scattered_stores,
         aliased_rows=aliased,
-        peeled=sum(loop.is_copied for loop in loops),
+        peeled=sum(1 for loop, _, _ in loops if loop.peel or loop.unroll),
         skips_padding=compute.skip_padding,
         is_reduction=combines,
         lane_reduction=compute.vector is not None and compute.vector not in output_axes,
-        prefetches=compute.prefetches,
-        parallel_tiles=prod(loop.trips for loop in loops if loop.is_parallel),
+        prefetches=compute.prefetch > 0,
+        parallel_tiles=prod(t for loop, t, _ in loops if loop.binding is Binding.PARALLEL),
         around=(*reversed(reduce_levels), *around),
-        loops=loops,
+        loops=tuple(loop for loop, _, _ in loops),
         uses=tuple(uses),
         tile=tile,
     )
