@@ -6,10 +6,11 @@ brings the same elements back; else an earlier statement may have left them in a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from compiler.loops.index import Axis
 from tuner.statements import Statement, Use
 
 
@@ -53,7 +54,10 @@ def buffer_uses(found: Sequence[Statement], number: int, most: int) -> tuple[Buf
         tensors.setdefault(use.access.form.tensor.name, []).append(use)
     traffic = {name: sum(_moved(statement, u) for u in uses) for name, uses in tensors.items()}
     largest = sorted(traffic, key=lambda name: -traffic[name])[:most]
-    return tuple(_describe(found, number, name, tensors[name], traffic[name]) for name in largest)
+    whole = statement.whole() if largest else {}
+    return tuple(
+        _describe(found, number, whole, name, tensors[name], traffic[name]) for name in largest
+    )
 
 
 def _moved(statement: Statement, use: Use) -> float:
@@ -62,11 +66,16 @@ def _moved(statement: Statement, use: Use) -> float:
 
 
 def _describe(
-    found: Sequence[Statement], number: int, name: str, uses: Sequence[Use], moved: float
+    found: Sequence[Statement],
+    number: int,
+    whole: Mapping[Axis, int],
+    name: str,
+    uses: Sequence[Use],
+    moved: float,
 ) -> BufferUse:
     statement = found[number]
-    whole = statement.whole()
-    widest = max((use.access.form for use in uses), key=lambda form: form.touched(whole))
+    forms = dict.fromkeys(use.access.form for use in uses)
+    widest = max(forms, key=lambda form: form.touched(whole))
     busiest = max(uses, key=lambda use: use.executions)
     axes = frozenset(axis for use in uses for axis in use.access.axes)
     reuse, iterations, distance, count = Reuse.NONE, 0.0, 0.0, 0.0

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from compiler.loops.expr import Role
 from compiler.loops.nest import For, LoopNest
-from tuner.accesses import forms_by_tensor
-from tuner.statements import Statement, grow
+from tuner.statements import Statement
 
 if TYPE_CHECKING:
     from tuner.features import TargetFacts
@@ -236,18 +235,13 @@ def traffic(statement: Statement, cache_bytes: Sequence[int]) -> tuple[float, ..
     if footprints[-1] <= cache_bytes[0]:
         return (0.0,) * len(cache_bytes)
     moved = [0.0] * len(cache_bytes)
-    for forms in forms_by_tensor(use.access for use in statement.uses).values():
-        form = max(forms, key=lambda each: len(each.axes))
-        sizes = dict(statement.tile)
-        touched = form.touched(sizes)
-        fetched = [touched] * len(cache_bytes)
+    for forms in statement.tensors:
+        spans = statement.spans[max(forms, key=lambda each: len(each.axes))]
+        fetched = [spans[0]] * len(cache_bytes)
         for place, loop in enumerate(statement.around):
             if loop.trips == 1:
                 continue
-            before = touched
-            if not loop.axes.isdisjoint(form.axes):
-                grow(sizes, loop)
-                touched = form.touched(sizes)
+            before, touched = spans[place], spans[place + 1]
             for number, size in enumerate(cache_bytes):
                 kept = footprints[place] <= size
                 fetched[number] *= touched / before if kept else loop.trips

@@ -5,7 +5,7 @@ The counts ignore ragged tails: they are inputs of a cost model, not a simulatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -16,6 +16,7 @@ from compiler.loops.nest import Binding, Compute, For, LoopNest, Node
 from tuner.accesses import (
     KINDS,
     Access,
+    Form,
     Kind,
     access,
     expression_facts,
@@ -105,19 +106,38 @@ class Statement:
     @cached_property
     def footprints(self) -> tuple[float, ...]:
         """Bytes that one execution of the tile touches, then of each loop of `around`."""
-        sizes = dict(self.tile)
         # Several accesses of one tensor mostly overlap (taps of a stencil): the largest is all.
-        tensors = forms_by_tensor(use.access for use in self.uses)
-        touched = {name: max([f.touched(sizes) for f in forms]) for name, forms in tensors.items()}
-        result = [sum(touched.values())]
-        for loop in self.around:
-            if loop.trips > 1:
-                grow(sizes, loop)
-                for name, forms in tensors.items():
-                    if any(not loop.axes.isdisjoint(form.axes) for form in forms):
-                        touched[name] = max([form.touched(sizes) for form in forms])
-            result.append(sum(touched.values()))
-        return tuple(result)
+        tensors = [
+            map(max, zip(*(self.spans[form] for form in forms), strict=True))
+            if len(forms) > 1
+            else self.spans[forms[0]]
+            for forms in self.tensors
+        ]
+        if not tensors:
+            return (0.0,) * (len(self.around) + 1)
+        return tuple(map(sum, zip(*tensors, strict=True)))
+
+    @cached_property
+    def tensors(self) -> tuple[tuple[Form, ...], ...]:
+        """The distinct forms of its loads and stores, of each tensor together."""
+        found = forms_by_tensor(use.access for use in self.uses)
+        return tuple(tuple(forms) for forms in found.values())
+
+    @cached_property
+    def spans(self) -> Mapping[Form, tuple[float, ...]]:
+        """Bytes that each form touches in the tile, then in one run of each loop of `around`."""
+        found = {}
+        for form in (form for forms in self.tensors for form in forms):
+            sizes = {axis: self.tile.get(axis, axis.extent) for axis in form.axes}
+            touched = form.touched(sizes)
+            span = [touched]
+            for loop in self.around:
+                if loop.trips > 1 and not loop.axes.isdisjoint(form.axes):
+                    grow(sizes, loop)
+                    touched = form.touched(sizes)
+                span.append(touched)
+            found[form] = tuple(span)
+        return found
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
@@ -147,7 +167,7 @@ def statements(nest: LoopNest) -> tuple[Statement, ...]:
     found: list[Statement] = []
     for stage in nest.stages:
         for node in stage.body:
-            found.extend(_visit(node, (), {}))
+            _visit(node, (), {}, found)
     return tuple(found)
 
 
@@ -155,7 +175,7 @@ _Loops = tuple[tuple[For, int, int], ...]
 """Each enclosing For with its trips and the extent that it splits."""
 
 
-def _visit(node: Node, loops: _Loops, sizes: dict[Axis, int]) -> Iterator[Statement]:
+def _visit(node: Node, loops: _Loops, sizes: dict[Axis, int], found: list[Statement]) -> None:
     match node:
         case For():
             extent = sizes.get(node.axis, node.axis.extent)
@@ -165,9 +185,9 @@ def _visit(node: Node, loops: _Loops, sizes: dict[Axis, int]) -> Iterator[Statem
             for let in node.lets:
                 inner[let.axis] = 1
             for child in node.body:
-                yield from _visit(child, (*loops, (node, trips, extent)), inner)
+                _visit(child, (*loops, (node, trips, extent)), inner, found)
         case Compute():
-            yield _statement(node, loops, sizes)
+            found.append(_statement(node, loops, sizes))
 
 
 def _statement(compute: Compute, loops: _Loops, sizes: Mapping[Axis, int]) -> Statement:
@@ -209,12 +229,21 @@ def _statement(compute: Compute, loops: _Loops, sizes: Mapping[Axis, int]) -> St
     aliased = operands = 0
     inner = frozenset(body.loads)
     uses: list[Use] = []
-    for load in dict.fromkeys(load for root in roots for load in root.loads):
+    # Of unrolled windows and transforms many loads have one form.
+    shared: dict[Form, tuple[int, int, list[tuple[Axis, int]]]] = {}
+    for load in dict.fromkeys([load for root in roots for load in root.loads]):
         found = access(load)
         if found is None:
             continue
         step = found.step(compute.vector) if compute.vector else 0
-        distinct = prod(n for axis, n in counts.items() if axis in found.axes)
+        if found.form not in shared:
+            moving = [(axis, n) for axis, n in counts.items() if axis in found.axes]
+            shared[found.form] = (
+                prod([n for _, n in moving]),
+                prod([n for axis, n in moving if axis in output_axes]),
+                [(axis, n) for axis, n in moving if axis != compute.vector],
+            )
+        distinct, held, rows = shared[found.form]
         # What starts or ends a sum is loaded once a tile, not in every step.
         is_inner = load in inner
         count = distinct * (executions if is_inner else float(outer))
@@ -226,11 +255,9 @@ def _statement(compute: Compute, loops: _Loops, sizes: Mapping[Axis, int]) -> St
         else:
             scattered += count
         if step and is_inner and compute.combiner is not None:
-            operands += prod(
-                n for axis, n in counts.items() if axis in found.axes and axis in output_axes
-            )
-        for axis, number in counts.items():
-            if number > aliased and axis != compute.vector and axis in found.axes:
+            operands += held
+        for axis, number in rows:
+            if number > aliased:
                 stride = abs(found.step(axis))
                 if stride and stride % PAGE_BYTES == 0:
                     aliased = number
