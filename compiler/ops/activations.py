@@ -160,6 +160,14 @@ OPERATORS = (
 )
 
 
+def _onnx_celu(node: OnnxNode) -> str:
+    """alpha * elu(x / alpha); a scalar stays one, which the function body makes a vector"""
+    x = node.input(0)
+    alpha = node.scalar(node.number("alpha", 1.0), node.type(x).dtype)
+    inner = node.emit("elu", [node.emit("div", [x, alpha])], alpha=1.0)
+    return node.emit("mul", [inner, alpha])
+
+
 def _onnx_hard_swish(node: OnnxNode) -> str:
     """x * max(0, min(1, x / 6 + 1 / 2))"""
     x = node.input(0)
@@ -204,6 +212,7 @@ def _onnx_thresholded_relu(node: OnnxNode) -> str:
 
 
 RULES = (
+    OnnxRule("Celu", _onnx_celu),
     OnnxRule("HardSwish", _onnx_hard_swish),
     OnnxRule("Swish", _onnx_swish),
     OnnxRule("Mish", _onnx_mish),

@@ -126,7 +126,11 @@ class GraphBuilder:
     def known(self, value: str) -> np.ndarray | None:
         """A value that is known at import: a constant, or one without elements."""
         kind = self.types[value]
-        empty = None if kind.elements else np.zeros(kind.shape, kind.dtype.numpy)
+        empty = (
+            None
+            if kind.elements or value in self._trims
+            else np.zeros(kind.shape, kind.dtype.numpy)
+        )
         return self.constants.get(value, empty)
 
     def trim(self, value: str) -> Trim | None:
@@ -239,7 +243,7 @@ class GraphBuilder:
     ) -> np.ndarray | None:
         if operator.kind is ops.OpKind.CONTROL:
             return None  # it might take any time, or never end
-        if prod(kind.shape) == 0:
+        if prod(kind.shape) == 0 and operator.name != "trim":
             return np.zeros(kind.shape, kind.dtype.numpy)  # nothing is left to compute
         known = [self.known(value) for value in inputs]
         arrays = [array for array in known if array is not None]

@@ -36,11 +36,9 @@ def _positions_work(types: Sequence[TensorType], _attrs: Attrs) -> tuple[str, tu
 
 
 def _onnx_non_zero(node: OnnxNode) -> str:
-    """Positions in the flat data, taken apart into coordinates."""
+    """Positions in the flat data, taken apart into coordinates; a scalar has none."""
     x = node.input(0)
     shape, dtype = node.shape(x), node.type(x).dtype
-    if not shape:
-        raise node.unsupported("a scalar")
     count = prod(shape)
     if count == 0:
         return node.constant(np.zeros((len(shape), 0), np.int64))
@@ -48,6 +46,8 @@ def _onnx_non_zero(node: OnnxNode) -> str:
     if dtype is not DType.BOOL:
         chosen = node.emit("equal", [chosen, node.scalar(0, dtype)])
         chosen = node.emit("logical_not", [chosen])
+    if not shape:
+        return trimmed(node, node.constant(np.zeros((0, 1), np.int64)), chosen, 1)
     flat = node.reshape(node.emit("positions", [chosen]), (1, count))
     if len(shape) > 1:
         steps = np.array(row_strides(shape), np.int64).reshape(-1, 1)

@@ -51,18 +51,32 @@ def _top_k_work(types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[i
 
 
 def _onnx_top_k(node: OnnxNode) -> list[str]:
-    """Where the elements lie, and a gather of them; in order, also where `sorted` is 0."""
+    """Where the elements lie, and a gather of them; in order, also where `sorted` is 0.
+
+    Where the run says k, the axis bounds it: all are put in order, and the first k are kept.
+    """
     x = node.input(0)
     rank, axis = len(node.shape(x)), node.integer("axis", -1)
     if not -rank <= axis < rank:
         raise node.invalid(f"axis {axis} is out of range for rank {rank}")
     axis %= rank
-    k = (node.integer("k"),) if "k" in node.attrs else node.static_ints(1, "k")
-    if k is None or len(k) != 1:
-        raise node.invalid("k is not one integer")
+    count = None
+    if "k" in node.attrs:
+        k = node.integer("k")
+    else:
+        given = node.input(1)
+        if node.type(given).elements != 1 or node.type(given).dtype is not DType.INT64:
+            raise node.invalid(f"k is {node.type(given)}, not one int64")
+        known = node.builder.known(given)
+        k = node.shape(x)[axis] if known is None else int(known.reshape(-1)[0])
+        if known is None:
+            count = node.reshape(given, ())
     largest = int(node.integer("largest", 1) != 0)
-    indices = node.emit("top_k", [x], axis=axis, k=k[0], largest=largest)
-    return [elements_along(node, x, indices, axis), indices]
+    indices = node.emit("top_k", [x], axis=axis, k=k, largest=largest)
+    found = [elements_along(node, x, indices, axis), indices]
+    if count is None:
+        return found
+    return [node.emit("trim", [value, count], axis=axis) for value in found]
 
 
 def _infer_unique(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
@@ -142,7 +156,7 @@ OPERATORS = (
         _infer_top_k,
         _top_k_reference,
         _top_k_work,
-        OnnxRule("TopK", _onnx_top_k, limits="k is known at import"),
+        OnnxRule("TopK", _onnx_top_k, limits=f"with k at run time, {OUTPUT_ONLY}"),
     ),
     native(
         "unique",

@@ -104,7 +104,7 @@ def fuse(graph: Graph, kept: Collection[str] = ()) -> tuple[Group, ...]:
     """Every node of the graph in exactly one group; groups in topological order.
 
     `kept` are values that no group may hide, as if the graph returned them. Nodes whose result has
-    no elements are in no group: there is nothing to compute.
+    no elements are in no group: there is nothing to compute, but what `trim` counts.
     """
     return _Fusion(graph, kept).groups()
 
@@ -113,7 +113,11 @@ class _Fusion:
     def __init__(self, graph: Graph, kept: Collection[str]) -> None:
         self._graph = graph
         self._position = {node.name: i for i, node in enumerate(graph.nodes)}
-        self._taken = {node.name for node in graph.nodes if not graph.types[node.output].elements}
+        self._taken = {
+            node.name
+            for node in graph.nodes
+            if not graph.types[node.output].elements and node.op != "trim"
+        }
         self._outputs = {*graph.outputs, *kept}
 
     def groups(self) -> tuple[Group, ...]:

@@ -394,8 +394,8 @@ def _pool(operator: str, g: Grower) -> None:
 RANKS = {"EyeLike": 2, "GlobalAveragePool": 4, "GlobalMaxPool": 4}
 """Of operands, where an operator or its reference takes no other."""
 
-LEAST_RANKS = {"Flatten": 1, "Celu": 1}
-"""Flatten has an axis; the function body of Celu gives a scalar one dimension."""
+LEAST_RANKS = {"Flatten": 1}
+"""Of operands of operators that have an axis."""
 
 
 def _depth_to_space(g: Grower) -> None:

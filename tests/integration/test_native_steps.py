@@ -291,3 +291,38 @@ def test_contradictions_name_the_node(
     node = helper.make_node(op_type, inputs, ["y"], name="node", **attrs)
     with pytest.raises(InvalidModelError, match=message):
         compiler.compile_model(model([node], {"x": [3, 4], "b": [1, 2, 3]}, ["y"], constants))
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+def test_the_run_may_say_how_many_are_the_top(largest: int) -> None:
+    """The axis bounds k; what follows element by element is counted too."""
+    nodes = [
+        helper.make_node("TopK", ["x", "k"], ["values", "places"], axis=1, largest=largest),
+        helper.make_node("Neg", ["values"], ["negative"]),
+    ]
+    names = ["values", "places", "negative"]
+    proto = model(nodes, {"x": [2, 5, 3], "k": [1]}, names)
+    proto.graph.input[1].type.tensor_type.elem_type = TensorProto.INT64
+    executable = compiler.compile_model(proto)
+    assert [port.counted for port in executable.outputs] == [1, 1, 1]
+    x = np.random.default_rng(6).standard_normal((2, 5, 3)).astype(np.float32)
+    order = np.argsort(-x if largest else x, axis=1, kind="stable")
+    for k in (0, 1, 3, 5):
+        places = order[:, :k]
+        values = np.take_along_axis(x, places, 1)
+        agree(executable.run([x, np.array([k])]), [values, places, -values])
+    assert executable.run([x, np.array([9])])[1].shape == (2, 5, 3)
+
+
+@pytest.mark.parametrize("number", [0.0, 2.5])
+def test_a_scalar_that_is_not_zero_counts_once(number: float) -> None:
+    """Its place has no coordinates: the result has no elements, and still an extent."""
+    proto = model([helper.make_node("NonZero", ["x"], ["y"])], {"x": []}, ["y"])
+    (found,) = compiler.compile_model(proto).run([np.array(number, np.float32)])
+    assert (found.shape, found.dtype) == ((0, int(number != 0)), np.int64)
+
+
+def test_a_scalar_stays_one() -> None:
+    proto = model([helper.make_node("Celu", ["x"], ["y"], alpha=0.5)], {"x": []}, ["y"])
+    x = np.array(-1, np.float32)
+    agree(compiler.compile_model(proto).run([x]), runtime(proto, {"x": x}))

@@ -26,7 +26,7 @@ def test_every_rule_is_listed_with_its_limits() -> None:
         assert entries[key].limits == rule.limits
         assert entries[key].types
     assert entries["", "If"].way == "control flow"
-    assert entries["", "Celu"].way == "function"
+    assert entries["", "Shrink"].way == "function"
     assert ("", "Bernoulli") not in entries
 
 

@@ -349,11 +349,11 @@ def test_external_data_stays_in_the_folder(
 
 def test_an_operator_without_a_rule_is_its_function_body() -> None:
     x = np.linspace(-2, 2, 7, dtype=np.float32)
-    m = model([node("Celu", "x", "y", "act", alpha=0.5)], [value("x", (7,))], [value("y")])
+    act = node("Shrink", "x", "y", "act", lambd=0.5, bias=0.25)
+    m = model([act], [value("x", (7,))], [value("y")])
     graph = import_model(m)
     assert [n.name for n in graph.nodes][-1] == "act"
-    wide = x.astype(np.float64)
-    wanted = np.maximum(wide, 0) + np.minimum(0, 0.5 * np.expm1(wide / 0.5))
+    wanted = np.where(x < -0.5, x + 0.25, np.where(x > 0.5, x - 0.25, 0))
     (found,) = run_graph(graph, {"x": x})
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
 
