@@ -7,7 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupledict
 
 from compiler.driver import compile_model
@@ -20,15 +20,16 @@ from compiler.errors import (
 )
 from compiler.frontend.onnx_import import NEWEST_OPSET
 from compiler.runtime.executable import Executable
+from compiler.runtime.sized import SizedExecutable
 
 
 class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types for its backend
     """A compiled model.
 
-    Code is generated for fixed shapes, and for fixed values of what decides shapes: axes, sizes,
-    pads. Where a model leaves a dimension open or takes such a value as an input, it is compiled at
-    the first run with what the inputs then are, and again when they change; the last few
-    executables are kept.
+    Open dimensions are those of a `SizedExecutable`. Beside them code is generated for fixed values
+    of what decides shapes (axes, sizes, pads) and for ranks: where a model takes such a value as an
+    input or states no rank, it is compiled at the first run with what the inputs then are, and
+    again when they change; the last few are kept.
     """
 
     def __init__(self, model: ModelProto, options: Mapping[str, Any]) -> None:
@@ -42,15 +43,17 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
         self._options = dict(options)
         self._inputs = tuple(i.name for i in model.graph.input if i.name not in constants)
         self._outputs = tuple(info.name for info in model.graph.output)
-        self._is_open = any(
-            _is_open(info) for info in model.graph.input if info.name in self._inputs
+        self._unranked = tuple(
+            info.name
+            for info in model.graph.input
+            if info.name in self._inputs and not info.type.tensor_type.HasField("shape")
         )
         self._decisive: tuple[str, ...] = ()
         """Inputs whose values the compiler has to know."""
-        self._executables: dict[_Key, Executable] = {}
-        if not self._is_open:
+        self._made: dict[_Key, Executable | SizedExecutable] = {}
+        if not self._unranked:
             try:
-                self._executables[(), ()] = self._compile({}, {})
+                self._compiled({}, {})
             except UnsupportedOperatorError as error:
                 if not error.depends_on:
                     raise
@@ -93,69 +96,61 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
             CompilerError: if the model does not compile for these inputs.
         """
         while True:
-            shapes = {}
-            if self._is_open:
-                shapes = {name: self._given(arrays, name).shape for name in self._inputs}
             values = {name: self._given(arrays, name) for name in self._decisive}
-            key: _Key = (
-                tuple(shapes.values()),
-                tuple((v.shape, v.dtype.str, v.tobytes()) for v in values.values()),
-            )
-            if key in self._executables:
-                return self._executables[key]
+            ranks = {n: self._given(arrays, n).ndim for n in self._unranked if n not in values}
             try:
-                found = self._compile(shapes, values)
+                found = self._compiled(ranks, values)
+                if isinstance(found, Executable):
+                    return found
+                rest = [self._given(arrays, name) for name in found.ports.inputs]
+                return found.executable(dict(found.sizes_of(rest)))
             except UnsupportedOperatorError as error:
                 added = tuple(n for n in error.depends_on if n not in self._decisive)
                 if not added:
                     raise
                 self._decisive += added
-                continue
-            while len(self._executables) >= EXECUTABLE_LIMIT:
-                del self._executables[next(iter(self._executables))]
-            self._executables[key] = found
-            return found
 
     def _given(self, arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
         if name not in arrays:
             raise InvalidInputError(f"input '{name}' is missing")
         return arrays[name]
 
-    def _compile(
-        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]
-    ) -> Executable:
-        """The model with these shapes of inputs, and these inputs as constants."""
+    def _compiled(
+        self, ranks: Mapping[str, int], values: Mapping[str, np.ndarray]
+    ) -> Executable | SizedExecutable:
+        """The model with these ranks of inputs, and these inputs as constants."""
+        key: _Key = (
+            tuple(ranks.items()),
+            tuple((v.shape, v.dtype.str, v.tobytes()) for v in values.values()),
+        )
+        if key in self._made:
+            return self._made[key]
         model = self._model
-        if shapes or values:
+        if ranks or values:
             model = ModelProto()
             model.CopyFrom(self._model)
             for info in model.graph.input:
-                if info.name in shapes:
-                    tensor = info.type.tensor_type
-                    tensor.shape.ClearField("dim")
-                    for extent in shapes[info.name]:
-                        tensor.shape.dim.add().dim_value = extent
+                if info.name in ranks:
+                    shape = info.type.tensor_type.shape
+                    shape.SetInParent()
+                    for _ in range(ranks[info.name]):
+                        shape.dim.add()
             kept = [info for info in model.graph.input if info.name not in values]
             del model.graph.input[:]
             model.graph.input.extend(kept)
             tensors = (numpy_helper.from_array(array, name) for name, array in values.items())
             model.graph.initializer.extend(tensors)
-        executable = compile_model(model, **self._options)
-        assert isinstance(executable, Executable)  # the shapes are given
-        return executable
+        made = compile_model(model, **self._options)
+        while len(self._made) >= EXECUTABLE_LIMIT:
+            del self._made[next(iter(self._made))]
+        self._made[key] = made
+        return made
 
 
-_Key = tuple[tuple[tuple[int, ...], ...], tuple[tuple[tuple[int, ...], str, bytes], ...]]
+_Key = tuple[tuple[tuple[str, int], ...], tuple[tuple[tuple[int, ...], str, bytes], ...]]
 
 EXECUTABLE_LIMIT = 8
-"""Executables that a model with open dimensions or deciding inputs keeps."""
-
-
-def _is_open(info: ValueInfoProto) -> bool:
-    tensor = info.type.tensor_type
-    return not tensor.HasField("shape") or any(
-        not dim.HasField("dim_value") for dim in tensor.shape.dim
-    )
+"""Compiled models that one with deciding inputs or unstated ranks keeps."""
 
 
 class TilewrightBackend(Backend):  # type: ignore[misc]  # as above

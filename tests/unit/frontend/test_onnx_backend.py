@@ -76,9 +76,39 @@ def test_open_dimensions_are_those_of_the_inputs() -> None:
     rep = onnx_backend.prepare(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
     )
-    for rows in range(1, onnx_backend.EXECUTABLE_LIMIT + 2):
+    for rows in (1, 2, 9, 1):
         x = np.arange(-rows, 2 * rows, dtype=np.float32).reshape(rows, 3)
         np.testing.assert_array_equal(rep.run([x])[0], np.maximum(x, 0))
+        assert rep.executable({"x": x}) is rep.executable({"x": x})
+    with pytest.raises(InvalidInputError, match=r"expected \(rows, 3\)"):
+        rep.run([A[:, :2]])
+
+
+def test_a_shape_that_is_not_stated_and_one_that_is_open_beside_values() -> None:
+    """The rank of `x` is seen at a run; `axes` decides, with `rows` open beside it."""
+    shapes = {"x": None, "z": ("rows", 3), "axes": (1,)}
+    infos = [
+        helper.make_tensor_value_info(
+            name, TensorProto.INT64 if name == "axes" else TensorProto.FLOAT, shape
+        )
+        for name, shape in shapes.items()
+    ]
+    nodes = [
+        helper.make_node("Neg", ["x"], ["y"]),
+        helper.make_node("ReduceSum", ["z", "axes"], ["s"], keepdims=0),
+    ]
+    results = [helper.make_empty_tensor_value_info(name) for name in "ys"]
+    graph = helper.make_graph(nodes, "m", infos, results)
+    rep = onnx_backend.prepare(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    )
+    for x_shape, rows, axis in (((2,), 4, 0), ((2, 5), 4, 1), ((), 3, 1), ((2,), 5, 0)):
+        x = np.arange(np.prod(x_shape), dtype=np.float32).reshape(x_shape)
+        z = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
+        y, s = rep.run({"x": x, "z": z, "axes": np.array([axis])})
+        np.testing.assert_array_equal(y, -x)
+        np.testing.assert_array_equal(s, z.sum(axis))
+    assert rep.decisive == ("axes",)
 
 
 def test_bfloat16_scalars_are_numbers() -> None:
