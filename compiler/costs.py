@@ -13,8 +13,8 @@ from typing import Any
 from compiler import ops
 from compiler.graph.ir import Graph, Node
 from compiler.memory_plan import plan_memory
+from compiler.ops.attributes import ints
 from compiler.ops.registry import OpKind
-from compiler.passes.attributes import ints
 from compiler.plan import GraphPlan, ViewStep, bodies_of
 from compiler.workload import Workload
 
@@ -91,7 +91,7 @@ def _node_flops(node: Node, graph: Graph) -> int:
         case OpKind.CONTRACTION:
             return 2 * _node_macs(node, graph)
         case OpKind.WINDOW:
-            window = prod(ints(node, "kernel", ())) if node.attr("kernel") is not None else 5
+            window = prod(ints(node.attrs, "kernel", ())) if node.attr("kernel") is not None else 5
             return output * window
         case OpKind.REDUCTION:
             return operand

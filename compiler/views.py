@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from compiler import ops
 from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
-from compiler.ops.attributes import integer
-from compiler.passes.attributes import ints
+from compiler.ops.attributes import integer, ints
 from compiler.passes.fusion import Group
 from compiler.passes.layout_options import Choice, Demand
 from compiler.plan import Placement, distance, same_bytes
@@ -160,12 +159,12 @@ class Views:
         self._regions.join(source, output, view_offset(node))
 
     def _slice(self, node: Node, place: Placement) -> None:
-        link = _Link(node.inputs[0], node.output, ints(node, "starts"))
+        link = _Link(node.inputs[0], node.output, ints(node.attrs, "starts"))
         apart = None
         if (
             self._places.get(link.whole) == place
             and link.whole not in self._fixed
-            and set(ints(node, "steps")) == {1}
+            and set(ints(node.attrs, "steps")) == {1}
         ):
             apart = self._apart(link, place)
         self._add(link.part, place, written=apart is None)

@@ -1,4 +1,4 @@
-"""Typed reading of attributes inside operators."""
+"""Typed reading of attributes, in operators and in passes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ def number(attrs: Attrs, key: str, default: float | None = None) -> float:
 
 
 def optional(attrs: Attrs, key: str) -> float | None:
-    """A number, or None where there is none."""
-    return None if attr(attrs, key) is None else number(attrs, key)
+    """A number, or None where there is none; an integer stays one, exact at any size."""
+    value = attr(attrs, key)
+    if value is not None and not isinstance(value, int | float):
+        raise InvalidModelError(f"attribute '{key}' is not a number")
+    return value
 
 
 def word(attrs: Attrs, key: str, default: str | None = None) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
-from compiler.passes.attributes import optional
+from compiler.ops.attributes import optional
 from compiler.passes.rewrite import Rewriter, rewrite
 
 IDEMPOTENT = frozenset({"relu", "abs", "floor", "ceil", "round", "sign"})
@@ -195,7 +195,7 @@ def _min(rewriter: Rewriter, node: Node) -> str | None:
 
 def _clip(rewriter: Rewriter, node: Node) -> str | None:
     """Clips and a relu under a clip become one clip; a clip at 0 alone is a relu."""
-    low, high = optional(node, "min"), optional(node, "max")
+    low, high = optional(node.attrs, "min"), optional(node.attrs, "max")
     x = node.inputs[0]
     if low is None and high is None:
         return x
@@ -204,8 +204,8 @@ def _clip(rewriter: Rewriter, node: Node) -> str | None:
     inner = rewriter.producer(x)
     if inner is None or inner.op not in ("relu", "clip"):
         return None
-    inner_low = 0.0 if inner.op == "relu" else optional(inner, "min")
-    inner_high = None if inner.op == "relu" else optional(inner, "max")
+    inner_low = 0.0 if inner.op == "relu" else optional(inner.attrs, "min")
+    inner_high = None if inner.op == "relu" else optional(inner.attrs, "max")
     lows = [float(v) for v in (low, inner_low) if v is not None]
     highs = [float(v) for v in (high, inner_high) if v is not None]
     if lows and highs and max(lows) > min(highs):

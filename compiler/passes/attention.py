@@ -24,7 +24,7 @@ import numpy as np
 
 from compiler.dtypes import DType
 from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.passes.attributes import ints, number
+from compiler.ops.attributes import integer, ints
 from compiler.passes.rewrite import Rewriter, rewrite
 
 HIDDEN = -1e9
@@ -115,8 +115,8 @@ def _guard(rewriter: Rewriter, value: str) -> _Guard | None:
         if reduced is None or rewriter.scalar(low) != -np.inf:
             continue
         rank = len(rewriter.shape(reduced.inputs[0]))
-        axes = tuple(axis % rank for axis in ints(reduced, "axes", tuple(range(rank))))
-        if axes == (rank - 1,) and number(reduced, "keepdims", 1):
+        axes = tuple(axis % rank for axis in ints(reduced.attrs, "axes", tuple(range(rank))))
+        if axes == (rank - 1,) and integer(reduced.attrs, "keepdims", 1):
             return _Guard(weights, reduced.inputs[0])
     return None
 
@@ -132,7 +132,7 @@ def _unviewed(rewriter: Rewriter, value: str) -> str:
 
 def _is_last_axis(rewriter: Rewriter, softmax: Node) -> bool:
     rank = len(rewriter.shape(softmax.outputs[0]))
-    axis = int(number(softmax, "axis", -1))
+    axis = integer(softmax.attrs, "axis", -1)
     return axis % rank == rank - 1
 
 

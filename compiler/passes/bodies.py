@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from compiler.graph.ir import Graph, Node
-from compiler.passes.attributes import number
+from compiler.ops.attributes import integer
 from compiler.passes.dead_code import dead_code
 
 
@@ -35,7 +35,7 @@ def optimise_bodies(graph: Graph, optimise: Callable[[Graph], Graph]) -> Graph:
 def _first_capture(node: Node) -> tuple[int, int]:
     """The position of the first captured value among a node's operands and among a body's
     inputs."""
-    states = int(number(node, "states", 0))
+    states = integer(node.attrs, "states", 0)
     return (2 + states, 1 + states) if node.op == "loop" else (1, 0)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Graph, Node
-from compiler.passes.attributes import number
+from compiler.ops.attributes import number
 from compiler.passes.fold_scale import scale_conv, shift_conv
 from compiler.passes.rewrite import Rewriter, rewrite
 
@@ -33,7 +33,7 @@ def _fold(rewriter: Rewriter, node: Node) -> str | None:
     if any(array is None for array in arrays):
         return _composed(rewriter, node)
     scale, shift, mean, variance = (np.asarray(a, np.float64) for a in arrays)
-    epsilon = number(node, "epsilon", 1e-5)
+    epsilon = number(node.attrs, "epsilon", 1e-5)
     if (variance + epsilon <= 0).any():
         raise InvalidModelError(f"batch_norm '{node.name}': a variance is not positive")
     factor = scale / np.sqrt(variance + epsilon)
@@ -57,7 +57,7 @@ def _composed(rewriter: Rewriter, node: Node) -> str:
         for v in node.inputs[1:5]
     )
     epsilon = rewriter.constant(
-        np.asarray(number(node, "epsilon", 1e-5), dtype), f"{node.name}.epsilon"
+        np.asarray(number(node.attrs, "epsilon", 1e-5), dtype), f"{node.name}.epsilon"
     )
     deviation = rewriter.emit("sqrt", [rewriter.emit("add", [variance, epsilon])])
     factor = rewriter.emit("div", [scale, deviation])

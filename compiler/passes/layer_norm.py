@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from compiler.graph.ir import Graph, Node
-from compiler.passes.attributes import ints, number
+from compiler.ops.attributes import integer, ints
 from compiler.passes.match import Any_, Apply, Number, match_node
 from compiler.passes.rewrite import Rewriter, rewrite
 
@@ -76,8 +76,8 @@ def _normalised(rewriter: Rewriter, node: Node) -> str | None:
 
 def _trailing_axis(reduce: Node, rank: int) -> int | None:
     """The first reduced axis, if all axes from it to the last are reduced and kept."""
-    axes = sorted(axis % rank for axis in ints(reduce, "axes", tuple(range(rank))))
-    if not number(reduce, "keepdims", 1) or axes != list(range(rank - len(axes), rank)):
+    axes = sorted(axis % rank for axis in ints(reduce.attrs, "axes", tuple(range(rank))))
+    if not integer(reduce.attrs, "keepdims", 1) or axes != list(range(rank - len(axes), rank)):
         return None
     return axes[0]
 
@@ -89,7 +89,7 @@ def _with_operand(rewriter: Rewriter, node: Node, count: int) -> str | None:
         if norm is None or array is None or not rewriter.used_once(value):
             continue
         shape = rewriter.shape(value)
-        axis = int(number(norm, "axis", -1)) % len(shape)
+        axis = integer(norm.attrs, "axis", -1) % len(shape)
         inner = array.shape[max(array.ndim - (len(shape) - axis), 0) :]
         if len(norm.inputs) > count or array.ndim > len(shape) or array.size == 0:
             continue

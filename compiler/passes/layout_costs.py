@@ -14,7 +14,7 @@ from math import prod
 from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.layout import MAX_LANE_STEP, ROW_MAJOR, Layout
-from compiler.passes.attributes import ints, number
+from compiler.ops.attributes import integer, ints
 from compiler.workload import Halo, stored_bytes
 
 OPERATIONS_A_BYTE = 2.0
@@ -49,9 +49,9 @@ def convolution(graph: Graph, node: Node, source: Layout, output: Layout, lanes:
     types = graph.types
     weight, result = types[node.inputs[1]].shape, types[node.output].shape
     work = 2.0 * types[node.output].elements * prod(weight[1:])
-    group = int(number(node, "group", 1))
+    group = integer(node.attrs, "group", 1)
     spatial = len(weight) - 2
-    steps = ints(node, "strides", (1,) * spatial)
+    steps = ints(node.attrs, "strides", (1,) * spatial)
     pointwise = set(steps) == {1} and prod(weight[2:]) == 1
     if group > 1 and weight[:2] == (group, 1):  # depthwise
         if source != output:
@@ -76,8 +76,8 @@ def _winograd(node: Node, weight: tuple[int, ...], result: tuple[int, ...]) -> f
     they come from memory: there are more of them, which shows where there are few pixels.
     """
     spatial = len(weight) - 2
-    steps = ints(node, "strides", (1,) * spatial)
-    plain = set(ints(node, "dilations", (1,))) == {1} and number(node, "group", 1) == 1
+    steps = ints(node.attrs, "strides", (1,) * spatial)
+    plain = set(ints(node.attrs, "dilations", (1,))) == {1} and integer(node.attrs, "group", 1) == 1
     if not plain:
         return 1.0
     sides = [
@@ -122,14 +122,14 @@ def window(graph: Graph, node: Node, layout: Layout, lanes: int) -> float:
     elements = graph.types[node.output].elements
     if node.attr("kernel") is None:  # its window runs along the channels
         return elements * (60.0 if layout == ROW_MAJOR else 450.0)
-    kernel = ints(node, "kernel")
+    kernel = ints(node.attrs, "kernel")
     work = 3.0 * elements * prod(kernel)
     if layout != ROW_MAJOR:
         return work
-    pads = ints(node, "pads", (0,) * (2 * len(kernel)))
+    pads = ints(node.attrs, "pads", (0,) * (2 * len(kernel)))
     if pads[len(kernel) - 1] or pads[-1]:
         return work * _MIXED  # the ends of a row have other windows than their neighbours
-    step = ints(node, "strides", (1,) * len(kernel))[-1]
+    step = ints(node.attrs, "strides", (1,) * len(kernel))[-1]
     return work * 1.2 * _gathered(step) * _filled(graph.types[node.output].shape[-1], lanes)
 
 

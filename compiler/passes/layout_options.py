@@ -17,9 +17,9 @@ from compiler.choices import LayoutNames
 from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
+from compiler.ops.attributes import integer, ints
 from compiler.ops.registry import OpKind
 from compiler.passes import layout_costs as costs
-from compiler.passes.attributes import ints, number
 from compiler.passes.fusion import Group
 from compiler.plan import Placement, distance, same_bytes
 from compiler.regions import ALIGNMENT_BYTES
@@ -168,7 +168,7 @@ class Options:
 
     def _conv(self, group: Group, anchor: Node) -> list[Option]:
         x = anchor.inputs[0]
-        groups = int(number(anchor, "group", 1))
+        groups = integer(anchor.attrs, "group", 1)
         halo = conv_halo(self._graph, anchor)
         constants = {value: Demand(ROW_MAJOR) for value in anchor.inputs[1:]}
         found: list[Option] = []
@@ -199,11 +199,11 @@ class Options:
         """Over space alone, channels may be the lanes; other reductions read rows."""
         x = anchor.inputs[0]
         rank = len(self._graph.types[x].shape)
-        axes = {axis % rank for axis in ints(anchor, "axes", tuple(range(rank)))}
+        axes = {axis % rank for axis in ints(anchor.attrs, "axes", tuple(range(rank)))}
         prologue = len(group.nodes) > 1 and x not in group.inputs
         if prologue or rank not in BLOCKED_RANKS or axes & {0, 1}:
             return [self._option(self._rows(group), 0.0, group.output)]
-        keeps = bool(number(anchor, "keepdims", 1)) and len(axes) < rank - 2
+        keeps = bool(integer(anchor.attrs, "keepdims", 1)) and len(axes) < rank - 2
         return [
             self._option(
                 self._operands(group, layout if keeps else ROW_MAJOR, {x: Demand(layout)}),
@@ -243,7 +243,9 @@ class Options:
             if (
                 alone
                 and node.output not in self._copied
-                and self._lies_inside(node.inputs[0], node.output, ints(node, "starts"), layout)
+                and self._lies_inside(
+                    node.inputs[0], node.output, ints(node.attrs, "starts"), layout
+                )
             ):
                 found.append(Option(choice, 0.0))
             elif layout != ROW_MAJOR:
@@ -309,7 +311,7 @@ def _keeps_blocks(node: Node, block: int) -> bool:
         return True
     if node.op != "slice":
         return False
-    starts, steps = ints(node, "starts"), ints(node, "steps")
+    starts, steps = ints(node.attrs, "starts"), ints(node.attrs, "steps")
     return len(starts) > 1 and starts[1] % block == 0 and steps[1] == 1
 
 
@@ -319,9 +321,9 @@ def conv_halo(graph: Graph, node: Node) -> Halo:
     kernel = graph.types[node.inputs[1]].shape[2:]
     output = graph.types[node.output].shape[2:]
     spatial = len(kernel)
-    pads = ints(node, "pads", (0,) * (2 * spatial))
-    strides = ints(node, "strides", (1,) * spatial)
-    dilations = ints(node, "dilations", (1,) * spatial)
+    pads = ints(node.attrs, "pads", (0,) * (2 * spatial))
+    strides = ints(node.attrs, "strides", (1,) * spatial)
+    dilations = ints(node.attrs, "dilations", (1,) * spatial)
     halo = [(0, 0), (0, 0)]
     for dim in range(spatial):
         last = (output[dim] - 1) * strides[dim] + (kernel[dim] - 1) * dilations[dim] - pads[dim]

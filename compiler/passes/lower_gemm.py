@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from compiler.graph.ir import Graph, Node
-from compiler.passes.attributes import number
+from compiler.ops.attributes import integer, number
 from compiler.passes.rewrite import Rewriter, rewrite
 
 
@@ -25,18 +25,18 @@ def _lower(rewriter: Rewriter, node: Node) -> str | None:
     if node.op != "gemm":
         return None
     a, b = node.inputs[:2]
-    if number(node, "trans_a", 0):
+    if integer(node.attrs, "trans_a", 0):
         a = rewriter.emit("transpose", [a], {"perm": (1, 0)})
-    if number(node, "trans_b", 0):
+    if integer(node.attrs, "trans_b", 0):
         b = _transposed(rewriter, b)
-    alpha = number(node, "alpha", 1.0)
+    alpha = number(node.attrs, "alpha", 1.0)
     if rewriter.array(b) is not None or rewriter.array(a) is None:
         b = scaled(rewriter, b, alpha)
     else:
         a = scaled(rewriter, a, alpha)
     if len(node.inputs) < 3 or not node.inputs[2]:
         return rewriter.emit("matmul", [a, b])
-    c = scaled(rewriter, node.inputs[2], number(node, "beta", 1.0))
+    c = scaled(rewriter, node.inputs[2], number(node.attrs, "beta", 1.0))
     return rewriter.emit("matmul", [a, b, c])
 
 

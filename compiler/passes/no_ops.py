@@ -15,8 +15,8 @@ import numpy as np
 
 from compiler import ops
 from compiler.graph.ir import Graph, Node
+from compiler.ops.attributes import integer, ints, number, word
 from compiler.ops.registry import OpKind
-from compiler.passes.attributes import ints, number, word
 from compiler.passes.rewrite import Rewriter, rewrite
 
 
@@ -35,7 +35,7 @@ def _rule(rewriter: Rewriter, node: Node) -> str | None:
             same = rewriter.shape(value) == rewriter.shape(node.outputs[0])
             return value if alone and same else None
         case "pad":
-            return None if any(ints(node, "pads")) else node.inputs[0]
+            return None if any(ints(node.attrs, "pads")) else node.inputs[0]
         case "gather":
             return _gather(rewriter, node)
         case "conv":
@@ -49,14 +49,14 @@ def _rule(rewriter: Rewriter, node: Node) -> str | None:
 
 def _slice(rewriter: Rewriter, node: Node) -> str | None:
     value = node.inputs[0]
-    starts, steps = ints(node, "starts"), ints(node, "steps")
+    starts, steps = ints(node.attrs, "starts"), ints(node.attrs, "steps")
     sizes = rewriter.shape(node.outputs[0])
     if sizes == rewriter.shape(value) and all(step == 1 for step in steps):
         return value
     inner = rewriter.producer(value, "slice")
     if inner is None:
         return None
-    first, strides = ints(inner, "starts"), ints(inner, "steps")
+    first, strides = ints(inner.attrs, "starts"), ints(inner.attrs, "steps")
     if any(step < 0 for step in (*steps, *strides)):
         return None
     merged = {
@@ -74,7 +74,7 @@ def _gather(rewriter: Rewriter, node: Node) -> str | None:
     shape = rewriter.shape(value)
     if indices is None or indices.size == 0 or rewriter.array(value) is not None:
         return None
-    axis = int(number(node, "axis", 0)) % len(shape)
+    axis = integer(node.attrs, "axis", 0) % len(shape)
     run = indices.reshape(-1).astype(np.int64)
     run = np.where(run < 0, run + shape[axis], run)
     step = int(run[1] - run[0]) if run.size > 1 else 1
@@ -89,7 +89,7 @@ def _gather(rewriter: Rewriter, node: Node) -> str | None:
 
 def _reduce(rewriter: Rewriter, node: Node) -> str | None:
     shape = rewriter.shape(node.inputs[0])
-    axes = ints(node, "axes", tuple(range(len(shape))))
+    axes = ints(node.attrs, "axes", tuple(range(len(shape))))
     if any(shape[axis] != 1 for axis in axes):
         return None
     return rewriter.emit("reshape", [node.inputs[0]], {"shape": rewriter.shape(node.outputs[0])})
@@ -112,17 +112,17 @@ def _without_expand(rewriter: Rewriter, node: Node) -> str | None:
 
 def _padded_conv(rewriter: Rewriter, node: Node) -> str | None:
     pad = rewriter.producer(node.inputs[0], "pad")
-    if pad is None or word(pad, "mode", "constant") != "constant":
+    if pad is None or word(pad.attrs, "mode", "constant") != "constant":
         return None
     if not rewriter.used_once(node.inputs[0]):
         return None
-    if number(pad, "value", 0.0) != 0.0:
+    if number(pad.attrs, "value", 0.0) != 0.0:
         return None
-    pads = ints(pad, "pads")
+    pads = ints(pad.attrs, "pads")
     rank = len(rewriter.shape(node.inputs[0]))
     if min(pads) < 0 or any(pads[dim] or pads[dim + rank] for dim in (0, 1)):
         return None
     spatial = (*pads[2:rank], *pads[rank + 2 :])
-    own = ints(node, "pads", (0,) * len(spatial))
+    own = ints(node.attrs, "pads", (0,) * len(spatial))
     attrs = dict(node.attrs) | {"pads": tuple(a + b for a, b in zip(own, spatial, strict=True))}
     return rewriter.emit("conv", [pad.inputs[0], *node.inputs[1:]], attrs)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from math import prod
 
 from compiler.graph.ir import Graph, Node
-from compiler.passes.attributes import ints, number
+from compiler.ops.attributes import integer, ints
 from compiler.passes.rewrite import Rewriter, rewrite
 
 
@@ -43,8 +43,8 @@ def _is_pointwise(rewriter: Rewriter, conv: Node) -> bool:
     spatial = len(rewriter.shape(conv.inputs[1])) - 2
     return (
         all(extent == 1 for extent in rewriter.shape(conv.inputs[1])[2:])
-        and all(stride == 1 for stride in ints(conv, "strides", (1,) * spatial))
-        and not any(ints(conv, "pads", (0,) * 2 * spatial))
+        and all(stride == 1 for stride in ints(conv.attrs, "strides", (1,) * spatial))
+        and not any(ints(conv.attrs, "pads", (0,) * 2 * spatial))
     )
 
 
@@ -52,14 +52,15 @@ def _averages_pixels(rewriter: Rewriter, node: Node, *, biased: bool) -> bool:
     """Whether a node averages each channel alone, and a constant to itself where one is added."""
     if node.op == "reduce_mean":
         rank = len(rewriter.shape(node.inputs[0]))
-        axes = [axis % rank for axis in ints(node, "axes", tuple(range(rank)))]
-        return bool(number(node, "keepdims", 1)) and min(axes, default=0) >= 2
+        axes = [axis % rank for axis in ints(node.attrs, "axes", tuple(range(rank)))]
+        return bool(integer(node.attrs, "keepdims", 1)) and min(axes, default=0) >= 2
     if len(node.inputs) == 2:  # reciprocal counts, one a pixel
         counts = rewriter.shape(node.inputs[1])
-        if len(counts) > len(ints(node, "kernel")) and counts[-len(ints(node, "kernel")) - 1] != 1:
+        rank = len(ints(node.attrs, "kernel"))
+        if len(counts) > rank and counts[-rank - 1] != 1:
             return False
-        return not biased or not number(node, "count_include_pad", 0)
-    return not biased or not any(ints(node, "pads", ()))
+        return not biased or not integer(node.attrs, "count_include_pad", 0)
+    return not biased or not any(ints(node.attrs, "pads", ()))
 
 
 def _saves(rewriter: Rewriter, conv: Node, node: Node) -> bool:
@@ -67,6 +68,6 @@ def _saves(rewriter: Rewriter, conv: Node, node: Node) -> bool:
     before, after = rewriter.shape(conv.outputs[0]), rewriter.shape(node.outputs[0])
     filters, channels = rewriter.shape(conv.inputs[1])[:2]
     pixels, pooled = prod(before[2:]), prod(after[2:])
-    taps = prod(ints(node, "kernel")) if node.op == "average_pool" else pixels // pooled
+    taps = prod(ints(node.attrs, "kernel")) if node.op == "average_pool" else pixels // pooled
     more = rewriter.shape(conv.inputs[0])[1] - filters
     return filters * channels * (pixels - pooled) > more * pooled * taps

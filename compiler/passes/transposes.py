@@ -17,8 +17,8 @@ import numpy as np
 
 from compiler import ops
 from compiler.graph.ir import Graph, Node
+from compiler.ops.attributes import ints
 from compiler.ops.registry import OpKind
-from compiler.passes.attributes import ints
 from compiler.passes.rewrite import Rewriter, rewrite
 
 
@@ -55,7 +55,7 @@ def _merge(rewriter: Rewriter, node: Node) -> str | None:
 
 def permutation(node: Node, rank: int) -> tuple[int, ...]:
     """The `perm` of a transpose; reversed dimensions where it has none."""
-    return ints(node, "perm", tuple(reversed(range(rank))))
+    return ints(node.attrs, "perm", tuple(reversed(range(rank))))
 
 
 def _sink(rewriter: Rewriter, node: Node) -> str | None:
