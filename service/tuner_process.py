@@ -337,7 +337,7 @@ class _Run:
             schedules, verdict = settle([planned], storage, job_id=job.id)
             build_artifact([planned], storage, folder, schedules=schedules)
             self._phase("verifying", tracker.progress)
-            error = verify_artifact(planned, folder)
+            checked = verify_artifact(planned, folder)
             digest = store_artifact(folder, storage)
         keep_plan(planned, storage)
         result = {
@@ -350,8 +350,9 @@ class _Run:
             "forecast_error": None
             if finished.forecast_error is None
             else asdict(finished.forecast_error),
-            "largest_error": error,
-            "verified": error is not None,
+            "largest_error": checked.error,
+            "verified": checked.complete,
+            "unverified": list(checked.unverified),
             "end_to_end": verdict.to_json(),
             "tasks": len(finished.tasks),
             "tasks_from_database": sum(status.from_store for status in finished.tasks),

@@ -96,7 +96,7 @@ def tune(
         save_texts,
         tune_tasks,
     )
-    from service.verification import verify_artifact
+    from service.verification import verify_artifact, worst
     from service.views import task_view
     from service.worker_facts import device_facts
     from tuner.cancel import CancelToken
@@ -221,10 +221,8 @@ def tune(
             schedules, verdict = settle(plans, storage)
         build_artifact(plans, storage, output, pad=pad, schedules=schedules, timings=recorder)
         with recorder.stage("verify"):
-            errors = [verify_artifact(planned, output) for planned in plans]
-        known = [error for error in errors if error is not None]
-        checked = f"largest error {max(known):.1e}" if known else "not run here"
-        out.print(f"artifact: {output}, {checked}", soft_wrap=True)
+            checked = worst([verify_artifact(planned, output) for planned in plans])
+        out.print(f"artifact: {output}, {checked.text()}", soft_wrap=True)
         out.print(f"end to end: {verdict_text(verdict.to_json())}", soft_wrap=True)
     if not finished.cancelled:
         with recorder.stage("train cost models"):

@@ -30,7 +30,7 @@ from compiler.runtime.executable import Executable
 from compiler.runtime.program import Branch, Copy, KernelCall, Loop
 from compiler.target import host_target
 from service.planning import ModelRequest, plan_model
-from service.verification import verify_artifact
+from service.verification import Verification, verify_artifact, worst
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 node = helper.make_node
@@ -592,9 +592,41 @@ def test_artifacts_with_control_flow_are_verified(
     planned = plan_model(ModelRequest(make().SerializeToString()))
     builder = driver.ProgramBuilder(None, planned.target)
     driver.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
-    error = verify_artifact(planned, tmp_path / "artifact")
-    assert error is not None and error < 1e-4
+    checked = verify_artifact(planned, tmp_path / "artifact")
+    assert checked.complete and checked.error is not None and checked.error < 1e-4
     assert plan_summary(planned.plan).controls
+
+
+@pytest.mark.skipif(not linkers(), reason="no linker")
+@pytest.mark.parametrize("computed", [True, False])
+def test_what_differs_behind_hidden_choices_is_called_unverified(
+    computed: bool, tmp_path: Path
+) -> None:
+    """An artifact of other weights: where a computed value decides, that might be rounding. Where
+    an input decides, it is an error."""
+    proto = choosing(16)
+    proto.graph.node.append(node("Neg", ["x"], ["z"]))
+    proto.graph.output.append(info("z"))
+    if computed:
+        del proto.graph.input[1]
+        proto.graph.node.insert(0, node("ReduceSum", ["x"], ["sum"], keepdims=0))
+        proto.graph.node.insert(1, node("Cast", ["sum"], ["c"], to=TensorProto.BOOL))
+    planned = plan_model(ModelRequest(proto.SerializeToString()))
+    builder = driver.ProgramBuilder(None, planned.target)
+    driver.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
+    assert verify_artifact(planned, tmp_path / "artifact").complete
+    for tensor in proto.graph.initializer:
+        moved = numpy_helper.to_array(tensor) * np.float32(1.01)
+        tensor.CopyFrom(numpy_helper.from_array(moved, tensor.name))
+    other = plan_model(ModelRequest(proto.SerializeToString()))
+    if not computed:
+        with pytest.raises(CompilerError, match="differs from its reference"):
+            verify_artifact(other, tmp_path / "artifact")
+        return
+    checked = verify_artifact(other, tmp_path / "artifact")
+    assert (checked.error, checked.unverified, checked.complete) == (0.0, ("y",), False)
+    assert checked.text() == "largest error 0.0e+00; not verified: y"
+    assert worst([Verification(1e-6), checked]) == Verification(1e-6, ("y",))
 
 
 @pytest.mark.skipif(not linkers(), reason="no linker")

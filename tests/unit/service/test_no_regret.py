@@ -97,7 +97,7 @@ def test_a_bad_record_is_not_served(storage: Storage, planned: Planned, tmp_path
     assert verdict.dropped == (key,)
     (compiled,) = build_artifact([planned], storage, tmp_path / "a", schedules=schedules)
     assert compiled.schedules[key] == _default(planned, 0) and not compiled.tuned
-    assert verify_artifact(planned, tmp_path / "a") is not None
+    assert verify_artifact(planned, tmp_path / "a").complete
     assert storage.verdicts.counts() == {"default": 1}
 
 
