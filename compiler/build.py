@@ -34,7 +34,7 @@ class LoweredKernel:
 
     def assembly(self, target: Target) -> str:
         """The code as text, with LLVM's comments, which mark its loops."""
-        return emit_assembly(self.ir, target, self.nest.machine_scheduler)
+        return emit_assembly(self.ir, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,7 @@ def lower_workload(
         kernel = lower_schedule(workload, schedule, target, threads)
     with timed(timings, "emit LLVM IR"):
         text = lower_nest(kernel.nest, target)
-        scheduler = "misched" if kernel.nest.machine_scheduler else ""
-        digest = hashlib.sha256(f"{target.key}{scheduler}\n{text}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{target.key}\n{text}".encode()).hexdigest()
         nest = replace(kernel.nest, name=f"tw_{digest[:24]}")
         for number in range(len(nest.stages)):
             text = text.replace(
@@ -85,7 +84,7 @@ def compile_lowered(
     Raises:
         CompilerError: if LLVM refuses the code.
     """
-    code = emit_object(lowered.ir, target, lowered.nest.machine_scheduler, timings)
+    code = emit_object(lowered.ir, target, timings)
     return BuiltKernel(code, lowered.spec, lowered.nest, lowered.digest)
 
 

@@ -27,7 +27,7 @@ from tuner.buffers import BufferUse, Reuse, buffer_uses
 from tuner.draft import describe, draft_seconds
 from tuner.statements import Statement, statements
 
-FEATURE_VERSION = 2
+FEATURE_VERSION = 3
 """Raise it when a column's meaning changes; models saved with another version are refused."""
 
 CACHE_BYTES = (32 << 10, 256 << 10, 1 << 20, 8 << 20)
@@ -108,7 +108,6 @@ TOTAL_COLUMNS = (
     "scratch_bytes",
     "shared_bytes",
     "weight_bytes",
-    "machine_scheduler",
 )
 
 TARGET_COLUMNS = (
@@ -395,7 +394,6 @@ def _totals(
         _log(sum(t.bytes for t in nest.scratch)),
         _log(shared),
         _log(weights),
-        float(nest.machine_scheduler),
     ]
 
 

@@ -25,25 +25,18 @@ LIBRARY_SYMBOLS = ("memcpy", "memmove", "memset")
 """All that object code may leave undefined: every C library and every linker has them."""
 
 
-def emit_object(
-    ir_text: str,
-    target: Target,
-    machine_scheduler: bool = False,
-    timings: Timings | None = None,
-) -> bytes:
+def emit_object(ir_text: str, target: Target, timings: Timings | None = None) -> bytes:
     """Compile a module to a relocatable object file (ELF; WebAssembly for wasm32).
 
     Args:
         ir_text: an LLVM module without triple and data layout; both are the target's.
-        machine_scheduler: LLVM's pre-allocation scheduler. It hoists loads until registers
-            spill, so that most kernels are better without it; a few are not.
         timings: counts the stages `LLVM parse` and `LLVM codegen`.
 
     Raises:
         CompilerError: if the text is not valid IR, if this LLVM does not know the target, or if
             the code calls a library (`llvm.fma` does on a target without the instruction).
     """
-    with _machine(target, machine_scheduler) as machine:
+    with _machine(target) as machine:
         with timed(timings, "LLVM parse"):
             module = _parse(ir_text, target, machine)
         with timed(timings, "LLVM codegen"):
@@ -60,9 +53,9 @@ def _checked(data: bytes, target: Target) -> bytes:
     return data
 
 
-def emit_assembly(ir_text: str, target: Target, machine_scheduler: bool = False) -> str:
+def emit_assembly(ir_text: str, target: Target) -> str:
     """Compile a module to assembly text, with LLVM's comments; arguments as `emit_object`."""
-    with _machine(target, machine_scheduler) as machine:
+    with _machine(target) as machine:
         return str(machine.emit_assembly(_parse(ir_text, target, machine)))
 
 
@@ -123,21 +116,16 @@ def load_objects(objects: Sequence[bytes]) -> JitLibrary:
 
 
 _lock = threading.RLock()
-"""Guards LLVM's command-line options, which are global, the machine cache and the engine."""
+"""Guards LLVM's machines, which are cached, and the engine."""
 
 _library_numbers = count()
-_scheduler_state: list[bool] = []
 
 
 @contextmanager
-def _machine(target: Target, machine_scheduler: bool) -> Iterator[Any]:
-    """The cached machine of a target, while the scheduler option is held at this value."""
+def _machine(target: Target) -> Iterator[Any]:
+    """The cached machine of a target, for one thread at a time."""
     with _lock:
         _initialize()
-        if _scheduler_state != [machine_scheduler]:
-            value = str(machine_scheduler).lower()
-            llvm.set_option("tilewright", f"-enable-misched={value}")
-            _scheduler_state[:] = [machine_scheduler]
         try:
             yield _create_machine(target)
         except RuntimeError as error:
@@ -174,6 +162,8 @@ def _initialize() -> None:
     llvm.initialize_all_asmprinters()
     # The lowering carries the multiples of counters itself (`Emitter.multiple`).
     llvm.set_option("tilewright", "-disable-lsr")
+    # The scheduler before register allocation hoists loads until registers spill.
+    llvm.set_option("tilewright", "-enable-misched=false")
 
 
 @cache

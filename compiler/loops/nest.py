@@ -142,12 +142,9 @@ class LoopNest:
 
     `buffers` are its arguments in order (inputs, weights in their packed form, shared scratch,
     outputs); `scratch` lies one after the other in the block that each thread has of its own.
-    `machine_scheduler` is LLVM's -enable-misched for this kernel: mostly wrong, since it loads
-    ahead until registers spill.
     """
 
     name: str
     buffers: tuple[Tensor, ...]
     scratch: tuple[Tensor, ...]
     stages: tuple[Stage, ...]
-    machine_scheduler: bool = False

@@ -67,7 +67,7 @@ class _Parser:
 
     def kernel(self) -> LoopNest:
         tokens = self._next("kernel")
-        name, machine_scheduler = tokens.name(), tokens.accept("machine-scheduler")
+        name = tokens.name()
         tokens.end()
         declared: dict[str, list[Tensor]] = {"buffer": [], "scratch": [], "tensor": []}
         while (word := self._word()) in ("axes", "buffer", "scratch", "tensor"):
@@ -84,7 +84,7 @@ class _Parser:
             tokens.end()
             stages.append(Stage(stage_name, self._nodes(indent)))
         buffers, scratch = tuple(declared["buffer"]), tuple(declared["scratch"])
-        return LoopNest(name, buffers, scratch, tuple(stages), machine_scheduler)
+        return LoopNest(name, buffers, scratch, tuple(stages))
 
     # ---- lines
 

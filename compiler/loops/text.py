@@ -124,9 +124,7 @@ class _Printer:
 
     def lines(self) -> Iterator[str]:
         nest = self.nest
-        yield f"kernel {quoted(nest.name)}" + (
-            " machine-scheduler" if nest.machine_scheduler else ""
-        )
+        yield f"kernel {quoted(nest.name)}"
         if self.axes:
             named = (f"{self._axis(axis)} = {axis.extent}" for axis in self.axes)
             yield "  axes " + ", ".join(named)

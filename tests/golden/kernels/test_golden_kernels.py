@@ -115,8 +115,7 @@ def lowered(case: str, target: Target) -> tuple[Workload, Kernel]:
 
 def facts(kernel: Kernel, target: Target) -> str:
     """One line a stage."""
-    scheduler = kernel.nest.machine_scheduler
-    assembly = emit_assembly(lower_nest(kernel.nest, target), target, scheduler)
+    assembly = emit_assembly(lower_nest(kernel.nest, target), target)
     found: dict[str, KernelStatistics] = function_statistics(assembly, target)
     return "\n".join(
         f"; {name}: {s.inner_fmas} FMAs in innermost loops, {s.fmas} in all, "

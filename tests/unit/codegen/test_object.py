@@ -201,24 +201,13 @@ def test_unknown_triple() -> None:
         emit_object(axpy(4), target)
 
 
-def test_machine_scheduler_is_a_choice_per_module() -> None:
+def test_threads_compile_alike() -> None:
     target = resolve_target("x86-64-v4")
-    text = many_accumulators(40, 16)
-    off, on = emit_assembly(text, target), emit_assembly(text, target, machine_scheduler=True)
-    assert off != on
-    assert emit_assembly(text, target) == off
-    assert emit_assembly(text, target, machine_scheduler=True) == on
-
-
-def test_threads_keep_their_scheduler_option() -> None:
-    target = resolve_target("x86-64-v4")
-    text = many_accumulators(40, 16)
-    expected = {flag: emit_object(text, target, flag) for flag in (False, True)}
-    assert expected[False] != expected[True]
-    flags = [bool(number % 2) for number in range(24)]
+    texts = [many_accumulators(count, 16) for count in (8, 40)]
+    expected = [emit_object(text, target) for text in texts]
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda flag: emit_object(text, target, flag), flags))
-    assert results == [expected[flag] for flag in flags]
+        results = list(pool.map(lambda text: emit_object(text, target), texts * 12))
+    assert results == expected * 12
 
 
 @pytest.mark.parametrize(

@@ -293,5 +293,4 @@ NESTS = st.builds(
     st.lists(st.builds(Stage, NAMES, st.lists(NODES, max_size=2).map(tuple)), max_size=2).map(
         tuple
     ),
-    st.booleans(),
 )
