@@ -302,6 +302,6 @@ def test_folding_stops_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_no_model_at_all_is_refused() -> None:
     with pytest.raises(InvalidModelError, match="not of type int"):
-        import_model(7)  # type: ignore[arg-type]
+        import_model(7)
     with pytest.raises(InvalidModelError, match="null"):
         import_model("a\0b")

@@ -113,7 +113,7 @@ def choose(
     return choose_plan(
         planned,
         storage,
-        FakeBuilder(),  # type: ignore[arg-type]
+        FakeBuilder(),
         runner,
         budget or Budget(100),
         job_id=more.pop("job_id", "job"),

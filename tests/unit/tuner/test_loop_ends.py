@@ -26,7 +26,7 @@ def test_a_cancelled_run_ends_soon_and_keeps_its_best(world: World) -> None:
         if isinstance(event, Progress) and event.trials_done >= 24:
             world.token.cancel("no longer wanted")
 
-    world.events = _Listener(on_event)  # type: ignore[assignment]
+    world.events = _Listener(on_event)
     finished = world.tune(trials=4000)
     assert finished.cancelled and finished.reason == "no longer wanted"
     assert finished.trials_done < 100
