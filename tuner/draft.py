@@ -40,13 +40,15 @@ class CacheLevel:
 class Machine:
     """What a draft knows of one core: rates are per cycle, `latency` is cycles of a multiply-add.
 
-    `operations`, `loads` and `stores` are whole vectors; `in_flight` is how many operations the
-    core looks ahead. `ways` is how many lines of one set the first cache holds.
+    `operations`, `loads` and `stores` are whole vectors, `narrow_loads` single elements, also those
+    that are spread over a vector; `in_flight` is how many operations the core looks ahead. `ways`
+    is how many lines of one set the first cache holds.
     """
 
     registers: int
     operations: float
     loads: float
+    narrow_loads: float
     stores: float
     latency: float
     in_flight: float
@@ -75,6 +77,7 @@ def describe(facts: TargetFacts) -> Machine:
         registers=facts.vector_registers,
         operations=1.0 if wide else 2.0,
         loads=1.0 if wide else 2.0,
+        narrow_loads=2.0,
         stores=0.5 if wide else 1.0,
         latency=4.0,
         in_flight=160.0,
@@ -97,10 +100,13 @@ _ITERATION_CYCLES = 0.25
 _SPILL_CYCLES = 3.0
 """To store a vector to the stack and load it again, where every step of the sum does so."""
 
+_RELOAD_CYCLES = 1.0
+"""To load again what a window reads more than once: it is in the cache, and needs no store."""
+
 _SET_MISS_CYCLES = 0.2
 """A load waits so long for each row more than the ways (and two) that share its set."""
 
-_OVERLAP = 4.0
+_OVERLAP = 2.0
 """Exponent of the norm that joins core and memory: 1 adds them, infinity takes the larger."""
 
 
@@ -182,8 +188,13 @@ def _loads(statement: Statement, case: _Case, machine: Machine) -> float:
         for loop, share in case.parts:
             if loop.axis in use.access.axes:
                 number *= share
-        is_whole = use.lane_step in (0, use.access.element_bytes)
-        cycles += number * ((1 if is_whole else statement.lanes) / machine.loads + waiting)
+        if use.lane_step == 0:
+            busy = 1 / machine.narrow_loads
+        elif use.lane_step == use.access.element_bytes:
+            busy = 1 / machine.loads
+        else:
+            busy = statement.lanes / machine.narrow_loads
+        cycles += number * (busy + waiting)
     return cycles
 
 
@@ -201,7 +212,7 @@ def _spills(statement: Statement, case: _Case, machine: Machine) -> float:
         return max(0.0, held - machine.registers) * passes * _SPILL_CYCLES
     values, taps = shared
     held = statement.accumulators * case.share + values * case.share + min(taps, 9.0)
-    return max(0.0, held - machine.registers) * passes / taps * _SPILL_CYCLES
+    return max(0.0, held - machine.registers) * passes / taps * _RELOAD_CYCLES
 
 
 def _shared_by_taps(statement: Statement) -> tuple[float, float] | None:

@@ -35,8 +35,8 @@ POLL_SECONDS = 0.02
 CANCEL_SECONDS = 5.0
 """How long results are still taken, and finalists compared, after a cancellation."""
 
-LEAST_BATCH = 4
-"""Candidates of a batch where the budget would have it smaller."""
+LEAST_BATCH = 2
+"""Candidates of a batch where the budget would have it smaller, and of the first one of a task."""
 
 LOST_BATCHES = 5
 """Batches in a row with which the device was lost, after which the run ends."""
@@ -260,6 +260,13 @@ class _Run:
                 size = min(size, max(1, share))
             # Of a small budget most is proposed when something is known.
             size = min(size, max(LEAST_BATCH, left // 4))
+            # So is most of any task: no more is on its way than was measured. A run that is
+            # repeated sends when its journal says so.
+            known = max(LEAST_BATCH, len(state.measured))
+            unknown = self._scheduler.tasks[number].in_flight
+            if unknown >= known and not self._pipeline.repeats:
+                return False
+            size = min(size, max(1, known - unknown))
             self._train()
             with timed(self._timings, "propose"):
                 schedules = [suggestion.schedule for suggestion in state.suggest(size)]

@@ -1,12 +1,16 @@
-"""Gaussian-process regression over the knobs of one algorithm, around a prior.
+"""Gaussian-process regression over the knobs of each algorithm, around what is believed beforehand.
 
-Kriging with a known trend (Rasmussen and Williams 2006, chapter 2): what is regressed is what the
-prior got wrong. Schedules of other algorithms share only how wrong it is for all.
+The logarithm of a schedule's seconds is a sum of independent parts, all of them normal beforehand
+(Rasmussen and Williams 2006, sections 2.7 and 5.4): how wrong the draft is for the task, and for
+the algorithm; a share of every opinion's distance from its mean over the algorithm; a function of
+each knob; and a function of all knobs together. How far an opinion can be trusted in this task is
+thus learned with everything else, and an algorithm that was never measured stays uncertain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,22 +19,38 @@ from compiler.schedule.space import ScheduleSpace
 from tuner.search.moves import is_ordered
 
 TASK_DEVIATION = 0.5
-"""How far (as a logarithm) the prior may be off for a task, for an algorithm, for a schedule."""
-ALGORITHM_DEVIATION = 0.15
-SCHEDULE_DEVIATION = 0.12
+"""How far (as a logarithm) the draft may be off for a task, and for an algorithm."""
+ALGORITHM_DEVIATION = 0.3
+
+KNOB_DEVIATION = 0.1
+"""What one knob may change that no opinion knows of, and all of them together."""
+SCHEDULE_DEVIATION = 0.1
 
 NOISE = 0.01
 """Of a measurement, and of what the knobs do not explain."""
 
-REACH = 0.5
+REACH = 0.25
 """Share of a knob's range over which schedules are alike; any two words are this far apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """Log seconds that somebody expects of schedules; of those that are left out, no opinion.
+
+    `share` is how much of a difference that it sees is believed to be there, give or take
+    `deviation`.
+    """
+
+    expected: Mapping[Schedule, float]
+    share: float
+    deviation: float
 
 
 class Kriging:
     """Means and deviations of the logarithm of seconds, for schedules of one space."""
 
     def __init__(self, space: ScheduleSpace) -> None:
-        self._scales: dict[str, dict[str, dict[Choice, float]]] = {
+        self._places: dict[str, dict[str, dict[Choice, float]]] = {
             sub.algorithm: {
                 knob.name: {
                     value: number / max(1, len(knob.values) - 1) if is_ordered(knob) else number
@@ -49,27 +69,39 @@ class Kriging:
     def predict(
         self,
         schedules: Sequence[Schedule],
-        prior: Mapping[Schedule, float],
+        levels: Mapping[str, float],
+        opinions: Sequence[Opinion],
         measured: Mapping[Schedule, float],
     ) -> tuple[np.ndarray, np.ndarray]:
         """Means and deviations of log seconds: (len(schedules),) each, float64.
 
         Args:
             schedules: what is asked for.
-            prior: log seconds that were expected of every schedule, asked for or measured.
+            levels: log seconds that are expected of each algorithm.
+            opinions: what is expected of schedules beside that.
             measured: log seconds that were measured.
         """
-        expected = np.array([prior[s] for s in schedules])
-        own = TASK_DEVIATION**2 + ALGORITHM_DEVIATION**2 + SCHEDULE_DEVIATION**2
         known = list(measured)
-        if not known:
-            return expected, np.full(len(schedules), np.sqrt(own))
-        wrong = np.array([measured[s] - prior[s] for s in known])
-        among = self._covariance(known, known) + NOISE**2 * np.eye(len(known))
-        across = self._covariance(schedules, known)
-        solved = np.linalg.solve(among, np.column_stack([wrong, across.T]))
-        means = expected + across @ solved[:, 0]
-        variances = own - np.einsum("ij,ji->i", across, solved[:, 1:])
+        everything = [*known, *schedules]
+        trends = [_centred(opinion.expected, everything) for opinion in opinions]
+        expected = np.array([levels[s.algorithm] for s in everything])
+        covariance = self._covariance(known, everything)
+        knobs = np.array([len(self._places[s.algorithm]) for s in everything])
+        shared = TASK_DEVIATION**2 + ALGORITHM_DEVIATION**2 + SCHEDULE_DEVIATION**2
+        own = np.asarray(shared + knobs * KNOB_DEVIATION**2)
+        for opinion, trend in zip(opinions, trends, strict=True):
+            expected += opinion.share * trend
+            covariance += opinion.deviation**2 * np.outer(trend[: len(known)], trend)
+            own += opinion.deviation**2 * trend**2
+        count = len(known)
+        if not count:
+            return expected, np.sqrt(own)
+        wrong = np.array([measured[s] for s in known]) - expected[:count]
+        across = covariance[:, count:]
+        among = covariance[:, :count] + NOISE**2 * np.eye(count)
+        solved = np.linalg.solve(among, np.column_stack([wrong, across]))
+        means = expected[count:] + across.T @ solved[:, 0]
+        variances = own[count:] - np.einsum("ij,ij->j", across, solved[:, 1:])
         return means, np.sqrt(np.maximum(variances, NOISE**2))
 
     def _covariance(self, rows: Sequence[Schedule], columns: Sequence[Schedule]) -> np.ndarray:
@@ -78,13 +110,26 @@ class Kriging:
             ours = [n for n, s in enumerate(rows) if s.algorithm == algorithm]
             theirs = [n for n, s in enumerate(columns) if s.algorithm == algorithm]
             squared = np.zeros((len(ours), len(theirs)))
-            for name, scale in self._scales[algorithm].items():
-                left = np.array([scale[rows[n][name]] for n in ours])
-                right = np.array([scale[columns[n][name]] for n in theirs])
-                apart = left[:, None] - right[None, :]
+            alike = np.full((len(ours), len(theirs)), ALGORITHM_DEVIATION**2)
+            for name, places in self._places[algorithm].items():
+                left = np.array([places[rows[n][name]] for n in ours])
+                right = np.array([places[columns[n][name]] for n in theirs])
+                apart = (left[:, None] - right[None, :]) / REACH
                 if not self._ordered[algorithm, name]:
-                    apart = (apart != 0) * REACH
-                squared += (apart / REACH) ** 2
-            alike = ALGORITHM_DEVIATION**2 + SCHEDULE_DEVIATION**2 * np.exp(-squared / 2)
+                    apart = (apart != 0) * 1.0
+                alike += KNOB_DEVIATION**2 * np.exp(-(apart**2) / 2)
+                squared += apart**2
+            alike += SCHEDULE_DEVIATION**2 * np.exp(-squared / 2)
             found[np.ix_(ours, theirs)] += alike
         return found
+
+
+def _centred(expected: Mapping[Schedule, float], schedules: Sequence[Schedule]) -> np.ndarray:
+    """Distances from the mean of each schedule's algorithm; none where nothing is expected."""
+    found = np.zeros(len(schedules))
+    for algorithm in {s.algorithm for s in schedules}:
+        places = [n for n, s in enumerate(schedules) if s.algorithm == algorithm and s in expected]
+        if places:
+            values = np.array([expected[schedules[n]] for n in places])
+            found[places] = values - values.mean()
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from math import log
 
 import numpy as np
@@ -18,9 +18,6 @@ POOL = 192
 NEAR = 48
 """Of these, steps from what was measured fastest."""
 
-MODEL_SHARE = 0.7
-"""The model's share of what is expected, the draft's being the rest."""
-
 ELITES = 8
 """How many of the fastest such steps start from."""
 
@@ -31,6 +28,7 @@ class Ranking:
     def __init__(self, context: SearchContext) -> None:
         self._context = context
         self._unusable: set[Schedule] = set()
+        self._foreseen: dict[Schedule, float] = {}
 
     @property
     def origin(self) -> str:
@@ -46,23 +44,30 @@ class Ranking:
                 found[schedule] = log(seconds)
         return found
 
-    def expected(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """Logarithms of seconds, by draft and model together.
+    def foresee(
+        self,
+        pool: Sequence[Schedule],
+        drafts: Mapping[Schedule, float],
+        measured: Iterable[Schedule],
+    ) -> dict[Schedule, float]:
+        """What the model expects of a pool, and what it expected of the measured before they were.
 
-        What the model says are scores of its own scale: its order of these schedules counts. Each
-        place in that order takes the draft of the same place in the draft's, and the mean of both
-        is expected.
+        A model that was trained on a measurement knows it by heart: only what it said beforehand
+        shows what it is worth. Its scores have a scale of their own; here they have the mean and
+        the deviation of the drafts of the pool.
         """
-        drafts = self.drafts(schedules)
-        if not self._context.model.trained or not drafts:
-            return drafts
-        kept, rows = self._context.features.rows(list(drafts))
-        predicted = np.asarray(self._context.model.predict(rows), dtype=np.float64)
-        order = np.argsort(-predicted, kind="stable").tolist()
-        places = sorted(drafts.values())
-        return {
-            kept[number]: (1 - MODEL_SHARE) * drafts[kept[number]] + MODEL_SHARE * place
-            for number, place in zip(order, places, strict=True)
+        if not self._context.model.trained or not pool:
+            return {}
+        scores = self.scores(pool)
+        if not scores:
+            return {}
+        values = np.array(list(scores.values()))
+        spread = np.array([drafts[s] for s in scores])
+        scale = float(spread.std() / values.std()) if values.std() > 0 else 0.0
+        now = {s: float(values.mean() - v) * scale for s, v in scores.items()}
+        self._foreseen.update(now)
+        return now | {
+            s: self._foreseen[s] for s in measured if s in self._foreseen and s not in now
         }
 
     def scores(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:

@@ -9,16 +9,17 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.space import Knob, ScheduleSpace, SubSpace
 from tuner.cost_model import Sample, make_cost_model
 from tuner.search import Observed, SearchStrategy, make_strategy, strategies
-from tuner.search.kriging import Kriging
+from tuner.search.kriging import NOISE, Kriging, Opinion
 from tuner.search.memory import Memory
 from tuner.search.moves import cross, is_ordered, mutate
-from tuner.search.ranking import MODEL_SHARE, Ranking
+from tuner.search.ranking import Ranking
 
 
 def _documented() -> Callable[[Any], SearchStrategy]:
@@ -235,14 +236,22 @@ def test_a_child_has_each_knob_from_a_parent(gemm: Any) -> None:
         assert all(child[k] in (first[k], second[k]) for k in ("mr", "nv", "unroll"))
 
 
-class TestKriging:
-    """Regression on what a prior got wrong."""
+LEVELS = {"rows": 0.0, "columns": 0.0}
 
-    def test_without_measurements_the_prior_is_all(self, gemm: Any) -> None:
+
+class TestKriging:
+    """Regression around what is believed beforehand."""
+
+    def test_without_measurements_levels_and_opinions_are_all(self, gemm: Any) -> None:
         points = gemm.space.points[:5]
-        means, deviations = Kriging(gemm.space).predict(points, dict.fromkeys(points, -7.0), {})
+        (algorithm,) = {point.algorithm for point in points}
+        levels = {**LEVELS, algorithm: -7.0}
+        means, deviations = Kriging(gemm.space).predict(points, levels, [], {})
         assert means.tolist() == [-7.0] * 5
         assert len(set(deviations.tolist())) == 1
+        opinion = Opinion({point: float(n) for n, point in enumerate(points)}, 0.5, 0.0)
+        means, _ = Kriging(gemm.space).predict(points, levels, [opinion], {})
+        assert means.tolist() == [-8.0, -7.5, -7.0, -6.5, -6.0]
 
     def test_what_was_measured_is_known_and_its_like_nearly(self, gemm: Any) -> None:
         """A tile that took 30 % longer than expected: its neighbours probably do, too, those far
@@ -254,32 +263,60 @@ class TestKriging:
             Schedule.of("rows", mr=24, nv=1, unroll=8),
             Schedule.of("columns", mr=6, nv=2, unroll=2),
         ]
-        prior = dict.fromkeys(asked, 0.0)
-        means, deviations = Kriging(gemm.space).predict(asked, prior, {slow: 0.3})
+        means, deviations = Kriging(gemm.space).predict(asked, LEVELS, [], {slow: 0.3})
         assert means[0] == pytest.approx(0.3, abs=0.001)
         assert means[0] > means[1] > means[2] > means[3] > 0
         assert deviations[0] < deviations[1] < deviations[2] < deviations[3]
 
+    def test_an_opinion_that_is_refuted_is_trusted_less(self, gemm: Any) -> None:
+        """Someone sees a factor of e between the halves of a space. Where times say the opposite,
+        the schedules that nobody measured are expected to do so, too."""
+        points = [p for p in gemm.space.points if p.algorithm == "rows"]
+        seen = {p: float(n % 2) for n, p in enumerate(points)}
+        opinion = Opinion(seen, 0.5, 0.5)
+        apart = []
+        for sign in (1, -1):
+            measured = {p: sign * seen[p] for p in points[: len(points) // 2]}
+            rest = points[len(points) // 2 :]
+            means, _ = Kriging(gemm.space).predict(rest, LEVELS, [opinion], measured)
+            kinds = np.array([seen[p] for p in rest])
+            apart.append(means[kinds == 1].mean() - means[kinds == 0].mean())
+        assert apart[0] == pytest.approx(1, abs=0.2)
+        assert apart[1] < 0
 
-def test_the_model_puts_drafts_in_its_order(gemm: Any) -> None:
-    """Without a model the draft is expected; a model has its share, in the draft's terms."""
+    def test_an_algorithm_that_was_never_measured_stays_uncertain(self, gemm: Any) -> None:
+        points = gemm.space.points
+        measured = {p: 0.0 for p in points if p.algorithm == "rows"}
+        others = [p for p in points if p.algorithm == "columns"]
+        _, deviations = Kriging(gemm.space).predict(others, LEVELS, [], measured)
+        assert deviations.min() > 10 * NOISE
 
-    class Reversed:
+
+def test_what_the_model_said_of_a_measurement_is_what_it_said_before(gemm: Any) -> None:
+    """A model knows what it was trained on by heart: later scores of a measurement do not count."""
+
+    class Changing:
         trained = False
+        sign = 1
 
         def predict(self, rows: Any) -> Any:
-            return list(range(len(rows)))
+            return [self.sign * n for n in range(len(rows))]
 
-    model = Reversed()
+    model = Changing()
     ranking = Ranking(gemm.context(model))
-    fastest_first = ranking.best_first(gemm.space.points)[:40]
-    drafts = ranking.drafts(fastest_first)
-    assert ranking.expected(fastest_first) == drafts
+    points = list(gemm.space.points)[:40]
+    drafts = ranking.drafts(points)
+    assert ranking.foresee(points, drafts, []) == {}
     model.trained = True
-    expected = ranking.expected(fastest_first)
-    for near, far in zip(fastest_first, reversed(fastest_first), strict=True):
-        mixed = (1 - MODEL_SHARE) * drafts[near] + MODEL_SHARE * drafts[far]
-        assert expected[near] == pytest.approx(mixed)
+    before = ranking.foresee(points, drafts, [])
+    values = np.array(list(before.values()))
+    assert values.mean() == pytest.approx(0, abs=1e-9)
+    assert values.std() == pytest.approx(np.std([drafts[s] for s in before]))
+    assert before[points[0]] > before[points[-1]]  # a higher score is a shorter time
+    model.sign = -1
+    after = ranking.foresee(points[1:], drafts, points[:1])
+    assert after[points[0]] == before[points[0]]
+    assert after[points[1]] < 0 < before[points[1]]
 
 
 def test_a_portfolio_shifts_towards_who_finds_faster_ones(gemm: Any) -> None:
