@@ -18,7 +18,7 @@ from compiler.workload import Boundary, Workload, make_workload
 from tuner.loop import tune
 from tuner.measure.builder import ProcessBuilder, compile_with_compiler
 from tuner.measure.local_runner import LocalRunner
-from tuner.measure.measurement import Phase, Status
+from tuner.measure.measurement import Phase, Status, Trial
 from tuner.options import TuneOptions
 from tuner.store import MemoryStore
 from tuner.tasks import Task, make_task
@@ -97,6 +97,10 @@ def _tune(
     return store
 
 
+def spills(trial: Trial) -> bool:
+    return trial.measurement.status is Status.SPILLS
+
+
 def test_two_workloads_are_tuned_and_certified(
     builder: ProcessBuilder, runner: LocalRunner
 ) -> None:
@@ -121,7 +125,8 @@ def test_two_workloads_are_tuned_and_certified(
         trials = store.trials(task.key)
         assert task.space.default() in {t.schedule for t in trials}
         assert any(t.phase is Phase.FINAL for t in trials)
-        failed = {t.measurement.error for t in trials if not t.measurement.ok}
+        # A draft of a machine that it does not know may suggest what spills.
+        failed = {t.measurement.error for t in trials if not t.measurement.ok and not spills(t)}
         assert not failed
     algorithms = {t.schedule.algorithm for t in store.trials(tasks[0].key)}
     assert algorithms == {space.algorithm for space in tasks[0].space.subspaces}
@@ -136,5 +141,5 @@ def test_code_that_computes_something_else_never_wins(runner: LocalRunner) -> No
     finally:
         builder.close()
     trials = store.trials(task.key)
-    assert {t.measurement.status for t in trials} == {Status.WRONG_ANSWER}
+    assert {t.measurement.status for t in trials if not spills(t)} == {Status.WRONG_ANSWER}
     assert store.best_record(task.key) is None

@@ -121,5 +121,6 @@ def link_to_bytes(objects: Sequence[bytes]) -> bytes:
 
 
 def _request_id(entries: Sequence[Entry]) -> str:
-    text = "\n".join(entry.trial_id for entry in entries)
+    """The same candidates with the same code are the same request; a runner answers it once."""
+    text = "\n".join(f"{entry.trial_id} {entry.built.object_digest}" for entry in entries)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
