@@ -33,6 +33,7 @@ INSIDE: dict[str, set[str]] = {
     "targets": _BASE,
     "device": set(),
     "timings": set(),
+    "collector": set(),
     "graph": _BASE,
     "loops": _BASE | {"graph"},
     "ops": _IR,

@@ -10,6 +10,7 @@ from typing import Any
 
 from compiler.build import LoweredKernel, compile_lowered, lower_workload
 from compiler.codegen.spills import spilling_loop
+from compiler.collector import relax_collector
 from compiler.ops.registry import operators
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.templates import templates
@@ -22,7 +23,8 @@ KEPT_OBJECTS = 64
 
 
 def warm_up() -> None:
-    """Load what every candidate needs: operators and templates are found by their files."""
+    """Make a builder process ready: operators and templates are found by their files."""
+    relax_collector()
     operators()
     templates()
 
