@@ -17,7 +17,8 @@ typedef struct {
 /* The time since the last note belongs to the instruction at `code`. */
 static void note(tw_profile *profile, const int64_t *code) {
     int64_t after = tw_nanoseconds(profile->clock), spent = after - profile->before - profile->cost;
-    if (spent > 0) profile->seconds[code - profile->code] += (double)spent * 1e-9;
+    /* shorter than the clock can tell, but it ran: 0 is what did not */
+    profile->seconds[code - profile->code] += (double)(spent > 0 ? spent : 1) * 1e-9;
     profile->before = after;
 }
 
