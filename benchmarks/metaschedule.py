@@ -176,14 +176,15 @@ def compare(name: str, python: str, trials: int, seconds: float, seed: int) -> C
     )
 
 
-def markdown(origin: Origin, found: Sequence[Comparison]) -> str:
-    """One table; factors are TVM's time over ours."""
+def markdown(origin: Origin, found: Sequence[Comparison], note: str = "") -> str:
+    """One table; factors are TVM's time over ours. `note` says what else there is to know."""
     lines = [
         "# Beside TVM's MetaSchedule",
         "",
-        f"{origin.sentence()} {versions(('numpy', 'llvmlite', 'onnxruntime'))}.",
+        f"{origin.sentence()} {versions(('numpy', 'llvmlite', 'onnxruntime'))}. {note}".rstrip(),
         "",
-        "Factors are TVM's best over ours at the points of TVM's curve: least, median, last.",
+        "Factors are TVM's best over ours at the points of TVM's curve: least, median, last; 0 where",
+        "not each of our kernels was measured yet, - where not each of TVM's was by the end.",
         "",
         "| model | trials, ours / TVM | seconds, ours / TVM | at equal trials | at equal seconds | "
         "raced, median (minima) |",
@@ -215,11 +216,12 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=192)
     parser.add_argument("--seconds", type=float, default=240.0, help="wall time for each tuner")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--note", default="", help="a sentence for the table")
     options = parser.parse_args()
     origin, found = Origin(), []
     for name in options.models:
         found.append(compare(name, options.tvm, options.trials, options.seconds, options.seed))
-        text = markdown(origin, found)
+        text = markdown(origin, found, options.note)
         print(text, flush=True)
         (RESULTS_FOLDER / "metaschedule.md").write_text(text)
         data = {"origin": asdict(origin), "rows": [asdict(row) for row in found]}
