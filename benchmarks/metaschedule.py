@@ -183,8 +183,8 @@ def markdown(origin: Origin, found: Sequence[Comparison], note: str = "") -> str
         "",
         f"{origin.sentence()} {versions(('numpy', 'llvmlite', 'onnxruntime'))}. {note}".rstrip(),
         "",
-        "Factors are TVM's best over ours at the points of TVM's curve: least, median, last; 0 where",
-        "not each of our kernels was measured yet, - where not each of TVM's was by the end.",
+        "Factors are TVM's best over ours at the points of TVM's curve: least, median, last; 0",
+        "where not each of our kernels was measured yet, - where not each of TVM's was by the end.",
         "",
         "| model | trials, ours / TVM | seconds, ours / TVM | at equal trials | at equal seconds | "
         "raced, median (minima) |",
