@@ -18,14 +18,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.cost_model_vs_random import product
 from benchmarks.models import build
 from benchmarks.report import Origin
 from compiler import costs
 from compiler.build import CODEGEN_VERSION
+from compiler.dtypes import DType
+from compiler.graph.ir import Graph, Node
+from compiler.graph.types import TensorType
+from compiler.loops.layout import ROW_MAJOR
 from compiler.schedule.select import schedule_space
 from compiler.target import Target, resolve_target
-from compiler.workload import Workload
+from compiler.workload import Boundary, Workload, make_workload
 from db.engine import open_engine
 from db.migrate import upgrade
 from db.stores.records import RecordStore
@@ -101,6 +104,17 @@ def families(folder: Path, target: Target) -> dict[str, list[Workload]]:
         found["odd products"] = [product(*sizes).text() for sizes in ODD_PRODUCTS]
         kept.write_text(json.dumps(found, indent=1))
     return {n: [Workload.parse(t) for t in ts] for n, ts in json.loads(kept.read_text()).items()}
+
+
+def product(rows: int, columns: int, depth: int) -> Workload:
+    """A matrix product with a constant right side: (rows, depth) x (depth, columns)."""
+    a = TensorType(DType.FLOAT32, (rows, depth))
+    b = TensorType(DType.FLOAT32, (depth, columns))
+    y = TensorType(DType.FLOAT32, (rows, columns))
+    node = Node("m", "matmul", ("a", "b"), ("y",))
+    graph = Graph("g", ("a", "b"), ("y",), (node,), {"a": a, "b": b, "y": y}, {})
+    boundaries = {"a": Boundary(a, ROW_MAJOR), "b": Boundary(b, constant=True)}
+    return make_workload(graph, ["m"], boundaries)
 
 
 def _is_fit(workload: Workload, target: Target) -> bool:

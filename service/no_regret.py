@@ -68,11 +68,6 @@ class Verdict:
     dropped: tuple[str, ...] = ()
     reason: str = ""
 
-    @property
-    def fell_back(self) -> bool:
-        """Whether anything that was tuned is not served."""
-        return self.served is not Served.TUNED
-
     def to_json(self) -> dict[str, Any]:
         return {
             "served": self.served.value,

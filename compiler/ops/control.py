@@ -27,11 +27,10 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidInputError, InvalidModelError
 from compiler.graph.ir import Attrs, Graph, attr
 from compiler.graph.types import TensorType
-from compiler.loops.expr import Expr
-from compiler.loops.index import Affine
 from compiler.loops.semantics import from_memory
 from compiler.ops.attributes import integer, ints, word
-from compiler.ops.registry import Fresh, Operator, OpKind, RunBody, Source
+from compiler.ops.native import no_expression
+from compiler.ops.registry import Operator, OpKind, RunBody
 from compiler.ops.shapes import operand_count
 
 STEP = TensorType(DType.INT64, ())
@@ -243,20 +242,10 @@ def _no_reference(_arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:
     raise ValueError("an operator with bodies is run by the interpreter")
 
 
-def _no_expression(
-    _operands: Sequence[Source],
-    _types: Sequence[TensorType],
-    _attrs: Attrs,
-    _index: tuple[Affine, ...],
-    _fresh: Fresh,
-) -> Expr:
-    raise ValueError("neither control flow nor a view has an expression")
-
-
 OPERATORS = (
-    Operator("loop", OpKind.CONTROL, _infer_loop, _no_reference, _no_expression, control=_run_loop),
+    Operator("loop", OpKind.CONTROL, _infer_loop, _no_reference, no_expression, control=_run_loop),
     Operator(
-        "branch", OpKind.CONTROL, _infer_branch, _no_reference, _no_expression, control=_run_branch
+        "branch", OpKind.CONTROL, _infer_branch, _no_reference, no_expression, control=_run_branch
     ),
-    Operator("field", OpKind.VIEW, _infer_field, _field_reference, _no_expression),
+    Operator("field", OpKind.VIEW, _infer_field, _field_reference, no_expression),
 )

@@ -37,17 +37,17 @@ def native(
     name: str, infer: Infer, reference: Reference, work: NativeWork, *onnx: OnnxRule
 ) -> Operator:
     """An operator that a function of the C runtime computes."""
-    return Operator(name, OpKind.NATIVE, infer, reference, _no_expression, onnx, native=work)
+    return Operator(name, OpKind.NATIVE, infer, reference, no_expression, onnx, native=work)
 
 
-def _no_expression(
+def no_expression(
     _operands: Sequence[Source],
     _types: Sequence[TensorType],
     _attrs: Attrs,
     _index: tuple[Affine, ...],
     _fresh: Fresh,
 ) -> Expr:
-    raise ValueError("a native operator has no tensor expression")
+    raise ValueError("neither a native operator nor control flow nor a view has an expression")
 
 
 def split_at(shape: Sequence[int], axis: int) -> tuple[int, int, int]:

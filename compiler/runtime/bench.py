@@ -101,37 +101,6 @@ class BoundKernel:
         return inner
 
 
-def time_interleaved(
-    kernels: Sequence[BoundKernel], order: Sequence[int], inner: Sequence[int]
-) -> NDArray[np.float64]:
-    """Sample i is of `kernels[order[i]]`, after one untimed run of it: (len(order),), seconds.
-
-    Args:
-        kernels: bound for the same number of threads.
-        order: indices into `kernels`; the caller shuffles each round of it.
-        inner: runs a sample, for each kernel.
-
-    Raises:
-        ValueError: if the thread counts differ, or an index is out of range.
-    """
-    seconds = np.empty(len(order), np.float64)
-    if not len(order):
-        return seconds
-    threads = {kernel.threads for kernel in kernels}
-    if len(threads) != 1 or len(inner) != len(kernels):
-        raise ValueError("interleaved kernels need one thread count and an inner count each")
-    indices = np.array(order, np.int64)
-    if indices.min() < 0 or indices.max() >= len(kernels):
-        raise ValueError(f"the order names a kernel outside 0..{len(kernels) - 1}")
-    for kernel, count in zip(kernels, inner, strict=True):
-        kernel._struct.inner = count
-    table = (BoundKernelStruct * len(kernels))(*(kernel._struct for kernel in kernels))
-    native().tw_bench_interleaved(
-        ctypes.byref(table), indices.ctypes.data, len(order), threads.pop(), seconds.ctypes.data
-    )
-    return seconds
-
-
 REFERENCE_BYTES = 8 << 20
 """What the reference kernel walks: more than a core's own caches hold."""
 

@@ -78,7 +78,6 @@ def native() -> ctypes.CDLL:
         "tw_call": (None, (pointer, ctypes.c_int)),
         "tw_evict": (None, (pointer, integer)),
         "tw_bench": (None, (pointer, ctypes.c_int, integer, pointer)),
-        "tw_bench_interleaved": (None, (pointer, pointer, integer, ctypes.c_int, pointer)),
         "tw_reference": (None, (ctypes.c_int, pointer, integer, pointer)),
     }
     for name, (result, arguments) in signatures.items():

@@ -114,27 +114,6 @@ class GraphPlanStore:
             row = connection.execute(query).first()
         return None if row is None else StoredPlan(**row._mapping)
 
-    def best(
-        self, model_digest: str, target_key: str, threads: int, numerics: str
-    ) -> StoredPlan | None:
-        """The fastest measured plan; without any measured one, the newest."""
-        query = (
-            sa.select(_plans)
-            .where(
-                _plans.c.model_digest == model_digest,
-                _plans.c.target_key == target_key,
-                _plans.c.threads == threads,
-                _plans.c.numerics == numerics,
-            )
-            .order_by(
-                _plans.c.run_seconds.is_(None), _plans.c.run_seconds, _plans.c.created_at.desc()
-            )
-            .limit(1)
-        )
-        with reading(self._engine) as connection:
-            row = connection.execute(query).first()
-        return None if row is None else StoredPlan(**row._mapping)
-
     def list(self, model_digest: str) -> Sequence[StoredPlan]:
         """All plans of a model, newest first."""
         query = (

@@ -326,15 +326,6 @@ def array_to_bytes(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def array_from_bytes(data: bytes) -> np.ndarray:
-    """Read what `array_to_bytes` wrote.
-
-    Raises:
-        ValueError: if it is no .npy file, or holds objects.
-    """
-    return np.load(io.BytesIO(data), allow_pickle=False)  # type: ignore[no-any-return]
-
-
 def _check_protocol(data: Mapping[str, Any]) -> None:
     version = data.get("protocol") if isinstance(data, Mapping) else None
     if version != PROTOCOL:

@@ -47,16 +47,6 @@ void tw_bench(const tw_bound_kernel *kernel, int threads, int64_t samples, doubl
     tw_leave(threads);
 }
 
-void tw_bench_interleaved(const tw_bound_kernel *kernels, const int64_t *order, int64_t samples,
-                          int threads, double *seconds) {
-    tw_enter(threads);
-    for (int64_t i = 0; i < samples; i++) {
-        call(&kernels[order[i]], threads);
-        seconds[i] = sample(&kernels[order[i]], threads);
-    }
-    tw_leave(threads);
-}
-
 /* The reference kernel: work that never changes, so that a machine which takes longer for it than it
    once did is disturbed or throttled. */
 #define REFERENCE_CHAINS 16

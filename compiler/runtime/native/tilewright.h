@@ -113,10 +113,6 @@ TW_EXPORT void tw_evict(const void *block, int64_t bytes);
 TW_EXPORT void tw_bench(const tw_bound_kernel *kernel, int threads, int64_t samples,
                         double *seconds);
 
-/* Sample i is of kernel order[i], after one untimed run of it. The caller shuffles the order. */
-TW_EXPORT void tw_bench_interleaved(const tw_bound_kernel *kernels, const int64_t *order,
-                                    int64_t samples, int threads, double *seconds);
-
 /* Seconds of two pieces of work that never change: 2^20 multiply-adds, and 2^12 loads of a block of
  * zeros that depend on each other. `bytes` is a power of two. Clocks as in `tw_bench`. */
 TW_EXPORT void tw_reference(int threads, const void *zeros, int64_t bytes, double *seconds);

@@ -50,24 +50,3 @@ def test_the_plan_that_was_chosen_last(plans: GraphPlanStore, clock: Any) -> Non
     put(1, why="at two", batch=2)
     assert chosen(batch=2) == ({"n": 1}, None, {"reason": "at two"})
     assert chosen() == ({"n": 1}, 2.0, {"reason": "again"})
-
-
-def test_the_fastest_measured_plan_is_best(plans: GraphPlanStore, clock: Any) -> None:
-    assert plans.best("m", "t", 1, "fast") is None
-    plans.put("m", "t", 1, "fast", {"n": 1})
-    clock.advance(1)
-    newest = plans.put("m", "t", 1, "fast", {"n": 2})
-    found = plans.best("m", "t", 1, "fast")
-    assert found is not None
-    assert (found.digest, found.plan, found.run_seconds) == (newest, {"n": 2}, None)
-    slow = plans.put("m", "t", 1, "fast", {"n": 3}, 2.0)
-    fast = plans.put("m", "t", 1, "fast", {"n": 4}, 1.0)
-    assert plans.best("m", "t", 1, "fast").digest == fast  # type: ignore[union-attr]
-    plans.put("m", "t", 1, "fast", {"n": 3}, 0.5)
-    plans.put("m", "t", 1, "fast", {"n": 3}, 0.7)  # slower this time: the better one stays
-    plans.put("m", "t", 1, "fast", {"n": 3})
-    best = plans.best("m", "t", 1, "fast")
-    assert best is not None
-    assert (best.digest, best.run_seconds) == (slow, 0.5)
-    assert plans.best("m", "t", 2, "fast") is None
-    assert plans.best("m", "t", 1, "strict") is None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler.runtime.bench import BoundKernel, reference_seconds, scratch_stride, time_interleaved
+from compiler.runtime.bench import BoundKernel, reference_seconds, scratch_stride
 from compiler.runtime.kernel import KernelSpec, Role
 from compiler.runtime.packing import aligned_empty, aligned_zeros
 
@@ -33,16 +33,6 @@ def test_samples(make: Make, threads: int) -> None:
     assert (counts == 77).all()
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_interleaved_samples_follow_the_order(make: Make, threads: int) -> None:
-    kernels, counts = zip(*(make(threads) for _ in range(3)), strict=True)
-    seconds = time_interleaved(kernels, [2, 0, 0, 2, 2], inner=[5, 7, 3])
-    assert seconds.shape == (5,)
-    assert (seconds > 0).all()
-    # each sample after one untimed run
-    assert [int(c[0]) for c in counts] == [2 * 6, 0, 3 * 4]
-
-
 def test_the_inner_count_grows_with_the_wanted_time(make: Make) -> None:
     kernel, _ = make(1)
     assert kernel.inner_for(1e-9) == 1
@@ -52,13 +42,6 @@ def test_the_inner_count_grows_with_the_wanted_time(make: Make) -> None:
 
 def test_wrong_arguments_are_refused(make: Make, make_spec: Callable[..., KernelSpec]) -> None:
     kernel, _ = make(1)
-    other, _ = make(2)
-    assert time_interleaved([kernel], [], [1]).size == 0
-    with pytest.raises(ValueError, match="one thread count"):
-        time_interleaved([kernel, other], [0, 1], [1, 1])
-    for order in ([1], [-1]):
-        with pytest.raises(ValueError, match="outside"):
-            time_interleaved([kernel], order, [1])
     spec, block = kernel.spec, aligned_empty(128)
     for buffers in ([], [block[:8]], [block[4:44]], [block[:80:2]]):
         with pytest.raises(ValueError, match="buffer"):

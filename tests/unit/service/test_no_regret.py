@@ -91,7 +91,7 @@ def test_a_bad_record_is_not_served(storage: Storage, planned: Planned, tmp_path
     """
     _record(storage, planned, 0, _other(planned, 0), ratio=0.1)
     schedules, verdict = settle([planned], storage, job_id="j")
-    assert verdict.served is Served.DEFAULT and verdict.fell_back
+    assert verdict.served is Served.DEFAULT
     assert verdict.comparison is not None and verdict.outcome in ("tie", "slower")
     key = planned.workloads[0][0].key
     assert verdict.dropped == (key,)
