@@ -1,0 +1,110 @@
+"""Dot instructions: generated code against the meaning of its nest."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.codegen.lower import lower_nest
+from compiler.codegen.object import emit_assembly
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Accumulator, Cast, Combiner, Role, Tensor
+from compiler.loops.index import Axis
+from compiler.loops.layout import Factor, Layout
+from compiler.loops.nest import Compute, For, LoopNest, Store, Tile
+from compiler.loops.semantics import to_memory
+from compiler.loops.text import parse_nest, print_nest
+from compiler.loops.verify import verify_nest
+from compiler.target import resolve_target
+from tests.kernels import WIDTHS, width
+from tests.unit.codegen.checks import agree, kernel
+
+Array = np.ndarray[Any, Any]
+
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value")
+
+
+def packed_product(
+    types: tuple[DType, DType], rows: int, columns: int, depth: int, lanes: int
+) -> LoopNest:
+    """C[m, n] = sum of A[m, k] B[k, n] by dot instructions; B in groups of k within panels of n."""
+    group, vectors = 4 // types[0].bytes, 2
+    total = DType.FLOAT32 if types[0].is_float else DType.INT32
+    m, n, k = Axis("m", rows), Axis("n", columns), Axis("k", depth)
+    width = vectors * lanes
+    panels = Layout((Factor(1, width), Factor(0, group), Factor(1, 1, width), Factor(0, 1, group)))
+    a = Tensor("A", (rows, depth), types[0])
+    b = Tensor("B", (depth, columns), types[1], panels, role=Role.WEIGHT)
+    c = Tensor("C", (rows, columns), total, role=Role.OUTPUT)
+    compute = Compute(
+        (Store(c[m, n], Accumulator(total)),),
+        Cast(a[m, k], total) * Cast(b[k, n], total),
+        Combiner.SUM,
+        reduce=(Tile(k, 2 * group),),
+        unroll=(Tile(k, group), Tile(m), Tile(n, lanes)),
+        vector=n,
+        dot=k,
+    )
+    return kernel((a, b, c), For(m, 3, (For(n, width, (compute,)),)))
+
+
+def narrow(dtype: DType, *shape: int) -> Array:
+    """Whole numbers over the range of a type; bfloat16 as it lies."""
+    random = np.random.default_rng(sum(shape))
+    if dtype is DType.BFLOAT16:
+        return to_memory(random.integers(-8, 9, shape).astype(np.float32), dtype)
+    limits = np.iinfo(dtype.numpy)
+    return random.integers(limits.min, limits.max + 1, shape).astype(dtype.numpy)
+
+
+BYTES = (DType.UINT8, DType.INT8)
+BRAINS = (DType.BFLOAT16, DType.BFLOAT16)
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(7, 70, 40), (3, 5, 8), (1, 33, 12)])
+@pytest.mark.parametrize(
+    ("types", "feature"),
+    [(BYTES, "avx512vnni"), (BYTES[::-1], "avx512vnni"), (BRAINS, "avx512bf16")],
+)
+def test_dot_instructions(
+    types: tuple[DType, DType], feature: str, rows: int, columns: int, depth: int, bits: int
+) -> None:
+    if not width(bits).has(feature):
+        pytest.skip(f"the host has no {feature}")
+    nest = packed_product(types, rows, columns, depth, bits // 32)
+    verify_nest(nest)
+    assert parse_nest(print_nest(nest)) == nest
+    agree(nest, bits, narrow(types[0], rows, depth), narrow(types[1], depth, columns))
+    assert re.search(
+        r"vpdpbusd|vdpbf16ps", emit_assembly(lower_nest(nest, width(bits)), width(bits))
+    )
+
+
+@pytest.mark.parametrize(
+    ("types", "instruction"),
+    [
+        (BYTES, "usdot"),
+        ((DType.INT8, DType.INT8), "sdot"),
+        ((DType.UINT8, DType.UINT8), "udot"),
+        (BRAINS, "bfdot"),
+    ],
+)
+def test_dot_instructions_of_aarch64(types: tuple[DType, DType], instruction: str) -> None:
+    target = resolve_target("neoverse-v1")
+    nest = packed_product(types, 3, 12, 16, target.vector_bits // 32)
+    assert re.search(rf"\b{instruction}\b", emit_assembly(lower_nest(nest, target), target))
+
+
+def test_dot_instructions_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ScheduleError, match="'x86-64-v3' has no instruction that adds products"):
+        lower_nest(packed_product(BYTES, 3, 16, 8, 8), resolve_target("x86-64-v3"))
+    nest = packed_product(BYTES, 3, 16, 8, 16)
+    columns = Layout((Factor(1), Factor(0)))
+    text = print_nest(nest).replace("layout(row)", f"layout({columns})", 1)
+    with pytest.raises(ScheduleError, match="elements of 'A' that are packed do not lie side by"):
+        lower_nest(parse_nest(text), resolve_target("znver4"))
