@@ -109,19 +109,17 @@ def load_untuned(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run
 
 def load_tuned(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
     """Tilewright as tuned: `schedules` is an artifact's folder or the service's data folder."""
-    import compiler
     from compiler.runtime.artifact import load_artifact
 
     if (Path(schedules) / "manifest.json").exists():
         executable = load_artifact(Path(schedules), threads=threads)
     else:
+        from service.known_model import KnownModel
         from service.settings import Settings
         from service.storage import Storage
 
         storage = Storage.open(Settings(data_folder=Path(schedules)))
-        executable = compiler.compile_model(
-            model, target="host", threads=threads, schedules=storage.records
-        )
+        executable = KnownModel(model.SerializeToString(), storage, threads).compile()
         storage.close()
     return lambda: executable.run(feeds)
 

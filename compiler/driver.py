@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 NUMERICS = ("fast", "strict", "loose")
 
+ModelPlanner = Callable[[Graph, Mapping[str, int]], GraphPlan]
+"""From an imported graph, at sizes of the model's named dimensions, to its plan."""
+
 SPARE = 8
 """With open dimensions, how often the first sizes' weights fit into the block that all sizes share.
 Most sizes pack them alike, and pages that nothing touches take no memory."""
@@ -186,7 +189,7 @@ def compile_model(
     numerics: str = "fast",
     weight_limit_bytes: int | None = None,
     timings: Timings | None = None,
-    choice: Callable[[Mapping[str, int]], GraphChoice] = lambda dims: RULE,
+    planner: ModelPlanner | None = None,
 ) -> Executable | SizedExecutable:
     """Compile an ONNX model for this machine.
 
@@ -204,7 +207,8 @@ def compile_model(
         weight_limit_bytes: most memory that packed weights may take; algorithms that expand them
             (Winograd, Strassen) give way first.
         timings: counts the time of every stage.
-        choice: what is known to be better than the rules' plan, by the sizes of named dimensions.
+        planner: makes the plans instead of the rules; each is asked for before the schedules of its
+            workloads are looked up.
 
     Raises:
         CompilerError: naming what is wrong with the model or the arguments.
@@ -217,7 +221,10 @@ def compile_model(
     given = check_dims(source.proto.graph, dims or {})
 
     def build(graph: Graph, sizes: Mapping[str, int], spare: int) -> Executable:
-        plan = _known_plan(graph, chosen, numerics, choice(sizes), timings)
+        if planner is not None:
+            plan = planner(graph, sizes)
+        else:
+            plan = make_plan(optimise(graph, numerics, timings=timings), chosen, numerics, timings)
         del graph
         return load_program(builder.build(plan, spare), threads, timings)
 
@@ -242,19 +249,6 @@ def compile_model(
             return build(load_graph(source, whole, timings), whole, SPARE)
 
     return SizedExecutable(ports, at)
-
-
-def _known_plan(
-    graph: Graph, target: Target, numerics: str, choice: GraphChoice, timings: Timings | None
-) -> GraphPlan:
-    """The plan under a choice; one that does not fit the graph any more gives way to the rules."""
-    try:
-        optimised = optimise(graph, numerics, timings=timings, choice=choice)
-        return make_plan(optimised, target, numerics, timings, choice)
-    except InvalidArgumentError:
-        if choice == RULE:
-            raise
-        return _known_plan(graph, target, numerics, RULE, timings)
 
 
 def _host(target: Target) -> Target:

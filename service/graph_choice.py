@@ -61,15 +61,15 @@ class Chosen:
     reserve: Budget | None = None
 
 
-def known_plan(planned: Planned, storage: Storage) -> Planned:
+def known_plan(planned: Planned, storage: Storage, digest: str = "") -> Planned:
     """The model with the plan that an earlier job chose for it; as it is where none did.
 
     A plan counts for the same model, sizes, target, threads, numerics and code generation, and
-    only if it is still what its choice leads to.
+    only if it is still what its choice leads to. `digest` is that of the model, where it is known.
     """
     request = planned.request
     stored = storage.plans.chosen(
-        model_digest(request.model),
+        digest or model_digest(request.model),
         planned.target.key,
         request.threads,
         request.numerics,
@@ -86,26 +86,6 @@ def known_plan(planned: Planned, storage: Storage) -> Planned:
     if canonical_json(plan.to_json()) != canonical_json(dict(stored.plan)):
         return planned
     return replace(planned, plan=plan, decision=dict(stored.decision))
-
-
-def known_choice(
-    storage: Storage, model: Path | bytes, target: Target, threads: int, numerics: str
-) -> Callable[[Mapping[str, int]], GraphChoice]:
-    """By sizes of a model's named dimensions, the choice that `known_plan` goes by."""
-    digest = model_digest(model)
-
-    def choice(dims: Mapping[str, int]) -> GraphChoice:
-        stored = storage.plans.chosen(
-            digest, target.key, threads, numerics, dims=dims, codegen_version=CODEGEN_VERSION
-        )
-        if stored is None or stored.decision is None:
-            return RULE
-        try:
-            return GraphChoice.from_json(stored.decision["choice"])
-        except (CompilerError, KeyError):
-            return RULE  # an older release's
-
-    return choice
 
 
 def choose_plan(

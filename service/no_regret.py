@@ -6,6 +6,9 @@ untuned one, A B B A, and their ratio has an interval (`tuner.measure.statistics
 program is shown to be faster, the tasks whose own gain is doubtful fall back to their defaults, and
 if that is not faster either, all of them do. What was found is kept in the database, so that a
 model is not raced again with the same schedules.
+
+`settle` is the one way from records to what is served: whoever compiles a model with what the
+database knows asks it.
 """
 
 from __future__ import annotations
@@ -14,20 +17,22 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from compiler import driver
 from compiler.build import CODEGEN_VERSION
-from compiler.plan import GraphPlan
+from compiler.choices import RULE
 from compiler.program_builder import ScheduleSource
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
 from compiler.target import host_target
+from compiler.workload import Workload
 from service.planning import Planned
 from service.storage import Storage
 from service.tuning import random_arrays
+from tuner.graph.search import RULE_NAME
 from tuner.measure.measurement import RecordKey, TuningRecord
 from tuner.measure.statistics import Comparison, Outcome
 
@@ -37,6 +42,8 @@ RACE_SECONDS = 4.0
 """A race ends after so long, if it has its least pairs: large models need no more."""
 
 SAMPLE_SECONDS = 0.005
+
+NOT_RACED = "not raced end to end yet: `tilewright tune` does that"
 
 SURE_RATIO = 0.97
 """A task's own gain is doubtful unless its whole interval lies below this."""
@@ -59,7 +66,8 @@ class Verdict:
 
     `outcome` is that of the served schedules against the untuned program (of all tuned ones, where
     the defaults are served), "same" where no schedule differs from the default, and "not_run" where
-    this machine cannot run the target. `dropped` names the workloads that fell back.
+    nobody raced them: this machine cannot run the target, or no job had all these records together.
+    `dropped` names the workloads that fell back.
     """
 
     served: Served
@@ -102,53 +110,89 @@ class Chosen:
         return self.schedules.get(workload_key)
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What one model is built from, at one or several sizes, and why.
+
+    `planned` are the plans that were asked about, or the rules' where the untuned program is
+    served. `known` of the `workloads` have a record in the database.
+    """
+
+    planned: tuple[Planned, ...]
+    schedules: ScheduleSource
+    verdict: Verdict
+    known: int
+    workloads: int
+
+
 def settle(
     planned: Sequence[Planned], storage: Storage, *, job_id: str = "", race: bool = True
-) -> tuple[ScheduleSource, Verdict]:
-    """The schedules to build one model from, at one or several sizes, and what says so.
+) -> Settled:
+    """What to build a model from: records, or defaults where records did not win end to end.
 
-    Without `race` nothing is run: what an earlier race found holds, else the records are served.
+    Without `race` nothing is run: what an earlier race found holds. Where there was none, because
+    records come from other models or the race was of other sizes, the records are served, each of
+    which was faster than its default by itself, and the verdict says that nobody raced them.
 
     Raises:
         CompilerError: if a program does not compile.
     """
-    first = planned[0]
-    records = _records(planned, storage)
-    tuned = {key: record.schedule for key, record in records.items()}
-    if not tuned:
-        return Chosen({}), Verdict(Served.TUNED, "same", reason="nothing differs from the defaults")
-    identity = _identity(planned, tuned)
+    workloads = {w.key: w for each in planned for w, _ in each.workloads}
+    found = _records(planned, workloads, storage)
+    tuned = {k: r for k, r in found.items() if _differs(r, planned[0], workloads[k])}
+    verdict = _verdict(planned, tuned, storage, job_id, race=race)
+    kept = {key: r.schedule for key, r in tuned.items() if key not in verdict.dropped}
+    plans = tuple(planned)
+    if verdict.served is Served.DEFAULT:
+        plans = tuple(_by_rules(each) for each in planned)
+    return Settled(plans, Chosen(kept), verdict, len(found), len(workloads))
+
+
+def _verdict(
+    planned: Sequence[Planned],
+    records: Mapping[str, TuningRecord],
+    storage: Storage,
+    job_id: str,
+    *,
+    race: bool,
+) -> Verdict:
+    """What an earlier race of these records found, or one that is run now."""
+    if not records:
+        return Verdict(Served.TUNED, "same", reason="nothing differs from the defaults")
+    identity = _identity(planned, {key: record.schedule for key, record in records.items()})
     known = storage.verdicts.find(identity)
+    target = planned[0].target
     if known is not None:
         verdict = Verdict.from_json(known)
-    elif not first.target.runs_on(host_target()):
+    elif not target.runs_on(host_target()):
         reason = (
-            f"this machine does not run target '{first.target.name}': "
+            f"this machine does not run target '{target.name}': "
             "its kernels were compared with the untuned ones on the worker"
         )
-        return Chosen(tuned), Verdict(Served.TUNED, "not_run", reason=reason)
+        return Verdict(Served.TUNED, "not_run", reason=reason)
     elif not race:
-        return Chosen(tuned), Verdict(Served.TUNED, "not_run", reason="not raced yet")
+        return Verdict(Served.TUNED, "not_run", reason=NOT_RACED)
     else:
         verdict = _race(planned, records)
     if race:
         storage.verdicts.add(identity, job_id, verdict.served.value, verdict.to_json())
-    kept = {key: schedule for key, schedule in tuned.items() if key not in verdict.dropped}
-    return Chosen(kept), verdict
+    return verdict
 
 
-def _records(planned: Sequence[Planned], storage: Storage) -> dict[str, TuningRecord]:
-    """The records of a model's workloads that say something else than the default."""
+def _records(
+    planned: Sequence[Planned], workloads: Mapping[str, Workload], storage: Storage
+) -> dict[str, TuningRecord]:
+    """The records of a model's workloads, by their keys."""
     first = planned[0]
-    workloads = {w.key: w for each in planned for w, _ in each.workloads}
-    keys = {RecordKey(key, first.target.key, first.threads, first.numerics) for key in workloads}
-    found: dict[str, TuningRecord] = {}
-    for key, record in storage.records.best_records(list(keys)).items():
-        workload = workloads[key.workload_key]
-        untuned = untuned_schedules(workload, first.target, first.threads, first.numerics)
-        if record.schedule != next(untuned, None):
-            found[key.workload_key] = record
-    return found
+    keys = [RecordKey(key, first.target.key, first.threads, first.numerics) for key in workloads]
+    found = storage.records.best_records(keys)
+    return {key.workload_key: record for key, record in found.items()}
+
+
+def _differs(record: TuningRecord, planned: Planned, workload: Workload) -> bool:
+    """Whether a record says something else than the default."""
+    untuned = untuned_schedules(workload, planned.target, planned.threads, planned.numerics)
+    return record.schedule != next(untuned, None)
 
 
 def _race(planned: Sequence[Planned], records: Mapping[str, TuningRecord]) -> Verdict:
@@ -180,7 +224,7 @@ def _runner(
     """One run of the model at each of its sizes."""
     first = planned[0]
     builder = driver.ProgramBuilder(Chosen(schedules), first.target, first.threads, first.numerics)
-    plans = [_untuned_plan(each) if default_plans else each.plan for each in planned]
+    plans = [(_by_rules(each) if default_plans else each).plan for each in planned]
     builder.reserve(plans)
     runs = []
     for each, plan in zip(planned, plans, strict=True):
@@ -196,12 +240,20 @@ def _runner(
     return run
 
 
-def _untuned_plan(planned: Planned) -> GraphPlan:
-    """What the rules make of the graph, whatever plan was chosen by measurements."""
-    if planned.decision is None:
-        return planned.plan
+def _by_rules(planned: Planned) -> Planned:
+    """The model with the rules' plan, whatever plan was chosen by measurements."""
+    if planned.decision is None or planned.decision["choice"] == RULE.to_json():
+        return planned
     graph = driver.optimise(planned.graph, planned.numerics)
-    return driver.make_plan(graph, planned.target, planned.numerics)
+    decision = {
+        **planned.decision,
+        "choice": RULE.to_json(),
+        "name": RULE_NAME,
+        "reason": f"'{planned.decision['name']}' with its tuned kernels was not shown to be faster "
+        "than the untuned program",
+    }
+    plan = driver.make_plan(graph, planned.target, planned.numerics)
+    return replace(planned, plan=plan, decision=decision)
 
 
 def compare_runs(challenger: Run, incumbent: Run, threads: int) -> Comparison:

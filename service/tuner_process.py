@@ -334,10 +334,11 @@ class _Run:
         self._phase("building", tracker.progress)
         with tempfile.TemporaryDirectory(prefix="tilewright-artifact-") as temporary:
             folder = Path(temporary) / "artifact"
-            schedules, verdict = settle([planned], storage, job_id=job.id)
-            build_artifact([planned], storage, folder, schedules=schedules)
+            settled = settle([planned], storage, job_id=job.id)
+            (served,) = settled.planned
+            build_artifact([served], settled.schedules, folder)
             self._phase("verifying", tracker.progress)
-            checked = verify_artifact(planned, folder)
+            checked = verify_artifact(served, folder)
             digest = store_artifact(folder, storage)
         keep_plan(planned, storage)
         result = {
@@ -353,10 +354,10 @@ class _Run:
             "largest_error": checked.error,
             "verified": checked.complete,
             "unverified": list(checked.unverified),
-            "end_to_end": verdict.to_json(),
+            "end_to_end": settled.verdict.to_json(),
             "tasks": len(finished.tasks),
             "tasks_from_database": sum(status.from_store for status in finished.tasks),
-            "plan": planned.decision,
+            "plan": served.decision,
         }
         storage.jobs.transition(
             self._claim, JobState.SUCCEEDED, result=result, artifact_digest=digest

@@ -176,19 +176,17 @@ def random_arrays(
 
 def build_artifact(
     planned: Sequence[Planned],
-    storage: Storage,
+    schedules: ScheduleSource,
     folder: Path,
     weight_limit_bytes: int | None = None,
     *,
     pad: bool = False,
-    schedules: ScheduleSource | None = None,
     timings: Timings | None = None,
 ) -> tuple[CompiledProgram, ...]:
-    """Compile one model at one or several sizes with the best schedules known: an artifact folder.
+    """Compile one model at one or several sizes: an artifact folder.
 
-    `schedules` stand for the records of the database.
-
-    With `pad`, sizes between those are padded up to the next ones when the artifact runs.
+    What it is built from is settled before (`service.no_regret`). With `pad`, sizes between those
+    are padded up to the next ones when the artifact runs.
 
     Raises:
         CompilerError: if it cannot be linked or written, the packed weights do not fit the limit,
@@ -196,7 +194,7 @@ def build_artifact(
     """
     first = planned[0]
     builder = driver.ProgramBuilder(
-        schedules or storage.records,
+        schedules,
         first.target,
         first.threads,
         first.numerics,

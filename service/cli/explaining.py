@@ -62,9 +62,10 @@ def explain(
     from compiler.timings import Timings
     from service.cli.explain_view import assembly_text, kernel_view, report_view
     from service.cli.plan_view import decision_view
-    from service.cli.view import timings_table
+    from service.cli.view import settled_line, timings_table
     from service.explain import explain as explain_model
     from service.graph_choice import known_plan
+    from service.no_regret import settle
     from service.planning import ModelRequest, plan_model
     from service.storage import Storage
 
@@ -74,16 +75,17 @@ def explain(
     planned = plan_model(request, dump_observer(dump_after), recorder)
     storage = Storage.open(load_settings())
     try:
-        planned = known_plan(planned, storage)
-        known = len(planned.workloads)
-        for number in kernel or ():
-            if not 1 <= number <= known:
-                raise UserError(f"--kernel {number}: the kernels of this model are 1 to {known}")
-        report = explain_model(planned, storage.records, recorder)
+        settled = settle([known_plan(planned, storage)], storage, race=False)
     finally:
         storage.close()
+    (planned,) = settled.planned
+    known = len(planned.workloads)
+    for number in kernel or ():
+        if not 1 <= number <= known:
+            raise UserError(f"--kernel {number}: the kernels of this model are 1 to {known}")
+    report = explain_model(planned, settled.schedules, recorder)
     if as_json:
-        data = report.to_json()
+        data = {**report.to_json(), "end_to_end": settled.verdict.to_json()}
         if kernel:
             data["kernels"] = [data["kernels"][number - 1] for number in kernel]
         if timings:
@@ -96,6 +98,7 @@ def explain(
         out.print(report_view(report))
         out.print()
         out.print(decision_view(report.decision))
+        out.print(settled_line(settled), soft_wrap=True, markup=False)
     for one in chosen or (report.kernels if nest or asm else ()):
         out.print()
         out.print(kernel_view(report, one))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from compiler.runtime.executable import Executable
     from compiler.runtime.sized import SizedExecutable
+    from service.known_model import KnownModel
 
 
 class Peer(StrEnum):
@@ -107,39 +108,36 @@ def compile_(
     """Compile to an artifact folder, with whatever the database knows."""
     from compiler.timings import Timings
     from service.cli.inspect_view import size
-    from service.cli.view import timings_table
+    from service.cli.view import settled_line, timings_table
     from service.graph_choice import known_plan
     from service.no_regret import settle
     from service.planning import ModelRequest, plan_sizes
     from service.storage import Storage
     from service.tuning import build_artifact
-    from tuner.measure.measurement import RecordKey
 
     request = ModelRequest(existing_file(model), target, threads, numerics.value)
     recorder = Timings()
     plans = plan_sizes(request, parse_sizes(dim), dump_observer(dump_after), recorder)
     storage = Storage.open(load_settings())
-    plans = tuple(known_plan(planned, storage) for planned in plans)
-    keys = {
-        RecordKey(workload.key, planned.target.key, threads, numerics.value)
-        for planned in plans
-        for workload, _ in planned.workloads
-    }
-    known = storage.records.best_records(list(keys))
-    schedules, _ = settle(plans, storage, race=False)
+    try:
+        plans = tuple(known_plan(planned, storage) for planned in plans)
+        settled = settle(plans, storage, race=False)
+    finally:
+        storage.close()
+    plans = settled.planned
     compiled = build_artifact(
-        plans, storage, output, weight_limit, pad=pad, schedules=schedules, timings=recorder
+        plans, settled.schedules, output, weight_limit, pad=pad, timings=recorder
     )
-    storage.close()
     packed = max(each.program.weight_bytes for each in compiled)
     plain = sum(array.nbytes for array in plans[0].plan.graph.constants.values())
-    console().print(
-        f"artifact: {output} ({len(known)} of {len(keys)} workloads with tuned schedules; "
-        f"packed weights take {size(packed)}, the model's {size(plain)})",
+    out = console()
+    out.print(
+        f"artifact: {output} (packed weights take {size(packed)}, the model's {size(plain)})",
         soft_wrap=True,
     )
+    out.print(settled_line(settled), soft_wrap=True, markup=False)
     if timings:
-        console().print(timings_table(recorder.stages))
+        out.print(timings_table(recorder.stages))
 
 
 def run(
@@ -155,13 +153,14 @@ def run(
 
     _check_place(outputs)  # now, and not when the results are there
     arrays = _load_arrays(inputs)
-    with _opened(model, threads, numerics, parse_dims(dim)) as executable:
+    with _opened(model, threads, numerics, parse_dims(dim)) as (executable, known):
         results = executable.run(arrays)
     names = executable.output_names
     save_arrays(outputs, zip(names, results, strict=True))
     out = console()
     for name, array in zip(names, results, strict=True):
         out.print(f"{name}: {array.dtype} {array.shape}", soft_wrap=True, markup=False)
+    _tell_served(known)
 
 
 def _check_place(path: Path) -> None:
@@ -181,48 +180,52 @@ def _load_arrays(path: Path) -> dict[str, Any]:
         raise UserError(str(error)) from error
 
 
+def _tell_served(known: KnownModel | None) -> None:
+    """Say what a model was built from; what is in an artifact was said when it was made."""
+    if known is None:
+        return
+    from service.cli.view import settled_line
+
+    for settled in known.settled:
+        console().print(settled_line(settled), soft_wrap=True, markup=False)
+
+
 @contextmanager
 def _opened(
     model: Path, threads: int, numerics: Numerics, dims: dict[str, int]
-) -> Iterator[Executable | SizedExecutable]:
-    """An artifact as it is; a model compiled with the schedules that the database knows."""
+) -> Iterator[tuple[Executable | SizedExecutable, KnownModel | None]]:
+    """An artifact as it is; a model compiled with what the database knows, which tells of it."""
     if model.is_dir():
         # an artifact needs neither the compiler nor the database
         from compiler.runtime.artifact import load_artifact
 
         if numerics is not Numerics.FAST:
             raise UserError(f"--numerics {numerics.value}: the artifact '{model}' keeps its own")
-        yield load_artifact(model, threads=threads, sizes=dims or None)
+        yield load_artifact(model, threads=threads, sizes=dims or None), None
         return
-    import compiler
-    from compiler.target import host_target
-    from service.graph_choice import known_choice
+    from service.known_model import KnownModel
     from service.storage import Storage
 
     existing_file(model)
     storage = Storage.open(load_settings())
     try:
+        known = KnownModel(model, storage, threads, numerics.value)
         # with dimensions left open it compiles, and asks the database, when it runs
-        yield compiler.compile_model(
-            model,
-            threads=threads,
-            dims=dims,
-            schedules=storage.records,
-            numerics=numerics.value,
-            choice=known_choice(storage, model, host_target(), threads, numerics.value),
-        )
+        yield known.compile(dims), known
     finally:
         storage.close()
 
 
-def _closed(model: Path, threads: int, numerics: Numerics, dims: dict[str, int]) -> Executable:
+def _closed(
+    model: Path, threads: int, numerics: Numerics, dims: dict[str, int]
+) -> tuple[Executable, KnownModel | None]:
     """As `_opened`, for one size. Raises UserError where a dimension is left open."""
     from compiler.runtime.sized import SizedExecutable
 
-    with _opened(model, threads, numerics, dims) as executable:
+    with _opened(model, threads, numerics, dims) as (executable, known):
         if isinstance(executable, SizedExecutable):
             raise UserError(f"dimension '{executable.open[0]}' has no size; give one with --dim")
-        return executable
+        return executable, known
 
 
 def bench(
@@ -247,7 +250,7 @@ def bench(
     from service.comparison import Run, onnxruntime_run, race
     from service.verification import largest_model_error
 
-    executable = _closed(model, threads, numerics, parse_dims(dim))
+    executable, known = _closed(model, threads, numerics, parse_dims(dim))
     arrays = _seeded_inputs(executable)
     runs: dict[str, Run] = {"tilewright": lambda: executable.run(arrays)}
     error = None
@@ -278,6 +281,7 @@ def bench(
     out.print(table)
     if error is not None:
         out.print(f"largest error, relative to the largest output: {error:.1e}")
+    _tell_served(known)
 
 
 def _seeded_inputs(executable: Executable) -> dict[str, Any]:

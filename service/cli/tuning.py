@@ -77,9 +77,9 @@ def tune(
         origins_line,
         progress_line,
         rate_line,
+        settled_line,
         task_table,
         timings_table,
-        verdict_text,
     )
     from service.cost_models import describe, train_due
     from service.graph_choice import SHARE, choose_plan, confirm_plan
@@ -190,6 +190,12 @@ def tune(
         if not finished.cancelled:
             with recorder.stage("compare plans"):
                 plans = tuple(confirm_plan(found, storage, tuned) for found in chosen)
+        settled = None
+        if output is not None or not finished.cancelled:
+            # without an artifact, too: what is found holds for `compile`, `run` and `bench`
+            with recorder.stage("race"):
+                settled = settle(plans, storage)
+            plans = settled.planned
     finally:
         if live is not None:
             live.stop()
@@ -216,14 +222,13 @@ def tune(
             "this machine is slow for long: the reference kernel takes "
             f"{speed['arithmetic_ratio']:.2f} and {speed['memory_ratio']:.2f} times its best"
         )
-    if output is not None:
-        with recorder.stage("race"):
-            schedules, verdict = settle(plans, storage)
-        build_artifact(plans, storage, output, pad=pad, schedules=schedules, timings=recorder)
+    if output is not None and settled is not None:
+        build_artifact(plans, settled.schedules, output, pad=pad, timings=recorder)
         with recorder.stage("verify"):
             checked = worst([verify_artifact(planned, output) for planned in plans])
         out.print(f"artifact: {output}, {checked.text()}", soft_wrap=True)
-        out.print(f"end to end: {verdict_text(verdict.to_json())}", soft_wrap=True)
+    if settled is not None:
+        out.print(settled_line(settled), soft_wrap=True, markup=False)
     if not finished.cancelled:
         with recorder.stage("train cost models"):
             for trained in train_due(storage, settings.cost_model_trials):

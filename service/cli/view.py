@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +14,9 @@ from compiler.timings import StageTime
 from service.cli.common import duration, milliseconds
 from service.schemas import JobView, LookupView, ProgressView, TaskView, WorkerView
 from tuner.events import Ended, Finished
+
+if TYPE_CHECKING:
+    from service.no_regret import Settled
 
 
 def make_table(*columns: str, title: str | None = None) -> Table:
@@ -147,6 +150,13 @@ def verdict_text(verdict: Mapping[str, Any]) -> str:
         f"{served}; tuned / untuned {comparison['ratio']:.3f} "
         f"({comparison['low']:.3f} to {comparison['high']:.3f}, {verdict['outcome']})"
         + (f"; {verdict['reason']}" if verdict["reason"] else "")
+    )
+
+
+def settled_line(settled: Settled) -> str:
+    """How many schedules are known of a model, what is served of them, and why."""
+    return f"end to end: {settled.known} of {settled.workloads} workloads known; " + verdict_text(
+        settled.verdict.to_json()
     )
 
 

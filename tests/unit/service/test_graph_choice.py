@@ -14,16 +14,18 @@ from onnx import TensorProto, helper, numpy_helper
 from compiler.choices import RULE
 from compiler.errors import CompilerError
 from compiler.plan import GraphPlan
+from compiler.runtime.executable import Executable
+from compiler.runtime.program import KernelCall
 from compiler.target import host_target
 from service import graph_choice
 from service.graph_choice import (
     choose_plan,
     confirm_plan,
     keep_plan,
-    known_choice,
     known_plan,
     race_plans,
 )
+from service.known_model import KnownModel
 from service.planning import ModelRequest, Planned, plan_model
 from service.storage import Storage
 from service.tuning import Budget
@@ -298,7 +300,10 @@ def test_plans_are_run_in_turns(storage: Storage) -> None:
     assert only.ratios
 
 
-def test_the_choice_is_known_by_sizes(storage: Storage, race: list[int]) -> None:
-    settled(storage, device(plan()))
-    choice = known_choice(storage, MODEL, host_target(), 1, "fast")
-    assert choice({}).kept and choice({"batch": 2}) == RULE
+def test_a_model_is_compiled_by_the_plan_that_was_chosen(storage: Storage, race: list[int]) -> None:
+    chosen = settled(storage, device(plan()))
+    assert chosen.decision is not None and chosen.decision["choice"]["kept"]
+    executable = KnownModel(MODEL, storage).compile()
+    assert isinstance(executable, Executable)
+    calls = [step for step in executable.program.walk() if isinstance(step, KernelCall)]
+    assert len(calls) == len(chosen.plan.kernels) != len(plan().plan.kernels)

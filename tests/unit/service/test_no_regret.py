@@ -8,13 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from onnx import TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from compiler.choices import GraphChoice
 from compiler.codegen.link import linkers
+from compiler.driver import make_plan, optimise
+from compiler.plan import GraphPlan
+from compiler.program_builder import CompiledProgram, ProgramBuilder
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
 from service import no_regret
-from service.cli.view import verdict_text
+from service.cli import run as run_cli
+from service.cli.view import settled_line, verdict_text
+from service.known_model import KnownModel
 from service.no_regret import Served, Verdict, compare_runs, settle
 from service.planning import ModelRequest, Planned, plan_model, tasks_of
 from service.storage import Storage
@@ -44,6 +50,20 @@ def planned() -> Planned:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     return plan_model(ModelRequest(model.SerializeToString()))
+
+
+def _model(nodes: list[NodeProto], rows: int | str) -> bytes:
+    """From x (rows, INNER) by a matrix w of ones to y (rows, COLUMNS)."""
+    graph = helper.make_graph(
+        nodes,
+        "one",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, INNER])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, COLUMNS])],
+        [numpy_helper.from_array(np.ones((INNER, COLUMNS), np.float32), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    data: bytes = model.SerializeToString()
+    return data
 
 
 def _default(planned: Planned, number: int) -> Schedule:
@@ -90,12 +110,13 @@ def test_a_bad_record_is_not_served(storage: Storage, planned: Planned, tmp_path
     The race is a real one. Whatever the machine does, the slow one is not shown to be faster.
     """
     _record(storage, planned, 0, _other(planned, 0), ratio=0.1)
-    schedules, verdict = settle([planned], storage, job_id="j")
+    found = settle([planned], storage, job_id="j")
+    verdict = found.verdict
     assert verdict.served is Served.DEFAULT
     assert verdict.comparison is not None and verdict.outcome in ("tie", "slower")
     key = planned.workloads[0][0].key
     assert verdict.dropped == (key,)
-    (compiled,) = build_artifact([planned], storage, tmp_path / "a", schedules=schedules)
+    (compiled,) = build_artifact(found.planned, found.schedules, tmp_path / "a")
     assert compiled.schedules[key] == _default(planned, 0) and not compiled.tuned
     assert verify_artifact(planned, tmp_path / "a").complete
     assert storage.verdicts.counts() == {"default": 1}
@@ -107,15 +128,16 @@ def test_what_wins_is_served_and_raced_once(
     left = _outcomes(monkeypatch, 0.8)
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     for _ in range(2):
-        schedules, verdict = settle([planned], storage)
-        assert (verdict.served, verdict.outcome) == (Served.TUNED, "faster")
+        found = settle([planned], storage)
+        assert (found.verdict.served, found.verdict.outcome) == (Served.TUNED, "faster")
+        assert (found.known, found.workloads) == (1, 2)
         key = planned.workloads[0][0].key
-        assert schedules.best(key, "", 1, "fast") == _other(planned, 0)
+        assert found.schedules.best(key, "", 1, "fast") == _other(planned, 0)
     assert not left and storage.verdicts.counts() == {"tuned": 2}
     # other schedules are another race
     _outcomes(monkeypatch, 1.0, 1.0)
     _record(storage, planned, 1, _other(planned, 1), ratio=0.99)
-    assert settle([planned], storage)[1].served is Served.DEFAULT
+    assert settle([planned], storage).verdict.served is Served.DEFAULT
 
 
 def test_tasks_of_doubtful_gain_fall_back_first(
@@ -124,7 +146,8 @@ def test_tasks_of_doubtful_gain_fall_back_first(
     left = _outcomes(monkeypatch, 1.01, 0.9)
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     _record(storage, planned, 1, _other(planned, 1), ratio=0.99)
-    schedules, verdict = settle([planned], storage)
+    found = settle([planned], storage)
+    schedules, verdict = found.schedules, found.verdict
     sure, doubtful = (workload.key for workload, _ in planned.workloads)
     assert verdict.served is Served.PARTLY and verdict.dropped == (doubtful,)
     assert schedules.best(sure, "", 1, "fast") and not schedules.best(doubtful, "", 1, "fast")
@@ -136,9 +159,9 @@ def test_a_record_of_the_default_is_no_matter_of_a_race(
 ) -> None:
     _outcomes(monkeypatch)
     _record(storage, planned, 0, _default(planned, 0), ratio=1.0)
-    _, verdict = settle([planned], storage)
-    assert (verdict.served, verdict.outcome) == (Served.TUNED, "same")
-    assert storage.verdicts.counts() == {}
+    found = settle([planned], storage)
+    assert (found.verdict.served, found.verdict.outcome) == (Served.TUNED, "same")
+    assert found.known == 1 and storage.verdicts.counts() == {}
 
 
 def test_another_machine_decides_by_its_kernels(
@@ -151,8 +174,125 @@ def test_another_machine_decides_by_its_kernels(
     key = RecordKey(other.workloads[0][0].key, other.target.key)
     measured = Measurement(Status.OK, samples_seconds=(1.0,))
     storage.records.add_record(TuningRecord(key, _other(planned, 0), measured))
-    _, verdict = settle([other], storage)
+    verdict = settle([other], storage).verdict
     assert verdict.outcome == "not_run" and "on the worker" in verdict.reason
+
+
+def test_without_a_race_records_are_served_and_said_to_be_unraced(
+    storage: Storage, planned: Planned
+) -> None:
+    """Records that come from other models: each was faster by itself, and that is all."""
+    _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
+    found = settle([planned], storage, race=False)
+    assert (found.verdict.served, found.verdict.outcome) == (Served.TUNED, "not_run")
+    assert found.schedules.best(planned.workloads[0][0].key, "", 1, "fast") == _other(planned, 0)
+    text = settled_line(found)
+    assert "1 of 2 workloads known" in text and "not raced end to end" in text
+    assert storage.verdicts.counts() == {}, "what nobody raced is no verdict"
+
+
+def test_the_untuned_program_is_that_of_the_rules_plan(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another plan, chosen by measurements, whose tuned program then does not win."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Relu", ["h"], ["y"]),
+    ]
+    planned = plan_model(ModelRequest(_model(nodes, ROWS)))
+    (product,) = [n.output for n in planned.plan.graph.nodes if n.op == "matmul"]
+    choice = GraphChoice(kept=frozenset({product}))
+    graph = optimise(planned.graph, choice=choice)
+    chosen = replace(
+        planned,
+        plan=make_plan(graph, planned.target, choice=choice),
+        decision={"choice": choice.to_json(), "name": "apart", "reason": "takes less"},
+    )
+    _record(storage, chosen, 0, _other(chosen, 0), ratio=0.99)
+    _outcomes(monkeypatch, 1.0)
+    (served,) = settle([chosen], storage).planned
+    assert served.plan == planned.plan != chosen.plan
+    assert served.decision is not None and "'apart'" in served.decision["reason"]
+    # whoever asks later, without a race of its own, is served the same
+    assert settle([chosen], storage, race=False).planned == (served,)
+
+
+def _reloaded(
+    storage: Storage, planned: Planned, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The model in a file, and command lines that see the database of this test."""
+    path = folder / "two.onnx"
+    assert isinstance(planned.request.model, bytes)
+    path.write_bytes(planned.request.model)
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(storage.blobs.folder.parent))
+    return path
+
+
+WAYS: list[tuple[str, ...]] = [
+    ("compile", "{model}", "-o", "{folder}/artifact"),
+    ("run", "{model}", "--inputs", "{folder}/in.npz", "--outputs", "{folder}/out.npz"),
+    ("bench", "{model}", "--rounds", "1", "--seconds", "0.01"),
+    ("explain", "{model}"),
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way[0])
+@pytest.mark.parametrize("outcome", ["default", "faster", "not raced"])
+def test_every_way_to_serve_records_follows_the_verdict(
+    storage: Storage,
+    planned: Planned,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    way: tuple[str, ...],
+    outcome: str,
+) -> None:
+    path = _reloaded(storage, planned, tmp_path, monkeypatch)
+    np.savez(tmp_path / "in.npz", x=np.ones((ROWS, INNER), np.float32))
+    other = _other(planned, 0)
+    _record(storage, planned, 0, other, ratio=0.99)
+    if outcome != "not raced":
+        _outcomes(monkeypatch, 1.0 if outcome == "default" else 0.9)
+        settle([planned], storage)
+    compiled: list[Schedule] = []
+    build = ProgramBuilder.build
+
+    def spy(self: ProgramBuilder, plan: GraphPlan, spare: int = 1) -> CompiledProgram:
+        program = build(self, plan, spare)
+        compiled.extend(program.schedules.values())
+        return program
+
+    monkeypatch.setattr(ProgramBuilder, "build", spy)
+    arguments = [part.format(model=path, folder=tmp_path) for part in way]
+    assert run_cli(arguments) == 0
+    out = capsys.readouterr().out
+    expected = _default(planned, 0) if outcome == "default" else other
+    assert expected in compiled and (other in compiled) is (outcome != "default")
+    says = {"default": "the defaults are served", "faster": "faster", "not raced": "not raced"}
+    assert "1 of 2 workloads known" in out and says[outcome] in out
+
+
+def test_sizes_that_are_left_open_are_settled_when_they_are_met(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sizes of one model: a race found one of them not to win."""
+    model = _model([helper.make_node("MatMul", ["x", "w"], ["y"])], "rows")
+    plans = {rows: plan_model(ModelRequest(model, dims={"rows": rows})) for rows in (32, 64)}
+    for planned in plans.values():
+        _record(storage, planned, 0, _other(planned, 0), ratio=0.99)
+    _outcomes(monkeypatch, 1.0)
+    settle([plans[64]], storage)
+    known = KnownModel(model, storage)
+    executable = known.compile()
+    for rows in plans:
+        (y,) = executable.run({"x": np.ones((rows, INNER), np.float32)})
+        np.testing.assert_array_equal(y, np.full((rows, COLUMNS), INNER, np.float32))
+    assert [s.verdict.outcome for s in known.settled] == ["not_run", "tie"]
+    assert [s.verdict.served for s in known.settled] == [Served.TUNED, Served.DEFAULT]
+    keys = [plans[rows].workloads[0][0].key for rows in plans]
+    target = plans[32].target.key
+    assert known.best(keys[0], target, 1, "fast") == _other(plans[32], 0)
+    assert known.best(keys[1], target, 1, "fast") is None
 
 
 def test_verdicts_read_back_and_speak() -> None:
