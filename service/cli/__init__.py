@@ -30,9 +30,9 @@ for group in (local, explaining, operators, tuning, replaying, cost_model, servi
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its status."""
-    from compiler.collector import relax_collector
+    from compiler.process import settle_process
 
-    relax_collector()
+    settle_process()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

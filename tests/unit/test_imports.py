@@ -33,7 +33,7 @@ INSIDE: dict[str, set[str]] = {
     "targets": _BASE,
     "device": set(),
     "timings": set(),
-    "collector": set(),
+    "process": set(),
     "graph": _BASE,
     "loops": _BASE | {"graph"},
     "ops": _IR,

@@ -10,8 +10,8 @@ from typing import Any
 
 from compiler.build import LoweredKernel, compile_lowered, lower_workload
 from compiler.codegen.spills import spilling_loop
-from compiler.collector import relax_collector
 from compiler.ops.registry import operators
+from compiler.process import settle_process
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.templates import templates
 from compiler.target import Target
@@ -24,7 +24,7 @@ KEPT_OBJECTS = 64
 
 def warm_up() -> None:
     """Make a builder process ready: operators and templates are found by their files."""
-    relax_collector()
+    settle_process()
     operators()
     templates()
 

@@ -1,0 +1,40 @@
+"""What our own processes do otherwise: seen from within such a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from compiler.process import BLAS_THREADS
+
+_PRODUCT = """
+import gc, os
+from compiler.process import settle_process
+settle_process()
+import numpy
+x = numpy.ones((512, 512), "float32")
+x @ x
+print(gc.get_threshold()[0], os.environ["OPENBLAS_NUM_THREADS"], len(os.listdir("/proc/self/task")))
+"""
+
+
+def _run(**variables: str) -> list[str]:
+    given = {name: value for name, value in os.environ.items() if name != BLAS_THREADS}
+    done = subprocess.run(
+        [sys.executable, "-c", _PRODUCT],
+        env={**given, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def test_products_take_one_thread_and_garbage_waits() -> None:
+    assert _run() == ["50000", "1", "1"]
+
+
+def test_a_users_number_of_threads_stays() -> None:
+    threshold, threads, _ = _run(OPENBLAS_NUM_THREADS="2")
+    assert (threshold, threads) == ("50000", "2")
