@@ -11,7 +11,6 @@ benchmarks/results/search.csv, .md and .png, with the error of the forecasts tha
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
+from benchmarks import curves
 from benchmarks.report import Origin, markdown_table
 from benchmarks.search_tables import (
     FOLDER,
@@ -156,36 +156,24 @@ def report(runs: Sequence[Run], origin: Origin, how: str) -> str:
 
 def write_csv(runs: Sequence[Run], path: Path) -> None:
     """One line a trial: method, workload, seed, trial, regret."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["method", "workload", "seed", "trial", "regret"])
-        for run in runs:
-            for number, regret in enumerate(run.regrets, 1):
-                writer.writerow([run.method, run.workload, run.seed, number, f"{regret:.6f}"])
+    rows = (
+        [run.method, run.workload, run.seed, number, f"{regret:.6f}"]
+        for run in runs
+        for number, regret in enumerate(run.regrets, 1)
+    )
+    curves.write_csv(path, ["method", "workload", "seed", "trial", "regret"], rows)
 
 
 def plot(runs: Sequence[Run], trials: int, path: Path) -> None:
-    """Mean regret over all workloads and seeds by trial; the quarters of the runs shaded."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5))
+    """Median regret over all workloads and seeds by trial; the quarters of the runs shaded."""
     steps = range(1, trials + 1)
-    for method in dict.fromkeys(run.method for run in runs):
-        mine = [run for run in runs if run.method == method]
-        curves = [sorted(100 * run.at(n) for run in mine) for n in steps]
-        (line,) = axes.plot(steps, [median(values) for values in curves], label=method)
-        low = [values[len(values) // 4] for values in curves]
-        high = [values[3 * len(values) // 4] for values in curves]
-        axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.15)
-    axes.set(xlabel="trials", ylabel="regret in %, median and quarters", ylim=(0, None))
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    with curves.figure(path) as (axes,):
+        for method in dict.fromkeys(run.method for run in runs):
+            mine = [run for run in runs if run.method == method]
+            values = [[100 * run.at(n) for run in mine] for n in steps]
+            curves.draw_quarters(axes, steps, values, method)
+        axes.set(xlabel="trials", ylabel="regret in %, median and quarters", ylim=(0, None))
+        axes.legend()
 
 
 def _record(chosen: argparse.Namespace) -> None:

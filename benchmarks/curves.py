@@ -1,0 +1,49 @@
+"""Curves of many seeds: as medians with quarters in a PNG, and as CSV."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+
+@contextmanager
+def figure(path: Path, rows: int = 1, columns: int = 1) -> Iterator[list[Any]]:
+    """The axes of a figure, row by row, that is written to `path` as PNG at the end."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    size = (8, 5) if rows == columns == 1 else (6 * columns, 3.6 * rows)
+    drawn, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False)
+    try:
+        yield list(axes.flat)
+        for one in axes.flat:
+            one.grid(alpha=0.3)
+        drawn.tight_layout()
+        drawn.savefig(path, dpi=110)
+    finally:
+        pyplot.close(drawn)
+
+
+def draw_quarters(
+    axes: Any, steps: Sequence[float], values: Sequence[Sequence[float]], label: str
+) -> None:
+    """The median of each step's values as a line, what is between their quarters shaded."""
+    ordered = [sorted(several) for several in values]
+    (line,) = axes.plot(steps, [median(several) for several in ordered], label=label)
+    low = [several[len(several) // 4] for several in ordered]
+    high = [several[3 * len(several) // 4] for several in ordered]
+    axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.15)
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table with a line of names at its head."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
