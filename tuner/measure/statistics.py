@@ -11,7 +11,8 @@ disturbances have longer tails than that; they make s, and so the interval, wide
 
 *Which candidates need no more samples?* The same model with the excess of all racers pooled: after
 n samples a minimum lies within s ln(1/a) / n of the undisturbed time with probability 1 - a. Who
-is behind the leader by more than that, and a margin, is dropped.
+is behind the leader by more than that, and a margin, is dropped - never on one or two samples:
+neighbours on a shared machine come in bursts, which no exponential distribution knows.
 
 *Is the challenger faster than the incumbent?* They take turns, A B B A, so that what drifts slowly
 cancels, and each pair gives a ratio. The interval of their median is that of order statistics:
@@ -36,6 +37,10 @@ TIE_MARGIN = 0.005
 PRIOR_EXCESS = 0.05
 PRIOR_SAMPLES = 4
 """Excess over the undisturbed time before anything was seen, and how many samples that is worth."""
+
+LEAST_RACED = 3
+"""Samples before a kernel may be dropped. Where one was enough, a tenth of the times that were kept
+of candidates lay 20 % beside what a second measurement said."""
 
 
 class Outcome(StrEnum):
@@ -173,6 +178,6 @@ def racing(
         best = min(best, leader_seconds)
     reach = spread * math.log(1.0 / (1.0 - confidence))
     return [
-        floor <= best * (1.0 + margin) * (1.0 + reach / len(each))
+        len(each) < LEAST_RACED or floor <= best * (1.0 + margin) * (1.0 + reach / len(each))
         for each, floor in zip(samples, fastest, strict=True)
     ]

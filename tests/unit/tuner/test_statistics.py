@@ -88,15 +88,20 @@ def test_equal_kernels_are_hardly_ever_told_apart() -> None:
 
 
 def test_who_is_clearly_behind_leaves_and_who_may_lead_stays() -> None:
-    assert racing([[1.0], [1.05], [1.5]], margin=0.02) == [True, True, False]
-    # what one noisy sample cannot say, five can
-    near = [[1.0, 1.01, 1.0, 1.02, 1.0], [1.06, 1.07, 1.06, 1.08, 1.06]]
-    assert racing([each[:1] for each in near], margin=0.02) == [True, True]
+    assert racing([[1.0] * 3, [1.05] * 3, [1.5] * 3], margin=0.02) == [True, False, False]
+    # what three noisy samples cannot say, five can
+    near = [[1.0, 1.03, 1.0, 1.04, 1.02], [1.04, 1.07, 1.05, 1.08, 1.04]]
+    assert racing([each[:3] for each in near], margin=0.02) == [True, True]
     assert racing(near, margin=0.02) == [True, False]
     # where samples scatter, more is allowed
     wild = [[1.0, 1.5, 1.3, 1.9, 1.2], [1.06, 1.6, 1.2, 1.4, 1.7]]
     assert racing(wild, margin=0.02) == [True, True]
-    assert racing([[1.5]], margin=0.02, leader_seconds=1.0) == [False]
+    assert racing([[1.5] * 3], margin=0.02, leader_seconds=1.0) == [False]
+
+
+def test_a_burst_that_lengthens_the_first_samples_drops_nobody() -> None:
+    assert racing([[1.0, 1.0], [1.4, 1.3]], margin=0.02) == [True, True]
+    assert racing([[1.0, 1.0, 1.0], [1.4, 1.3, 1.2]], margin=0.02) == [True, False]
 
 
 def test_the_fastest_is_hardly_ever_dropped() -> None:
