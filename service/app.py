@@ -34,7 +34,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         if opened is None:
             opened = await run_in_threadpool(Storage.open, settings)
         app.state.storage = opened
-        house = asyncio.create_task(keep_house(opened, settings))
+        house = asyncio.create_task(keep_house(opened, settings, app.state.metrics))
         try:
             yield
         finally:

@@ -231,6 +231,11 @@ class Client:
     def workers(self) -> list[WorkerView]:
         return self._views(WorkerView, "/v1/workers")
 
+    def drain(self, worker_id: str, *, draining: bool = True) -> WorkerView:
+        """Give a worker nothing new, or work again."""
+        path = f"/v1/workers/{_quoted(worker_id)}/drain"
+        return self._view(WorkerView, "POST", path, json={"draining": draining})
+
     # transport
 
     def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
@@ -54,6 +54,15 @@ class Metrics:
             "tilewright_fallbacks", "Models of which tuned schedules fell back to defaults"
         )
         self.registry.register(self._fallbacks)
+        self.leases_over = Counter(
+            "tilewright_leases_over", "Leases that ran out", registry=self.registry
+        )
+        self._removed = Counter(
+            "tilewright_removed",
+            "What housekeeping removed: finished requests, bytes of blobs, silent workers",
+            ("what",),
+            registry=self.registry,
+        )
         self._workers_slow = Gauge(
             "tilewright_workers_throttled",
             "Living workers whose reference kernel is slow for long",
@@ -62,6 +71,11 @@ class Metrics:
         self._workers = Gauge(
             "tilewright_workers_alive", "Workers with a recent heartbeat", registry=self.registry
         )
+
+    def count_removed(self, removed: Mapping[str, int]) -> None:
+        """What housekeeping removed, by its kind."""
+        for what, count in removed.items():
+            self._removed.labels(what).inc(count)
 
     def render(self, storage: Storage) -> bytes:
         """The exposition text, with the queues read from the database now."""

@@ -59,7 +59,8 @@ class RemoteRunner:
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
         """Queue a request; its blobs are saved first, so that no worker looks for them in vain."""
         for digest in request.digests:
-            if digest not in self._storage.blobs:
+            # one that is there is made young: the sweep spares it until the request names it
+            if not self._storage.blobs.touch(digest):
                 self._storage.blobs.put(blobs[digest])
         self._storage.leases.submit(
             [

@@ -139,6 +139,10 @@ class JobView(View):
     cancel_requested: bool
     error: str | None
     result: dict[str, Any] | None
+    failures: dict[str, int] = Field(
+        default_factory=dict,
+        description="Trials that failed, by kind; lists of jobs leave it out",
+    )
     artifact: str | None = Field(description="Path to fetch the artifact from, once there is one")
     tuner: str | None
     created_at: float
@@ -298,6 +302,8 @@ class WorkerView(View):
     protocol: int
     health: str
     last_heartbeat: float
+    draining: bool = Field(description="It gets no new measurements, whatever its health")
+    in_hand: int = Field(description="Measurement requests that it has leased")
     leases_lost: int
     created_at: float
     speed: WorkerSpeed | None = None
@@ -308,6 +314,12 @@ class RegistrationView(View):
     lease_seconds: float
     heartbeat_seconds: float
     long_poll_seconds: float
+
+
+class DrainRequest(Body):
+    """Whether a worker is to be drained, or used again."""
+
+    draining: bool = True
 
 
 LeaseTokens = dict[Annotated[str, Field(max_length=64)], int]

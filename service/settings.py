@@ -56,6 +56,17 @@ class Settings(BaseSettings):
     worker_lost_seconds: float = Field(
         default=60.0, gt=0, description="Silence after which a worker counts as lost."
     )
+    housekeeping_seconds: float = Field(
+        default=300.0, gt=0, description="How often the service removes what nobody needs any more."
+    )
+    keep_finished_seconds: float = Field(
+        default=3600.0,
+        ge=60,
+        description="How long finished measurement requests and blobs that nothing names are kept.",
+    )
+    keep_workers_seconds: float = Field(
+        default=7 * 86400.0, ge=60, description="Silence after which a worker is forgotten."
+    )
     long_poll_seconds: float = Field(
         default=20.0, gt=0, description="Longest time that a claim waits for work."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from db.stores.cost_models import StoredCostModel
@@ -24,7 +25,7 @@ from service.schemas import (
     WorkerSpeed,
     WorkerView,
 )
-from tuner.measure.measurement import TuningRecord
+from tuner.measure.measurement import Status, TuningRecord
 
 
 def model_view(model: Model) -> ModelView:
@@ -33,7 +34,14 @@ def model_view(model: Model) -> ModelView:
     )
 
 
-def job_view(job: Job) -> JobView:
+def failures(counts: Mapping[Status, int]) -> dict[str, int]:
+    """Trials that failed, by kind, the most frequent first."""
+    failed = {s.value: n for s, n in counts.items() if n and s is not Status.OK}
+    return dict(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
+
+
+def job_view(job: Job, counts: Mapping[Status, int] | None = None) -> JobView:
+    """`counts` are the job's trials by how they ended."""
     return JobView(
         id=job.id,
         state=job.state.value,
@@ -48,6 +56,7 @@ def job_view(job: Job) -> JobView:
         cancel_requested=job.cancel_requested,
         error=job.error,
         result=None if job.result is None else dict(job.result),
+        failures=failures(counts or {}),
         artifact=f"/v1/jobs/{job.id}/artifact" if job.artifact_digest else None,
         tuner=job.tuner,
         created_at=job.created_at,
@@ -83,7 +92,7 @@ def record_view(record: TuningRecord) -> RecordView:
     )
 
 
-def worker_view(worker: Worker) -> WorkerView:
+def worker_view(worker: Worker, in_hand: int = 0) -> WorkerView:
     return WorkerView(
         id=worker.id,
         name=worker.name,
@@ -92,6 +101,8 @@ def worker_view(worker: Worker) -> WorkerView:
         protocol=worker.protocol,
         health=worker.health.value,
         last_heartbeat=worker.last_heartbeat,
+        draining=worker.draining,
+        in_hand=in_hand,
         leases_lost=worker.leases_lost,
         created_at=worker.created_at,
         speed=None if worker.speed is None else WorkerSpeed.model_validate(worker.speed),

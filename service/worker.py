@@ -72,6 +72,7 @@ class Worker:
         self._failure: Refused | OSError | None = None
         self._measured = 0
         self._speed: dict[str, Any] | None = None
+        self._draining = False
 
     def stop(self) -> None:
         """Ask the worker to end; safe in a signal handler."""
@@ -407,6 +408,10 @@ class Worker:
             if error.status != 404:
                 raise
             return  # the claiming thread registers again
+        draining = answer["health"] == "draining"
+        if draining != self._draining:
+            self._draining = draining
+            self._log("drained: nothing new comes" if draining else "used again")
         with self._room:
             for name, token in leases.items():
                 work = self._in_hand.get(name)

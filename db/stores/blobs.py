@@ -73,6 +73,21 @@ class BlobStore:
         finally:
             temporary.unlink(missing_ok=True)
 
+    def touch(self, digest: str) -> bool:
+        """Make a blob young again, so that no sweep takes it; whether it is there.
+
+        Raises StorageError.
+        """
+        if _DIGEST.fullmatch(digest) is None:
+            return False
+        try:
+            os.utime(self._file(digest))
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise os_storage_error(error, self._file(digest)) from error
+        return True
+
     def get(self, digest: str) -> bytes:
         """The bytes. Raises NotFoundError, or StorageError(CORRUPT) on a damaged file."""
         path = self.path(digest)
@@ -129,8 +144,8 @@ class BlobStore:
     ) -> int:
         """Remove what is not in `keep` and old enough, and left-over temporary files; bytes freed.
 
-        The age protects a blob whose row is about to be written: `put` of a blob that is there
-        makes it young again.
+        The age protects a blob whose row is about to be written: `put` and `touch` of a blob that
+        is there make it young again.
         """
         limit = clock() - older_than_seconds
         freed = 0

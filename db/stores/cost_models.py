@@ -174,6 +174,11 @@ class CostModelStore:
             _set(connection, chosen, state=CostModelState.PROMOTED.value)
             return _get(connection, target_key, version)
 
+    def digests(self) -> frozenset[str]:
+        """The blobs of all versions: what a sweep must keep."""
+        with reading(self._engine) as connection:
+            return frozenset(connection.execute(sa.select(_models.c.digest)).scalars())
+
 
 def _lock(connection: sa.Connection, target_key: str) -> None:
     """One writer of a target's versions at a time: SQLite's transaction is that already."""

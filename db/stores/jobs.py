@@ -171,6 +171,12 @@ class JobStore:
             found = {row[0]: row[1] for row in connection.execute(query)}
         return {state: found.get(state.value, 0) for state in JobState}
 
+    def artifact_digests(self) -> frozenset[str]:
+        """The blobs of all artifacts: what a sweep must keep."""
+        query = sa.select(_jobs.c.artifact_digest).where(_jobs.c.artifact_digest.is_not(None))
+        with reading(self._engine) as connection:
+            return frozenset(connection.execute(query).scalars())
+
     def request_cancel(self, job_id: str) -> Job:
         """Cancel: at once when no tuner holds the job, else the tuner is told at its next renewal.
 

@@ -17,7 +17,8 @@ import sqlalchemy as sa
 from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.errors import NotFoundError, StaleLeaseError
-from db.models import RequestRow, WorkerRow
+from db.job_states import JobState
+from db.models import JobRow, RequestRow, WorkerRow
 from db.stores.requests import (
     Completion,
     Expiry,
@@ -41,6 +42,8 @@ __all__ = [
 
 _requests = table_of(RequestRow)
 _workers = table_of(WorkerRow)
+_jobs = table_of(JobRow)
+_open_job = [state.value for state in JobState if not state.final]
 _open = [RequestState.QUEUED.value, RequestState.LEASED.value]
 _is_open = _requests.c.state.in_(_open)
 
@@ -132,11 +135,25 @@ class LeaseStore:
         return count
 
     def prune(self, older_than_seconds: float) -> int:
-        """Delete final requests that finished that long ago; how many."""
+        """Delete final requests that finished that long ago and that nobody waits for; how many.
+
+        An outcome that the tuner of an open job has not stored is kept, however old: no finished
+        measurement is lost because its tuner was away.
+        """
         limit = self._clock() - older_than_seconds
-        old = sa.delete(_requests).where(sa.not_(_is_open), _requests.c.finished_at < limit)
+        open_jobs = sa.select(_jobs.c.id).where(_jobs.c.state.in_(_open_job))
+        unwanted = sa.or_(
+            _requests.c.acknowledged,
+            _requests.c.job_id.is_(None),
+            _requests.c.job_id.not_in(open_jobs),
+        )
+        old = sa.and_(sa.not_(_is_open), _requests.c.finished_at < limit, unwanted)
+        with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
+            first = sa.select(_requests.c.serial).where(old).limit(1)
+            if connection.execute(first).first() is None:
+                return 0
         with writing(self._engine) as connection:
-            return connection.execute(old).rowcount
+            return connection.execute(sa.delete(_requests).where(old)).rowcount
 
     def blob_digests(self) -> frozenset[str]:
         """Blobs that requests still name and may yet be fetched: what a sweep must keep."""
@@ -313,6 +330,16 @@ class LeaseStore:
         with reading(self._engine) as connection:
             found = {row[0]: row[1] for row in connection.execute(query)}
         return {state: found.get(state.value, 0) for state in RequestState}
+
+    def in_hand(self) -> Mapping[str, int]:
+        """How many requests each worker has leased: what a drained one still finishes."""
+        query = (
+            sa.select(_requests.c.worker_id, sa.func.count())
+            .where(_requests.c.state == RequestState.LEASED.value)
+            .group_by(_requests.c.worker_id)
+        )
+        with reading(self._engine) as connection:
+            return {row[0]: row[1] for row in connection.execute(query)}
 
     def _statuses(
         self, request_ids: Sequence[str], *conditions: sa.ColumnElement[bool]

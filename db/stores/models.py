@@ -57,6 +57,11 @@ class ModelStore:
             insert_new(connection, _models, [row])
             return _get(connection, digest)
 
+    def digests(self) -> frozenset[str]:
+        """The blobs of all models: what a sweep must keep."""
+        with reading(self._engine) as connection:
+            return frozenset(connection.execute(sa.select(_models.c.digest)).scalars())
+
     def get(self, digest: str) -> Model:
         """Raises NotFoundError."""
         with reading(self._engine) as connection:

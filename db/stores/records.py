@@ -64,11 +64,13 @@ class RecordStore:
         with reading(self._engine) as connection:
             return [_trial(row) for row in connection.execute(query)]
 
-    def count_trials(self, job_id: str | None = None) -> dict[Status, int]:
-        """How many trials ended how, every status named: of a job, or of all."""
-        query = sa.select(_trials.c.status, sa.func.count()).group_by(_trials.c.status)
-        if job_id is not None:
-            query = query.where(_trials.c.job_id == job_id)
+    def count_trials(self, job_id: str) -> dict[Status, int]:
+        """How many trials of a job ended how, every status named."""
+        query = (
+            sa.select(_trials.c.status, sa.func.count())
+            .where(_trials.c.job_id == job_id)
+            .group_by(_trials.c.status)
+        )
         with reading(self._engine) as connection:
             found = {row[0]: row[1] for row in connection.execute(query)}
         return {status: found.get(status.value, 0) for status in Status}

@@ -39,6 +39,7 @@ class Worker:
     leases_lost: int
     created_at: float
     speed: Mapping[str, Any] | None = None  # of the reference kernel, as last reported
+    draining: bool = False  # whatever its health: takes no new leases
 
     @property
     def throttled(self) -> bool:
@@ -139,6 +140,19 @@ class WorkerStore:
         """It says good-bye. Raises NotFoundError."""
         self._update(worker_id, {"gone": True})
 
+    def forget(self, silent_seconds: float) -> int:
+        """Delete workers that were not heard of for so long; how many.
+
+        One that comes back after all introduces itself anew.
+        """
+        limit = self._clock() - silent_seconds
+        silent = _workers.c.last_heartbeat < limit
+        with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
+            if connection.execute(sa.select(_workers.c.id).where(silent).limit(1)).first() is None:
+                return 0
+        with writing(self._engine) as connection:
+            return connection.execute(sa.delete(_workers).where(silent)).rowcount
+
     def _update(self, worker_id: str, values: Mapping[str, Any]) -> Worker:
         update = sa.update(_workers).where(_workers.c.id == worker_id)
         with writing(self._engine) as connection:
@@ -168,4 +182,5 @@ class WorkerStore:
             leases_lost=row.leases_lost,
             created_at=row.created_at,
             speed=row.speed,
+            draining=row.draining,
         )

@@ -48,7 +48,11 @@ def add_to(app: typer.Typer) -> None:
     app.command()(submit)
     app.command()(jobs)
     app.command()(lookup)
-    app.command()(workers)
+    group = typer.Typer(help="The workers: who measures, and whether it gets new work.")
+    group.callback(invoke_without_command=True)(workers)
+    group.command()(drain)
+    group.command()(resume)
+    app.add_typer(group, name="workers")
 
 
 def _client(server: str | None, token: str | None) -> Client:
@@ -194,7 +198,7 @@ def jobs(
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000)] = 20,
 ) -> None:
     """List jobs, or show, cancel or follow one."""
-    from service.cli.view import job_table, task_table, verdict_text
+    from service.cli.view import failures_text, job_table, task_table, verdict_text
 
     if job_id is None and (cancel or follow or output):
         raise UserError("--cancel, --follow and --output need a JOB")
@@ -204,13 +208,16 @@ def jobs(
         if job_id is None:
             out.print(job_table(client.jobs(limit=limit)))
             return
-        job = client.cancel(job_id) if cancel else client.job(job_id)
+        if cancel:
+            client.cancel(job_id)
+        job = client.job(job_id)
         if follow:
             job = _follow(client, job, out)
         out.print(job_table([job]))
         out.print(task_table(client.tasks(job_id)))
         if job.result and job.result.get("end_to_end"):
             out.print(f"end to end: {verdict_text(job.result['end_to_end'])}", soft_wrap=True)
+        out.print(f"failed trials: {failures_text(job.failures)}", soft_wrap=True)
         if job.error:
             out.print(f"error: {job.error}", soft_wrap=True, markup=False)
         if output is not None:
@@ -218,12 +225,49 @@ def jobs(
             out.print(f"artifact: {output}", soft_wrap=True)
 
 
-def workers(server: ServerOption = None, token: TokenOption = None) -> None:
+def workers(context: typer.Context, server: ServerOption = None, token: TokenOption = None) -> None:
     """The workers, whether they live, and how fast their devices are just now."""
+    if context.invoked_subcommand is not None:
+        if server is not None or token is not None:
+            raise UserError(
+                f"--server and --token go behind '{context.invoked_subcommand}', which they are for"
+            )
+        return
     from service.cli.view import worker_table
 
     with _client(server, token) as client:
         console().print(worker_table(client.workers()))
+
+
+WorkerName = Annotated[str, typer.Argument(metavar="WORKER", help="Its name, or how its id starts")]
+
+
+def drain(worker: WorkerName, server: ServerOption = None, token: TokenOption = None) -> None:
+    """Give a worker no new measurements; it finishes those that it has."""
+    with _client(server, token) as client:
+        found = client.drain(_worker_id(client, worker))
+    left = f"{found.in_hand} requests in hand" if found.in_hand else "it has nothing in hand"
+    console().print(f"worker {found.name} is drained: {left}", soft_wrap=True, markup=False)
+
+
+def resume(worker: WorkerName, server: ServerOption = None, token: TokenOption = None) -> None:
+    """Give a worker that was drained new measurements again."""
+    with _client(server, token) as client:
+        found = client.drain(_worker_id(client, worker), draining=False)
+    console().print(f"worker {found.name} gets work again", soft_wrap=True, markup=False)
+
+
+def _worker_id(client: Client, wanted: str) -> str:
+    """The worker of this name, or whose id starts so. Raises UserError unless there is one."""
+    everybody = client.workers()
+    known = [w for w in everybody if w.health != "gone"] or everybody
+    found = [w for w in known if w.name == wanted] or [w for w in known if w.id.startswith(wanted)]
+    if not found:
+        raise UserError(f"there is no worker '{wanted}'")
+    if len(found) > 1:
+        ids = ", ".join(worker.id[:12] for worker in found)
+        raise UserError(f"'{wanted}' may be any of {len(found)} workers: say the id ({ids})")
+    return found[0].id
 
 
 def lookup(

@@ -74,6 +74,7 @@ def tune(
     from service.cli.plan_view import decision_line
     from service.cli.view import (
         ending_line,
+        failures_text,
         origins_line,
         progress_line,
         rate_line,
@@ -97,7 +98,7 @@ def tune(
         tune_tasks,
     )
     from service.verification import verify_artifact, worst
-    from service.views import task_view
+    from service.views import failures, task_view
     from service.worker_facts import device_facts
     from tuner.cancel import CancelToken
     from tuner.measure.builder import ProcessBuilder
@@ -217,6 +218,9 @@ def tune(
         soft_wrap=True,
     )
     out.print(ending_line(finished), soft_wrap=True)
+    if progress.trials_failed:
+        kinds = failures(storage.records.count_trials(job_id))
+        out.print(f"failed trials: {failures_text(kinds)}", soft_wrap=True)
     if speed is not None and speed["throttled"]:
         out.print(
             "this machine is slow for long: the reference kernel takes "

@@ -118,7 +118,9 @@ def comparison_text(comparison: Mapping[str, Any] | None) -> str:
 
 def worker_table(workers: Sequence[WorkerView]) -> Table:
     """Who measures, and how fast its device is just now against the best that it did."""
-    table = make_table("<worker", "<name", "<health", "targets", "arithmetic", "memory", "<state")
+    table = make_table(
+        "<worker", "<name", "<health", "in hand", "targets", "arithmetic", "memory", "<state"
+    )
     for worker in workers:
         speed = worker.speed
         state = "-" if speed is None else "steady"
@@ -127,7 +129,9 @@ def worker_table(workers: Sequence[WorkerView]) -> Table:
         table.add_row(
             worker.id[:12],
             Text(worker.name),
-            worker.health,
+            worker.health
+            + (", drained" if worker.draining and worker.health != "draining" else ""),
+            str(worker.in_hand),
             str(len(worker.target_keys)),
             "-" if speed is None else f"{speed.arithmetic_ratio:.2f}",
             "-" if speed is None else f"{speed.memory_ratio:.2f}",
@@ -151,6 +155,12 @@ def verdict_text(verdict: Mapping[str, Any]) -> str:
         f"({comparison['low']:.3f} to {comparison['high']:.3f}, {verdict['outcome']})"
         + (f"; {verdict['reason']}" if verdict["reason"] else "")
     )
+
+
+def failures_text(failures: Mapping[str, int]) -> str:
+    """Trials that failed, by kind: "2 crash, 1 build error"; "none" where none did."""
+    kinds = (f"{count} {kind.replace('_', ' ')}" for kind, count in failures.items())
+    return ", ".join(kinds) or "none"
 
 
 def settled_line(settled: Settled) -> str:

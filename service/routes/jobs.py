@@ -53,7 +53,7 @@ def list_jobs(
 
 @router.get("/jobs/{job_id}")
 def get_job(job_id: str, storage: StorageDep, _: Reader) -> JobView:
-    return job_view(storage.jobs.get(job_id))
+    return job_view(storage.jobs.get(job_id), storage.records.count_trials(job_id))
 
 
 @router.get("/jobs/{job_id}/tasks")

@@ -55,8 +55,10 @@ async def claim(
 
 
 def _claim(storage: Storage, worker: Worker, limit: int, lease_seconds: float) -> Sequence[Lease]:
-    # read anew: a worker that says good-bye while its long poll waits must get nothing more
-    if storage.workers.get(worker.id).health in (Health.DRAINING, Health.GONE):
+    # read anew: a worker that is drained, or says good-bye, while its long poll waits must get
+    # nothing more
+    current = storage.workers.get(worker.id)
+    if current.draining or current.health is Health.GONE:
         return ()
     # a read first: on SQLite a claim takes the write lock even when there is nothing to claim
     if not storage.leases.depth(worker.target_keys).get(RequestState.QUEUED, 0):

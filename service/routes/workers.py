@@ -9,6 +9,7 @@ from db.stores.workers import Worker
 from service.deps import Measurer, Reader, SettingsDep, StorageDep
 from service.errors import Problem, forbidden
 from service.schemas import (
+    DrainRequest,
     HeartbeatRequest,
     HeartbeatView,
     RegistrationView,
@@ -62,7 +63,9 @@ def register_worker(
 
 @router.get("/workers")
 def list_workers(storage: StorageDep, _: Reader, alive: bool = False) -> list[WorkerView]:
-    return [worker_view(worker) for worker in storage.workers.list(alive=alive)]
+    in_hand = storage.leases.in_hand()
+    workers = storage.workers.list(alive=alive)
+    return [worker_view(worker, in_hand.get(worker.id, 0)) for worker in workers]
 
 
 @router.post("/workers/{worker_id}/heartbeat")
@@ -81,6 +84,17 @@ def heartbeat(
         storage.leases.renew(worker_id, body.leases, settings.lease_seconds) if body.leases else {}
     )
     return HeartbeatView(renewed=dict(renewed), health=worker.health.value)
+
+
+@router.post("/workers/{worker_id}/drain")
+def drain(worker_id: str, body: DrainRequest, storage: StorageDep, token: Measurer) -> WorkerView:
+    """Give a worker nothing new, or with `draining` false work again; what it has it finishes.
+
+    A worker that is drained stays so when it is started again.
+    """
+    own_worker(storage, worker_id, token)
+    worker = storage.workers.drain(worker_id, body.draining)
+    return worker_view(worker, storage.leases.in_hand().get(worker_id, 0))
 
 
 @router.delete("/workers/{worker_id}", status_code=204)

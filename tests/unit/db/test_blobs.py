@@ -142,9 +142,11 @@ def test_sweep_keeps_what_is_named_or_young(blobs: BlobStore) -> None:
     assert not left_over.exists()
 
 
-def test_saving_again_protects_from_a_sweep(blobs: BlobStore) -> None:
+@pytest.mark.parametrize("how", ["put", "touch"])
+def test_saving_or_touching_protects_from_a_sweep(blobs: BlobStore, how: str) -> None:
     digest = blobs.put(b"old")
     os.utime(blobs.path(digest), (1000, 1000))
-    blobs.put(b"old")
+    assert blobs.put(b"old") == digest if how == "put" else blobs.touch(digest)
     blobs.sweep(set(), 3600)
     assert digest in blobs
+    assert not blobs.touch("0" * 64) and not blobs.touch("../token")

@@ -6,6 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from db.errors import NotFoundError, StaleLeaseError
+from db.stores.jobs import JobStore
 from db.stores.leases import Completion, Lease, LeaseStore, NewRequest, RequestState
 from db.stores.workers import WorkerStore
 
@@ -244,6 +245,37 @@ def test_depth_and_prune(leases: LeaseStore, clock: Any) -> None:
     assert leases.prune(101) == 0
     assert leases.prune(99) == 1
     assert len(leases.of_job("j")) == 4
+
+
+def test_what_an_open_job_waits_for_is_never_pruned(
+    leases: LeaseStore, jobs: JobStore, model_digest: str, clock: Any
+) -> None:
+    """Its tuner may be away for as long as it likes: what was measured is there when it is back."""
+    job = jobs.create(model_digest, "host")
+    leases.submit([request(name, job_id=job.id) for name in ("stored", "waits", "open")])
+    for _ in range(2):
+        lease = take(leases)
+        leases.complete(lease.request_id, lease.fencing_token, "key", {"n": 1})
+    leases.acknowledge(["stored"])
+    clock.advance(1e9)
+    assert leases.prune(60) == 1 and leases.prune(60) == 0
+    assert [s.request_id for s in leases.of_job(job.id)] == ["waits", "open"]
+    assert leases.status(["waits"])["waits"].result == {"n": 1}
+    # the job ends: nobody will ask any more
+    leases.cancel(job_id=job.id)
+    jobs.request_cancel(job.id)
+    assert leases.prune(60) == 1, "what was cancelled just now is young"
+    clock.advance(61)
+    assert leases.prune(60) == 1 and not leases.of_job(job.id)
+
+
+def test_leases_in_hand(leases: LeaseStore) -> None:
+    leases.submit([request(f"r{number}") for number in range(4)])
+    leases.claim("w1", ["t"], limit=2, lease_seconds=10)
+    lease = take(leases, "w2")
+    assert leases.in_hand() == {"w1": 2, "w2": 1}
+    leases.complete(lease.request_id, lease.fencing_token, "key", {})
+    assert leases.in_hand() == {"w1": 2}
 
 
 def test_a_large_batch(leases: LeaseStore) -> None:

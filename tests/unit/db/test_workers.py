@@ -61,6 +61,27 @@ def test_draining(workers: WorkerStore) -> None:
     assert workers.drain(worker.id, False).health is Health.HEALTHY
 
 
+def test_a_drained_worker_stays_drained(workers: WorkerStore, clock: Any) -> None:
+    worker = workers.register("board", ["t1"], {})
+    workers.drain(worker.id)
+    workers.leave(worker.id)
+    again = workers.register("board", ["t1"], {}, worker_id=worker.id)
+    assert again.draining and again.health is Health.DRAINING
+    clock.advance(1000)
+    assert workers.get(worker.id).draining and workers.get(worker.id).health is Health.LOST
+
+
+def test_workers_not_seen_for_long_are_forgotten(workers: WorkerStore, clock: Any) -> None:
+    old = workers.register("old", ["t1"], {})
+    clock.advance(100)
+    new = workers.register("new", ["t1"], {})
+    assert workers.forget(101) == 0
+    assert workers.forget(99) == 1
+    assert [worker.id for worker in workers.list()] == [new.id]
+    # it comes back: its id means nothing any more, but it may have it
+    assert workers.register("old", ["t1"], {}, worker_id=old.id).health is Health.HEALTHY
+
+
 def test_unknown(workers: WorkerStore) -> None:
     for call in (workers.get, workers.heartbeat, workers.drain, workers.leave):
         with pytest.raises(NotFoundError, match="worker 'nope'"):

@@ -8,12 +8,15 @@ import time
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from fastapi.testclient import TestClient
 from rich.console import Console
 
 from compiler.target import known_targets
+from db.engine import writing
 from db.stores.leases import LeaseStore, NewRequest, RequestState
 from db.stores.tokens import Scope
+from db.stores.workers import Health
 from service.app import create_app
 from service.cli.view import worker_table
 from service.schemas import WorkerView
@@ -138,6 +141,63 @@ def test_released_leases_go_back_to_the_queue(
     assert storage.leases.status(["a"])["a"].state is RequestState.QUEUED
     (again,) = claim(client, worker)
     assert again["attempt"] == 1
+
+
+def test_a_drained_worker_finishes_what_it_has_and_gets_nothing_new(
+    client: TestClient, storage: Storage, worker: str
+) -> None:
+    queue(storage, "a", "b")
+    (lease,) = claim(client, worker)
+    path = f"/v1/workers/{worker}/drain"
+    drained = client.post(path, json={}).json()
+    assert (drained["health"], drained["draining"], drained["in_hand"]) == ("draining", True, 1)
+    assert claim(client, worker) == []
+    # what it has goes on: its lease is renewed, its result taken
+    beat = {"leases": {"a": lease["fencing_token"]}}
+    answer = client.post(f"/v1/workers/{worker}/heartbeat", json=beat).json()
+    assert list(answer["renewed"]) == ["a"] and answer["health"] == "draining"
+    assert client.post("/v1/leases/a/result", json=result(worker, lease)).status_code == 200
+    (listed,) = client.get("/v1/workers").json()
+    assert (listed["draining"], listed["in_hand"]) == (True, 0)
+    # also after a restart, and when it was silent meanwhile
+    body = {"name": "bench-1", "protocol": PROTOCOL, "targets": ["x86-64-v3"], "worker_id": worker}
+    assert client.post("/v1/workers", json=body).status_code == 201
+    assert claim(client, worker) == []
+    with writing(storage.engine) as connection:
+        connection.execute(sa.text("UPDATE workers SET last_heartbeat = 0"))
+    assert storage.workers.get(worker).health is Health.LOST
+    assert claim(client, worker) == []
+    assert client.post(path, json={"draining": False}).json()["draining"] is False
+    assert [lease["request_id"] for lease in claim(client, worker)] == ["b"]
+
+
+def test_a_long_poll_ends_without_work_for_a_worker_that_is_drained_meanwhile(
+    client: TestClient, storage: Storage, worker: str
+) -> None:
+    def later() -> None:
+        time.sleep(0.1)
+        storage.workers.drain(worker)
+        queue(storage, "late")
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    assert claim(client, worker, wait=0.5) == []
+    thread.join()
+    assert storage.leases.status(["late"])["late"].state is RequestState.QUEUED
+
+
+def test_a_worker_is_drained_by_its_token_or_an_admin(
+    anonymous: TestClient, storage: Storage
+) -> None:
+    headers = []
+    for scope in (Scope.MEASURE, Scope.MEASURE, Scope.READ, Scope.ADMIN):
+        secret, _ = storage.tokens.create(scope.value, [scope])
+        headers.append({"Authorization": f"Bearer {secret}"})
+    body = {"name": "w", "protocol": PROTOCOL, "targets": ["x86-64-v3"]}
+    made = anonymous.post("/v1/workers", json=body, headers=headers[0]).json()["worker"]["id"]
+    path = f"/v1/workers/{made}/drain"
+    statuses = [anonymous.post(path, json={}, headers=some).status_code for some in headers]
+    assert statuses == [200, 403, 403, 200]
 
 
 def test_a_worker_comes_back_under_its_id(client: TestClient, worker: str) -> None:

@@ -176,6 +176,27 @@ def test_a_stopped_worker_gives_its_leases_back_and_leaves(
     assert sandbox.measured == []
 
 
+def test_a_drained_worker_finishes_what_it_has(
+    storage: Storage, start: Callable[[], Running], sandbox: type[FakeSandbox]
+) -> None:
+    """Two leases are in its hand when it is drained; what comes later stays in the queue."""
+    sandbox.gate.clear()
+    queue(storage, "a", "b")
+    running = start()
+    until(lambda: state(storage, "b") is RequestState.LEASED)
+    (worker,) = storage.workers.list()
+    storage.workers.drain(worker.id)
+    queue(storage, "c")
+    until(lambda: "drained: nothing new comes" in running.log)
+    sandbox.gate.set()
+    until(lambda: state(storage, "b") is RequestState.DONE)
+    time.sleep(0.5)  # two heartbeats, a long poll
+    assert state(storage, "c") is RequestState.QUEUED and sandbox.measured == ["a", "b"]
+    storage.workers.drain(worker.id, draining=False)
+    until(lambda: state(storage, "c") is RequestState.DONE)
+    assert "used again" in running.log
+
+
 def test_results_wait_in_the_spool_while_the_service_is_away(
     server: Any,
     storage: Storage,

@@ -1,0 +1,172 @@
+"""What a database that lives for long keeps, and what goes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+from fastapi.testclient import TestClient
+
+from db.engine import reading
+from db.job_states import JobState
+from db.models import RequestRow
+from db.stores.statements import table_of
+from service.app import create_app
+from service.housekeeping import Tidied, tidy
+from service.remote_runner import RemoteRunner
+from service.settings import Settings
+from service.storage import Storage
+from tests.unit.service.test_remote_runner import TARGET, make, work
+from tuner.cancel import CancelToken
+
+DAY = 86400.0
+
+
+class Clock:
+    """Starts now, as the times of files do, and is moved by the test."""
+
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def storage(settings: Settings, clock: Clock) -> Iterator[Storage]:
+    opened = Storage.open(settings, clock)
+    yield opened
+    opened.close()
+
+
+def pass_a_day(storage: Storage, clock: Clock) -> None:
+    """For rows and for files: those that lie there are a day old."""
+    clock.now += DAY
+    for path in storage.blobs.folder.rglob("*"):
+        if path.is_file():
+            os.utime(path, (clock.now - DAY, clock.now - DAY))
+
+
+def finish_a_job(storage: Storage, day: int) -> None:
+    """Five batches, measured and stored, and an artifact.
+
+    Of each other batch the tuner is killed before it removes the library.
+    """
+    model = storage.models.add(b"model %d" % day, "net.onnx")
+    storage.jobs.create(model.digest, "host")
+    claimed = storage.jobs.claim("tuner", 30.0)
+    assert claimed is not None
+    claim, job = claimed
+    runner = RemoteRunner(storage, job.id, TARGET, CancelToken())
+    for batch in range(5):
+        request, blobs = make(f"{day}-{batch}")
+        runner.submit(request, blobs)
+        assert work(storage) == [request.request_id]
+        if batch % 2:
+            assert len(runner.poll(0.0)) == 1
+        else:
+            runner = RemoteRunner(storage, job.id, TARGET, CancelToken())
+        runner.acknowledge(request.request_id)
+    storage.jobs.transition(claim, JobState.VERIFYING)
+    artifact = storage.blobs.put(b"artifact %d" % day)
+    storage.jobs.transition(claim, JobState.SUCCEEDED, artifact_digest=artifact)
+
+
+def test_a_database_that_lives_long_keeps_no_payloads(
+    storage: Storage, settings: Settings, clock: Clock
+) -> None:
+    """Twenty days: what lies there after any of them is what the jobs left for their users."""
+    rows = sa.select(sa.func.count()).select_from(table_of(RequestRow))
+    finish_a_job(storage, 100)
+    assert tidy(storage, settings) == Tidied(0, 0, 0), "what was finished just now is kept"
+    pass_a_day(storage, clock)
+    tidy(storage, settings)
+    for day in range(20):
+        finish_a_job(storage, day)
+        pass_a_day(storage, clock)
+        removed = tidy(storage, settings)
+        assert removed.requests == 5 and removed.blob_bytes > 0
+        with reading(storage.engine) as connection:
+            assert connection.execute(rows).scalar() == 0
+    jobs = storage.jobs.list()
+    kept = {job.model_digest for job in jobs} | {str(job.artifact_digest) for job in jobs}
+    assert set(storage.blobs.digests()) == kept and len(kept) == 2 * 21
+    # of five workers a day, those of the last week
+    assert len(storage.workers.list()) == 5 * 7
+    assert tidy(storage, settings) == Tidied(0, 0, 0)
+
+
+def test_what_somebody_may_need_stays(storage: Storage, settings: Settings, clock: Clock) -> None:
+    """However old: what waits in the queue, what its tuner has not stored, what a row names."""
+    model = storage.models.add(b"model", "net.onnx")
+    job = storage.jobs.create(model.digest, "host")
+    runner = RemoteRunner(storage, job.id, TARGET, CancelToken())
+    runner.submit(*make("measured"))
+    work(storage)
+    waiting, blobs = make("waiting")
+    runner.submit(waiting, blobs)
+    facts = {"feature_version": 1, "objective": "ndcg", "rows": 1, "tasks": 1, "trials": 1}
+    cost_model = storage.cost_models.add(TARGET, b"trees", **facts, scores={}, chance={})
+    unnamed = storage.blobs.put(b"nothing names this")
+    for _ in range(30):
+        pass_a_day(storage, clock)
+    removed = tidy(storage, settings)
+    assert (removed.requests, removed.workers) == (0, 1)
+    assert unnamed not in storage.blobs
+    named = {model.digest, cost_model.digest, *waiting.digests}
+    assert named <= set(storage.blobs.digests())
+    # the tuner comes back, finds what was measured, and goes on
+    back = RemoteRunner(storage, job.id, TARGET, CancelToken())
+    assert [request.request_id for request in back.resume()] == ["measured", "waiting"]
+    (result,) = back.poll(0.0)
+    assert result.measurements[0][1].run_seconds == 1e-6
+    assert work(storage) == ["waiting"]
+
+
+def test_a_blob_that_a_new_request_names_survives_a_sweep_before_its_row(
+    storage: Storage, settings: Settings, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The expected output of an earlier job: there already, old, and named by no row yet."""
+    job = storage.jobs.create(storage.models.add(b"model", "net.onnx").digest, "host")
+    request, blobs = make("a")
+    (reference,) = (case.reference_digest for case in request.cases)
+    path = storage.blobs.path(storage.blobs.put(blobs[reference]))
+    os.utime(path, (clock.now - DAY, clock.now - DAY))
+    submit = type(storage.leases).submit
+
+    def sweep_first(*arguments: object) -> object:
+        tidy(storage, settings)
+        return submit(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(storage.leases), "submit", sweep_first)
+    RemoteRunner(storage, job.id, TARGET, CancelToken()).submit(request, blobs)
+    assert reference in storage.blobs
+
+
+def test_the_service_tidies_at_intervals_and_counts(
+    settings: Settings, storage: Storage, clock: Clock, owner: str
+) -> None:
+    finish_a_job(storage, 0)
+    for _ in range(8):
+        pass_a_day(storage, clock)
+    often = settings.model_copy(update={"housekeeping_seconds": 0.1})
+    ends = time.monotonic() + 20
+    with TestClient(create_app(often, storage)) as client:
+        client.headers["Authorization"] = f"Bearer {owner}"
+        while storage.workers.list():
+            assert time.monotonic() < ends
+            time.sleep(0.02)
+        text = ""
+        while 'tilewright_removed_total{what="workers"} 5.0' not in text:
+            assert time.monotonic() < ends
+            text = client.get("/v1/metrics").text
+        assert 'tilewright_removed_total{what="requests"} 5.0' in text
+        assert client.get("/v1/workers").json() == []
