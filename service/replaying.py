@@ -46,7 +46,10 @@ def load_run(run: StoredRun, storage: Storage) -> RecordedRun:
     if run.journal is None:
         raise ReplayError(f"run '{run.id}' did not end: the order of its batches is not known")
     if run.starts > 1:
-        raise ReplayError(f"run '{run.id}' was killed and taken up again: its journal is not whole")
+        raise ReplayError(
+            f"run '{run.id}' was killed and taken up again: in which order the killed process sent "
+            "its batches and took their results was lost with it"
+        )
     if run.options.codegen_version != CODEGEN_VERSION:
         raise ReplayError(
             f"run '{run.id}' is of code generation {run.options.codegen_version}, "

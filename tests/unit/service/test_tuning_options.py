@@ -165,3 +165,22 @@ def test_runs_that_cannot_be_repeated_say_why(
     assert "did not end" in capsys.readouterr().err
     assert run_cli(["replay", "nothing"]) == 1
     assert "nothing" in capsys.readouterr().err
+
+
+def test_a_run_that_was_killed_and_taken_up_is_not_repeated(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the killed process sent and in which order nobody knows: half a run is none."""
+    from tuner.events import Finished, Started
+
+    storage = Storage.open(settings)
+    for options in (TuneOptions(job_id="killed"), TuneOptions(job_id="killed")):
+        run_id = storage.runs.start(Started((), 0, options))
+    storage.runs.finish(run_id, Finished((), (), 0, 1.0, False, ""))
+    old = storage.runs.start(Started((), 0, TuneOptions(job_id="old", codegen_version="0")))
+    storage.runs.finish(old, Finished((), (), 0, 1.0, False, ""))
+    storage.close()
+    assert run_cli(["replay", "killed"]) == 1
+    assert "killed and taken up again" in capsys.readouterr().err
+    assert run_cli(["replay", "old"]) == 1
+    assert "of code generation 0" in capsys.readouterr().err
