@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from compiler.build import BuiltKernel, compile_lowered, lower_workload
+from compiler.build import BuiltKernel, LoweredKernel, compile_lowered, lower_workload
 from compiler.errors import CompilerError, InvalidModelError, ScheduleError
 from compiler.memory_plan import plan_memory
 from compiler.plan import BranchStep, GraphPlan, KernelStep, LoopStep, NativeStep, bodies_of
@@ -72,6 +73,9 @@ def build_program(
 class ProgramBuilder:
     """Builds programs that share kernels and packed weights: one model at one or several sizes.
 
+    A thread has LLVM compile what is lowered, while the calling one lowers the next workload and
+    packs weights. What comes out does not depend on which of them is faster.
+
     A schedule that the source knows but that no longer fits gives way to the default. Where packed
     weights would take more than the limit, those that an algorithm expands most (Winograd,
     Strassen) are stored plainly instead. With `any_rows`, what nobody has tuned gets schedules
@@ -125,7 +129,7 @@ class ProgramBuilder:
         return CompiledProgram(
             program,
             self._weights.built(),
-            tuple({kernel.digest: kernel.object for kernel, _, _ in built.values()}.values()),
+            self._compiler.objects(kernel for kernel, _, _ in built.values()),
             {w.key: schedule for w, (_, schedule, _) in built.items()},
             frozenset(w.key for w, (_, _, known) in built.items() if known),
         )
@@ -138,13 +142,14 @@ class ProgramBuilder:
                 f"model '{plan.graph.name}' is {len(workloads)} kernels that differ, "
                 f"at most {KERNEL_LIMIT} are compiled"
             )
-        for workload in workloads:
-            if workload not in self._built:
-                self._built[workload] = self._compiler.build(workload, self._source, self.numerics)
-        built = {workload: self._built[workload] for workload in workloads}
-        if self._limit is not None:
-            _limit_weights(plan, built, self._compiler, self._limit)
-            self._built |= built
+        with self._compiler as compiler:
+            built = {
+                w: self._built.get(w) or compiler.lower(w, self._source, self.numerics)
+                for w in workloads
+            }
+            if self._limit is not None:
+                _limit_weights(plan, built, compiler, self._limit)
+        self._built |= built
         return built
 
     def _program(
@@ -165,8 +170,8 @@ class ProgramBuilder:
         )
 
 
-Chosen = tuple[BuiltKernel, Schedule, bool]
-"""A kernel, its schedule, and whether a source knew it."""
+Chosen = tuple[LoweredKernel, Schedule, bool]
+"""A kernel that is compiled, its schedule, and whether a source knew it."""
 
 
 def _limit_weights(
@@ -182,7 +187,7 @@ def _limit_weights(
         if _total_weights(built, counts) <= limit:
             return
         # Algorithms that change rounding are those that transform weights.
-        built[workload] = compiler.build(workload, None, "strict")
+        built[workload] = compiler.lower(workload, None, "strict")
     total = _total_weights(built, counts)
     if total > limit:
         raise _over_limit(total, limit)
@@ -200,7 +205,7 @@ def _weight_bytes(chosen: Chosen) -> int:
     return sum(b.bytes for b in chosen[0].spec.buffers if b.role is Role.WEIGHT)
 
 
-def _shared_bytes(kernel: BuiltKernel) -> list[int]:
+def _shared_bytes(kernel: LoweredKernel) -> list[int]:
     return [b.bytes for b in kernel.spec.buffers if b.role is Role.SHARED]
 
 
@@ -220,7 +225,12 @@ def _weight_capacity(plan: GraphPlan, built: Mapping[Workload, Chosen]) -> int:
 
 
 class _Compiler:
-    """Compiles workloads; kernels whose code comes out the same are compiled once."""
+    """Compiles workloads; kernels whose code comes out the same are compiled once.
+
+    A context: within it kernels are lowered, and a thread compiles them in that order. It ends when
+    it has done them all, which may be after the context; `objects` waits for it. It is one thread
+    since llvmlite lets no two into LLVM; there Python's own lock is free.
+    """
 
     def __init__(
         self, target: Target, threads: int, timings: Timings | None, *, any_rows: bool
@@ -229,22 +239,45 @@ class _Compiler:
         self._target = target
         self._threads = threads
         self._timings = timings
-        self._by_digest: dict[str, BuiltKernel] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._compiled: dict[str, Future[BuiltKernel]] = {}
 
-    def build(self, workload: Workload, source: ScheduleSource | None, numerics: str) -> Chosen:
+    def __enter__(self) -> _Compiler:
+        self._pool = ThreadPoolExecutor(1, "tilewright-llvm")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self._pool is not None
+        self._pool.shutdown(wait=False, cancel_futures=kind is not None)
+        self._pool = None
+        if kind is not None:
+            kept = {digest: f for digest, f in self._compiled.items() if not f.cancelled()}
+            self._compiled = kept
+
+    def lower(self, workload: Workload, source: ScheduleSource | None, numerics: str) -> Chosen:
         """The kernel of a workload with the best schedule known, or the first default that lowers.
 
         Raises:
-            CompilerError: if it lowers with no schedule, or LLVM refuses the code.
+            CompilerError: if it lowers with no schedule.
         """
         refused: list[str] = []
         for schedule, known in self._schedules(workload, source, numerics):
             try:
-                return self._build(workload, schedule), schedule, known
+                return self._lower(workload, schedule), schedule, known
             except ScheduleError as error:
                 refused.append(f"{schedule}: {error}")
         operators = ", ".join(workload.operators)
         raise CompilerError(f"the fused workload of {operators} has no schedule ({refused[-1]})")
+
+    def objects(self, kernels: Iterable[LoweredKernel]) -> tuple[bytes, ...]:
+        """The object code of kernels, that of equal ones once.
+
+        Raises:
+            CompilerError: if LLVM refuses the code.
+        """
+        digests = dict.fromkeys(kernel.digest for kernel in kernels)
+        with timed(self._timings, "wait for LLVM"):
+            return tuple(self._compiled[digest].result().object for digest in digests)
 
     def _schedules(
         self, workload: Workload, source: ScheduleSource | None, numerics: str
@@ -263,14 +296,16 @@ class _Compiler:
                 return
             yield default, False
 
-    def _build(self, workload: Workload, schedule: Schedule) -> BuiltKernel:
+    def _lower(self, workload: Workload, schedule: Schedule) -> LoweredKernel:
         lowered = lower_workload(workload, schedule, self._target, self._threads, self._timings)
-        built = self._by_digest.get(lowered.digest)
-        if built is None:
-            built = compile_lowered(lowered, self._target, self._timings)
-            self._by_digest[lowered.digest] = built
-        # Equal code may serve workloads of other shapes: (1, 64, 3136) is (1, 64, 56, 56).
-        return replace(built, spec=lowered.spec, nest=lowered.nest)
+        if lowered.digest not in self._compiled:
+            assert self._pool is not None
+            self._compiled[lowered.digest] = self._pool.submit(
+                compile_lowered, lowered, self._target, self._timings
+            )
+        # Nobody needs the text any more. Equal code may serve workloads of other shapes, each with
+        # its own specification: (1, 64, 3136) is (1, 64, 56, 56).
+        return replace(lowered, ir="")
 
 
 def _port(plan: GraphPlan, name: str) -> Port:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from compiler.build import BuiltKernel
+from compiler.build import LoweredKernel
 from compiler.loops.layout import ROW_MAJOR
 from compiler.memory_plan import MemoryPlan, is_elementwise
 from compiler.plan import (
@@ -46,7 +46,7 @@ class Emitter:
 
     def __init__(
         self,
-        built: Mapping[Workload, BuiltKernel],
+        built: Mapping[Workload, LoweredKernel],
         weights: WeightBlock,
         timings: Timings | None = None,
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,8 +21,8 @@ class StageTime:
 class Timings:
     """Adds up wall-clock seconds by stage.
 
-    The time of a stage inside another counts for the inner one alone, so that stages add up to the
-    whole. Stages are entered from one thread.
+    The time of a stage inside another counts for the inner one alone, so that the stages of a
+    thread add up to the whole. Those of threads side by side add up to more than passed.
 
     Args:
         clock: gives seconds.
@@ -30,25 +31,35 @@ class Timings:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._stages: dict[str, tuple[float, int]] = {}
-        self._inside: list[float] = []  # seconds of the stages within each that is open
+        self._lock = threading.Lock()
+        self._threads = threading.local()
 
     def add(self, stage: str, seconds: float, count: int = 1) -> None:
         """Count time that was measured elsewhere, in another process for example."""
-        before, runs = self._stages.get(stage, (0.0, 0))
-        self._stages[stage] = before + seconds, runs + count
+        with self._lock:
+            before, runs = self._stages.get(stage, (0.0, 0))
+            self._stages[stage] = before + seconds, runs + count
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Count the time of a block, also where it raises."""
+        inside = self._inside()
         started = self._clock()
-        self._inside.append(0.0)
+        inside.append(0.0)
         try:
             yield
         finally:
             seconds = self._clock() - started
-            self.add(name, seconds - self._inside.pop())
-            if self._inside:
-                self._inside[-1] += seconds
+            self.add(name, seconds - inside.pop())
+            if inside:
+                inside[-1] += seconds
+
+    def _inside(self) -> list[float]:
+        """Seconds of the stages within each that this thread has open."""
+        found: list[float] | None = getattr(self._threads, "inside", None)
+        if found is None:
+            found = self._threads.inside = []
+        return found
 
     @property
     def stages(self) -> tuple[StageTime, ...]:

@@ -17,6 +17,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,7 +190,7 @@ def save_artifact(
         ArtifactError: if something else is at `path`, or it cannot be written.
     """
     path = check_destination(path)
-    manifest = {
+    manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "abi": ABI_VERSION,
@@ -198,21 +199,17 @@ def save_artifact(
             {"sizes": dict(entry.sizes), "program": entry.program.to_json()} for entry in programs
         ],
         "ports": (ports or _fixed_ports(programs[0].program)).to_json(),
-        "files": {
-            LIBRARY: {"bytes": len(library), "sha256": hashlib.sha256(library).hexdigest()},
-            WEIGHTS: {"bytes": weights.nbytes, "sha256": hashlib.sha256(weights.data).hexdigest()},
-        },
+        "files": {},
         "metadata": dict(metadata),
     }
-    manifest["checksum"] = _manifest_checksum(manifest)
-    text = json.dumps(manifest, indent=1)
     try:
         staging = path.parent / f".{path.name}.{secrets.token_hex(4)}"
         staging.mkdir()
         try:
-            _write(staging / LIBRARY, library)
-            _write(staging / WEIGHTS, weights.data)
-            _write(staging / MANIFEST, text.encode())
+            for name, data in ((LIBRARY, library), (WEIGHTS, weights.data)):
+                manifest["files"][name] = _write_with_digest(staging / name, data)
+            manifest["checksum"] = _manifest_checksum(manifest)
+            _write(staging / MANIFEST, json.dumps(manifest, indent=1).encode())
             _replace(staging, path)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -333,6 +330,14 @@ def _write(path: Path, data: bytes | memoryview) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _write_with_digest(path: Path, data: bytes | memoryview) -> dict[str, Any]:
+    """Write a file; its size and checksum. Both read all of it, so a thread does one of them."""
+    with ThreadPoolExecutor(1, "tilewright-digest") as pool:
+        digest = pool.submit(lambda: hashlib.sha256(data).hexdigest())
+        _write(path, data)
+        return {"bytes": len(data), "sha256": digest.result()}
 
 
 def _replace(staging: Path, path: Path) -> None:

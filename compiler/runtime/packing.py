@@ -43,18 +43,22 @@ def pack(
     layout: Layout,
     halo: Halo = (),
     dtype: DType = DType.FLOAT32,
+    out: Bytes | None = None,
 ) -> Array:
     """The physical form of a logical array: 1-D, of `dtype`, aligned to 64 bytes.
 
-    The halo and what the layout rounds up to whole blocks are zero.
+    The halo and what the layout rounds up to whole blocks are zero. `out` is where the form goes:
+    zeros, as many bytes as it has. Without it, it gets memory of its own.
 
     Raises:
-        ValueError: if the array has another shape.
+        ValueError: if the array has another shape, or `out` another size.
     """
     if array.shape != shape:
         raise ValueError(f"expected an array of shape {shape}, got {array.shape}")
-    count = strides(shape, layout, halo)[1]
-    flat: Array = aligned_zeros(count * dtype.bytes).view(dtype.numpy)
+    size = strides(shape, layout, halo)[1] * dtype.bytes
+    if out is not None and out.nbytes != size:
+        raise ValueError(f"the form takes {size} bytes, not {out.nbytes}")
+    flat: Array = (aligned_zeros(size) if out is None else out).view(dtype.numpy)
     even = _even_split(shape, layout, halo)
     if even is None:
         flat[_positions(shape, layout, halo).reshape(-1)] = array.reshape(-1)
@@ -96,11 +100,17 @@ def unpack(
     return np.array(logical[_interior(shape, halo)], order="C")
 
 
-def make_weight(spec: BufferSpec, source: Array) -> Array:
+def packed_bytes(spec: BufferSpec) -> int:
+    """What a buffer's shape takes in its layout."""
+    count = strides(spec.shape, spec.parsed_layout(), spec.halo)[1]
+    return count * spec.dtype.bytes
+
+
+def make_weight(spec: BufferSpec, source: Array, out: Bytes | None = None) -> Array:
     """The packed form of a weight: `pack(einsum(parts(source)))`, computed in float64.
 
     `source` is the logical array of the workload input `spec.source`. A kernel that walks adjacent
-    dimensions as one has them merged in its buffer's shape.
+    dimensions as one has them merged in its buffer's shape. `out` is that of `pack`.
 
     Raises:
         ValueError: if the (transformed) source does not have the buffer's shape, or its dimensions
@@ -118,7 +128,7 @@ def make_weight(spec: BufferSpec, source: Array) -> Array:
         value = to_bfloat16(value)
     if value.shape != spec.shape and value.size == math.prod(spec.shape):
         value = value.reshape(spec.shape)
-    return pack(value, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype)
+    return pack(value, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype, out)
 
 
 def cut(array: Array, parts: tuple[int, ...]) -> Array:

@@ -7,7 +7,7 @@ import weakref
 from dataclasses import replace
 
 from compiler.runtime.kernel import ALIGNMENT, BufferSpec
-from compiler.runtime.packing import Array, Bytes, aligned_zeros, make_weight
+from compiler.runtime.packing import Array, Bytes, aligned_zeros, make_weight, packed_bytes
 
 
 class WeightBlock:
@@ -46,19 +46,17 @@ class WeightBlock:
         offset = self._offsets.get(key)
         if offset is not None:
             return offset
-        packed: Bytes = make_weight(spec, source).view("uint8")
-        if packed.nbytes != spec.bytes:
+        size = packed_bytes(spec)
+        if size != spec.bytes:
             raise ValueError(
-                f"weight '{spec.name}' packs into {packed.nbytes} bytes, its buffer has "
-                f"{spec.bytes}"
+                f"weight '{spec.name}' packs into {size} bytes, its buffer has {spec.bytes}"
             )
-        if packed.nbytes > self.room:
-            raise ValueError(
-                f"weight '{spec.name}' takes {packed.nbytes} bytes, {self.room} are free"
-            )
-        offset = self._offsets[key] = self._end
-        self._block[offset : offset + packed.nbytes] = packed
-        self._end += aligned_bytes(packed.nbytes)
+        if size > self.room:
+            raise ValueError(f"weight '{spec.name}' takes {size} bytes, {self.room} are free")
+        offset = self._end
+        make_weight(spec, source, self._block[offset : offset + size])
+        self._offsets[key] = offset
+        self._end += aligned_bytes(size)
         return offset
 
     def built(self) -> Bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from compiler.timings import StageTime, Timings, timed
@@ -55,3 +57,25 @@ def test_a_stage_that_fails_is_counted_and_fails() -> None:
 def test_without_a_recorder_nothing_is_counted() -> None:
     with timed(None, "import"):
         pass
+
+
+def test_a_thread_within_a_stage_of_another_takes_nothing_from_it() -> None:
+    clock = Clock()
+    timings = Timings(clock)
+
+    def beside() -> None:
+        with timed(timings, "codegen"):
+            clock.now += 2.0
+
+    with timed(timings, "lower"):
+        clock.now += 1.0
+        thread = threading.Thread(target=beside)
+        thread.start()
+        thread.join()
+        with timed(timings, "emit"):
+            clock.now += 4.0
+    assert timings.stages == (
+        StageTime("codegen", 2.0, 1),
+        StageTime("emit", 4.0, 1),
+        StageTime("lower", 3.0, 1),
+    )

@@ -49,6 +49,10 @@ def test_packing_follows_the_definition(
     buffer = pack(array, shape, layout, halo, dtype)
     assert buffer.ctypes.data % 64 == 0
     np.testing.assert_array_equal(buffer, by_definition(array, layout, halo))
+    block = aligned_zeros(buffer.nbytes + 64)
+    pack(array, shape, layout, halo, dtype, block[64:])
+    np.testing.assert_array_equal(block[64:].view(dtype.numpy), buffer)
+    assert not block[:64].any()
     np.testing.assert_array_equal(unpack(buffer, shape, layout, halo, dtype), array)
     np.testing.assert_array_equal(unpack(buffer.view(np.uint8), shape, layout, halo, dtype), array)
 
@@ -84,6 +88,8 @@ def test_wrong_sizes_are_refused() -> None:
         pack(np.zeros((3, 2), np.float32), (2, 3), ROW_MAJOR)
     with pytest.raises(ValueError, match="expected 6 elements"):
         unpack(np.zeros(5, np.float32), (2, 3), ROW_MAJOR)
+    with pytest.raises(ValueError, match="takes 24 bytes, not 20"):
+        pack(np.zeros((2, 3), np.float32), (2, 3), ROW_MAJOR, out=aligned_zeros(20))
 
 
 def weight(shape: tuple[int, ...], layout: Layout, **more: object) -> BufferSpec:
