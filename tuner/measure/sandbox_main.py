@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -133,8 +134,15 @@ class _Ready:
 class Session:
     """Checks and times the candidates of jobs; the inputs of the last workloads are kept."""
 
-    def __init__(self, emit: Emit) -> None:
+    def __init__(
+        self,
+        emit: Emit,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._emit = emit
+        self._clock = clock
+        self._sleep = sleep
         self._buffers = _Buffers()
         self._kept: OrderedDict[tuple[InputSpec, ...], _Buffers] = OrderedDict()
         self._references: dict[str, np.ndarray] = {}
@@ -269,7 +277,11 @@ class Session:
         rng = random.Random(repeat.seed)
         left = list(ready)
         best = repeat.incumbent_seconds or float("inf")
+        began = float("-inf")
         for number in range(repeat.samples):
+            if not left:
+                return
+            began = self._next_round(began, repeat)
             rng.shuffle(left)
             for entry in left:
                 if number == 0 and not self._calibrated(entry, repeat, best):
@@ -292,7 +304,9 @@ class Session:
         self._calibrated(incumbent, repeat, float("inf"))
         best = self._sample(incumbent)
         left = [entry for entry in left if self._calibrated(entry, repeat, best)]
+        began = float("-inf")
         for _ in range(-(-repeat.samples // 2)):
+            began = self._next_round(began, repeat)
             rng.shuffle(left)
             for entry in left:
                 first, challenger = self._sample(incumbent), self._sample(entry)
@@ -304,6 +318,13 @@ class Session:
             racers = _still_racing([incumbent, *left], repeat)
             left = [entry for entry in left if entry in racers]
         return [incumbent]
+
+    def _next_round(self, began: float, repeat: RepeatSettings) -> float:
+        """Wait until a round may start, given when the last one did; when it starts."""
+        now = self._clock()
+        if now < began + repeat.round_seconds:
+            self._sleep(began + repeat.round_seconds - now)
+        return max(now, began + repeat.round_seconds)
 
     def _pair(self, entry: _Ready, incumbent: _Ready, seconds: float, against: float) -> None:
         self._emit(

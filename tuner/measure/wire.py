@@ -19,7 +19,7 @@ import numpy as np
 
 from tuner.measure.measurement import Measurement, Phase, RecordKey
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of this format. A worker refuses a request of another version."""
 
 
@@ -104,7 +104,9 @@ class RepeatSettings:
     """How often candidates are timed.
 
     Each of `samples` rounds visits the candidates in a fresh seeded order and takes one sample of
-    each: as many runs as fit in `sample_seconds`, after one untimed run. A candidate that takes
+    each: as many runs as fit in `sample_seconds`, after one untimed run. From the start of a round
+    to the next at least `round_seconds` pass: neighbours on a shared machine come in bursts of some
+    tens of milliseconds, and rounds of a small batch would all lie in one. A candidate that takes
     `abandon_ratio` times the fastest of the batch (or `incumbent_seconds`) is abandoned at once;
     one that is shown to be slower by more than `margin` gets no further rounds
     (`statistics.racing`). Of finalists, `samples` counts pairs with the incumbent. `limit_seconds`
@@ -113,6 +115,7 @@ class RepeatSettings:
 
     samples: int = 5
     sample_seconds: float = 0.002
+    round_seconds: float = 0.04
     abandon_ratio: float = 3.0
     margin: float = 0.02
     incumbent_seconds: float | None = None
@@ -123,6 +126,7 @@ class RepeatSettings:
         return {
             "samples": self.samples,
             "sample_seconds": self.sample_seconds,
+            "round_seconds": self.round_seconds,
             "abandon_ratio": self.abandon_ratio,
             "margin": self.margin,
             "incumbent_seconds": self.incumbent_seconds,
@@ -136,6 +140,7 @@ class RepeatSettings:
         return cls(
             int(data["samples"]),
             float(data["sample_seconds"]),
+            float(data["round_seconds"]),
             float(data["abandon_ratio"]),
             float(data["margin"]),
             None if incumbent is None else float(incumbent),

@@ -125,7 +125,7 @@ def _request(library: bytes, *symbols: str, limit_seconds: float = 5.0) -> Measu
         library_digest=digest_bytes(library),
         cases=(Case(INPUTS, digest_bytes(EXPECTED)),),
         tolerance=1e-6,
-        repeat=RepeatSettings(samples=3, sample_seconds=1e-4, limit_seconds=limit_seconds),
+        repeat=RepeatSettings(3, 1e-4, round_seconds=0.0, limit_seconds=limit_seconds),
     )
 
 
@@ -174,6 +174,17 @@ def test_a_slow_candidate_ranks_last_and_leaves_early(
     assert slow.run_seconds is not None and good.run_seconds is not None
     assert slow.run_seconds > good.run_seconds
     assert len(slow.samples_seconds) == 1 and len(good.samples_seconds) == 3
+
+
+def test_rounds_lie_apart_so_that_one_burst_of_a_neighbour_does_not_hold_them_all(
+    sandbox: Sandbox, library: bytes, tmp_path: Path
+) -> None:
+    request = _request(library, "good")
+    request = replace(request, repeat=replace(request.repeat, round_seconds=0.05))
+    _save(tmp_path, library, EXPECTED)
+    ((_, measured),) = sandbox.measure(request, lambda digest: tmp_path / digest).measurements
+    # from the first of three rounds to the last
+    assert len(measured.samples_seconds) == 3 and measured.measure_seconds >= 2 * 0.05
 
 
 @pytest.mark.parametrize("symbol", ["wrong", "unfinished"])
