@@ -118,8 +118,8 @@ def _earlier(found: Sequence[Statement], number: int, name: str) -> int | None:
 def _between(found: Sequence[Statement], first: int, last: int) -> tuple[float, float]:
     """Executions and bytes of one turn of the loops that two statements share."""
     shared = 0
-    for ours, theirs in zip(found[first].loops, found[last].loops, strict=False):
-        if ours is not theirs:
+    for ours, theirs in zip(found[first].path, found[last].path, strict=False):
+        if ours != theirs:
             break
         shared += 1
     executions = touched = 0.0

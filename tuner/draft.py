@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from compiler.loops.expr import Role
@@ -120,6 +121,7 @@ def draft_seconds(
     return _overlapped(cycles, memory) / CYCLES_PER_SECOND
 
 
+@lru_cache(maxsize=4096)
 def statement_cycles(statement: Statement, machine: Machine, threads: int = 1) -> float:
     """Cycles of one statement in its loops, on the thread that has most of it."""
     core = sum(case.count * _tile_cycles(statement, case, machine) for case in _cases(statement))

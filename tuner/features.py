@@ -272,7 +272,8 @@ def _log(value: float) -> float:
     return log2(1.0 + value)
 
 
-def _traffic(statement: Statement) -> list[float]:
+@lru_cache(maxsize=4096)
+def _traffic(statement: Statement) -> tuple[float, ...]:
     """Bytes that come from beyond a cache of each of CACHE_BYTES.
 
     The outermost loop whose footprint fits is loaded once for each time that it is entered.
@@ -288,7 +289,7 @@ def _traffic(statement: Statement) -> list[float]:
             if level.footprint_bytes <= size:
                 fitting = number
         result.append(entries[fitting] * levels[fitting].footprint_bytes)
-    return result
+    return tuple(result)
 
 
 def _describe(

@@ -1,18 +1,19 @@
 """What one Compute of a loop nest does, counted: trips, accumulators, operations, loads, bytes.
 
-The counts ignore ragged tails: they are inputs of a cost model, not a simulation.
+The counts ignore ragged tails: they are inputs of a cost model, not a simulation. Candidates of one
+workload have much in common: what a nest, an expression or an access is, is found out once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from math import prod
 
-from compiler.loops.expr import Op, Operation
+from compiler.loops.expr import Expr, Op, Operation
 from compiler.loops.index import Axis
-from compiler.loops.nest import Binding, Compute, For, LoopNest, Node
+from compiler.loops.nest import Binding, Compute, For, LoopNest, Node, Store
 from tuner.accesses import (
     KINDS,
     Access,
@@ -62,15 +63,16 @@ class Use:
     lane_step: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Statement:
-    """One Compute in its loops.
+    """One Compute in its loops. Equal nests in equal loops have the same statements, as objects.
 
     `operations` is scalar arithmetic in all, `vector_operations` what is issued for it, weighted by
     cost; `counts` is what is issued by kind, in the order of `accesses.KINDS`. `operands` are the
     vectors that are loaded for one step of the innermost reduction, which registers hold beside
     the accumulators. `around` is innermost first, reduction loops included, `loops` outermost
-    first and without them.
+    first and without them, each without its body; `path` says which loops these are: each one's
+    place among its neighbours, outermost first.
     """
 
     operations: float
@@ -99,8 +101,9 @@ class Statement:
     parallel_tiles: int
     around: tuple[Around, ...] = field(repr=False)
     loops: tuple[For, ...] = field(repr=False)
+    path: tuple[int, ...] = field(repr=False)
     uses: tuple[Use, ...] = field(repr=False)
-    tile: Mapping[Axis, int] = field(repr=False, hash=False)
+    tile: Mapping[Axis, int] = field(repr=False)
     """The size of each axis inside all loops."""
 
     @cached_property
@@ -164,35 +167,122 @@ def grow(sizes: dict[Axis, int], loop: Around) -> None:
 
 def statements(nest: LoopNest) -> tuple[Statement, ...]:
     """Every Compute of a nest, in program order, analysed in its loops."""
-    found: list[Statement] = []
-    for stage in nest.stages:
-        for node in stage.body:
-            _visit(node, (), {}, found)
-    return tuple(found)
+    nodes = (node for stage in nest.stages for node in stage.body)
+    return _in_loops(nodes, _Context())
 
 
-_Loops = tuple[tuple[For, int, int], ...]
-"""Each enclosing For with its trips and the extent that it splits."""
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """The loops around a node; see Statement. `sizes` is of each axis inside them."""
+
+    loops: tuple[For, ...] = ()
+    path: tuple[int, ...] = ()
+    around: tuple[Around, ...] = field(default=(), compare=False)
+    sizes: Mapping[Axis, int] = field(default_factory=dict, compare=False)
+
+    def inside(self, loop: For, place: int) -> _Context:
+        """The context of the loop's body."""
+        extent = self.sizes.get(loop.axis, loop.axis.extent)
+        trips = max(1, -(-extent // loop.step))
+        derived = {let.axis: 1 for let in loop.lets}
+        axes = frozenset((loop.axis, *derived))
+        return _Context(
+            (*self.loops, replace(loop, body=())),
+            (*self.path, place),
+            (Around(loop.axis, axes, trips, extent), *self.around),
+            {**self.sizes, loop.axis: min(loop.step, extent), **derived},
+        )
 
 
-def _visit(node: Node, loops: _Loops, sizes: dict[Axis, int], found: list[Statement]) -> None:
+def _in_loops(nodes: Iterable[Node], context: _Context) -> tuple[Statement, ...]:
+    return tuple(s for place, node in enumerate(nodes) for s in _remembered(node, place, context))
+
+
+def _visit(node: Node, place: int, context: _Context) -> tuple[Statement, ...]:
+    """The statements of a node that is number `place` of those in its loops."""
     match node:
-        case For():
-            extent = sizes.get(node.axis, node.axis.extent)
-            trips = max(1, -(-extent // node.step))
-            inner = dict(sizes)
-            inner[node.axis] = min(node.step, extent)
-            for let in node.lets:
-                inner[let.axis] = 1
-            for child in node.body:
-                _visit(child, (*loops, (node, trips, extent)), inner, found)
         case Compute():
-            found.append(_statement(node, loops, sizes))
+            return (_statement(node, context),)
+        case For(body=(child,)):
+            return _visit(child, 0, context.inside(node, place))
+        case For():
+            return _in_loops(node.body, context.inside(node, place))
 
 
-def _statement(compute: Compute, loops: _Loops, sizes: Mapping[Axis, int]) -> Statement:
-    tile = dict(sizes)
-    output_axes = frozenset(axis for store in compute.stores for axis in load_axes(store.target))
+_remembered = lru_cache(maxsize=2048)(_visit)
+"""Where several nests follow each other, most are those of other candidates: halos, transforms."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Facts:
+    """What a Compute does at one point, whatever its loops and tiles are.
+
+    `loads` and `stores` have the step along the lanes; of loads `inner` says whether they are in
+    the body. `body` and `ending` are what is issued for a step of a sum and for its end, by kind,
+    then weighted. `aliased` are the axes whose neighbours lie pages apart.
+    """
+
+    output_axes: frozenset[Axis]
+    loads: tuple[tuple[Access, int, bool], ...]
+    stores: tuple[tuple[Access, int], ...]
+    body: tuple[float, ...]
+    body_cost: float
+    ending: tuple[float, ...]
+    ending_cost: float
+    aliased: frozenset[Axis]
+
+
+@lru_cache(maxsize=4096)
+def _facts(
+    stores: tuple[Store, ...],
+    body: Expr,
+    init: Expr | None,
+    vector: Axis | None,
+    combines: bool,
+) -> _Facts:
+    inner = expression_facts(body)
+    epilogues = [expression_facts(store.value) for store in stores]
+    roots = [inner, *epilogues, *([expression_facts(init)] if init is not None else [])]
+    loads = dict.fromkeys(load for root in roots for load in root.loads)
+    in_body = frozenset(inner.loads)
+    read = tuple(
+        (found, found.step(vector) if vector else 0, load in in_body)
+        for load in loads
+        if (found := access(load)) is not None
+    )
+    written = tuple(
+        (found, found.step(vector) if vector else 0)
+        for store in stores
+        if (found := access(store.target)) is not None
+    )
+    issued = list(inner.counts)
+    is_fused = isinstance(body, Op) and body.operation is Operation.MUL
+    if combines:
+        # one multiplication and the addition of the sum are one instruction
+        issued[_FMA if is_fused else _ADD] += 1
+        issued[_MUL] -= is_fused
+    return _Facts(
+        output_axes=frozenset(axis for store in stores for axis in load_axes(store.target)),
+        loads=read,
+        stores=written,
+        body=tuple(issued),
+        body_cost=inner.cost + float(combines and not is_fused),
+        ending=tuple(map(sum, zip(*(each.counts for each in epilogues), strict=True))),
+        ending_cost=sum(each.cost for each in epilogues),
+        aliased=frozenset(
+            axis
+            for found, _, _ in read
+            for axis in found.axes
+            if axis != vector and found.step(axis) and found.step(axis) % PAGE_BYTES == 0
+        ),
+    )
+
+
+def _statement(compute: Compute, context: _Context) -> Statement:
+    tile = dict(context.sizes)
+    combines = compute.combiner is not None
+    facts = _facts(compute.stores, compute.body, compute.init, compute.vector, combines)
+    output_axes = facts.output_axes
     reduce_levels: list[Around] = []
     reduce_unroll = 1
     for level in compute.reduce:
@@ -217,35 +307,23 @@ def _statement(compute: Compute, loops: _Loops, sizes: Mapping[Axis, int]) -> St
     spatial = prod(n for axis, n in counts.items() if axis in output_axes)
     partial = prod(counts.get(axis, 1) for axis in compute.partial)
     reduce_trips = prod(loop.trips for loop in reduce_levels)
-    outer = prod(trips for _, trips, _ in loops)
+    outer = prod(loop.trips for loop in context.around)
     executions = float(outer * reduce_trips)
 
-    body = expression_facts(compute.body)
-    epilogues = [expression_facts(store.value) for store in compute.stores]
-    roots = [body, *epilogues]
-    if compute.init is not None:
-        roots.append(expression_facts(compute.init))
     vector = broadcast = scattered = stores = scattered_stores = 0.0
-    aliased = operands = 0
-    inner = frozenset(body.loads)
+    operands = 0
     uses: list[Use] = []
     # Of unrolled windows and transforms many loads have one form.
-    shared: dict[Form, tuple[int, int, list[tuple[Axis, int]]]] = {}
-    for load in dict.fromkeys([load for root in roots for load in root.loads]):
-        found = access(load)
-        if found is None:
-            continue
-        step = found.step(compute.vector) if compute.vector else 0
+    shared: dict[Form, tuple[int, int]] = {}
+    for found, step, is_inner in facts.loads:
         if found.form not in shared:
             moving = [(axis, n) for axis, n in counts.items() if axis in found.axes]
             shared[found.form] = (
                 prod([n for _, n in moving]),
                 prod([n for axis, n in moving if axis in output_axes]),
-                [(axis, n) for axis, n in moving if axis != compute.vector],
             )
-        distinct, held, rows = shared[found.form]
+        distinct, held = shared[found.form]
         # What starts or ends a sum is loaded once a tile, not in every step.
-        is_inner = load in inner
         count = distinct * (executions if is_inner else float(outer))
         uses.append(Use(found, False, count, step))
         if step == 0:
@@ -254,49 +332,22 @@ def _statement(compute: Compute, loops: _Loops, sizes: Mapping[Axis, int]) -> St
             vector += count
         else:
             scattered += count
-        if step and is_inner and compute.combiner is not None:
+        if step and is_inner and combines:
             operands += held
-        for axis, number in rows:
-            if number > aliased:
-                stride = abs(found.step(axis))
-                if stride and stride % PAGE_BYTES == 0:
-                    aliased = number
-    for store in compute.stores:
-        found = access(store.target)
-        if found is None:
-            continue
-        step = found.step(compute.vector) if compute.vector else 0
-        distinct = prod(n for axis, n in counts.items() if axis in found.axes)
+    for found, step in facts.stores:
+        distinct = prod([n for axis, n in counts.items() if axis in found.axes])
         uses.append(Use(found, True, float(distinct * outer), step))
         stores += distinct * outer
         if compute.vector in output_axes and step not in (0, found.element_bytes):
             scattered_stores += distinct * outer
 
-    is_fused = isinstance(compute.body, Op) and compute.body.operation is Operation.MUL
-    combines = compute.combiner is not None
-    body_cost = body.cost + float(combines and not is_fused)
-    epilogue_cost = sum(each.cost for each in epilogues)
-    vector_operations = executions * points * body_cost + outer * spatial * epilogue_cost
-    issued = [executions * points * n for n in body.counts]
-    if combines:
-        # one multiplication and the addition of the sum are one instruction
-        issued[_FMA if is_fused else _ADD] += executions * points
-        issued[_MUL] -= executions * points * is_fused
-    for each in epilogues:
-        issued = [a + outer * spatial * b for a, b in zip(issued, each.counts, strict=True)]
-    around = [
-        Around(
-            loop.axis,
-            frozenset((loop.axis, *(let.axis for let in loop.lets))),
-            trips,
-            extent,
-        )
-        for loop, trips, extent in reversed(loops)
-    ]
+    steps, ends = executions * points, outer * spatial
+    vector_operations = steps * facts.body_cost + ends * facts.ending_cost
+    issued = zip(facts.body, facts.ending, strict=True)
     return Statement(
         operations=vector_operations * lanes * useful,
         vector_operations=vector_operations,
-        counts=tuple(issued),
+        counts=tuple([steps * body + ends * ending for body, ending in issued]),
         lanes=lanes,
         useful=useful,
         accumulators=spatial * partial,
@@ -305,21 +356,26 @@ def _statement(compute: Compute, loops: _Loops, sizes: Mapping[Axis, int]) -> St
         reduce_trips=reduce_trips,
         reduce_unroll=reduce_unroll * prod(n for a, n in counts.items() if a not in output_axes),
         outer_trips=outer,
-        depth=len(loops) + len(reduce_levels),
+        depth=len(context.loops) + len(reduce_levels),
         vector_loads=vector,
         broadcast_loads=broadcast,
         scattered_loads=scattered,
         stores=stores,
         scattered_stores=scattered_stores,
-        aliased_rows=aliased,
-        peeled=sum(1 for loop, _, _ in loops if loop.peel or loop.unroll),
+        aliased_rows=max((n for axis, n in counts.items() if axis in facts.aliased), default=0),
+        peeled=sum(1 for loop in context.loops if loop.peel or loop.unroll),
         skips_padding=compute.skip_padding,
         is_reduction=combines,
         lane_reduction=compute.vector is not None and compute.vector not in output_axes,
         prefetches=compute.prefetch > 0,
-        parallel_tiles=prod(t for loop, t, _ in loops if loop.binding is Binding.PARALLEL),
-        around=(*reversed(reduce_levels), *around),
-        loops=tuple(loop for loop, _, _ in loops),
+        parallel_tiles=prod(
+            around.trips
+            for loop, around in zip(context.loops, reversed(context.around), strict=True)
+            if loop.binding is Binding.PARALLEL
+        ),
+        around=(*reversed(reduce_levels), *context.around),
+        loops=context.loops,
+        path=context.path,
         uses=tuple(uses),
         tile=tile,
     )

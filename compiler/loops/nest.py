@@ -7,7 +7,7 @@ tile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from compiler.loops.expr import Cast, Combiner, Expr, Fold, Load, Op, Operation, Tensor
@@ -56,6 +56,13 @@ class For:
     peel: bool = False
     unroll: bool = False
     lets: tuple[Let, ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.axis, self.step, self.body)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,13 @@ class Compute:
     store_vector: Axis | None = None
     prefetch: int = 0
     dot: Axis | None = None
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.stores, self.body, self.reduce, self.unroll)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 Node = For | Compute

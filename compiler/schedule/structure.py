@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from compiler.loops.expr import Combiner, Const, Expr, Load, Reduce, Tensor, loads, walk
 from compiler.loops.index import Affine, Axis, affine
@@ -162,6 +163,7 @@ def depends_on(expr: Expr, axis: Axis) -> bool:
     )
 
 
+@lru_cache(maxsize=1024)
 def halo_stage(output: Tensor, lanes: int) -> tuple[Stage, ...]:
     """Zeros in the halo of an output, written by its producer; nothing where it has none.
 

@@ -39,9 +39,11 @@ class Side:
         return outputs + self.reach - 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Winograd:
     """A convolution whose channels lie together, and whose input holds its padding as a halo.
+
+    One object for a workload, told from others by identity: what few knobs change is made once.
 
     `strides` and `pads` (those before) are of all spatial dimensions; `sides` are one or two.
     """

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
@@ -49,7 +50,31 @@ _IMAGE_PREFETCH = 512
 
 def lower(found: Winograd, schedule: Schedule, target: Target) -> Kernel:
     """The kernel of a schedule."""
-    return _Lowering(found, schedule, target).kernel()
+    lanes = target.lanes(DType.FLOAT32)
+    outputs = schedule.integer("outputs")
+    block = min(schedule.integer("block"), prod(found.tile_counts(outputs)))
+    blocks = _blocks(found, outputs, block, lanes)
+    panels = blocks.panels(schedule.integer("vectors") * lanes)
+    products = _products(blocks, panels, schedule.integer("unroll"), schedule.integer("tile"))
+    output = found.problem.output.tensor
+    stage = parallel_stage(
+        "main",
+        [Loop(blocks.block)],
+        *blocks.input_transforms,
+        *products,
+        *blocks.output_transform,
+    )
+    inputs = replace_tensors(found.problem.inputs, (panels.weights,))
+    return Kernel(
+        LoopNest(
+            "kernel",
+            (*inputs, output),
+            (blocks.transformed, blocks.products),
+            (stage, *halo_stage(output, lanes)),
+        ),
+        tuple((t.name, i) for i, t in enumerate(inputs)),
+        ((panels.weights.name, blocks.weight_transform),),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +86,50 @@ class _Part:
     phases: int
 
 
-class _Lowering:
-    """One kernel; the axes and tensors that its nests share."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Product:
+    """The products of a part of all points: `V[left] * U[right]`, summed into `M[target]`.
 
-    def __init__(self, found: Winograd, schedule: Schedule, target: Target) -> None:
+    `at` are the axes of points, `phases` those of phases.
+    """
+
+    at: tuple[Axis, ...]
+    phases: tuple[Axis, ...]
+    left: Load
+    right: tuple[Affine, ...]
+    target: Load
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Panels:
+    """The transformed weights in panels, and each product's expression that reads them."""
+
+    width: int
+    weights: Tensor
+    bodies: tuple[Expr, ...]
+
+
+@lru_cache(maxsize=256)
+def _blocks(found: Winograd, outputs: int, tiles: int, lanes: int) -> _Blocks:
+    return _Blocks(found, outputs, tiles, lanes)
+
+
+class _Blocks:
+    """Blocks of `tiles` tiles of `outputs` outputs, and all that no other knob changes.
+
+    The axes and tensors that the nests share, and the nests before and after the products.
+    """
+
+    def __init__(self, found: Winograd, outputs: int, tiles: int, lanes: int) -> None:
         self.found = found
-        self.schedule = schedule
-        self.lanes = target.lanes(DType.FLOAT32)
-        self.outputs = schedule.integer("outputs")
+        self.lanes = lanes
+        self.outputs = outputs
         self.sides = found.sides
         self.algorithms = [
             filtering(self.outputs, s.reach, POINTS[self.outputs + s.reach - 2]) for s in self.sides
         ]
         self.counts = found.tile_counts(self.outputs)
-        self.tiles = min(schedule.integer("block"), prod(self.counts))
+        self.tiles = tiles
         self.block = Axis("tb", -(-prod(self.counts) // self.tiles))
         self.tile = Axis("bt", self.tiles)
         self.number = Axis("tile", prod(self.counts))
@@ -110,12 +165,23 @@ class _Lowering:
             ),
             role=Role.SCRATCH,
         )
-        phased = list(zip(alphas, phases, strict=True))
-        panel = schedule.integer("vectors") * self.lanes
+        self._panels: dict[int, _Panels] = {}
+
+    def panels(self, width: int) -> _Panels:
+        """The weights in panels of this many filters; there are as many as values of a knob."""
+        if width not in self._panels:
+            weights = self._weights(width)
+            bodies = (each.left * Load(weights, each.right) for each in self.parts)
+            self._panels[width] = _Panels(width, weights, tuple(bodies))
+        return self._panels[width]
+
+    def _weights(self, panel: int) -> Tensor:
+        found, rank = self.found, len(self.sides)
+        phased = [(s.alpha(self.outputs), s.stride) for s in self.sides]
         # The transform gives the points of all phases along one dimension: (phase, point).
-        self.weights = Tensor(
+        return Tensor(
             found.weight.name,
-            (*(a * p for a, p in phased), filters, channels),
+            (*(a * p for a, p in phased), found.filters, found.channels),
             layout=Layout(
                 (
                     *(Factor(d, 1, a if p > 1 else None) for d, (a, p) in enumerate(phased)),
@@ -128,23 +194,8 @@ class _Lowering:
             role=Role.WEIGHT,
         )
 
-    def kernel(self) -> Kernel:
-        found, output = self.found, self.found.problem.output.tensor
-        body = (*self._input_transforms(), *self._products(), *self._output_transform())
-        stage = parallel_stage("main", [Loop(self.block)], *body)
-        inputs = replace_tensors(found.problem.inputs, (self.weights,))
-        return Kernel(
-            LoopNest(
-                "kernel",
-                (*inputs, output),
-                (self.transformed, self.products),
-                (stage, *halo_stage(output, self.lanes)),
-            ),
-            tuple((t.name, i) for i, t in enumerate(inputs)),
-            ((self.weights.name, self._weight_transform()),),
-        )
-
-    def _weight_transform(self) -> Transform:
+    @cached_property
+    def weight_transform(self) -> Transform:
         """U = G w G^T for each phase, over the dimensions of the weight that are transformed."""
         spatial = len(self.found.weight.shape) - 2
         taps, points_ = "klm"[:spatial], "xyz"
@@ -180,7 +231,8 @@ class _Lowering:
 
     # ---- the three nests
 
-    def _input_transforms(self) -> tuple[NestNode, ...]:
+    @cached_property
+    def input_transforms(self) -> tuple[NestNode, ...]:
         """V = B^T d B, phase by phase."""
         c = Axis("ic", self.found.channels)
         nodes: list[NestNode] = []
@@ -210,12 +262,11 @@ class _Lowering:
             nodes += _transform(prefix, factors, read, write, c, prefetch=_IMAGE_PREFETCH)
         return nest(self._tile_loops(c), *nodes)
 
-    def _products(self) -> tuple[NestNode, ...]:
-        """One matrix product for each point of the transformed domain."""
-        t, oc = Axis("t", self.tiles), Axis("go", self.found.filters)
-        ic = Axis("gi", self.found.channels)
-        unroll, vectors = self.schedule.integer("unroll"), self.schedule.integer("vectors")
-        nodes: list[NestNode] = []
+    @cached_property
+    def parts(self) -> tuple[_Product, ...]:
+        """Points of which the same phases have a product: one matrix product for each point."""
+        t, oc, ic = self.axes
+        found = []
         for parts in product(*(self._parts(side) for side in self.sides)):
             at = [Axis(f"g{'xyz'[n]}{p.first or ''}", p.count) for n, p in enumerate(parts)]
             phase = [Axis(f"p{'xyz'[n]}{p.first or ''}", p.phases) for n, p in enumerate(parts)]
@@ -225,20 +276,19 @@ class _Lowering:
                 for x, p, side in zip(point, phase, self.sides, strict=True)
             ]
             left = Load(self.transformed, (*point, affine(t), *map(affine, phase), affine(ic)))
-            right = Load(self.weights, (*shifted, affine(oc), affine(ic)))
             target = Load(self.products, (*point, affine(t), affine(oc)))
-            compute = Compute(
-                (Store(target, Accumulator()),),
-                left * right,
-                Combiner.SUM,
-                reduce=(*(Tile(p) for p in phase if p.extent > 1), Tile(ic, unroll)),
-                unroll=(Tile(ic), Tile(t), Tile(oc, self.lanes)),
-                vector=oc,
-                prefetch=_WEIGHT_PREFETCH,
-            )
-            loops = [*map(Loop, at), Loop(oc, vectors * self.lanes)]
-            nodes += nest([*loops, Loop(t, self.schedule.integer("tile"))], compute)
-        return tuple(nodes)
+            right = (*shifted, affine(oc), affine(ic))
+            found.append(_Product(tuple(at), tuple(phase), left, right, target))
+        return tuple(found)
+
+    @property
+    def axes(self) -> tuple[Axis, Axis, Axis]:
+        """Of a product: tiles, filters and channels."""
+        return (
+            Axis("t", self.tiles),
+            Axis("go", self.found.filters),
+            Axis("gi", self.found.channels),
+        )
 
     def _parts(self, side: Side) -> list[_Part]:
         alpha = side.alpha(self.outputs)
@@ -246,7 +296,8 @@ class _Lowering:
             return [_Part(0, alpha, side.stride)]
         return [_Part(0, alpha - 1, side.stride), _Part(alpha - 1, 1, side.full)]
 
-    def _output_transform(self) -> tuple[NestNode, ...]:
+    @cached_property
+    def output_transform(self) -> tuple[NestNode, ...]:
         """Y = A^T M A, then the epilogue of the workload at each output of the tile."""
         c = Axis("oc", self.found.filters)
         # A^T has mirrored columns: factor its transpose, and apply the factors in reverse.
@@ -272,6 +323,26 @@ class _Lowering:
             return reindex(self.found.problem.epilogue, here)
 
         return nest(self._tile_loops(c), *_transform("A", factors, read, write, c, epilogue))
+
+
+def _products(blocks: _Blocks, panels: _Panels, unroll: int, tile: int) -> tuple[NestNode, ...]:
+    """One matrix product for each point of the transformed domain."""
+    t, oc, ic = blocks.axes
+    points = (Tile(ic), Tile(t), Tile(oc, blocks.lanes))
+    across = [Loop(oc, panels.width), Loop(t, tile)]
+    nodes: list[NestNode] = []
+    for part, body in zip(blocks.parts, panels.bodies, strict=True):
+        compute = Compute(
+            (Store(part.target, Accumulator()),),
+            body,
+            Combiner.SUM,
+            reduce=(*(Tile(p) for p in part.phases if p.extent > 1), Tile(ic, unroll)),
+            unroll=points,
+            vector=oc,
+            prefetch=_WEIGHT_PREFETCH,
+        )
+        nodes += nest([*map(Loop, part.at), *across], compute)
+    return tuple(nodes)
 
 
 At = Callable[[Sequence[Axis]], Load]
