@@ -1,231 +1,227 @@
 """Our tuner beside TVM's MetaSchedule: `python -m benchmarks.metaschedule --tvm PYTHON`.
 
-Both tune the same ONNX files on this machine, one after the other, within the same trials and the
-same wall time, and report the best time known after each batch: a kernel's, or the sum over a
-model's kernels. Each measures in its own way (TVM's kernels are timed with warm weights, ours with
-what a model leaves in the caches), so what both made is raced in turns at the end. Results go to
-benchmarks/results/metaschedule.{json,md}.
+Both tune the same ONNX files from nothing, each run in a process of its own, in turns, with the
+same seeds, trials and wall time. Runs are kept in build/metaschedule/: the command, given again,
+makes only those that are missing there, so that an interrupted comparison goes on and `--seeds` can
+be raised. Each tuner measures in its own way (TVM's kernels are timed with warm weights, ours with
+what a model leaves in the caches), so the best of what each made is raced in turns at the end.
+Tables, every trial and the curves go to benchmarks/results/metaschedule.{md,json,csv,png}.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
+import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import onnx
 
 from benchmarks import models
-from benchmarks.paired import versions
+from benchmarks.metaschedule_report import Axis, Comparison, Raced, markdown, plot, write_samples
+from benchmarks.metaschedule_runs import (
+    ROOT,
+    Budget,
+    Engine,
+    Run,
+    defaults_of,
+    kept_or_made,
+    listen,
+    samples_of,
+)
 from benchmarks.race import RESULTS_FOLDER, RaceOptions, fastest, race, round_ratio
-from benchmarks.report import Origin
-from compiler import driver
-from compiler.build import CODEGEN_VERSION
-from compiler.target import host_target
-from service.settings import Settings
-from service.storage import Storage
-from tuner.loop import tune
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.local_runner import LocalRunner
-from tuner.measure.measurement import Phase, RecordKey, Trial
-from tuner.options import TuneOptions
-from tuner.tasks import make_task
+from benchmarks.report import Origin, commit
 
-NAMES = ("matmul-1024", "conv3x3-128x28", "mobilenetv2")
+FOLDER = ROOT / "build" / "metaschedule"
 
+BUDGETS = {
+    "matmul-1024": Budget(seeds=5, trials=64, seconds=60.0),
+    "conv3x3-128x28": Budget(seeds=5, trials=64, seconds=60.0),
+    "mobilenetv2": Budget(seeds=1, trials=256, seconds=300.0),
+}
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """The best known after so many trials and seconds of wall time."""
+AT_TRIALS = (8, 16, 32, 64, 256)
+AT_SECONDS = (10.0, 20.0, 40.0, 60.0, 120.0, 300.0)
 
-    trials: int
-    wall_seconds: float
-    seconds: float
+DEFAULTS_SECONDS = 300.0
+"""For TVM to compile and time all tasks of a model untuned."""
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two curves of one model, and the race of what they ended with.
+class Bench:
+    """Where runs are kept, and TVM's interpreter."""
 
-    `ratio` is TVM's time over ours, median of rounds; `minimum_ratio` that of the fastest runs.
-    """
+    folder: Path
+    tvm: str
 
-    model: str
-    ours: tuple[Point, ...]
-    theirs: tuple[Point, ...]
-    failures: tuple[str, ...] = ()
-    ratio: float | None = None
-    minimum_ratio: float | None = None
-    race_error: str = ""
+    def run(self, name: str, engine: Engine, seed: int, budget: Budget) -> Run:
+        """One run: the kept one if it had the same budget and did not fail, or else a new one."""
+        folder = self._of(name, engine, seed)
 
-    def factors(self, axis: str) -> list[float]:
-        """TVM's best over ours at each of TVM's points, along `trials` or `wall_seconds`.
+        def make() -> Run:
+            return self._make(name, engine, seed, budget)
 
-        Points at which we know nothing yet are infinite to our disfavour: 0.
-        """
-        found = []
-        for point in self.theirs:
-            limit = getattr(point, axis)
-            known = [p.seconds for p in self.ours if getattr(p, axis) <= limit]
-            found.append(point.seconds / min(known) if known else 0.0)
-        return found
+        def fits(run: Run) -> bool:
+            same = (run.trials, run.seconds) == (budget.trials, budget.seconds)
+            return same and not run.failure
 
+        return kept_or_made(folder, make, fits)
 
-def ours(model: Any, folder: Path, trials: int, seconds: float, seed: int) -> tuple[Point, ...]:
-    """The curve of our tuner from an empty database in `folder`, planning included."""
-    started = time.time()
-    storage = Storage.open(Settings(data_folder=folder))
-    builder, runner = ProcessBuilder(), LocalRunner()
-    try:
-        target = host_target()
-        plan = driver.make_plan(driver.optimise(driver.load_graph(model)), target)
-        tasks = [make_task(workload, target, count=count) for workload, count in plan.tasks()]
-        options = TuneOptions(
-            trials=trials, seconds=seconds, seed=seed, codegen_version=CODEGEN_VERSION
+    def _make(self, name: str, engine: Engine, seed: int, budget: Budget) -> Run:
+        folder = self._of(name, engine, seed)
+        what = [str(self._model(name)), str(folder), str(budget.trials), str(budget.seconds)]
+        match engine:
+            case Engine.OURS:
+                command = [sys.executable, "-m", "benchmarks.metaschedule_ours"]
+            case Engine.TVM:
+                command = [self.tvm, "-m", "benchmarks.metaschedule_peer", "tune"]
+        lines, failure = listen([*command, *what, str(seed)], folder, budget.seconds)
+        weights = next((tuple(line["weights"]) for line in lines if line["kind"] == "tasks"), ())
+        ends = [line["out_of_time"] for line in lines if line["kind"] == "end"]
+        told = lines if engine is Engine.OURS else self._untuned(name)
+        return Run(
+            engine,
+            name,
+            seed,
+            budget.trials,
+            budget.seconds,
+            commit(),
+            weights,
+            defaults_of(told, len(weights)),
+            samples_of(lines),
+            out_of_time=ends[0] if ends else True,
+            failure=failure,
         )
-        tune(tasks, builder, runner, storage.records, options)
-        found = [trial for task in tasks for trial in storage.records.trials(task.key)]
-    finally:
-        runner.close()
-        builder.close()
-        storage.close()
-    counts = {task.key: task.count for task in tasks}
-    best: dict[RecordKey, float] = {}
-    points: list[Point] = []
-    for number, (at, trial) in enumerate(_in_order(found), 1):
-        seconds_now = trial.measurement.run_seconds
-        if seconds_now is not None:
-            best[trial.key] = min(seconds_now, best.get(trial.key, seconds_now))
-        if len(best) == len(tasks):
-            total = sum(best[key] * counts[key] for key in counts)
-            points.append(Point(number, at - started, total))
-    return tuple(points)
+
+    def _untuned(self, name: str) -> list[Any]:
+        """What TVM told of its untuned tasks: once for all seeds."""
+        path = self.folder / name / "tvm-untuned.json"
+        if not path.exists():
+            command = [self.tvm, "-m", "benchmarks.metaschedule_peer", "defaults"]
+            command.append(str(self._model(name)))
+            lines, failure = listen(command, path.parent, DEFAULTS_SECONDS)
+            if failure:
+                raise SystemExit(f"TVM did not compile {name} untuned: {failure}")
+            path.write_text(json.dumps(lines) + "\n", encoding="utf-8")
+        told: list[Any] = json.loads(path.read_text(encoding="utf-8"))
+        return told
+
+    def raced(self, name: str, runs: Sequence[Run]) -> Raced:
+        """The best run of each engine, in turns; what was raced before is not raced again."""
+        ours, theirs = (_best([r for r in runs if r.engine is engine]) for engine in Engine)
+        path = self.folder / name / "raced.json"
+        what = [ours.seed, theirs.seed, ours.commit, theirs.commit, ours.trials, ours.seconds]
+        if path.exists():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            if kept["what"] == what:
+                return Raced(**{**kept["raced"], "seeds": tuple(kept["raced"]["seeds"])})
+        with tempfile.TemporaryDirectory() as temporary:
+            schedules = Path(temporary) / "both"
+            shutil.copytree(self._of(name, Engine.OURS, ours.seed), schedules)
+            shutil.copytree(self._of(name, Engine.TVM, theirs.seed), schedules / "tvm")
+            options = RaceOptions(schedules=str(schedules), pythons={"tvm": self.tvm})
+            results = race(name, ["onnxruntime", "tuned", "tvm"], options)
+        tuned, tvm = results["tuned"], results["tvm"]
+        raced = Raced((ours.seed, theirs.seed), error=tuned.error or tvm.error)
+        if not raced.error:
+            ratio, least = round_ratio(tvm, tuned), fastest(tvm) / fastest(tuned)
+            raced = replace(raced, ratio=ratio, minimum_ratio=least)
+        path.write_text(json.dumps({"what": what, "raced": asdict(raced)}) + "\n", encoding="utf-8")
+        return raced
+
+    def _of(self, name: str, engine: Engine, seed: int) -> Path:
+        return self.folder / name / f"{engine.value}-{seed}"
+
+    def _model(self, name: str) -> Path:
+        path = self.folder / name / "model.onnx"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            onnx.save(models.build(name), path)
+        return path
 
 
-def _in_order(stored: Sequence[Trial]) -> list[tuple[float, Trial]]:
-    """Screened trials by the time at which they were measured, in Unix seconds.
+def _best(runs: Sequence[Run]) -> Run:
+    """The run that ended with the least time."""
 
-    Candidates that were not measured, which stand before the others of their batch in the store,
-    come after the first of these.
-    """
-    timed: list[tuple[float, int, Trial]] = []
-    batch = time.time()
-    for trial in reversed([trial for trial in stored if trial.phase is Phase.SCREEN]):
-        measured = trial.measurement.measured_at
-        batch = measured or batch
-        timed.append((batch, 0 if measured else 1, trial))
-    timed.sort(key=lambda entry: entry[:2])
-    return [(at, trial) for at, _, trial in timed]
+    def seconds(run: Run) -> float:
+        known = run.curve()[-1].seconds
+        return float("inf") if known is None else known
+
+    return min(runs, key=seconds)
 
 
-def theirs(
-    python: str, model: Any, folder: Path, trials: int, seconds: float, seed: int
-) -> tuple[tuple[Point, ...], tuple[str, ...]]:
-    """MetaSchedule's curve, and the texts of its candidates that failed."""
-    folder.mkdir(parents=True)
-    path = folder / "model.onnx"
-    onnx.save(model, path)
-    command = [python, "-m", "benchmarks.metaschedule_peer", str(path), str(folder)]
-    done = subprocess.run(
-        [*command, str(trials), str(seconds), str(seed)],
-        cwd=Path(__file__).parent.parent,
-        env=dict(os.environ, TVM_NUM_THREADS="1", OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-    )
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"trials"')]
-    failures = [line["error"] for line in lines if line["error"]]
-    if done.returncode:
-        failures.append(f"exit status {done.returncode}: {done.stderr[-300:]}")
-    points = [
-        Point(line["trials"], line["wall_seconds"], line["seconds"])
-        for line, following in pairwise([*lines, {"wall_seconds": None}])
-        if line["seconds"] is not None and line["wall_seconds"] != following["wall_seconds"]
+def compare(bench: Bench, budgets: Mapping[str, Budget]) -> list[Comparison]:
+    """All runs of all models, seed by seed and engine by engine, and then the races."""
+    runs: dict[str, list[Run]] = {name: [] for name in budgets}
+    for seed in range(max(budget.seeds for budget in budgets.values())):
+        for name, budget in budgets.items():
+            for engine in Engine:
+                if seed < budget.seeds:
+                    started = time.monotonic()
+                    run = bench.run(name, engine, seed, budget)
+                    runs[name].append(run)
+                    print(f"{_line(run)} ({time.monotonic() - started:.0f} s)", flush=True)
+    return [
+        Comparison(name, budget.seconds, tuple(runs[name]), bench.raced(name, runs[name]))
+        for name, budget in budgets.items()
     ]
-    return tuple(points), tuple(failures)
 
 
-def compare(name: str, python: str, trials: int, seconds: float, seed: int) -> Comparison:
-    """Tune with both, then race both."""
-    model = models.build(name)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        mine = ours(model, folder, trials, seconds, seed)
-        curve, failures = theirs(python, model, folder / "tvm", trials, seconds, seed)
-        options = RaceOptions(schedules=str(folder), pythons={"tvm": python})
-        results = race(name, ["onnxruntime", "tuned", "tvm"], options)
-    tuned, tvm = results["tuned"], results["tvm"]
-    error = tuned.error or tvm.error
-    return Comparison(
-        name,
-        mine,
-        curve,
-        failures,
-        None if error else round_ratio(tvm, tuned),
-        None if error else fastest(tvm) / fastest(tuned),
-        error,
-    )
+def _line(run: Run) -> str:
+    last = run.curve()[-1]
+    time_taken = "unknown" if last.seconds is None else f"{last.seconds * 1e3:.3g} ms"
+    end = f"{last.trials} trials, {last.wall_seconds:.0f} s: {time_taken}"
+    return f"{run.model} {run.engine} seed {run.seed}: {end} {run.failure}".rstrip()
 
 
-def markdown(origin: Origin, found: Sequence[Comparison], note: str = "") -> str:
-    """One table; factors are TVM's time over ours. `note` says what else there is to know."""
-    lines = [
-        "# Beside TVM's MetaSchedule",
-        "",
-        f"{origin.sentence()} {versions(('numpy', 'llvmlite', 'onnxruntime'))}. {note}".rstrip(),
-        "",
-        "Factors are TVM's best over ours at the points of TVM's curve: least, median, last; 0",
-        "where not each of our kernels was measured yet, - where not each of TVM's was by the end.",
-        "",
-        "| model | trials, ours / TVM | seconds, ours / TVM | at equal trials | at equal seconds | "
-        "raced, median (minima) |",
-        "| --- | --- | --- | --- | --- | --- |",
+def write(rows: Sequence[Comparison], folder: Path, note: str) -> str:
+    """Write tables, summary, trials and curves; gives the tables."""
+    origin = Origin()
+    text = markdown(rows, AT_TRIALS, AT_SECONDS, origin, note)
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / "metaschedule"
+    stem.with_suffix(".md").write_text(text, encoding="utf-8")
+    summary = [
+        {
+            "model": row.model,
+            "raced": asdict(row.raced),
+            **{axis.value: [asdict(factor) for factor in row.factors(axis)] for axis in Axis},
+        }
+        for row in rows
     ]
-    for row in found:
-        cells = [row.model]
-        for axis, text in (("trials", "{:d}"), ("wall_seconds", "{:.0f}")):
-            ends = [text.format(getattr(c[-1], axis)) if c else "-" for c in (row.ours, row.theirs)]
-            cells.append(" / ".join(ends))
-        for axis in ("trials", "wall_seconds"):
-            factors = row.factors(axis)
-            numbers = (min(factors), median(factors), factors[-1]) if factors else ()
-            cells.append(", ".join(f"{number:.2f}" for number in numbers) or "-")
-        raced = f"{row.ratio:.2f} ({row.minimum_ratio:.2f})" if row.ratio else row.race_error
-        cells.append(raced)
-        lines.append(f"| {' | '.join(cells)} |")
-    for row in found:
-        if row.failures:
-            lines += ["", f"{row.model}: {len(row.failures)} candidates of TVM failed, the last:"]
-            lines += ["", "```", row.failures[-1], "```"]
-    return "\n".join(lines) + "\n"
+    data = {"origin": asdict(origin), "rows": summary}
+    stem.with_suffix(".json").write_text(json.dumps(data) + "\n", encoding="utf-8")
+    write_samples(rows, stem.with_suffix(".csv"))
+    plot(rows, stem.with_suffix(".png"))
+    return text
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the runs that are missing, and the report of all."""
+    parser = argparse.ArgumentParser(prog="benchmarks.metaschedule", description=__doc__)
     parser.add_argument("--tvm", required=True, help="the interpreter that has TVM and xgboost")
-    parser.add_argument("--models", nargs="+", default=list(NAMES), choices=NAMES)
-    parser.add_argument("--trials", type=int, default=192)
-    parser.add_argument("--seconds", type=float, default=240.0, help="wall time for each tuner")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--note", default="", help="a sentence for the table")
-    options = parser.parse_args()
-    origin, found = Origin(), []
-    for name in options.models:
-        found.append(compare(name, options.tvm, options.trials, options.seconds, options.seed))
-        text = markdown(origin, found, options.note)
-        print(text, flush=True)
-        (RESULTS_FOLDER / "metaschedule.md").write_text(text)
-        data = {"origin": asdict(origin), "rows": [asdict(row) for row in found]}
-        (RESULTS_FOLDER / "metaschedule.json").write_text(json.dumps(data, indent=1) + "\n")
+    parser.add_argument("--models", nargs="+", default=list(BUDGETS), choices=BUDGETS)
+    parser.add_argument("--seeds", type=int, help="runs of each tuner")
+    parser.add_argument("--trials", type=int, help="of a run")
+    parser.add_argument("--seconds", type=float, help="wall time of a run")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where runs are kept")
+    parser.add_argument("--results", type=Path, default=RESULTS_FOLDER)
+    parser.add_argument("--note", default="", help="a sentence for the report")
+    chosen = parser.parse_args(arguments)
+    given = {
+        name: value
+        for name in ("seeds", "trials", "seconds")
+        if (value := getattr(chosen, name)) is not None
+    }
+    budgets = {name: replace(BUDGETS[name], **given) for name in chosen.models}
+    rows = compare(Bench(chosen.folder.absolute(), chosen.tvm), budgets)
+    print(write(rows, chosen.results, chosen.note))
 
 
 if __name__ == "__main__":

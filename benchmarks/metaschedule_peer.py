@@ -1,14 +1,18 @@
-"""TVM's MetaSchedule on one ONNX file; runs in the interpreter that has TVM.
+"""TVM's MetaSchedule on one ONNX file, as a child in the interpreter that has TVM.
 
-`python -m benchmarks.metaschedule_peer MODEL FOLDER TRIALS SECONDS SEED` prints a JSON line for
-each measured candidate. Its builder and runner are in this process: TVM's own start processes that
-import all of TVM again, which takes them over their time limit of 30 s on a small machine.
+`python -m benchmarks.metaschedule_peer tune MODEL FOLDER TRIALS SECONDS SEED` tunes, and with
+`defaults MODEL` it times the tasks as TVM compiles them untuned; lines are printed as
+`benchmarks.metaschedule_runs` has them. Strategy, cost model and task scheduler are TVM's own, with
+its settings. Builder and runner are in this process: TVM's start processes that import all of TVM
+again, which takes them over their time limit of 30 s on a small machine.
 """
 
 from __future__ import annotations
 
-import json
+import math
+import os
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,16 +28,54 @@ from tvm.relax.frontend.onnx import from_onnx
 from tvm.s_tir import meta_schedule
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
+from benchmarks.metaschedule_runs import tell
+
 BUILD_THREADS = 2
 REPEATS = 3
-SAMPLE_MILLISECONDS = 20
-LARGEST_BATCH = 10
-"""Candidates between two trainings of its cost model; fewer where there are many tasks, each of
-which gets one batch before any gets a second."""
+SAMPLE_SECONDS = 0.02
+LARGEST_BATCH = 64
+"""Candidates between two trainings of its cost model: TVM's default. Fewer where the trials would
+not go round, since each task gets one batch before any gets a second."""
 
 
-class BudgetSpent(Exception):
-    """Ends the search: TVM has no budget of seconds."""
+class Session:
+    """What builder, runner and report share: the clock, and whether a batch is on its way.
+
+    TVM has no budget of seconds. When time is up the process ends, but not between the building of
+    a batch and its record in the database.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.scheduler = meta_schedule.TaskScheduler.create("gradient")
+        self.measured_at: list[float] = []
+        self._started = time.monotonic()
+        self._measuring = threading.Lock()
+        self._seconds = seconds
+        threading.Thread(target=self._end_in_time, daemon=True).start()
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def begin_batch(self) -> None:
+        """Called before a batch is built.
+
+        While every task gets its first batch, TVM leaves the results of all aside; here each is
+        recorded before the next batch.
+        """
+        for number in range(len(self.scheduler.tasks_)):
+            self.scheduler.touch_task(number)
+        self._measuring.acquire()
+
+    def end_batch(self) -> None:
+        """Called when a batch is recorded."""
+        self._measuring.release()
+
+    def _end_in_time(self) -> None:
+        time.sleep(self._seconds)
+        with self._measuring:
+            tell("end", out_of_time=True)
+            os._exit(0)
 
 
 def build_candidate(item: Any) -> Any:
@@ -53,7 +95,12 @@ _built: dict[str, Any] = {}
 class Builder(meta_schedule.builder.PyBuilder):  # type: ignore[misc]  # TVM has no types
     """Builds in threads."""
 
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+
     def build(self, build_inputs: list[Any]) -> list[Any]:
+        self.session.begin_batch()
         results = []
         with ThreadPoolExecutor(BUILD_THREADS) as pool:
             for number, built in enumerate(pool.map(build_candidate, build_inputs)):
@@ -85,91 +132,120 @@ class Future(meta_schedule.runner.PyRunnerFuture):  # type: ignore[misc]  # as a
 class Runner(meta_schedule.runner.PyRunner):  # type: ignore[misc]  # as above
     """Times one candidate after the other."""
 
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+
     def run(self, runner_inputs: list[Any]) -> list[Any]:
+        self.session.measured_at = []
         return [self._time(item) for item in runner_inputs]
 
     def _time(self, item: Any) -> Any:
-        module = _built.pop(item.artifact_path)
-        rng = np.random.default_rng(0)
         try:
-            arguments = [
-                tvm.runtime.tensor(rng.standard_normal(info["shape"]).astype(info["dtype"]))
-                for info in map(_tensor_info, item.args_info)
-            ]
-            timer = module.time_evaluator(
-                "main", tvm.cpu(), number=1, repeat=REPEATS, min_repeat_ms=SAMPLE_MILLISECONDS
-            )
-            return Future([float(s) for s in timer(*arguments).results], None)
-        except Exception as error:  # noqa: BLE001 - whatever TVM raises is the candidate's failure
-            return Future(None, f"{type(error).__name__}: {error}")
+            found, error = cpu_seconds(_built.pop(item.artifact_path), item.args_info), None
+        except Exception as problem:  # noqa: BLE001 - as above
+            found, error = None, f"{type(problem).__name__}: {problem}"
+        self.session.measured_at.append(self.session.elapsed)
+        return Future(found, error)
 
 
-def _tensor_info(info: Any) -> dict[str, Any]:
-    _, dtype, shape = info.as_json()
-    return {"dtype": str(dtype), "shape": [int(n) for n in shape]}
+def cpu_seconds(module: Any, arguments_info: list[Any]) -> list[float]:
+    """A kernel's time on random arguments, as means of several runs: CPU time of the process, which
+    other processes do not add to, as our own runner has it for one thread."""
+    rng = np.random.default_rng(0)
+    arguments = []
+    for info in arguments_info:
+        _, dtype, shape = info.as_json()
+        array = rng.standard_normal([int(extent) for extent in shape])
+        arguments.append(tvm.runtime.tensor(array.astype(str(dtype))))
+    main = module["main"]
+    started = time.process_time()
+    main(*arguments)
+    count = max(1, math.ceil(SAMPLE_SECONDS / max(time.process_time() - started, 1e-6)))
+    samples = []
+    for _ in range(REPEATS):
+        started = time.process_time()
+        for _ in range(count):
+            main(*arguments)
+        samples.append((time.process_time() - started) / count)
+    return samples
 
 
-def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> None:
-    """Tune within both budgets; the database in `folder` holds what was found."""
-    started = time.monotonic()
+def load(path: Path) -> tuple[Any, Any, list[Any]]:
+    """The model as TVM's tuner wants it, the target, and the tasks."""
     target = tvm.target.Target(
         {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": 1}
     )
     module = from_onnx(onnx.load(path), keep_params_in_input=False)
     with target:
         module = relax.get_pipeline("zero")(module)
-    tasks = meta_schedule.relax_integration.extract_tasks(module, target)
-    weights = [task.weight for task in tasks]
-    batch = max(1, min(LARGEST_BATCH, trials // (2 * len(tasks))))
-    best: list[float | None] = [None] * len(tasks)
-    measured = 0
+    return module, target, meta_schedule.relax_integration.extract_tasks(module, target)
+
+
+def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> None:
+    """Tune within both budgets; the database in `folder` holds what was found."""
+    # its cost model guesses by NumPy's generator until it has been trained
+    np.random.seed(seed)
+    tell("start")
+    session = Session(seconds)
+    module, target, tasks = load(path)
+    tell("tasks", weights=[int(task.weight) for task in tasks])
 
     @derived_object
     class Report(meta_schedule.measure_callback.PyMeasureCallback):  # type: ignore[misc]  # as above
-        """Prints what was measured."""
+        """Tells what was measured, when the database has it."""
 
         def apply(self, scheduler: Any, task: int, candidates: Any, builds: Any, runs: Any) -> None:
-            nonlocal measured
+            times = iter(session.measured_at)
             for build, result in zip(builds, runs, strict=True):
-                measured += 1
-                times = [] if result is None or not result.run_secs else list(result.run_secs)
-                found = min((float(t) for t in times), default=None)
-                if found is not None:
-                    best[task] = min(found, best[task] or found)
-                known = [t * w for t, w in zip(best, weights, strict=True) if t is not None]
-                line = {
-                    "trials": measured,
-                    "wall_seconds": time.monotonic() - started,
-                    "seconds": sum(known) if len(known) == len(best) else None,
-                    "error": (build.error_msg or (result and result.error_msg) or "")[-300:],
-                }
-                print(json.dumps(line), flush=True)
-            if time.monotonic() - started > seconds:
-                raise BudgetSpent
+                found = [] if result is None or not result.run_secs else list(result.run_secs)
+                tell(
+                    "sample",
+                    task=task,
+                    wall_seconds=session.elapsed if build.error_msg else next(times),
+                    seconds=min((float(t) for t in found), default=None),
+                    error=(build.error_msg or (result and result.error_msg) or "")[-300:],
+                )
+            session.end_batch()
 
-    try:
-        meta_schedule.relax_integration.tune_relax(
-            module,
-            {},
-            target,
-            str(folder),
-            trials,
-            num_trials_per_iter=batch,
-            builder=Builder(),
-            runner=Runner(),
-            measure_callbacks=[
-                meta_schedule.measure_callback.AddToDatabase(),
-                meta_schedule.measure_callback.UpdateCostModel(),
-                Report(),
-            ],
-            seed=seed,
-        )
-    except Exception:
-        # BudgetSpent crosses C++, which makes a RuntimeError of it.
-        if time.monotonic() - started <= seconds:
-            raise
+    meta_schedule.relax_integration.tune_relax(
+        module,
+        {},
+        target,
+        str(folder),
+        trials,
+        num_trials_per_iter=max(1, min(LARGEST_BATCH, trials // len(tasks))),
+        builder=Builder(session),
+        runner=Runner(session),
+        measure_callbacks=[
+            meta_schedule.measure_callback.AddToDatabase(),
+            meta_schedule.measure_callback.UpdateCostModel(),
+            Report(),
+        ],
+        task_scheduler=session.scheduler,
+        seed=seed,
+    )
+    tell("end", out_of_time=False)
+
+
+def time_defaults(path: Path) -> None:
+    """Time every task without a schedule, which is what TVM's pipeline for CPUs compiles."""
+    tell("start")
+    _, target, tasks = load(path)
+    tell("tasks", weights=[int(task.weight) for task in tasks])
+    for number, task in enumerate(tasks):
+        plain = task.dispatched[0]
+        info = meta_schedule.arg_info.ArgInfo.from_entry_func(plain)
+        found = cpu_seconds(tvm.compile(plain, target=target).jit(), info)
+        tell("default", task=number, seconds=min(found))
+    tell("end", out_of_time=False)
 
 
 if __name__ == "__main__":
-    model, folder, trials, seconds, seed = sys.argv[1:]
-    search(Path(model), Path(folder), int(trials), float(seconds), int(seed))
+    match sys.argv[1:]:
+        case ["defaults", model]:
+            time_defaults(Path(model))
+        case ["tune", model, folder, trials, seconds, seed]:
+            search(Path(model), Path(folder), int(trials), float(seconds), int(seed))
+        case other:
+            raise SystemExit(f"cannot read {other}: see the head of this file")

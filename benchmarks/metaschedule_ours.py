@@ -1,0 +1,88 @@
+"""Our tuner on one ONNX file, as a child that tells what it measures.
+
+`python -m benchmarks.metaschedule_ours MODEL FOLDER TRIALS SECONDS SEED` tunes from an empty
+database in FOLDER, planning included, and prints lines as `benchmarks.metaschedule_runs` has them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import onnx
+
+from benchmarks.metaschedule_runs import tell
+from compiler import driver
+from compiler.build import CODEGEN_VERSION
+from compiler.target import host_target
+from service.settings import Settings
+from service.storage import Storage
+from tuner.events import Ended
+from tuner.loop import tune
+from tuner.measure.builder import ProcessBuilder
+from tuner.measure.local_runner import LocalRunner
+from tuner.measure.measurement import Phase, Trial
+from tuner.options import TuneOptions
+from tuner.tasks import make_task
+
+
+def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> None:
+    """Tune within both budgets; the database in `folder` holds what was found."""
+    tell("start")
+    started = time.time()
+    storage = Storage.open(Settings(data_folder=folder))
+    builder, runner = ProcessBuilder(), LocalRunner()
+    try:
+        target = host_target()
+        plan = driver.make_plan(driver.optimise(driver.load_graph(onnx.load(path))), target)
+        tasks = [make_task(workload, target, count=count) for workload, count in plan.tasks()]
+        tell("tasks", weights=[task.count for task in tasks])
+        options = TuneOptions(
+            trials=trials,
+            seconds=max(1.0, seconds - (time.time() - started)),
+            seed=seed,
+            codegen_version=CODEGEN_VERSION,
+        )
+        finished = tune(tasks, builder, runner, storage.records, options)
+        for number, task in enumerate(tasks):
+            default = task.space.default()
+            found = storage.records.trials(task.key)
+            screened = [trial for trial in found if trial.phase is Phase.SCREEN]
+            for at, trial in timed(screened):
+                time_taken = trial.measurement.run_seconds
+                if trial.schedule == default and time_taken is not None:
+                    tell("default", task=number, seconds=time_taken)
+                error = "" if trial.measurement.ok else trial.measurement.error
+                tell(
+                    "sample",
+                    task=number,
+                    wall_seconds=at - started,
+                    seconds=time_taken,
+                    error=error[-300:],
+                )
+        tell("end", out_of_time=finished.ended is Ended.TIME)
+    finally:
+        runner.close()
+        builder.close()
+        storage.close()
+
+
+def timed(stored: Sequence[Trial]) -> list[tuple[float, Trial]]:
+    """Trials of a task in the order of the store, each with when it was known, in Unix seconds.
+
+    Candidates that were not measured, which stand before the others of their batch in the store,
+    were known when the first of these was, and so was a copy of an earlier measurement.
+    """
+    times = [trial.measurement.measured_at for trial in stored]
+    following = time.time()
+    for number in reversed(range(len(times))):
+        times[number] = following = times[number] or following
+    return list(zip(accumulate(times, max), stored, strict=True))
+
+
+if __name__ == "__main__":
+    model, data_folder, trials, seconds, seed = sys.argv[1:]
+    search(Path(model), Path(data_folder), int(trials), float(seconds), int(seed))

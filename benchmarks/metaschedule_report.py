@@ -1,0 +1,285 @@
+"""What the runs of two tuners say beside each other: factors, tables, CSV and curves.
+
+A factor is TVM's time over ours: above 1 ours is faster. Both times are medians over the seeds of
+what was best after as many trials, or as many seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.curves import draw_quarters, figure, write_csv
+from benchmarks.metaschedule_runs import Engine, Run
+from benchmarks.report import Origin, markdown_table
+
+UNTUNED = "°"
+"""Marks a time in which a kernel counts untuned, since it was not measured yet."""
+
+
+class Axis(StrEnum):
+    """What two tuners are given the same of."""
+
+    TRIALS = "trials"
+    SECONDS = "seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One engine at a point: the median over the runs that came so far, in seconds."""
+
+    seconds: float
+    untuned: bool
+    """In at least one run a kernel was not measured yet."""
+
+    def cell(self) -> str:
+        return f"{self.seconds * 1e3:.3g}{UNTUNED if self.untuned else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """Both at one point of an axis."""
+
+    at: float
+    ours: Side
+    theirs: Side
+
+    @property
+    def value(self) -> float:
+        return self.theirs.seconds / self.ours.seconds
+
+    def cell(self) -> str:
+        return f"{self.value:.2f} ({self.ours.cell()} / {self.theirs.cell()})"
+
+
+@dataclass(frozen=True, slots=True)
+class Raced:
+    """What both ended with, in turns; `ratio` is the median of rounds, `minimum_ratio` that of the
+    fastest runs; `seeds` are those of the best run of each."""
+
+    seeds: tuple[int, int]
+    ratio: float | None = None
+    minimum_ratio: float | None = None
+    error: str = ""
+
+    def cell(self) -> str:
+        if self.ratio is None or self.minimum_ratio is None:
+            return f"cannot run: {' '.join(self.error.split())}".replace("|", "\\|")
+        return f"{self.ratio:.2f} ({self.minimum_ratio:.2f})"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All runs of one model, `seconds` of wall time each at most, and the race of the best two."""
+
+    model: str
+    seconds: float
+    runs: tuple[Run, ...]
+    raced: Raced
+
+    def of(self, engine: Engine) -> list[Run]:
+        return [run for run in self.runs if run.engine is engine]
+
+    def factor(self, axis: Axis, at: float) -> Factor | None:
+        """Both at a point; None where a run of either ended before, or knows nothing."""
+        ours, theirs = (_side(self.of(engine), axis, at) for engine in Engine)
+        return None if ours is None or theirs is None else Factor(at, ours, theirs)
+
+    def points(self, axis: Axis) -> list[float]:
+        """Where something changes: every trial, or every time at which a run knew more."""
+        match axis:
+            case Axis.TRIALS:
+                return [float(n) for n in range(1, max(len(run.samples) for run in self.runs) + 1)]
+            case Axis.SECONDS:
+                times = {sample.wall_seconds for run in self.runs for sample in run.samples}
+                return sorted(time for time in times if time <= self.seconds)
+
+    def factors(self, axis: Axis) -> list[Factor]:
+        """Both at every point that both came to."""
+        found = (self.factor(axis, at) for at in self.points(axis))
+        return [factor for factor in found if factor is not None]
+
+    def passed(self, axis: Axis) -> float | None:
+        """Where ours was as fast as what TVM ended with; None if it never was."""
+        last = _side(self.of(Engine.TVM), Axis.SECONDS, self.seconds)
+        for at in [0.0, *self.points(axis)]:
+            ours = _side(self.of(Engine.OURS), axis, at)
+            if ours is not None and last is not None and ours.seconds <= last.seconds:
+                return at
+        return None
+
+
+def _side(runs: Sequence[Run], axis: Axis, at: float) -> Side | None:
+    points = _points(runs, axis, at)
+    if not points:
+        return None
+    return Side(median(seconds for seconds, _ in points), any(untuned for _, untuned in points))
+
+
+def _points(runs: Sequence[Run], axis: Axis, at: float) -> list[tuple[float, int]]:
+    """Of each run, seconds and untuned kernels at a point; empty unless all of them came so far."""
+    found = []
+    for run in runs:
+        point = run.after_trials(int(at)) if axis is Axis.TRIALS else run.after_seconds(at)
+        if point is None or point.seconds is None:
+            return []
+        found.append((point.seconds, point.untuned))
+    return found
+
+
+def markdown(
+    rows: Sequence[Comparison],
+    at_trials: Sequence[int],
+    at_seconds: Sequence[float],
+    origin: Origin,
+    note: str,
+) -> str:
+    """The tables, and the texts of what failed. `note` says what else there is to know."""
+    commits = ", ".join(sorted({run.commit for row in rows for run in row.runs}))
+    parts = [
+        "# Beside TVM's MetaSchedule",
+        f"{origin.sentence()} Runs of commit {commits}. {note}".rstrip(),
+        "Both tuners have the same trials and the same wall time, counted from when their imports "
+        "are done; a time is the sum over a model's kernels of the best known, median over the "
+        "seeds, by the CPU time of one thread. Factors are TVM's time over ours (ours / TVM's in "
+        f"ms). {UNTUNED}: in some run a kernel was not measured yet, and counts with the time that "
+        "it takes untuned: ours by the default schedule, TVM's as its pipeline for CPUs compiles "
+        "it, which applies no schedule. -: in its time one of the two made fewer trials, or was "
+        "given no more.",
+        _overview(rows),
+        "At equal trials:",
+        _table(rows, Axis.TRIALS, at_trials),
+        "At equal seconds:",
+        _table(rows, Axis.SECONDS, at_seconds),
+    ]
+    for row in rows:
+        parts += _failures(row)
+    return "\n\n".join(parts) + "\n"
+
+
+def _overview(rows: Sequence[Comparison]) -> str:
+    header = [
+        "model",
+        "seeds, ours / TVM",
+        "trials, ours / TVM",
+        "seconds to the last, ours / TVM",
+        "least factor at equal trials",
+        "least factor at equal seconds",
+        "ours passes TVM's last at trial",
+        "at second",
+        "raced, median (minima)",
+    ]
+    cells = []
+    for row in rows:
+        sides = [row.of(engine) for engine in Engine]
+        line = [row.model, " / ".join(str(len(runs)) for runs in sides)]
+        line.append(" / ".join(_median(runs, _trials) for runs in sides))
+        line.append(" / ".join(_median(runs, _last) for runs in sides))
+        for axis in Axis:
+            least = min(row.factors(axis), key=lambda factor: factor.value, default=None)
+            line.append("-" if least is None else f"{least.value:.2f} at {least.at:.0f}")
+        for axis in Axis:
+            passed = row.passed(axis)
+            line.append("-" if passed is None else f"{passed:.0f}")
+        line.append(row.raced.cell())
+        cells.append(line)
+    return markdown_table(header, cells, 1)
+
+
+def _trials(run: Run) -> float:
+    return len(run.samples)
+
+
+def _last(run: Run) -> float:
+    return run.samples[-1].wall_seconds if run.samples else 0.0
+
+
+def _median(runs: Sequence[Run], value: Callable[[Run], float]) -> str:
+    return f"{median(value(run) for run in runs):.0f}" if runs else "-"
+
+
+def _table(rows: Sequence[Comparison], axis: Axis, at: Sequence[float]) -> str:
+    cells = []
+    for row in rows:
+        line = [row.model]
+        for point in at:
+            inside = axis is Axis.TRIALS or point <= row.seconds
+            factor = row.factor(axis, point) if inside else None
+            line.append("-" if factor is None else factor.cell())
+        cells.append(line)
+    unit = "s" if axis is Axis.SECONDS else "trials"
+    return markdown_table(["model", *(f"{point:g} {unit}" for point in at)], cells, 1)
+
+
+def _failures(row: Comparison) -> Iterator[str]:
+    """What TVM printed where it could not do what it was asked."""
+    theirs = row.of(Engine.TVM)
+    errors = [sample.error for run in theirs for sample in run.samples if sample.error]
+    if errors:
+        yield f"{row.model}: {len(errors)} candidates of TVM failed, the last with:"
+        yield f"```\n{errors[-1]}\n```"
+    for run in row.runs:
+        if run.failure:
+            yield f"{row.model}, {run.engine}, seed {run.seed} broke off:"
+            yield f"```\n{run.failure}\n```"
+
+
+def write_samples(rows: Sequence[Comparison], path: Path) -> None:
+    """One line a trial, and one at 0 for what is untuned."""
+    header = ["model", "engine", "seed", "trial", "wall_seconds", "kernel", "kernel_seconds"]
+    write_csv(path, [*header, "model_seconds", "untuned_kernels"], _lines(rows))
+
+
+def _lines(rows: Sequence[Comparison]) -> Iterator[list[str]]:
+    for row in rows:
+        for run in row.runs:
+            kernels = ["", *(str(sample.task) for sample in run.samples)]
+            times = [None, *(sample.seconds for sample in run.samples)]
+            for point, kernel, seconds in zip(run.curve(), kernels, times, strict=True):
+                yield [
+                    run.model,
+                    run.engine,
+                    str(run.seed),
+                    str(point.trials),
+                    f"{point.wall_seconds:.3f}",
+                    kernel,
+                    _digits(seconds),
+                    _digits(point.seconds),
+                    str(point.untuned),
+                ]
+
+
+def _digits(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.6g}"
+
+
+def plot(rows: Sequence[Comparison], path: Path) -> None:
+    """Two axes a model: the best so far by trials and by seconds, of both engines."""
+    with figure(path, len(rows), 2) as axes:
+        for number, row in enumerate(rows):
+            for axis, drawn in zip(Axis, axes[2 * number : 2 * number + 2], strict=True):
+                for engine in Engine:
+                    _draw(drawn, row, axis, engine)
+                unit = "trials" if axis is Axis.TRIALS else "seconds since the start"
+                drawn.set(xlabel=unit, ylabel="ms, median and quarters", title=row.model)
+                drawn.set_yscale("log")
+                drawn.legend()
+
+
+def _draw(drawn: Any, row: Comparison, axis: Axis, engine: Engine) -> None:
+    steps: list[float] = []
+    values: list[list[float]] = []
+    for at in [0.0, *row.points(axis), *([row.seconds] if axis is Axis.SECONDS else [])]:
+        points = _points(row.of(engine), axis, at)
+        if points:
+            if values:  # what was best stays so until the next step
+                steps.append(at)
+                values.append(values[-1])
+            steps.append(at)
+            values.append([seconds * 1e3 for seconds, _ in points])
+    if steps:
+        draw_quarters(drawn, steps, values, engine.value)

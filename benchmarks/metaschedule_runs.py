@@ -1,0 +1,206 @@
+"""Tuning runs of two engines as values: which candidates were measured when, and what was best.
+
+Only the standard library: TVM's interpreter imports this too. A run is made by a child process that
+prints what it does, a JSON object a line: `start` when its imports are done and the clock starts,
+`tasks` with the weights of its tasks, `default` with what an untuned task takes, a `sample` for
+each candidate, and `end` if it ended by itself, with whether it was out of time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RUN_FILE = "run.json"
+GRACE_SECONDS = 120.0
+"""After its budget a child that has not ended is killed: TVM measures the batch that it is at."""
+
+
+class Engine(StrEnum):
+    """Whose tuner it is."""
+
+    OURS = "tilewright"
+    TVM = "tvm"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What each run of a model may take, whichever ends first, and how many runs there are."""
+
+    seeds: int
+    trials: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One candidate of a task, known `wall_seconds` after the start.
+
+    `seconds` are a kernel's, None for a candidate that failed, with the reason in `error`.
+    """
+
+    task: int
+    wall_seconds: float
+    seconds: float | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What is best after so many trials: the sum over the kernels of a model, in seconds.
+
+    A kernel of which nothing was measured counts untuned, and so does one of which nothing faster
+    was found. `seconds` is None where that is not known. `untuned`: kernels not measured yet.
+    """
+
+    trials: int
+    wall_seconds: float
+    seconds: float | None
+    untuned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One tuning run. `weights` says how often the model runs each task, `defaults` what that takes
+    untuned, in seconds; `out_of_time` whether it ended for lack of time and not of trials."""
+
+    engine: Engine
+    model: str
+    seed: int
+    trials: int
+    seconds: float
+    commit: str
+    weights: tuple[int, ...]
+    defaults: tuple[float | None, ...]
+    samples: tuple[Sample, ...]
+    out_of_time: bool
+    failure: str = ""
+
+    def curve(self) -> tuple[Point, ...]:
+        """What was best from the start on, before any trial, and then after each."""
+        best = list(self.defaults)
+        measured = [False] * len(best)
+        points = [self._point(0, 0.0, best, measured)]
+        for number, sample in enumerate(self.samples, 1):
+            if sample.seconds is not None:
+                known = best[sample.task]
+                best[sample.task] = min(sample.seconds, sample.seconds if known is None else known)
+                measured[sample.task] = True
+            points.append(self._point(number, sample.wall_seconds, best, measured))
+        return tuple(points)
+
+    def _point(
+        self, number: int, at: float, best: Sequence[float | None], measured: Sequence[bool]
+    ) -> Point:
+        pairs = zip(best, self.weights, strict=True)
+        known = [seconds * weight for seconds, weight in pairs if seconds is not None]
+        total = sum(known) if known and len(known) == len(best) else None
+        return Point(number, at, total, measured.count(False))
+
+    def after_trials(self, trials: int) -> Point | None:
+        """What was best after so many; None if the time was over before."""
+        points = self.curve()
+        if trials >= len(points) and self.out_of_time:
+            return None
+        return points[min(trials, len(points) - 1)]
+
+    def after_seconds(self, seconds: float) -> Point:
+        """What was best by then."""
+        return [point for point in self.curve() if point.wall_seconds <= seconds][-1]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Run:
+        fields = dict(data)
+        for name in ("weights", "defaults"):
+            fields[name] = tuple(fields[name])
+        fields["engine"] = Engine(data["engine"])
+        fields["samples"] = tuple(Sample(**sample) for sample in data["samples"])
+        return cls(**fields)
+
+
+def tell(kind: str, **fields: Any) -> None:
+    """Print a line to the parent."""
+    print(json.dumps({"kind": kind, **fields}), flush=True)
+
+
+def listen(command: Sequence[str], folder: Path, seconds: float) -> tuple[list[Any], str]:
+    """What a child told, and why it failed, if it did.
+
+    It is killed when it has not ended long after its `seconds`. What it says on standard error is
+    kept in `folder`.
+    """
+    with (
+        open(folder / "stderr.txt", "w", encoding="utf-8") as errors,
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=dict(os.environ, TVM_NUM_THREADS="1", OMP_NUM_THREADS="1"),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as child,
+    ):
+        assert child.stdout is not None
+        lines = []
+        guard = threading.Timer(seconds + GRACE_SECONDS, child.kill)
+        for line in child.stdout:
+            if line.startswith('{"kind"'):
+                lines.append(json.loads(line))
+                if lines[-1]["kind"] == "start":
+                    guard.start()
+        status = child.wait()
+        guard.cancel()
+    if status == 0:
+        return lines, ""
+    text = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace").strip()
+    return lines, f"exit status {status}: {text[-600:]}"
+
+
+def kept_or_made(folder: Path, make: Callable[[], Run], fits: Callable[[Run], bool]) -> Run:
+    """The run that `folder` keeps, if it `fits`, or else a new one.
+
+    What an interrupted run left is removed first.
+    """
+    path = folder / RUN_FILE
+    if path.exists():
+        run = Run.from_json(json.loads(path.read_text(encoding="utf-8")))
+        if fits(run):
+            return run
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    run = make()
+    # complete or not there: the name comes last
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(run.to_json()) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+    return run
+
+
+def samples_of(lines: Iterable[Mapping[str, Any]]) -> tuple[Sample, ...]:
+    """The samples among a child's lines, by the time at which they were known."""
+    found = [
+        Sample(line["task"], line["wall_seconds"], line["seconds"], line["error"])
+        for line in lines
+        if line["kind"] == "sample"
+    ]
+    return tuple(sorted(found, key=lambda sample: sample.wall_seconds))
+
+
+def defaults_of(lines: Iterable[Mapping[str, Any]], tasks: int) -> tuple[float | None, ...]:
+    """What each task takes untuned, as far as a child told."""
+    found: dict[int, float | None] = {
+        line["task"]: line["seconds"] for line in lines if line["kind"] == "default"
+    }
+    return tuple(found.get(number) for number in range(tasks))
