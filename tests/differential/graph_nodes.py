@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import onnx.defs
-from hypothesis import strategies as st
 
 from compiler.frontend.catalogue import catalogue
 from tests.differential.graphs import (
@@ -20,14 +19,14 @@ from tests.differential.graphs import (
     FLOAT,
     INT,
     OPSET,
-    Array,
+    Generator,
     Grower,
     Rejected,
     Value,
     element_type,
 )
-
-Generator = Callable[[Grower], object]
+from tests.differential.moving_nodes import MOVES
+from tests.differential.summing_nodes import SUMS
 
 ELSEWHERE = {
     "results as large as the data say, which few operators take: tests/unit/ops": (
@@ -37,7 +36,11 @@ ELSEWHERE = {
         *("ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger"),
         *("QLinearConv", "QLinearMatMul", "QuantizeLinear"),
     ),
-    "bodies of nodes: tests/integration/test_control_flow.py": ("If", "Loop", "Scan"),
+    "bodies of nodes: tests/integration/test_loops.py, test_branches.py, test_scans.py": (
+        "If",
+        "Loop",
+        "Scan",
+    ),
     "drawn by tests/differential/test_transformers.py, or compared with exported models": (
         *("Attention", "LinearAttention", "RotaryEmbedding", "TensorScatter"),
     ),
@@ -89,6 +92,11 @@ PREPARED: dict[str, Callable[[Grower, Value], Value]] = {
     **dict.fromkeys(["Exp", "Tan", "Sinh", "Cosh", "Sin", "Cos"], Grower.shrunk),
 }
 """Brings an operand to where a function is defined and changes slowly."""
+RANKS = {"EyeLike": 2, "GlobalAveragePool": 4, "GlobalMaxPool": 4}
+"""Of operands, where an operator or its reference takes no other."""
+
+LEAST_RANKS = {"Flatten": 1}
+"""Of operands of operators that have an axis."""
 
 
 def _dtype(operator: str) -> np.dtype[Any]:
@@ -160,302 +168,6 @@ def _arg(operator: str, g: Grower) -> None:
     )
 
 
-def _transpose(g: Grower) -> None:
-    value = g.some(g.pick([FLOAT, INT, BOOL]), least=1)
-    order = g.draw(_permutations(value.rank))
-    g.add("Transpose", [value], exact=True, perm=order)
-
-
-def _permutations(rank: int) -> st.SearchStrategy[list[int]]:
-    return st.permutations(range(rank))
-
-
-def _concat(g: Grower) -> None:
-    first = g.some(least=1)
-    axis = g.integer(0, first.rank - 1)
-    others = [
-        v
-        for v in g.values
-        if v.array.dtype == FLOAT
-        and v.rank == first.rank
-        and all(
-            a == b or d == axis for d, (a, b) in enumerate(zip(v.shape, first.shape, strict=True))
-        )
-    ]
-    more = [g.pick(others) for _ in range(g.integer(1, 2))]
-    g.add("Concat", [first, *more], exact=True, axis=axis)
-
-
-def _split(g: Grower) -> None:
-    value = g.some(least=1)
-    axis = g.pick([d for d, extent in enumerate(value.shape) if extent > 1])
-    at = g.integer(1, value.shape[axis] - 1)
-    sizes = g.constant([at, value.shape[axis] - at], INT)
-    g.add("Split", [value, sizes], outputs=2, exact=True, axis=axis)
-
-
-def _slice(g: Grower) -> None:
-    value = g.some(least=1)
-    axis = g.integer(0, value.rank - 1)
-    extent = value.shape[axis]
-    start, step = g.integer(-extent, extent - 1), g.pick([1, 1, 2, -1, -2])
-    end = g.integer(-extent - 1, extent + 1)
-    operands = [g.constant([n], INT) for n in (start, end, axis, step)]
-    g.add("Slice", [value, *operands], exact=True)
-
-
-def _pad(g: Grower) -> None:
-    value = g.some(least=1)
-    mode = g.pick(["constant", "constant", "reflect", "edge", "wrap"])
-    if mode == "constant":
-        sizes = [g.integer(-1, 2) for _ in range(2 * value.rank)]
-    else:  # no element is reflected twice
-        sizes = [g.integer(0, min(2, extent - 1)) for extent in 2 * value.shape]
-    pads = g.constant(sizes, INT)
-    fill = [g.constant(g.integer(-3, 3))] if mode == "constant" and g.flag() else []
-    g.add("Pad", [value, pads, *fill], exact=True, mode=mode)
-
-
-def _reshape(g: Grower) -> None:
-    value = g.some(g.pick([FLOAT, FLOAT, INT, BOOL]), least=1)
-    shape = list(value.shape)
-    at = g.integer(0, len(shape) - 1)
-    divisors = [d for d in range(1, shape[at] + 1) if shape[at] % d == 0]
-    divisor = g.pick(divisors)
-    shape[at : at + 1] = [divisor, shape[at] // divisor]
-    if len(shape) > 1 and g.flag():
-        at = g.integer(0, len(shape) - 2)
-        shape[at : at + 2] = [shape[at] * shape[at + 1]]
-    if g.flag():
-        shape[g.integer(0, len(shape) - 1)] = -1
-    g.add("Reshape", [value, g.constant(shape, INT)], exact=True)
-
-
-def _squeeze(g: Grower) -> None:
-    value = g.some(least=1)
-    axis = g.pick([d for d, extent in enumerate(value.shape) if extent == 1])
-    g.add("Squeeze", [value, g.constant([axis], INT)], exact=True)
-
-
-def _unsqueeze(g: Grower) -> None:
-    value = g.some()
-    g.add("Unsqueeze", [value, g.constant([g.integer(0, value.rank)], INT)], exact=True)
-
-
-def _expand(g: Grower) -> None:
-    value = g.some()
-    shape = [g.integer(2, 3) if extent == 1 else extent for extent in value.shape]
-    shape = [g.integer(1, 3)] * g.integer(0, 1) + shape
-    g.add("Expand", [value, g.constant(shape, INT)], exact=True)
-
-
-def _tile(g: Grower) -> None:
-    value = g.some(least=1)
-    repeats = g.constant([g.integer(1, 3) for _ in value.shape], INT)
-    g.add("Tile", [value, repeats], exact=True)
-
-
-def _indices(g: Grower, shape: tuple[int, ...], extent: int) -> Value:
-    """Places along an extent, also counted from its end; constant or not."""
-    random = np.random.default_rng(g.integer(0, 99))
-    array = random.integers(-extent, extent, shape)
-    if g.flag():
-        return g.constant(array, INT)
-    value = g.input(shape, INT)
-    g.inputs[value.name] = array
-    g.values[-1] = Value(value.name, array, True)
-    return g.values[-1]
-
-
-def _gather(g: Grower) -> None:
-    value = g.some(least=1)
-    axis = g.integer(0, value.rank - 1)
-    shape = tuple(g.integer(1, 3) for _ in range(g.integer(0, 2)))
-    places = _indices(g, shape, value.shape[axis])
-    g.add("Gather", [value, places], exact=True, axis=axis)
-
-
-def _gather_elements(g: Grower) -> None:
-    value = g.some(least=1)
-    axis = g.integer(0, value.rank - 1)
-    shape = tuple(g.integer(1, extent) for extent in value.shape)
-    g.add("GatherElements", [value, _indices(g, shape, value.shape[axis])], exact=True, axis=axis)
-
-
-def _gather_nd(g: Grower) -> None:
-    value = g.some(least=1)
-    depth = g.integer(1, value.rank)
-    columns = [_places(g, 3, extent) for extent in value.shape[:depth]]
-    g.add("GatherND", [value, g.constant(np.stack(columns, axis=-1), INT)], exact=True)
-
-
-def _places(g: Grower, count: int, extent: int) -> Array:
-    return np.random.default_rng(g.integer(0, 99)).integers(0, extent, count)
-
-
-def _scatter_elements(g: Grower) -> None:
-    value = g.some(least=1)
-    axis = g.integer(0, value.rank - 1)
-    reduction = g.pick(["none", "add", "max", "min"])
-    shape = tuple(1 if d == axis and reduction == "none" else e for d, e in enumerate(value.shape))
-    places = _indices(g, shape, value.shape[axis])
-    g.add(
-        "ScatterElements",
-        [value, places, g.weight(*shape)],
-        exact=True,
-        axis=axis,
-        reduction=reduction,
-    )
-
-
-def _scatter_nd(g: Grower) -> None:
-    value = g.some(least=1)
-    rows = g.draw(_permutations(value.shape[0]))[: g.integer(1, value.shape[0])]
-    places = g.constant([[row] for row in rows], INT)
-    updates = g.weight(len(rows), *value.shape[1:])
-    g.add("ScatterND", [value, places, updates], exact=True, reduction=g.pick(["none", "add"]))
-
-
-def _matmul(g: Grower) -> None:
-    value = g.some(least=2)
-    columns = g.pick([1, 3, 8, 17])
-    batch = value.shape[:-2] if g.flag() else ()
-    second = g.weight(*batch, value.shape[-1], columns)
-    g.add("MatMul", [value, second], exact=True)
-
-
-def _gemm(g: Grower) -> None:
-    value = g.some(rank=2)
-    turned, columns = g.integer(0, 1), g.pick([1, 4, 16])
-    inner = value.shape[1 - g.integer(0, 0)]
-    shape = (columns, inner) if turned else (inner, columns)
-    bias = [g.weight(g.pick([1, columns]))] if g.flag() else []
-    alpha, beta = g.pick([1.0, 0.5]), g.pick([1.0, 2.0])
-    g.add(
-        "Gemm", [value, g.weight(*shape), *bias], exact=True, transB=turned, alpha=alpha, beta=beta
-    )
-
-
-def _einsum(g: Grower) -> None:
-    value = g.some(rank=2)
-    rows, inner = value.shape
-    equation, shape = g.pick(
-        [("ij,jk->ik", (inner, 3)), ("ij,kj->ki", (2, inner)), ("ij,ij->i", (rows, inner))]
-    )
-    g.add("Einsum", [value, g.weight(*shape)], exact=True, equation=equation)
-
-
-def _image(g: Grower) -> Value:
-    """A value of rank 3 to 5 whose window dimensions are no dots."""
-    return g.pick([v for v in g.values if v.array.dtype == FLOAT and 3 <= v.rank <= 5])
-
-
-def _window(g: Grower, value: Value) -> tuple[list[int], dict[str, Any]]:
-    """A window that fits, with strides, dilations and padding less than itself."""
-    space = value.shape[2:]
-    kernel = [g.integer(1, min(3, extent)) for extent in space]
-    rank = len(space)
-    attributes: dict[str, Any] = {
-        "kernel_shape": kernel,
-        "strides": [g.pick([1, 1, 2]) for _ in range(rank)],
-        "pads": [g.integer(0, k - 1) for k in (*kernel, *kernel)],
-    }
-    return kernel, attributes
-
-
-def _conv(g: Grower) -> None:
-    value = _image(g)
-    kernel, attributes = _window(g, value)
-    channels = value.shape[1]
-    group = g.pick([d for d in (1, 1, 2, 3, channels) if channels % d == 0])
-    filters = group * g.pick([1, 2, 8])
-    operands = [value, g.weight(filters, channels // group, *kernel)]
-    operands += [g.weight(filters)] if g.flag() else []
-    g.add("Conv", operands, exact=True, group=group, **attributes)
-
-
-def _conv_transpose(g: Grower) -> None:
-    value = _image(g)
-    kernel, attributes = _window(g, value)
-    operands = [value, g.weight(value.shape[1], g.pick([1, 2, 5]), *kernel)]
-    g.add("ConvTranspose", operands, exact=True, **attributes)
-
-
-def _pool(operator: str, g: Grower) -> None:
-    value = _image(g)
-    kernel, attributes = _window(g, value)
-    # the same before and behind: the reference takes the one for the other
-    attributes["pads"] = [g.integer(0, k // 2) for k in kernel] * 2
-    if operator == "AveragePool":
-        attributes["count_include_pad"] = g.integer(0, 1)
-    g.add(operator, [value], exact=operator == "MaxPool", **attributes)
-
-
-RANKS = {"EyeLike": 2, "GlobalAveragePool": 4, "GlobalMaxPool": 4}
-"""Of operands, where an operator or its reference takes no other."""
-
-LEAST_RANKS = {"Flatten": 1}
-"""Of operands of operators that have an axis."""
-
-
-def _depth_to_space(g: Grower) -> None:
-    value = g.some(rank=4)
-    if value.shape[1] % 4:
-        raise Rejected
-    g.add("DepthToSpace", [value], exact=True, blocksize=2, mode=g.pick(["DCR", "CRD"]))
-
-
-def _space_to_depth(g: Grower) -> None:
-    value = g.some(rank=4)
-    if value.shape[2] % 2 or value.shape[3] % 2:
-        raise Rejected
-    g.add("SpaceToDepth", [value], exact=True, blocksize=2)
-
-
-def _resize(g: Grower) -> None:
-    value = g.some(rank=4)
-    sizes = [*value.shape[:2], *(e * g.pick([1, 2, 3]) for e in value.shape[2:])]
-    mode = g.pick(["nearest", "linear"])
-    form: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    if mode == "linear":
-        form = {"coordinate_transformation_mode": g.pick(["half_pixel", "align_corners"])}
-    g.add("Resize", [value, None, None, g.constant(sizes, INT)], mode=mode, **form)
-
-
-def _batch_norm(g: Grower) -> None:
-    value = g.some(least=2)
-    channels = value.shape[1]
-    scale, bias, mean = (g.constant(g.numbers((channels,))) for _ in range(3))
-    variance = g.constant(np.abs(g.numbers((channels,))) + 0.5)
-    g.add("BatchNormalization", [value, scale, bias, mean, variance])
-
-
-def _layer_norm(operator: str, g: Grower) -> None:
-    value = g.some(least=1)
-    axis = g.integer(0, value.rank - 1)
-    rows = value.shape[axis:]
-    operands = [value, g.weight(*rows)]
-    operands += [g.weight(*rows)] if operator == "LayerNormalization" and g.flag() else []
-    # rows of equal elements would divide rounding by rounding
-    g.add(operator, operands, axis=axis, epsilon=0.5)
-
-
-def _channel_norm(operator: str, g: Grower) -> None:
-    value = _image(g)
-    channels = value.shape[1]
-    groups = {"num_groups": g.pick([d for d in (1, 2, 3, channels) if channels % d == 0])}
-    more: dict[str, Any] = groups if operator == "GroupNormalization" else {}
-    g.add(operator, [value, g.weight(channels), g.weight(channels)], epsilon=0.5, **more)
-
-
-def _mean_variance(g: Grower) -> None:
-    value = g.some(rank=4)
-    spread = g.add("Add", [value, g.constant(np.arange(value.shape[-1]))], keep=False)
-    if value.array.std() < 0.5:
-        raise Rejected
-    g.add("MeanVarianceNormalization", [spread], axes=[0, 2, 3])
-
-
 def _where(g: Grower) -> None:
     condition = g.some(BOOL)
     value = g.input(condition.shape)
@@ -483,19 +195,6 @@ def _top_k(g: Grower) -> None:
     g.add("TopK", [distinct, count], outputs=2, axis=axis, largest=g.integer(0, 1))
 
 
-def _one_hot(g: Grower) -> None:
-    depth = g.integer(2, 5)
-    places = _indices(g, (g.integer(1, 4),), depth)
-    values = g.constant([g.integer(-2, 0), g.integer(1, 3)])
-    g.add("OneHot", [places, g.constant(depth, INT), values], exact=True, axis=g.integer(-1, 0))
-
-
-def _trilu(g: Grower) -> None:
-    value = g.some(least=2)
-    k = g.constant(g.integer(-2, 2), INT)
-    g.add("Trilu", [value, k], exact=True, upper=g.integer(0, 1))
-
-
 def _cast(g: Grower) -> None:
     value = g.some(g.pick([FLOAT, INT, BOOL]), exact=True)
     g.add("Cast", [value], exact=True, to=element_type(g.pick([FLOAT, INT, BOOL])))
@@ -511,24 +210,13 @@ def _bit_shift(g: Grower) -> None:
 
 
 OWN: dict[str, Generator] = {
-    "Transpose": _transpose, "Concat": _concat, "Split": _split, "Slice": _slice, "Pad": _pad,
-    "Reshape": _reshape, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Expand": _expand,
-    "Tile": _tile, "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd,
-    "ScatterElements": _scatter_elements, "ScatterND": _scatter_nd, "MatMul": _matmul,
-    "Gemm": _gemm, "Einsum": _einsum, "Conv": _conv, "ConvTranspose": _conv_transpose,
-    "DepthToSpace": _depth_to_space, "SpaceToDepth": _space_to_depth, "Resize": _resize,
-    "BatchNormalization": _batch_norm, "MeanVarianceNormalization": _mean_variance,
-    "Where": _where, "Clip": _clip, "CumSum": _cum_sum, "TopK": _top_k, "OneHot": _one_hot,
-    "Trilu": _trilu, "Cast": _cast, "BitShift": _bit_shift,
+    **MOVES,
+    **SUMS,
+    "Where": _where, "Clip": _clip, "CumSum": _cum_sum, "TopK": _top_k, "Cast": _cast,
+    "BitShift": _bit_shift,
     "Dropout": partial(_unary, "Dropout"), "Pow": partial(_binary, "Pow"),
-    **{name: partial(_pool, name) for name in ("AveragePool", "MaxPool")},
     **{name: partial(_softmax, name) for name in ("Softmax", "LogSoftmax")},
     **{name: partial(_arg, name) for name in ("ArgMax", "ArgMin")},
-    **{name: partial(_layer_norm, name) for name in ("LayerNormalization", "RMSNormalization")},
-    **{
-        name: partial(_channel_norm, name)
-        for name in ("InstanceNormalization", "GroupNormalization")
-    },
 }  # fmt: skip
 """Operators whose operands or attributes need more than their schema says."""
 

@@ -7,7 +7,7 @@ a result jumps (rounding, comparisons, places of maxima), operands are such valu
 another order decides nothing.
 
 Most operators of one or two operands need no generator of their own: their schema says what they
-take. Others have one in `graph_nodes.py`.
+take. Others have one in `graph_nodes.py`, `moving_nodes.py` or `summing_nodes.py`.
 """
 
 from __future__ import annotations
@@ -213,6 +213,10 @@ def _run(node: NodeProto, given: dict[str, Array]) -> list[Any]:
     except Exception as error:  # the reference raises whatever NumPy raises
         raise Rejected from error
     return list(found)
+
+
+Generator = Callable[[Grower], object]
+"""Adds a node or a few to what has grown. Raises `Rejected` where its operator does not apply."""
 
 
 def _broadcasts(a: tuple[int, ...], b: tuple[int, ...]) -> bool:

@@ -1,0 +1,115 @@
+"""Artifacts with Loops and Ifs: they are verified, and run with NumPy alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from compiler import driver
+from compiler.codegen.link import linkers
+from compiler.costs import plan_summary
+from compiler.errors import CompilerError
+from compiler.ops import control
+from compiler.target import host_target
+from service.planning import ModelRequest, plan_model
+from service.verification import Verification, verify_artifact, worst
+from tests.integration.control_models import (
+    RANDOM,
+    agree,
+    choosing,
+    converging,
+    counting,
+    info,
+    nested,
+    node,
+    runtime,
+)
+
+
+@pytest.mark.skipif(not linkers(), reason="no linker")
+@pytest.mark.parametrize("make", [nested, choosing, counting])
+def test_artifacts_with_control_flow_are_verified(
+    make: Callable[[], onnx.ModelProto], tmp_path: Path
+) -> None:
+    planned = plan_model(ModelRequest(make().SerializeToString()))
+    builder = driver.ProgramBuilder(None, planned.target)
+    driver.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
+    checked = verify_artifact(planned, tmp_path / "artifact")
+    assert checked.complete and checked.error is not None and checked.error < 1e-4
+    assert plan_summary(planned.plan).controls
+
+
+@pytest.mark.skipif(not linkers(), reason="no linker")
+@pytest.mark.parametrize("computed", [True, False])
+def test_what_differs_behind_hidden_choices_is_called_unverified(
+    computed: bool, tmp_path: Path
+) -> None:
+    """An artifact of other weights: where a computed value decides, that might be rounding. Where
+    an input decides, it is an error."""
+    proto = choosing(16)
+    proto.graph.node.append(node("Neg", ["x"], ["z"]))
+    proto.graph.output.append(info("z"))
+    if computed:
+        del proto.graph.input[1]
+        proto.graph.node.insert(0, node("ReduceSum", ["x"], ["sum"], keepdims=0))
+        proto.graph.node.insert(1, node("Cast", ["sum"], ["c"], to=TensorProto.BOOL))
+    planned = plan_model(ModelRequest(proto.SerializeToString()))
+    builder = driver.ProgramBuilder(None, planned.target)
+    driver.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
+    assert verify_artifact(planned, tmp_path / "artifact").complete
+    for tensor in proto.graph.initializer:
+        moved = numpy_helper.to_array(tensor) * np.float32(1.01)
+        tensor.CopyFrom(numpy_helper.from_array(moved, tensor.name))
+    other = plan_model(ModelRequest(proto.SerializeToString()))
+    if not computed:
+        with pytest.raises(CompilerError, match="differs from its reference"):
+            verify_artifact(other, tmp_path / "artifact")
+        return
+    checked = verify_artifact(other, tmp_path / "artifact")
+    assert (checked.error, checked.unverified, checked.complete) == (0.0, ("y",), False)
+    assert checked.text() == "largest error 0.0e+00; not verified: y"
+    assert worst([Verification(1e-6), checked]) == Verification(1e-6, ("y",))
+
+
+@pytest.mark.skipif(not linkers(), reason="no linker")
+def test_what_does_not_end_on_generated_inputs_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers below zero have no square root to converge to."""
+    planned = plan_model(ModelRequest(converging().SerializeToString()))
+    builder = driver.ProgramBuilder(None, planned.target)
+    driver.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
+    monkeypatch.setattr(control, "ENDLESS_STEPS", 50)
+    with pytest.raises(CompilerError, match="a loop has not ended after 50 steps"):
+        verify_artifact(planned, tmp_path / "artifact")
+
+
+ALONE = """
+import sys
+for name in ("onnx", "llvmlite", "compiler.graph", "compiler.ops"):
+    sys.modules[name] = None
+import numpy as np
+from compiler.runtime.artifact import load_artifact
+feeds = dict(np.load(sys.argv[2]))
+found = load_artifact(sys.argv[1], threads=2).run(feeds)
+np.savez(sys.argv[3], *found)
+"""
+
+
+def test_an_artifact_with_control_flow_runs_with_numpy_alone(tmp_path: Path) -> None:
+    proto, target = nested(), host_target()
+    plan = driver.make_plan(driver.optimise(driver.load_graph(proto)), target)
+    driver.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "artifact")
+    feeds = {"x": RANDOM.standard_normal((2, 6)).astype(np.float32), "flag": np.array(1)}
+    np.savez(tmp_path / "feeds.npz", **feeds)
+    files = [str(tmp_path / name) for name in ("artifact", "feeds.npz", "found.npz")]
+    subprocess.run([sys.executable, "-c", ALONE, *files], check=True)
+    with np.load(tmp_path / "found.npz") as found:
+        agree(list(found.values()), runtime(proto, feeds))

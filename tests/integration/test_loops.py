@@ -1,0 +1,224 @@
+"""Loops that the run ends: whole models against ONNX Runtime."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import compiler
+from compiler import driver
+from compiler.errors import UnsupportedOperatorError
+from compiler.ops import loops
+from compiler.runtime.program import Branch, Copy, KernelCall, Loop
+from compiler.target import host_target
+from tests.integration.control_models import (
+    BOOL,
+    RANDOM,
+    STEP,
+    agree,
+    body,
+    checked,
+    collatz,
+    converging,
+    counting,
+    info,
+    model,
+    node,
+    random_inputs,
+    runtime,
+    scanning,
+    within,
+)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_loop_runs_until_it_converges(threads: int) -> None:
+    x = RANDOM.uniform(1, 50, (3, 7)).astype(np.float32)
+    proto = converging()
+    executable = checked(proto, {"x": x, "tol": np.array(1e-3, np.float32)}, threads)
+    (found,) = executable.run({"x": x, "tol": np.array(1e-5, np.float32)})
+    np.testing.assert_allclose(found, np.sqrt(x), rtol=1e-6)
+    (once,) = executable.run({"x": x, "tol": np.array(1e9, np.float32)})
+    np.testing.assert_allclose(once, (x + 1) / 2, rtol=1e-6)
+    (loop,) = (i for i in executable.program.instructions if isinstance(i, Loop))
+    assert any(isinstance(i, KernelCall) for i in loop.body)
+
+
+@pytest.mark.parametrize("go", [True, False])
+def test_the_number_of_steps_may_be_an_input(go: bool) -> None:
+    x, a = RANDOM.random((2, 5), np.float32)
+    proto = counting()
+    executable = checked(proto, {"x": x, "a": a, "n": np.array(3), "go": np.array(go)})
+    for n in (0, 1, 2, 100, -4):
+        feeds = {"x": x, "a": a, "n": np.array(n), "go": np.array(go)}
+        agree(executable.run(feeds), runtime(proto, feeds))
+    (same,) = executable.run({"x": x, "a": a, "n": np.array(0), "go": np.array(go)})
+    np.testing.assert_array_equal(same, x)
+
+
+def test_weights_of_a_body_are_packed_once() -> None:
+    """The product of a body is a kernel with packed weights, shared with one outside."""
+    w = RANDOM.standard_normal((32, 32)).astype(np.float32) / 6
+    step = body(
+        [
+            node("MatMul", ["s", "w"], ["p"]),
+            node("Tanh", ["p"], ["t"]),
+            node("Identity", ["c"], ["on"]),
+        ],
+        [*STEP, info("s")],
+        [info("on", BOOL, ()), info("t")],
+    )
+    nodes = [
+        node("MatMul", ["x", "w"], ["first"]),
+        node("Tanh", ["first"], ["start"]),
+        node("Loop", ["n", "", "start"], ["y"], "times", body=step),
+    ]
+    inputs = {"x": np.zeros((4, 32), np.float32), "n": np.zeros((), np.int64)}
+    proto = model(nodes, inputs, ["y"], {"w": w})
+    x = RANDOM.standard_normal((4, 32)).astype(np.float32)
+    executable = checked(proto, {"x": x, "n": np.array(5)})
+    kernels = {i.kernel for i in executable.program.walk() if isinstance(i, KernelCall)}
+    assert executable.program.weight_bytes < 2 * w.nbytes
+    calls = [i.kernel for i in executable.program.walk() if isinstance(i, KernelCall)]
+    assert len(calls) > len(kernels)
+    plan = driver.make_plan(driver.optimise(driver.load_graph(proto)), host_target())
+    ((_, runs),) = [(w, n) for w, n in plan.tasks() if "matmul" in w.operators]
+    assert runs == 1 + 16  # a loop of which nothing is known is guessed to take 16 steps
+
+
+@pytest.mark.parametrize("cheap", [0, 1 << 12])
+def test_rows_of_a_loop_that_the_run_ends_are_counted(
+    cheap: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "CHEAP_ELEMENTS", cheap)
+    proto = collatz(200)
+    executable = checked(proto, {"x": np.array(7)})
+    assert (within(executable, Branch) > 0) == (cheap == 0)
+    assert [port.counted for port in executable.outputs] == [None, 0]
+    for x in (2, 3, 97, 27):
+        agree(executable.run([np.array(x)]), runtime(proto, {"x": np.array(x)}))
+    _, rows = executable.run([np.array(27)])
+    assert len(rows) == 111 and rows[-1] == 1
+
+
+def test_rows_that_nothing_bounds_are_refused() -> None:
+    with pytest.raises(UnsupportedOperatorError, match="bounds how many steps") as caught:
+        compiler.compile_model(collatz(None))
+    assert (caught.value.node, caught.value.operator) == ("collatz", "Loop")
+
+
+def test_ten_thousand_steps_are_one_body() -> None:
+    """Spelled out they would be 40,000 nodes, and take minutes to compile."""
+    w = RANDOM.standard_normal((16, 16)).astype(np.float32) / 5
+    step = body(
+        [
+            node("MatMul", ["s", "w"], ["p"]),
+            node("Tanh", ["p"], ["t"]),
+            node("Identity", ["c"], ["on"]),
+            node("ReduceSum", ["t"], ["row"], keepdims=0),
+        ],
+        [*STEP, info("s")],
+        [info("on", BOOL, ()), info("t"), info("row")],
+    )
+    loop = node("Loop", ["n", "", "x"], ["y", "rows"], "long", body=step)
+    proto = model(
+        [loop],
+        {"x": np.zeros((2, 16), np.float32)},
+        ["y", "rows"],
+        {"w": w, "n": np.array(10_000)},
+    )
+    x = RANDOM.standard_normal((2, 16)).astype(np.float32)
+    executable = checked(proto, {"x": x})
+    assert len(executable.program.kernels) <= 5
+    assert len(list(executable.program.walk())) <= 12
+    assert [port.counted for port in executable.outputs] == [None, None]
+
+
+def test_states_that_change_places_are_not_overwritten_too_early() -> None:
+    """Three states in a ring, one of them scaled, one collected before it changes."""
+    step = body(
+        [
+            node("Identity", ["q"], ["p2"]),
+            node("Mul", ["r", "k"], ["q2"]),
+            node("Add", ["p", "one"], ["r2"]),
+            node("Sub", ["r", "p"], ["old"]),
+            node("Transpose", ["m"], ["m2"], perm=[1, 0]),
+            node("MatMul", ["m", "n"], ["n2"]),
+            node("Relu", ["e"], ["e1"]),
+            node("Mul", ["e1", "k"], ["e2"]),
+            node("Identity", ["c"], ["on"]),
+        ],
+        [*STEP, *map(info, "pqrmne")],
+        [info("on", BOOL, ()), *(info(f"{s}2") for s in "pqrmne"), info("old"), info("q2")],
+    )
+    states = [f"{s}0" for s in "pqrmne"]
+    results = [f"{s}9" for s in "pqrmne"]
+    outputs = [*results, "olds", "qs"]
+    loop = node("Loop", ["count", "", *states], outputs, "ring", body=step)
+    inputs = {name: np.zeros(5, np.float32) for name in (*states[:3], "e0")}
+    inputs |= {name: np.zeros((3, 3), np.float32) for name in ("m0", "n0")}
+    constants = {"count": np.array(50), "k": np.float32(0.9), "one": np.float32(0.01)}
+    proto = model([loop], inputs, outputs, constants)
+    feeds = random_inputs(proto)
+    feeds["m0"] *= np.float32(0.2)
+    executable = checked(proto, feeds)
+    (made,) = (i for i in executable.program.instructions if isinstance(i, Loop))
+    copies = sum(isinstance(i, Copy) for i in made.body)
+    assert 0 < copies < 6  # some states may be written where they lie, and some may not
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_convolutions_around_and_in_a_loop_lie_as_they_like(threads: int) -> None:
+    """States and captured values cross the border in rows; inside and outside they are blocked."""
+    conv = {"pads": [1, 1, 1, 1]}
+    step = body(
+        [
+            node("Conv", ["s", "v"], ["a"], **conv),
+            node("Relu", ["a"], ["b"]),
+            node("Conv", ["b", "w"], ["d"], **conv),
+            node("Add", ["d", "outer"], ["t"]),
+            node("Identity", ["c"], ["on"]),
+        ],
+        [*STEP, info("s")],
+        [info("on", BOOL, ()), info("t")],
+    )
+    nodes = [
+        node("Conv", ["x", "u"], ["outer"], **conv),
+        node("Loop", ["n", "", "outer"], ["last"], "loop", body=step),
+        node("Conv", ["last", "u"], ["z"], **conv),
+        node("Concat", ["z", "last", "outer"], ["y"], axis=1),
+    ]
+    weights = {n: np.float32(RANDOM.standard_normal((16, 16, 3, 3)) / 20) for n in "uvw"}
+    inputs = {"x": np.zeros((1, 16, 8, 8), np.float32), "n": np.zeros((), np.int64)}
+    proto = model(nodes, inputs, ["y"], weights)
+    x = np.float32(RANDOM.standard_normal((1, 16, 8, 8)))
+    for n in (4, 0):
+        executable = checked(proto, {"x": x, "n": np.array(n)}, threads)
+    assert within(executable, KernelCall) >= 5
+
+
+def test_the_reference_of_onnx_agrees() -> None:
+    """ONNX Runtime is not the only one who says what a Loop is."""
+    proto = converging()
+    feeds = {
+        "x": RANDOM.uniform(1, 9, (3, 7)).astype(np.float32),
+        "tol": np.array(1e-4, np.float32),
+    }
+    agree(compiler.compile_model(proto).run(feeds), ReferenceEvaluator(proto).run(None, feeds))
+    proto = scanning(150, (0, 0), (0, 0))
+    feeds = random_inputs(proto)
+    agree(compiler.compile_model(proto).run(feeds), ReferenceEvaluator(proto).run(None, feeds))
+
+
+def test_open_dimensions_reach_into_bodies() -> None:
+    proto = counting()
+    for value in (proto.graph.input[0], proto.graph.input[1]):
+        value.type.tensor_type.shape.dim[0].dim_param = "width"
+    proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.float32([2.0]), "b"))
+    executable = compiler.compile_model(proto)
+    for width in (3, 20):
+        x, a = RANDOM.random((2, width), np.float32)
+        feeds = {"x": x, "a": a, "n": np.array(4), "go": np.array(True)}
+        agree(executable.run(feeds), runtime(proto, feeds))
