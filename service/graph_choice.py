@@ -257,7 +257,10 @@ def _fastest(run: Run, threads: int) -> float:
 
 def model_digest(model: Path | bytes) -> str:
     """The SHA-256 of a model's bytes: what the database knows it by."""
-    return hashlib.sha256(model if isinstance(model, bytes) else model.read_bytes()).hexdigest()
+    if isinstance(model, bytes):
+        return hashlib.sha256(model).hexdigest()
+    with model.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _planner(planned: Planned) -> Planner:

@@ -39,7 +39,7 @@ from service.tuning import (
     store_artifact,
     tune_tasks,
 )
-from service.verification import verify_artifact
+from service.verification import Verifier
 from tuner.cancel import CancelToken
 from tuner.events import Event, Finished, Recorded
 from tuner.measure.builder import ProcessBuilder
@@ -336,9 +336,10 @@ class _Run:
             folder = Path(temporary) / "artifact"
             settled = settle([planned], storage, job_id=job.id)
             (served,) = settled.planned
-            build_artifact([served], settled.schedules, folder)
-            self._phase("verifying", tracker.progress)
-            checked = verify_artifact(served, folder)
+            with Verifier([served]) as verifier:
+                build_artifact([served], settled.schedules, folder)
+                self._phase("verifying", tracker.progress)
+                checked = verifier.verify(folder)
             digest = store_artifact(folder, storage)
         keep_plan(planned, storage)
         result = {

@@ -24,8 +24,10 @@ inputs, rounding may be the reason or an error may, and they are called unverifi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 
@@ -105,8 +107,49 @@ class _Call:
     output: int
 
 
-def verify_artifact(planned: Planned, folder: Path) -> Verification:
+class Verifier:
+    """Verifies the artifact of one model, at one or several sizes.
+
+    A context: a thread computes the references on the first draw while the caller builds what is
+    compared with them. Where a model chooses by value its reference follows the program, and has
+    to wait for that.
+    """
+
+    def __init__(self, planned: Sequence[Planned]) -> None:
+        self._planned = tuple(planned)
+        self._pool = ThreadPoolExecutor(1, "tilewright-reference")
+        self._expected: list[Future[list[np.ndarray]] | None] = []
+
+    def __enter__(self) -> Verifier:
+        for each in self._planned:
+            ahead = each.target.runs_on(host_target()) and not _follows(each.graph)
+            self._expected.append(self._pool.submit(_first_draw, each.graph) if ahead else None)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def verify(self, folder: Path) -> Verification:
+        """`verify_artifact` at all sizes, as one.
+
+        Raises:
+            CompilerError: see `verify_artifact`.
+        """
+        pairs = zip(self._planned, self._expected, strict=True)
+        return worst([verify_artifact(planned, folder, expected) for planned, expected in pairs])
+
+
+def verify_artifact(
+    planned: Planned, folder: Path, expected: Future[list[np.ndarray]] | None = None
+) -> Verification:
     """Compare an artifact with the references, where its target runs on this machine.
+
+    `expected` are the outputs of the reference on the first draw, should somebody compute them.
 
     Raises:
         CompilerError: if the error is over the tolerance, or a choice is another than the values
@@ -120,27 +163,47 @@ def verify_artifact(planned: Planned, folder: Path) -> Verification:
     found: Verification | None = None
     for attempt in range(ATTEMPTS):
         try:
-            found = _verify(planned.graph, loaded, VERIFY_SEED + attempt)
+            found = _verify(planned.graph, loaded, VERIFY_SEED + attempt, expected)
         except UndecidedError as error:
             undecided = error
         else:
             if found.complete:
                 break
+        expected = None
     if found is None:
         assert undecided is not None
         raise undecided
     return found
 
 
-def _verify(graph: Graph, executable: Executable, seed: int) -> Verification:
+def _draw(graph: Graph, seed: int) -> dict[str, np.ndarray]:
     types = graph.types
-    inputs = random_arrays({v: (types[v].shape, types[v].dtype) for v in graph.inputs}, seed)
+    return random_arrays({v: (types[v].shape, types[v].dtype) for v in graph.inputs}, seed)
+
+
+def _first_draw(graph: Graph) -> list[np.ndarray]:
+    return run_graph(graph, _draw(graph, VERIFY_SEED))
+
+
+def _follows(graph: Graph) -> bool:
+    """Whether the reference goes on with what the program chose (`Choices`)."""
+    return any(ops.get(n.op).native is not None and n.op != TRIM for n in graph.nodes)
+
+
+def _verify(
+    graph: Graph,
+    executable: Executable,
+    seed: int,
+    ahead: Future[list[np.ndarray]] | None,
+) -> Verification:
+    inputs = _draw(graph, seed)
     if any(node.bodies for node in graph.nodes):
-        run_graph(graph, inputs)  # first: it gives up on loops that do not end
+        # first: it gives up on loops that do not end
+        _ = run_graph(graph, inputs) if ahead is None else ahead.result()
     program, calls = observed(executable.program)
     results = executable.with_program(program).run(inputs)
     choices = Choices(graph, calls, results)
-    expected = run_graph(graph, inputs, chosen=choices)
+    expected = run_graph(graph, inputs, chosen=choices) if ahead is None else ahead.result()
     hidden = chosen_outputs(graph)
     pairs = zip(graph.outputs, results[: len(expected)], expected, strict=True)
     errors = {name: largest_model_error([ours], [theirs]) for name, ours, theirs in pairs}

@@ -97,7 +97,7 @@ def tune(
         save_texts,
         tune_tasks,
     )
-    from service.verification import verify_artifact, worst
+    from service.verification import Verifier
     from service.views import failures, task_view
     from service.worker_facts import device_facts
     from tuner.cancel import CancelToken
@@ -227,9 +227,10 @@ def tune(
             f"{speed['arithmetic_ratio']:.2f} and {speed['memory_ratio']:.2f} times its best"
         )
     if output is not None and settled is not None:
-        build_artifact(plans, settled.schedules, output, pad=pad, timings=recorder)
-        with recorder.stage("verify"):
-            checked = worst([verify_artifact(planned, output) for planned in plans])
+        with Verifier(plans) as verifier:
+            build_artifact(plans, settled.schedules, output, pad=pad, timings=recorder)
+            with recorder.stage("verify"):
+                checked = verifier.verify(output)
         out.print(f"artifact: {output}, {checked.text()}", soft_wrap=True)
     if settled is not None:
         out.print(settled_line(settled), soft_wrap=True, markup=False)

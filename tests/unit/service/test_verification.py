@@ -23,6 +23,7 @@ from service.planning import ModelRequest, Planned, plan_model
 from service.tuning import random_arrays
 from service.verification import (
     Choices,
+    Verifier,
     chosen_outputs,
     largest_model_error,
     observed,
@@ -168,6 +169,38 @@ def test_an_artifact_with_choices_is_verified(planned: Planned, tmp_path: Path) 
     other = _with_weight_moved(planned)
     with pytest.raises(CompilerError, match=r"differs from its reference|hangs on rounding"):
         verify_artifact(other, tmp_path / "a")
+
+
+@pytest.mark.skipif(not linkers(), reason="no linker")
+@pytest.mark.parametrize("choosing", [True, False])
+def test_references_that_are_computed_meanwhile_say_the_same(
+    planned: Planned, choosing: bool, tmp_path: Path
+) -> None:
+    """A model that chooses by value has to wait for the program; both find the same as alone."""
+    given = planned if choosing else plan_model(ModelRequest(plain()))
+    for model in (given, _with_weight_moved(given)):
+        with Verifier([model, model]) as verifier:
+            builder = driver.ProgramBuilder(None, given.target)
+            driver.save_artifact({(): given.plan}, builder, tmp_path / "a")
+            if model is given:
+                assert verifier.verify(tmp_path / "a") == verify_artifact(given, tmp_path / "a")
+            else:
+                with pytest.raises(CompilerError, match=r"differs from its|hangs on rounding"):
+                    verifier.verify(tmp_path / "a")
+
+
+def plain() -> bytes:
+    """A convolution that chooses nothing."""
+    weight = np.random.default_rng(4).standard_normal((8, 8, 3, 3)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"], "conv", pads=[1, 1, 1, 1])],
+        "plain",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 6, 6])],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
 
 
 def _with_weight_moved(planned: Planned) -> Planned:
