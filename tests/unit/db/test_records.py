@@ -99,6 +99,44 @@ class TestConformance:
         assert store.best_record(replace(KEY, numerics="fast")) is None
         assert store.best_record(replace(KEY, threads=1)) is None
 
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"workload_key": "v" * 64},
+            {"target_key": "u" * 64},
+            {"threads": 1},
+            {"numerics": "fast"},
+        ],
+        ids=lambda change: next(iter(change)),
+    )
+    def test_nothing_crosses_from_key_to_key(
+        self, store: RecordStoreProtocol, change: dict[str, Any]
+    ) -> None:
+        """What is known of one target, say, is not known of another."""
+        other = replace(KEY, **change)
+        failed = trial(1, Measurement(Status.CRASH, error="signal 11"))
+        store.add_trials([failed])
+        store.add_record(TuningRecord(KEY, SCHEDULE, GOOD))
+        assert store.trials(other) == [] and store.best_record(other) is None
+        store.add_trials([trial(1, key=other)])
+        faster = replace(GOOD, samples_seconds=(1e-9,))
+        store.add_record(TuningRecord(other, Schedule.of("other"), faster))
+        assert store.trials(KEY) == [failed]
+        assert store.best_record(KEY) == TuningRecord(KEY, SCHEDULE, GOOD)
+
+
+def test_one_target_is_not_another_in_any_question(records: RecordStore) -> None:
+    """Those of a whole model, of the compiler, of cost models, and of people."""
+    other = replace(KEY, target_key="u" * 64)
+    records.add_trials([trial(1, key=other)])
+    records.add_record(TuningRecord(other, SCHEDULE, GOOD))
+    assert records.best_records([KEY]) == {}
+    assert records.best(KEY.workload_key, KEY.target_key, KEY.threads, KEY.numerics) is None
+    assert records.newest_trials([KEY.target_key], "cg1", 10) == []
+    assert records.count_by_target("cg1") == {other.target_key: 1}
+    assert records.find(target_key=KEY.target_key) == []
+    assert records.confidence(KEY) is None
+
 
 def test_failures_are_kept_with_their_text(records: RecordStore) -> None:
     failures = [

@@ -295,6 +295,21 @@ def test_sizes_that_are_left_open_are_settled_when_they_are_met(
     assert known.best(keys[1], target, 1, "fast") is None
 
 
+def test_records_of_another_target_are_not_served(storage: Storage, planned: Planned) -> None:
+    from compiler.target import resolve_target
+
+    other = resolve_target("x86-64-v3" if planned.target.name != "x86-64-v3" else "x86-64-v4")
+    key = RecordKey(planned.workloads[0][0].key, other.key)
+    measured = Measurement(Status.OK, samples_seconds=(1e-9,))
+    storage.records.add_record(TuningRecord(key, _other(planned, 0), measured))
+    for more in ({"threads": 2}, {"numerics": "strict"}):
+        here = replace(RecordKey(key.workload_key, planned.target.key), **more)  # type: ignore[arg-type]
+        storage.records.add_record(TuningRecord(here, _other(planned, 0), measured))
+    found = settle([planned], storage)
+    assert found.known == 0 and found.verdict.outcome == "same"
+    assert found.schedules.best(key.workload_key, planned.target.key, 1, "fast") is None
+
+
 def test_verdicts_read_back_and_speak() -> None:
     verdict = Verdict(Served.PARTLY, "faster", Comparison("untuned", (0.9, 0.91)), ("k",), "why")
     assert Verdict.from_json(verdict.to_json()) == verdict

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from compiler.schedule.schedule import Schedule
 from db.stores.leases import NewRequest
 from service.cli import run as run_cli
 from service.storage import Storage
+from service.tuning import Budget
+from tests.unit.service.test_jobs_api import onnx_bytes
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 
 TARGET = "t" * 64
@@ -54,6 +58,34 @@ def test_a_name_of_two_workers_says_nothing(
     assert storage.workers.get(second.id).draining
     assert run_cli(["workers", "--token", "x", "drain", "twin"]) == 1
     assert "go behind 'drain'" in capsys.readouterr().err
+
+
+def test_every_option_of_submit_reaches_the_job(
+    storage: Storage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None is silently ignored."""
+    path = tmp_path / "tiny.onnx"
+    path.write_bytes(onnx_bytes())
+    arguments = ["--trials", "7", "--seconds", "11", "--seed", "13", "--stop-gain", "25%"]
+    arguments += ["--target-ms", "1.5", "--strategy", "random", "--unconstrained"]
+    arguments += ["--dim", "batch=2", "--threads", "2", "--numerics", "strict"]
+    arguments += ["--target", "x86-64-v3", "--detach"]
+    assert run_cli(["submit", str(path), *arguments]) == 0
+    (job,) = storage.jobs.list()
+    assert job.id in capsys.readouterr().out
+    assert (job.target, job.threads, job.numerics) == ("x86-64-v3", 2, "strict")
+    assert job.options == {
+        "trials": 7,
+        "seconds": 11.0,
+        "seed": 13,
+        "stop_gain": 0.25,
+        "target_ms": 1.5,
+        "strategy": "random",
+        "unconstrained": True,
+        "dims": {"batch": 2},
+    }
+    # and another option than these would have to be among them
+    assert {field.name for field in fields(Budget)} | {"dims"} == set(job.options)
 
 
 def test_a_job_says_how_its_trials_failed(

@@ -116,9 +116,10 @@ def test_the_commands_options_reach_the_loop(
 
     monkeypatch.setattr(tuning, "tune", loop)
     arguments = ["--trials", "7", "--seconds", "11", "--seed", "13", "--stop-gain", "25%"]
-    arguments += ["--target-ms", "1.5", "--strategy", "random"]
+    arguments += ["--target-ms", "1.5", "--strategy", "random", "--unconstrained"]
     assert run_cli(["tune", str(model), *arguments]) == 1
     (options,) = seen
+    assert options.unconstrained
     assert (options.trials, options.seed, options.stop_gain) == (7, 13, 0.25)
     assert (options.target_seconds, options.strategy) == (pytest.approx(0.0015), "random")
     assert options.seconds is not None and options.seconds <= 11

@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.tuner.test_builder import FakeTask, _schedules, pretend
 from tests.unit.tuner.test_sandbox import _measure, _result, library
+from tuner.measure import builder as builder_module
 from tuner.measure.builder import ProcessBuilder
 from tuner.measure.measurement import Status
 from tuner.measure.sandbox import Sandbox
@@ -33,6 +34,11 @@ def children() -> set[int]:
         if entry.name.isdigit() and int(parent) == os.getpid() and state != "Z":
             found.add(int(entry.name))
     return found
+
+
+def files() -> int:
+    """Files, pipes and sockets that this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def _settled(before: set[int], most: int) -> bool:
@@ -61,6 +67,37 @@ def test_builders_that_crash_and_hang_leave_no_process_behind() -> None:
     finally:
         builder.close()
     assert _settled(before, 0)
+
+
+def test_batches_that_crash_leave_no_file_open() -> None:
+    """Each crash costs a process and its pipes; a pool that kept them would end at the limit."""
+    builder = ProcessBuilder(workers=1, compile_candidate=pretend)
+    try:
+        builder.submit(FakeTask(), _schedules("crashes", "good")).results()  # type: ignore[arg-type]
+        before = files()
+        for _ in range(CRASHES):
+            results = builder.submit(FakeTask(), _schedules("crashes", "refused")).results()  # type: ignore[arg-type]
+            assert [r.status for r in results] == [Status.BUILD_ERROR] * 2
+        assert files() <= before
+    finally:
+        builder.close()
+
+
+def test_what_a_builder_keeps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long run: the last candidates, not all of them."""
+    monkeypatch.setattr(builder_module, "CACHE_ENTRIES", 8)
+    builder = ProcessBuilder(workers=1, compile_candidate=pretend)
+    try:
+        made = []
+        for names in (("good",) * 20, ("good",) * 4):
+            schedules = _schedules(*names)
+            made.append(builder.submit(FakeTask(), schedules).results())  # type: ignore[arg-type]
+        # the first four were forgotten, and are built again
+        assert all(a.object != b.object for a, b in zip(made[0], made[1], strict=False))
+        again = builder.submit(FakeTask(), _schedules(*("good",) * 4)).results()  # type: ignore[arg-type]
+        assert [b.object for b in again] == [b.object for b in made[1]]
+    finally:
+        builder.close()
 
 
 def test_sandboxes_that_crash_leave_one_child(library: bytes, tmp_path: Path) -> None:
