@@ -94,8 +94,8 @@ def expression_facts(expr: Expr) -> ExprFacts:
     return ExprFacts(tuple(loads), tuple(counts.values()), cost)
 
 
-Term = tuple[Axis, int, int]
-"""Axis, divisor, and the coefficient without its sign."""
+Term = tuple[int, int, int]
+"""An axis, by its number among those of a form, a divisor, and the coefficient without its sign."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,11 +103,12 @@ class Form:
     """What accesses to one tensor have in common that differ in constants only (quadrants, taps).
 
     Equal forms are one object. `dims` holds extent and terms of each dimension, `moving` those that
-    have terms.
+    have terms, over `order`.
     """
 
     tensor: Tensor
     axes: frozenset[Axis]
+    order: tuple[Axis, ...]
     dims: tuple[tuple[int, tuple[Term, ...]], ...]
     moving: tuple[tuple[int, tuple[Term, ...]], ...]
     element_bytes: int
@@ -116,33 +117,47 @@ class Form:
     def touched(self, sizes: Mapping[Axis, int]) -> float:
         """Bytes that are touched while each axis runs over its size; the whole tensor, if the
         access is indirect."""
-        touched = self.element_bytes
-        if self.is_indirect:
-            return float(touched * prod(self.tensor.shape))
-        for extent, terms in self.moving:
-            reach = 1
-            for axis, divisor, coefficient in terms:
-                size = sizes.get(axis, axis.extent)
-                reach += coefficient * ((size - 1) // divisor)
-            touched *= reach if reach < extent else extent
-        return float(touched)
+        return _touched(self, self._sizes(sizes))
 
     def lines(self, sizes: Mapping[Axis, int]) -> float:
         """Cache lines of `touched`: whole runs of neighbours, each rounded up."""
-        tensor = self.tensor
-        reaches = []
-        for extent, terms in self.dims:
-            steps = (c * ((sizes.get(axis, axis.extent) - 1) // d) for axis, d, c in terms)
-            reaches.append(min(1 + sum(steps), extent))
-        run = 1
-        factors = tensor.layout.resolved(len(tensor.shape))
-        for factor, extent in zip(reversed(factors), reversed(tensor.physical_shape), strict=True):
-            covered = max(1, min(extent, -(-reaches[factor.dim] // factor.div)))
-            run *= covered
-            if covered < extent:
-                break
-        runs = max(1.0, self.touched(sizes) / self.element_bytes / run)
-        return runs * -(-run * self.element_bytes // LINE_BYTES)
+        return _lines(self, self._sizes(sizes))
+
+    def _sizes(self, sizes: Mapping[Axis, int]) -> tuple[int, ...]:
+        return tuple([sizes.get(axis, axis.extent) for axis in self.order])
+
+
+@lru_cache(maxsize=16384)
+def _touched(form: Form, sizes: tuple[int, ...]) -> float:
+    touched = form.element_bytes
+    if form.is_indirect:
+        return float(touched * prod(form.tensor.shape))
+    for extent, terms in form.moving:
+        touched *= _reach(extent, terms, sizes)
+    return float(touched)
+
+
+@lru_cache(maxsize=4096)
+def _lines(form: Form, sizes: tuple[int, ...]) -> float:
+    tensor = form.tensor
+    reaches = [_reach(extent, terms, sizes) for extent, terms in form.dims]
+    run = 1
+    factors = tensor.layout.resolved(len(tensor.shape))
+    for factor, extent in zip(reversed(factors), reversed(tensor.physical_shape), strict=True):
+        covered = max(1, min(extent, -(-reaches[factor.dim] // factor.div)))
+        run *= covered
+        if covered < extent:
+            break
+    runs = max(1.0, _touched(form, sizes) / form.element_bytes / run)
+    return runs * -(-run * form.element_bytes // LINE_BYTES)
+
+
+def _reach(extent: int, terms: tuple[Term, ...], sizes: tuple[int, ...]) -> int:
+    """How many places of a dimension lie between the first and the last that are touched."""
+    reach = 1
+    for number, divisor, coefficient in terms:
+        reach += coefficient * ((sizes[number] - 1) // divisor)
+    return reach if reach < extent else extent
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,19 +179,20 @@ def access(load: Load) -> Access | None:
     """The facts of a load; None if it leads to registers or constants."""
     if load.tensor.space is not Space.MEMORY:
         return None
+    axes = load_axes(load)
+    order = tuple(dict.fromkeys(axis for index in load.index for axis in index.axes()))
     dims = []
     for extent, index in zip(load.tensor.shape, load.index, strict=True):
         terms = tuple(
-            (term.axis, term.divisor, abs(coefficient))
+            (order.index(term.axis), term.divisor, abs(coefficient))
             if isinstance(term, FloorDiv)
-            else (term, 1, abs(coefficient))
+            else (order.index(term), 1, abs(coefficient))
             for term, coefficient in index.terms
         )
         dims.append((extent, terms))
-    axes = load_axes(load)
     element = load.tensor.dtype.bytes
     moving = tuple(dim for dim in dims if dim[1])
-    form = _form(load.tensor, axes, tuple(dims), moving, element, bool(load.indirect))
+    form = _form(load.tensor, axes, order, tuple(dims), moving, element, bool(load.indirect))
     return Access(load, form, element, axes)
 
 

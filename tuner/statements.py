@@ -7,13 +7,13 @@ workload have much in common: what a nest, an expression or an access is, is fou
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import prod
 
 from compiler.loops.expr import Expr, Op, Operation
 from compiler.loops.index import Axis
-from compiler.loops.nest import Binding, Compute, For, LoopNest, Node, Store
+from compiler.loops.nest import Compute, For, LoopNest, Node, Store
 from tuner.accesses import (
     KINDS,
     Access,
@@ -24,6 +24,7 @@ from tuner.accesses import (
     forms_by_tensor,
     load_axes,
 )
+from tuner.tilings import OUTSIDE, Around, Loops, Tiling, grow, tiling
 
 PAGE_BYTES = 4096
 """Rows whose addresses differ by a multiple of this fall into the same sets of an L1 cache."""
@@ -44,16 +45,6 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
-    """A run-time loop around a statement: `axes` is its own and those that it derives."""
-
-    axis: Axis
-    axes: frozenset[Axis]
-    trips: int
-    extent: int
-
-
-@dataclass(frozen=True, slots=True)
 class Use:
     """An access of a statement: how often it is executed in all, and its step along the lanes."""
 
@@ -70,9 +61,8 @@ class Statement:
     `operations` is scalar arithmetic in all, `vector_operations` what is issued for it, weighted by
     cost; `counts` is what is issued by kind, in the order of `accesses.KINDS`. `operands` are the
     vectors that are loaded for one step of the innermost reduction, which registers hold beside
-    the accumulators. `around` is innermost first, reduction loops included, `loops` outermost
-    first and without them, each without its body; `path` says which loops these are: each one's
-    place among its neighbours, outermost first.
+    the accumulators. `path` says which loops of the nest are around it: the place of each among
+    its neighbours, outermost first.
     """
 
     operations: float
@@ -99,12 +89,24 @@ class Statement:
     lane_reduction: bool
     prefetches: bool
     parallel_tiles: int
-    around: tuple[Around, ...] = field(repr=False)
-    loops: tuple[For, ...] = field(repr=False)
     path: tuple[int, ...] = field(repr=False)
     uses: tuple[Use, ...] = field(repr=False)
-    tile: Mapping[Axis, int] = field(repr=False)
-    """The size of each axis inside all loops."""
+    tiling: Tiling = field(repr=False)
+
+    @property
+    def around(self) -> tuple[Around, ...]:
+        """The loops that run, innermost first, reduction loops included."""
+        return self.tiling.around
+
+    @property
+    def loops(self) -> tuple[For, ...]:
+        """The loops around the Compute, outermost first, each without its body."""
+        return self.tiling.loops.fors
+
+    @property
+    def tile(self) -> Mapping[Axis, int]:
+        """The size of each axis inside all loops."""
+        return self.tiling.tile
 
     @cached_property
     def footprints(self) -> tuple[float, ...]:
@@ -129,18 +131,7 @@ class Statement:
     @cached_property
     def spans(self) -> Mapping[Form, tuple[float, ...]]:
         """Bytes that each form touches in the tile, then in one run of each loop of `around`."""
-        found = {}
-        for form in (form for forms in self.tensors for form in forms):
-            sizes = {axis: self.tile.get(axis, axis.extent) for axis in form.axes}
-            touched = form.touched(sizes)
-            span = [touched]
-            for loop in self.around:
-                if loop.trips > 1 and not loop.axes.isdisjoint(form.axes):
-                    grow(sizes, loop)
-                    touched = form.touched(sizes)
-                span.append(touched)
-            found[form] = tuple(span)
-        return found
+        return {form: self.tiling.span(form) for forms in self.tensors for form in forms}
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
@@ -159,54 +150,29 @@ class Statement:
         return sizes
 
 
-def grow(sizes: dict[Axis, int], loop: Around) -> None:
-    """Let a loop run: its axis has the size that it splits, what it derives its whole extent."""
-    for axis in loop.axes:
-        sizes[axis] = max(loop.extent if axis == loop.axis else axis.extent, sizes.get(axis, 1))
-
-
 def statements(nest: LoopNest) -> tuple[Statement, ...]:
     """Every Compute of a nest, in program order, analysed in its loops."""
     nodes = (node for stage in nest.stages for node in stage.body)
-    return _in_loops(nodes, _Context())
+    return _in_loops(nodes, (), OUTSIDE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Context:
-    """The loops around a node; see Statement. `sizes` is of each axis inside them."""
-
-    loops: tuple[For, ...] = ()
-    path: tuple[int, ...] = ()
-    around: tuple[Around, ...] = field(default=(), compare=False)
-    sizes: Mapping[Axis, int] = field(default_factory=dict, compare=False)
-
-    def inside(self, loop: For, place: int) -> _Context:
-        """The context of the loop's body."""
-        extent = self.sizes.get(loop.axis, loop.axis.extent)
-        trips = max(1, -(-extent // loop.step))
-        derived = {let.axis: 1 for let in loop.lets}
-        axes = frozenset((loop.axis, *derived))
-        return _Context(
-            (*self.loops, replace(loop, body=())),
-            (*self.path, place),
-            (Around(loop.axis, axes, trips, extent), *self.around),
-            {**self.sizes, loop.axis: min(loop.step, extent), **derived},
-        )
+def _in_loops(nodes: Iterable[Node], path: tuple[int, ...], loops: Loops) -> tuple[Statement, ...]:
+    return tuple(
+        statement
+        for place, node in enumerate(nodes)
+        for statement in _remembered(node, (*path, place), loops)
+    )
 
 
-def _in_loops(nodes: Iterable[Node], context: _Context) -> tuple[Statement, ...]:
-    return tuple(s for place, node in enumerate(nodes) for s in _remembered(node, place, context))
-
-
-def _visit(node: Node, place: int, context: _Context) -> tuple[Statement, ...]:
-    """The statements of a node that is number `place` of those in its loops."""
+def _visit(node: Node, path: tuple[int, ...], loops: Loops) -> tuple[Statement, ...]:
+    """The statements of a node, with its own place at the end of the path."""
     match node:
         case Compute():
-            return (_statement(node, context),)
+            return (_statement(node, path[:-1], loops),)
         case For(body=(child,)):
-            return _visit(child, 0, context.inside(node, place))
+            return _visit(child, (*path, 0), loops.inside(node))
         case For():
-            return _in_loops(node.body, context.inside(node, place))
+            return _in_loops(node.body, path, loops.inside(node))
 
 
 _remembered = lru_cache(maxsize=2048)(_visit)
@@ -278,37 +244,15 @@ def _facts(
     )
 
 
-def _statement(compute: Compute, context: _Context) -> Statement:
-    tile = dict(context.sizes)
+def _statement(compute: Compute, path: tuple[int, ...], loops: Loops) -> Statement:
     combines = compute.combiner is not None
     facts = _facts(compute.stores, compute.body, compute.init, compute.vector, combines)
-    output_axes = facts.output_axes
-    reduce_levels: list[Around] = []
-    reduce_unroll = 1
-    for level in compute.reduce:
-        extent = tile.get(level.axis, level.axis.extent)
-        trips = max(1, -(-extent // level.step))
-        if level.unroll:
-            reduce_unroll *= trips
-        else:
-            reduce_levels.append(Around(level.axis, frozenset((level.axis,)), trips, extent))
-        tile[level.axis] = min(level.step, extent)
-    lanes = 1
-    useful = 1.0
-    counts: dict[Axis, int] = {}
-    for part in compute.unroll:
-        extent = tile.get(part.axis, part.axis.extent)
-        tile.setdefault(part.axis, extent)
-        counts[part.axis] = max(1, -(-extent // part.step))
-        if part.axis == compute.vector:
-            lanes = part.step
-            useful = extent / (counts[part.axis] * part.step)
-    points = prod(counts.values()) * reduce_unroll
-    spatial = prod(n for axis, n in counts.items() if axis in output_axes)
-    partial = prod(counts.get(axis, 1) for axis in compute.partial)
-    reduce_trips = prod(loop.trips for loop in reduce_levels)
-    outer = prod(loop.trips for loop in context.around)
-    executions = float(outer * reduce_trips)
+    tiled = tiling(loops, compute.reduce, compute.unroll, compute.vector)
+    counts, output_axes, outer = tiled.counts, facts.output_axes, tiled.outer_trips
+    points = prod(counts.values()) * tiled.reduce_unroll
+    spatial = tiled.points_along(output_axes)
+    partial = prod([counts.get(axis, 1) for axis in compute.partial])
+    executions = float(outer * tiled.reduce_trips)
 
     vector = broadcast = scattered = stores = scattered_stores = 0.0
     operands = 0
@@ -317,10 +261,9 @@ def _statement(compute: Compute, context: _Context) -> Statement:
     shared: dict[Form, tuple[int, int]] = {}
     for found, step, is_inner in facts.loads:
         if found.form not in shared:
-            moving = [(axis, n) for axis, n in counts.items() if axis in found.axes]
             shared[found.form] = (
-                prod([n for _, n in moving]),
-                prod([n for axis, n in moving if axis in output_axes]),
+                tiled.points_along(found.axes),
+                tiled.points_along(found.axes & output_axes),
             )
         distinct, held = shared[found.form]
         # What starts or ends a sum is loaded once a tile, not in every step.
@@ -335,7 +278,7 @@ def _statement(compute: Compute, context: _Context) -> Statement:
         if step and is_inner and combines:
             operands += held
     for found, step in facts.stores:
-        distinct = prod([n for axis, n in counts.items() if axis in found.axes])
+        distinct = tiled.points_along(found.axes)
         uses.append(Use(found, True, float(distinct * outer), step))
         stores += distinct * outer
         if compute.vector in output_axes and step not in (0, found.element_bytes):
@@ -345,37 +288,31 @@ def _statement(compute: Compute, context: _Context) -> Statement:
     vector_operations = steps * facts.body_cost + ends * facts.ending_cost
     issued = zip(facts.body, facts.ending, strict=True)
     return Statement(
-        operations=vector_operations * lanes * useful,
+        operations=vector_operations * tiled.lanes * tiled.useful,
         vector_operations=vector_operations,
         counts=tuple([steps * body + ends * ending for body, ending in issued]),
-        lanes=lanes,
-        useful=useful,
+        lanes=tiled.lanes,
+        useful=tiled.useful,
         accumulators=spatial * partial,
         operands=operands,
         points=points,
-        reduce_trips=reduce_trips,
-        reduce_unroll=reduce_unroll * prod(n for a, n in counts.items() if a not in output_axes),
+        reduce_trips=tiled.reduce_trips,
+        reduce_unroll=points // spatial,
         outer_trips=outer,
-        depth=len(context.loops) + len(reduce_levels),
+        depth=len(loops.fors) + tiled.reduce_levels,
         vector_loads=vector,
         broadcast_loads=broadcast,
         scattered_loads=scattered,
         stores=stores,
         scattered_stores=scattered_stores,
         aliased_rows=max((n for axis, n in counts.items() if axis in facts.aliased), default=0),
-        peeled=sum(1 for loop in context.loops if loop.peel or loop.unroll),
+        peeled=sum([loop.peel or loop.unroll for loop in loops.fors]),
         skips_padding=compute.skip_padding,
         is_reduction=combines,
         lane_reduction=compute.vector is not None and compute.vector not in output_axes,
         prefetches=compute.prefetch > 0,
-        parallel_tiles=prod(
-            around.trips
-            for loop, around in zip(context.loops, reversed(context.around), strict=True)
-            if loop.binding is Binding.PARALLEL
-        ),
-        around=(*reversed(reduce_levels), *context.around),
-        loops=context.loops,
-        path=context.path,
+        parallel_tiles=tiled.parallel_tiles,
+        path=path,
         uses=tuple(uses),
-        tile=tile,
+        tiling=tiled,
     )

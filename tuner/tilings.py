@@ -1,0 +1,158 @@
+"""The loops around a Compute and its tiles, whatever it computes: how often what runs.
+
+Candidates of one workload, and the several products of one candidate, are tiled alike: equal loops
+and equal tilings are one object each, and what an access touches in them is found out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+
+from compiler.loops.index import Axis
+from compiler.loops.nest import Binding, For, Let, Tile
+from tuner.accesses import Form
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """A run-time loop around a statement: `axes` is its own and those that it derives."""
+
+    axis: Axis
+    axes: frozenset[Axis]
+    trips: int
+    extent: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loops:
+    """Loops around a node: `fors` outermost first, each without its body, `around` innermost first.
+
+    `sizes` is of each axis inside them.
+    """
+
+    fors: tuple[For, ...] = ()
+    around: tuple[Around, ...] = ()
+    sizes: Mapping[Axis, int] = field(default_factory=dict)
+
+    def inside(self, loop: For) -> Loops:
+        """The loops around what is in the body of one more."""
+        return _inside(self, loop.axis, loop.step, loop.binding, loop.peel, loop.unroll, loop.lets)
+
+
+OUTSIDE = Loops()
+"""No loops at all."""
+
+
+@lru_cache(maxsize=4096)
+def _inside(
+    loops: Loops,
+    axis: Axis,
+    step: int,
+    binding: Binding,
+    peel: bool,
+    unroll: bool,
+    lets: tuple[Let, ...],
+) -> Loops:
+    extent = loops.sizes.get(axis, axis.extent)
+    derived = {let.axis: 1 for let in lets}
+    around = Around(axis, frozenset((axis, *derived)), max(1, -(-extent // step)), extent)
+    return Loops(
+        (*loops.fors, For(axis, step, (), binding, peel, unroll, lets)),
+        (around, *loops.around),
+        {**loops.sizes, axis: min(step, extent), **derived},
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tiling:
+    """A Compute's loops and register tile.
+
+    `around` is innermost first, reduction loops included; `reduce_levels` is how many those are,
+    `reduce_unroll` the steps of reductions that are written out. `tile` is the size of each axis
+    inside all loops, `counts` the points along each axis of the register tile. A vector has
+    `lanes`, of which the share `useful` computes something that is needed.
+    """
+
+    loops: Loops
+    around: tuple[Around, ...]
+    reduce_levels: int
+    reduce_unroll: int
+    reduce_trips: int
+    outer_trips: int
+    parallel_tiles: int
+    tile: Mapping[Axis, int]
+    counts: Mapping[Axis, int]
+    lanes: int
+    useful: float
+    _spans: dict[Form, tuple[float, ...]] = field(init=False, default_factory=dict)
+
+    def points_along(self, axes: frozenset[Axis]) -> int:
+        """Points of the register tile that differ in these axes."""
+        return prod([count for axis, count in self.counts.items() if axis in axes])
+
+    def span(self, form: Form) -> tuple[float, ...]:
+        """Bytes that a form touches in the tile, then in one run of each loop of `around`."""
+        known = self._spans.get(form)
+        if known is not None:
+            return known
+        sizes = {axis: self.tile.get(axis, axis.extent) for axis in form.axes}
+        touched = form.touched(sizes)
+        span = [touched]
+        for loop in self.around:
+            if loop.trips > 1 and not loop.axes.isdisjoint(form.axes):
+                grow(sizes, loop)
+                touched = form.touched(sizes)
+            span.append(touched)
+        self._spans[form] = tuple(span)
+        return self._spans[form]
+
+
+@lru_cache(maxsize=2048)
+def tiling(
+    loops: Loops, reduce: tuple[Tile, ...], unroll: tuple[Tile, ...], vector: Axis | None
+) -> Tiling:
+    """The tiling of a Compute that has these fields."""
+    tile = dict(loops.sizes)
+    levels: list[Around] = []
+    written_out = 1
+    for level in reduce:
+        extent = tile.get(level.axis, level.axis.extent)
+        trips = max(1, -(-extent // level.step))
+        if level.unroll:
+            written_out *= trips
+        else:
+            levels.append(Around(level.axis, frozenset((level.axis,)), trips, extent))
+        tile[level.axis] = min(level.step, extent)
+    lanes, useful = 1, 1.0
+    counts: dict[Axis, int] = {}
+    for part in unroll:
+        extent = tile.setdefault(part.axis, part.axis.extent)
+        counts[part.axis] = max(1, -(-extent // part.step))
+        if part.axis == vector:
+            lanes = part.step
+            useful = extent / (counts[part.axis] * part.step)
+    outer = zip(loops.fors, reversed(loops.around), strict=True)
+    return Tiling(
+        loops=loops,
+        around=(*reversed(levels), *loops.around),
+        reduce_levels=len(levels),
+        reduce_unroll=written_out,
+        reduce_trips=prod(level.trips for level in levels),
+        outer_trips=prod(around.trips for around in loops.around),
+        parallel_tiles=prod(
+            around.trips for loop, around in outer if loop.binding is Binding.PARALLEL
+        ),
+        tile=tile,
+        counts=counts,
+        lanes=lanes,
+        useful=useful,
+    )
+
+
+def grow(sizes: dict[Axis, int], loop: Around) -> None:
+    """Let a loop run: its axis has the size that it splits, what it derives its whole extent."""
+    for axis in loop.axes:
+        sizes[axis] = max(loop.extent if axis == loop.axis else axis.extent, sizes.get(axis, 1))
