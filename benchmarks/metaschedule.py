@@ -150,7 +150,7 @@ def _best(runs: Sequence[Run]) -> Run:
     """The run that ended with the least time."""
 
     def seconds(run: Run) -> float:
-        known = run.curve()[-1].seconds
+        known = run.curve[-1].seconds
         return float("inf") if known is None else known
 
     return min(runs, key=seconds)
@@ -174,7 +174,7 @@ def compare(bench: Bench, budgets: Mapping[str, Budget]) -> list[Comparison]:
 
 
 def _line(run: Run) -> str:
-    last = run.curve()[-1]
+    last = run.curve[-1]
     time_taken = "unknown" if last.seconds is None else f"{last.seconds * 1e3:.3g} ms"
     end = f"{last.trials} trials, {last.wall_seconds:.0f} s: {time_taken}"
     return f"{run.model} {run.engine} seed {run.seed}: {end} {run.failure}".rstrip()

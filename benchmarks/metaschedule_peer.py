@@ -33,16 +33,20 @@ from benchmarks.metaschedule_runs import tell
 BUILD_THREADS = 2
 REPEATS = 3
 SAMPLE_SECONDS = 0.02
+SLOW_SECONDS = 0.2
+"""A kernel that takes longer is run once: the time is better spent on the next candidate."""
 LARGEST_BATCH = 64
 """Candidates between two trainings of its cost model: TVM's default. Fewer where the trials would
 not go round, since each task gets one batch before any gets a second."""
+
+TOO_LATE = "its time was up"
 
 
 class Session:
     """What builder, runner and report share: the clock, and whether a batch is on its way.
 
     TVM has no budget of seconds. When time is up the process ends, but not between the building of
-    a batch and its record in the database.
+    a batch and its record in the database: what is left of the batch fails, and is no trial.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -56,6 +60,10 @@ class Session:
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self._started
+
+    @property
+    def is_over(self) -> bool:
+        return self.elapsed > self._seconds
 
     def begin_batch(self) -> None:
         """Called before a batch is built.
@@ -103,7 +111,7 @@ class Builder(meta_schedule.builder.PyBuilder):  # type: ignore[misc]  # TVM has
         self.session.begin_batch()
         results = []
         with ThreadPoolExecutor(BUILD_THREADS) as pool:
-            for number, built in enumerate(pool.map(build_candidate, build_inputs)):
+            for number, built in enumerate(pool.map(self._build, build_inputs)):
                 if isinstance(built, str):
                     results.append(meta_schedule.builder.BuilderResult(None, built))
                     continue
@@ -111,6 +119,9 @@ class Builder(meta_schedule.builder.PyBuilder):  # type: ignore[misc]  # TVM has
                 _built[name] = built
                 results.append(meta_schedule.builder.BuilderResult(name, None))
         return results
+
+    def _build(self, item: Any) -> Any:
+        return TOO_LATE if self.session.is_over else build_candidate(item)
 
 
 @derived_object
@@ -141,6 +152,8 @@ class Runner(meta_schedule.runner.PyRunner):  # type: ignore[misc]  # as above
         return [self._time(item) for item in runner_inputs]
 
     def _time(self, item: Any) -> Any:
+        if self.session.is_over:
+            return Future(None, TOO_LATE)
         try:
             found, error = cpu_seconds(_built.pop(item.artifact_path), item.args_info), None
         except Exception as problem:  # noqa: BLE001 - as above
@@ -161,7 +174,10 @@ def cpu_seconds(module: Any, arguments_info: list[Any]) -> list[float]:
     main = module["main"]
     started = time.process_time()
     main(*arguments)
-    count = max(1, math.ceil(SAMPLE_SECONDS / max(time.process_time() - started, 1e-6)))
+    once = time.process_time() - started
+    if once > SLOW_SECONDS:
+        return [once]
+    count = max(1, math.ceil(SAMPLE_SECONDS / max(once, 1e-6)))
     samples = []
     for _ in range(REPEATS):
         started = time.process_time()
@@ -198,13 +214,16 @@ def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> 
         def apply(self, scheduler: Any, task: int, candidates: Any, builds: Any, runs: Any) -> None:
             times = iter(session.measured_at)
             for build, result in zip(builds, runs, strict=True):
+                error = build.error_msg or (result and result.error_msg) or ""
+                if error == TOO_LATE:
+                    continue
                 found = [] if result is None or not result.run_secs else list(result.run_secs)
                 tell(
                     "sample",
                     task=task,
                     wall_seconds=session.elapsed if build.error_msg else next(times),
                     seconds=min((float(t) for t in found), default=None),
-                    error=(build.error_msg or (result and result.error_msg) or "")[-300:],
+                    error=error[-300:],
                 )
             session.end_batch()
 

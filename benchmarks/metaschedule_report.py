@@ -239,7 +239,7 @@ def _lines(rows: Sequence[Comparison]) -> Iterator[list[str]]:
         for run in row.runs:
             kernels = ["", *(str(sample.task) for sample in run.samples)]
             times = [None, *(sample.seconds for sample in run.samples)]
-            for point, kernel, seconds in zip(run.curve(), kernels, times, strict=True):
+            for point, kernel, seconds in zip(run.curve, kernels, times, strict=True):
                 yield [
                     run.model,
                     run.engine,

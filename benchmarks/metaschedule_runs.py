@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Point:
     untuned: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: they have no room for a curve that is kept
 class Run:
     """One tuning run. `weights` says how often the model runs each task, `defaults` what that takes
     untuned, in seconds; `out_of_time` whether it ended for lack of time and not of trials."""
@@ -85,6 +86,7 @@ class Run:
     out_of_time: bool
     failure: str = ""
 
+    @cached_property
     def curve(self) -> tuple[Point, ...]:
         """What was best from the start on, before any trial, and then after each."""
         best = list(self.defaults)
@@ -107,15 +109,18 @@ class Run:
         return Point(number, at, total, measured.count(False))
 
     def after_trials(self, trials: int) -> Point | None:
-        """What was best after so many; None if the time was over before."""
-        points = self.curve()
-        if trials >= len(points) and self.out_of_time:
+        """What was best after so many; None if the time or the budget of trials was over before.
+
+        A run that had both left had used up its spaces: it stays where it was.
+        """
+        points = self.curve
+        if trials >= len(points) and (self.out_of_time or trials > self.trials):
             return None
         return points[min(trials, len(points) - 1)]
 
     def after_seconds(self, seconds: float) -> Point:
         """What was best by then."""
-        return [point for point in self.curve() if point.wall_seconds <= seconds][-1]
+        return [point for point in self.curve if point.wall_seconds <= seconds][-1]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

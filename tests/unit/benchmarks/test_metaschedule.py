@@ -53,7 +53,7 @@ def _run(engine: Engine, seed: int, times: list[float | None], *, late: bool = F
 
 def test_kernels_that_were_not_measured_count_untuned() -> None:
     run = _run(Engine.OURS, 0, [0.5, None, 2.0, 0.25])
-    found = [(p.trials, p.wall_seconds, p.seconds, p.untuned) for p in run.curve()]
+    found = [(p.trials, p.wall_seconds, p.seconds, p.untuned) for p in run.curve]
     assert found == [
         (0, 0.0, 3.0, 2),
         (1, 1.0, 2.0, 1),
@@ -61,15 +61,16 @@ def test_kernels_that_were_not_measured_count_untuned() -> None:
         (3, 3.0, 2.0, 1),  # slower than what was known
         (4, 4.0, 1.25, 0),
     ]
-    assert [p.seconds for p in replace(run, defaults=(1.0, None)).curve()] == [*[None] * 4, 1.25]
+    assert [p.seconds for p in replace(run, defaults=(1.0, None)).curve] == [*[None] * 4, 1.25]
 
 
 def test_a_run_says_what_it_knew_by_trials_and_by_seconds() -> None:
     run = _run(Engine.OURS, 0, [0.5, 0.5])
     assert [run.after_seconds(s).trials for s in (0.0, 0.9, 1.0, 50.0)] == [0, 0, 1, 2]
-    whole, cut = run.after_trials(9), replace(run, out_of_time=True)
+    whole, cut = run.after_trials(4), replace(run, out_of_time=True)
     assert whole is not None and whole.seconds == 1.5, "its space was used up: there it stays"
-    assert cut.after_trials(9) is None, "nobody knows what it would have found"
+    assert run.after_trials(5) is None, "it was given 4"
+    assert cut.after_trials(4) is None, "nobody knows what it would have found"
     known = cut.after_trials(2)
     assert known is not None and known.seconds == 1.5
 
