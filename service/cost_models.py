@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import structlog
+from typing import Any
 
 from compiler.build import CODEGEN_VERSION
 from compiler.errors import CompilerError
@@ -24,7 +23,13 @@ from tuner.cost_model.training import judge, train_base_model
 from tuner.cost_model.xgboost import XGBoostModel
 from tuner.features import FEATURE_VERSION
 
-log = structlog.get_logger("tilewright.tuner")
+
+def _log() -> Any:
+    """The tuner's log: with it comes asyncio, which a command with nothing to say does not need."""
+    import structlog
+
+    return structlog.get_logger("tilewright.tuner")
+
 
 MOST_TRIALS = 20_000
 """Trials that a version is trained on: the newest. Their features take half a minute."""
@@ -58,7 +63,7 @@ def base_model(storage: Storage, target_key: str) -> bytes:
         data = storage.cost_models.data(stored)
         XGBoostModel(0).load(data)
     except (ValueError, NotFoundError, StorageError) as error:
-        log.warning(
+        _log().warning(
             "cost model not used", target=target_key, version=stored.version, error=str(error)
         )
         return b""
@@ -117,7 +122,7 @@ def train_due(storage: Storage, new_trials: int) -> list[Trained]:
     for key in due_targets(storage, new_trials):
         trained = train_cost_model(storage, key)
         if trained is not None:
-            log.info("cost model", target=key, result=describe(trained))
+            _log().info("cost model", target=key, result=describe(trained))
             found.append(trained)
     return found
 

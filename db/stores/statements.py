@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 
 from db.models import Base
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql
 
 # Both databases bound the parameters of one statement (32,766 and 65,535).
 _CHUNK = 400
 
 _T = TypeVar("_T")
-Insert = postgresql.Insert | sqlite.Insert
 
 
-def upsert(connection: sa.Connection, table: sa.Table) -> Insert:
+def upsert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
     """An INSERT that has `on_conflict_do_nothing` and `on_conflict_do_update`."""
     match connection.dialect.name:
         case "sqlite":
             return sqlite.insert(table)
         case "postgresql":
+            # as long to import as the rest of the stores
+            from sqlalchemy.dialects import postgresql
+
             return postgresql.insert(table)
         case other:
             raise NotImplementedError(f"no upsert for {other}")
