@@ -10,9 +10,11 @@ Low et al. (2016, BLIS) put it. It ranks candidates of one workload; its seconds
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING
 
 from compiler.loops.expr import Role
@@ -222,7 +224,7 @@ def _shared_by_taps(statement: Statement) -> tuple[float, float] | None:
     for use in statement.uses:
         reads = use.executions / (statement.outer_trips * statement.reduce_trips)
         lanes = statement.lanes if use.lane_step else 1
-        distinct = use.access.form.touched(statement.tile) / use.access.element_bytes / lanes
+        distinct = statement.spans[use.access.form][0] / use.access.element_bytes / lanes
         if not use.is_store and reads > 1.5 * distinct and distinct > 1:
             return distinct, reads / distinct
     return None
@@ -247,20 +249,15 @@ def traffic(statement: Statement, cache_bytes: Sequence[int]) -> tuple[float, ..
     footprints = statement.footprints
     if footprints[-1] <= cache_bytes[0]:
         return (0.0,) * len(cache_bytes)
-    moved = [0.0] * len(cache_bytes)
-    for forms in statement.tensors:
-        spans = statement.spans[max(forms, key=lambda each: len(each.axes))]
-        fetched = [spans[0]] * len(cache_bytes)
-        for place, loop in enumerate(statement.around):
-            if loop.trips == 1:
-                continue
-            before, touched = spans[place], spans[place + 1]
-            for number, size in enumerate(cache_bytes):
-                kept = footprints[place] <= size
-                fetched[number] *= touched / before if kept else loop.trips
-        for number, size in enumerate(cache_bytes):
-            if footprints[-1] > size:
-                moved[number] += fetched[number]
+    widest = [max(forms, key=lambda each: len(each.axes)) for forms in statement.tensors]
+    moved = []
+    for size in cache_bytes:
+        place = bisect_right(footprints, size)  # the first loop whose body does not fit
+        if place == len(footprints):
+            moved.append(0.0)
+            continue
+        again = prod([loop.trips for loop in statement.around[place:]])
+        moved.append(again * sum([statement.spans[form][place] for form in widest]))
     return tuple(moved)
 
 
