@@ -23,7 +23,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from db.job_states import JobState
-from db.stores.leases import RequestState
+from db.stores.leases import RequestState, RequestStatus
 from service.client import Client, ClientError
 from service.embedded import read_token
 from service.schemas import JobRequest
@@ -86,6 +86,9 @@ class Fleet:
             "TILEWRIGHT_JOB_LEASE_SECONDS": "1",
             "TILEWRIGHT_LONG_POLL_SECONDS": "2",
             "TILEWRIGHT_BUILDERS": "1",
+            # it tidies all the while: what is stored goes a minute later, and nothing else
+            "TILEWRIGHT_HOUSEKEEPING_SECONDS": "0.5",
+            "TILEWRIGHT_KEEP_FINISHED_SECONDS": "60",
             "PYTHONUNBUFFERED": "1",
         }
         self.settings = Settings(data_folder=folder / "data")
@@ -176,6 +179,19 @@ class Drama:
         self.job_id = job_id
         self.random = random.Random(seed)
         self.seen: set[tuple[str, str]] = set()
+        self.requests: dict[str, RequestStatus] = {}
+
+    def note(self) -> None:
+        """Keep what the database says of the job's requests: it tidies those that are stored."""
+        self.requests |= {r.request_id: r for r in self.storage.leases.of_job(self.job_id)}
+
+    def ended(self) -> bool:
+        self.note()
+        return self.storage.jobs.get(self.job_id).state.final
+
+    def verifying(self) -> bool:
+        self.note()
+        return self.storage.jobs.get(self.job_id).state is not JobState.RUNNING
 
     def states(self) -> set[RequestState]:
         return {s.state for s in self.storage.leases.of_job(self.job_id, unacknowledged=True)}
@@ -272,19 +288,18 @@ def test_a_job_survives_kills_in_every_state_of_a_lease(fleet: Fleet, seed: int)
     for act, victim in acts:
         assert not storage.jobs.get(job_id).state.final, "the job ended before the last kill"
         act(victim)
+        drama.note()
         fleet.start_missing()
     # and once more while the artifact is made
-    until(
-        lambda: storage.jobs.get(job_id).state is not JobState.RUNNING, "the job is verified", 180
-    )
+    until(drama.verifying, "the job is verified", 180)
     if storage.jobs.get(job_id).state is JobState.VERIFYING:
         drama.kill("tuner", "verifying")
         fleet.start_missing()
-    until(lambda: storage.jobs.get(job_id).state.final, "the job ends", 120)
+    until(drama.ended, "the job ends", 120)
 
     job = storage.jobs.get(job_id)
     assert (job.state, job.error) == (JobState.SUCCEEDED, None)
-    check_nothing_lost_or_twice(fleet, storage, job_id)
+    check_nothing_lost_or_twice(fleet, storage, drama)
     with Client(fleet.url, read_token(fleet.settings)) as client:
         until(lambda: answers(fleet.url), "the service answers")
         events = [event.sequence for event in client.events(job_id)]
@@ -293,12 +308,12 @@ def test_a_job_survives_kills_in_every_state_of_a_lease(fleet: Fleet, seed: int)
     storage.close()
 
 
-def check_nothing_lost_or_twice(fleet: Fleet, storage: Storage, job_id: str) -> None:
+def check_nothing_lost_or_twice(fleet: Fleet, storage: Storage, drama: Drama) -> None:
     twice = {name for name, count in fleet.measured().items() if count > 1}
     assert not twice, "finished requests were measured again"
-    trials = {trial.id: trial for trial in storage.records.trials_of_job(job_id)}
+    trials = {trial.id: trial for trial in storage.records.trials_of_job(drama.job_id)}
     finished = fleet.measured()
-    requests = storage.leases.of_job(job_id)
+    requests = drama.requests.values()
     for request in requests:
         if request.request_id in finished:
             assert request.state is RequestState.DONE, "a finished request was lost"
