@@ -183,13 +183,14 @@ _remembered = lru_cache(maxsize=2048)(_visit)
 class _Facts:
     """What a Compute does at one point, whatever its loops and tiles are.
 
-    `loads` and `stores` have the step along the lanes; of loads `inner` says whether they are in
-    the body. `body` and `ending` are what is issued for a step of a sum and for its end, by kind,
-    then weighted. `aliased` are the axes whose neighbours lie pages apart.
+    `loads` and `stores` have the step along the lanes; loads also whether they are in the body, and
+    the axes of the output that they depend on. `body` and `ending` are what is issued for a step of
+    a sum and for its end, by kind, then weighted. `aliased` are the axes whose neighbours lie pages
+    apart.
     """
 
     output_axes: frozenset[Axis]
-    loads: tuple[tuple[Access, int, bool], ...]
+    loads: tuple[tuple[Access, int, bool, frozenset[Axis]], ...]
     stores: tuple[tuple[Access, int], ...]
     body: tuple[float, ...]
     body_cost: float
@@ -211,8 +212,9 @@ def _facts(
     roots = [inner, *epilogues, *([expression_facts(init)] if init is not None else [])]
     loads = dict.fromkeys(load for root in roots for load in root.loads)
     in_body = frozenset(inner.loads)
+    output_axes = frozenset(axis for store in stores for axis in load_axes(store.target))
     read = tuple(
-        (found, found.step(vector) if vector else 0, load in in_body)
+        (found, found.step(vector) if vector else 0, load in in_body, found.axes & output_axes)
         for load in loads
         if (found := access(load)) is not None
     )
@@ -228,7 +230,7 @@ def _facts(
         issued[_FMA if is_fused else _ADD] += 1
         issued[_MUL] -= is_fused
     return _Facts(
-        output_axes=frozenset(axis for store in stores for axis in load_axes(store.target)),
+        output_axes=output_axes,
         loads=read,
         stores=written,
         body=tuple(issued),
@@ -237,7 +239,7 @@ def _facts(
         ending_cost=sum(each.cost for each in epilogues),
         aliased=frozenset(
             axis
-            for found, _, _ in read
+            for found, *_ in read
             for axis in found.axes
             if axis != vector and found.step(axis) and found.step(axis) % PAGE_BYTES == 0
         ),
@@ -257,16 +259,9 @@ def _statement(compute: Compute, path: tuple[int, ...], loops: Loops) -> Stateme
     vector = broadcast = scattered = stores = scattered_stores = 0.0
     operands = 0
     uses: list[Use] = []
-    # Of unrolled windows and transforms many loads have one form.
-    shared: dict[Form, tuple[int, int]] = {}
-    for found, step, is_inner in facts.loads:
-        if found.form not in shared:
-            shared[found.form] = (
-                tiled.points_along(found.axes),
-                tiled.points_along(found.axes & output_axes),
-            )
-        distinct, held = shared[found.form]
+    for found, step, is_inner, held_axes in facts.loads:
         # What starts or ends a sum is loaded once a tile, not in every step.
+        distinct = tiled.points_along(found.axes)
         count = distinct * (executions if is_inner else float(outer))
         uses.append(Use(found, False, count, step))
         if step == 0:
@@ -276,7 +271,7 @@ def _statement(compute: Compute, path: tuple[int, ...], loops: Loops) -> Stateme
         else:
             scattered += count
         if step and is_inner and combines:
-            operands += held
+            operands += tiled.points_along(held_axes)
     for found, step in facts.stores:
         distinct = tiled.points_along(found.axes)
         uses.append(Use(found, True, float(distinct * outer), step))

@@ -87,17 +87,25 @@ class Tiling:
     counts: Mapping[Axis, int]
     lanes: int
     useful: float
+    _points: dict[frozenset[Axis], int] = field(init=False, default_factory=dict)
     _spans: dict[Form, tuple[float, ...]] = field(init=False, default_factory=dict)
 
     def points_along(self, axes: frozenset[Axis]) -> int:
         """Points of the register tile that differ in these axes."""
-        return prod([count for axis, count in self.counts.items() if axis in axes])
+        known = self._points.get(axes)
+        if known is None:
+            known = prod([count for axis, count in self.counts.items() if axis in axes])
+            self._points[axes] = known
+        return known
 
     def span(self, form: Form) -> tuple[float, ...]:
         """Bytes that a form touches in the tile, then in one run of each loop of `around`."""
         known = self._spans.get(form)
-        if known is not None:
-            return known
+        if known is None:
+            self._spans[form] = known = self._span(form)
+        return known
+
+    def _span(self, form: Form) -> tuple[float, ...]:
         sizes = {axis: self.tile.get(axis, axis.extent) for axis in form.axes}
         touched = form.touched(sizes)
         span = [touched]
@@ -106,8 +114,7 @@ class Tiling:
                 grow(sizes, loop)
                 touched = form.touched(sizes)
             span.append(touched)
-        self._spans[form] = tuple(span)
-        return self._spans[form]
+        return tuple(span)
 
 
 @lru_cache(maxsize=2048)

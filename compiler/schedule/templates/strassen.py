@@ -119,15 +119,8 @@ def _sum_count(found: Strassen) -> int:
 def _lower(found: Strassen, schedule: Schedule, target: Target) -> Kernel:
     lanes = target.lanes(DType.FLOAT32)
     width = schedule.integer("vectors") * lanes
-    rows = (found.rows.extent + found.has_last_row, *(a.extent for a in found.others))
-    shape = (len(_SUMS), *rows, found.depth.extent)
-    *outer, last = map(Factor, range(len(shape)))
-    layout = Layout((*outer, replace(last, pad=STAGGER)))
-    sums = Tensor("sums", shape, layout=layout, role=Role.SHARED)
-    weight = _combined_weight(found, width)
-    products = [
-        _product(found, schedule, lanes, number, sums, weight) for number in range(len(PRODUCTS))
-    ]
+    sums, weight = _sums_tensor(found), _combined_weight(found, width)
+    products = _products(found, schedule, lanes)
     panels = Loop(found.columns, width)
     if schedule.text("order") == "products-inner":
         every = (node for nodes in products for node in nodes)
@@ -144,7 +137,7 @@ def _lower(found: Strassen, schedule: Schedule, target: Target) -> Kernel:
             "kernel",
             (*replace_tensors(problem.inputs, (weight.tensor,)), sums, output),
             (),
-            (*_sums_stages(found, sums, lanes), *stages, *halo_stage(output, lanes)),
+            (*_sums_stages(found, lanes), *stages, *halo_stage(output, lanes)),
         ),
         tuple((t.name, i) for i, t in enumerate(problem.inputs)),
         ((weight.tensor.name, _combinations(found)),),
@@ -154,6 +147,7 @@ def _lower(found: Strassen, schedule: Schedule, target: Target) -> Kernel:
 # ---- the combinations of B
 
 
+@lru_cache(maxsize=1024)
 def _combined_weight(found: Strassen, width: int) -> Load:
     """B[product, k, n] in panels: [panel][product][k][width], so that a panel is one stream."""
     source = found.right
@@ -170,6 +164,7 @@ def _parts(found: Strassen) -> tuple[int, ...]:
     return tuple(2 if cut & set(index.axes()) else 1 for index in found.right.index)
 
 
+@lru_cache(maxsize=1024)
 def _combinations(found: Strassen) -> Transform:
     """What is packed: the seven combinations of B's quadrants, B (K, N) or (N, K)."""
     columns_first = next(
@@ -187,17 +182,24 @@ def _combinations(found: Strassen) -> Transform:
 
 
 @lru_cache(maxsize=1024)
-def _sums_stages(found: Strassen, sums: Tensor, lanes: int) -> tuple[Stage, ...]:
+def _sums_tensor(found: Strassen) -> Tensor:
+    rows = (found.rows.extent + found.has_last_row, *(a.extent for a in found.others))
+    shape = (len(_SUMS), *rows, found.depth.extent)
+    *outer, last = map(Factor, range(len(shape)))
+    layout = Layout((*outer, replace(last, pad=STAGGER)))
+    return Tensor("sums", shape, layout=layout, role=Role.SHARED)
+
+
+@lru_cache(maxsize=1024)
+def _sums_stages(found: Strassen, lanes: int) -> tuple[Stage, ...]:
     """All sums of A's quadrants in one pass, and that of the last row."""
-    stores = tuple(
-        Store(_sum(found, sums, left), _signed(left, _quadrants(found))) for left in _SUMS
-    )
+    stores = tuple(Store(_sum(found, left), _signed(left, _quadrants(found))) for left in _SUMS)
     loops = [Loop(found.rows), *map(Loop, found.others), Loop(found.depth, 4 * lanes)]
     stages = [parallel_stage("sums", loops, _map(found, stores, lanes))]
     if found.has_last_row:
         (left,) = {left for left, _ in LAST_ROW.values() if left in _SUMS}
         row = affine(found.rows.extent)
-        store = Store(_sum(found, sums, left, row), _signed(left[:2], _last_halves(found)))
+        store = Store(_sum(found, left, row), _signed(left[:2], _last_halves(found)))
         stages.append(parallel_stage("last", loops[1:], _map(found, (store,), lanes)))
     return tuple(stages)
 
@@ -206,7 +208,8 @@ def _map(found: Strassen, stores: tuple[Store, ...], lanes: int) -> Compute:
     return Compute(stores, stores[0].value, unroll=(Tile(found.depth, lanes),), vector=found.depth)
 
 
-def _sum(found: Strassen, sums: Tensor, left: Quadrants, row: Affine | None = None) -> Load:
+def _sum(found: Strassen, left: Quadrants, row: Affine | None = None) -> Load:
+    sums = _sums_tensor(found)
     at = affine(found.rows) if row is None else row
     others = map(affine, found.others)
     return Load(sums, (Affine((), _SUMS.index(left)), at, *others, affine(found.depth)))
@@ -235,50 +238,62 @@ def _signed(signs: Sequence[int], terms: Sequence[Expr]) -> Expr:
 # ---- the products
 
 
-def _product(
-    found: Strassen, schedule: Schedule, lanes: int, number: int, sums: Tensor, weight: Load
-) -> tuple[Node, ...]:
-    """One product for a panel of columns, and its share of the last row."""
-    product = PRODUCTS[number]
-    right = Load(weight.tensor, (Affine((), number), *weight.index[1:]))
-    unroll = schedule.integer("unroll")
-    reduce, points = reduction_tiles(found.quarter, unroll, static_taps=False)
-    tile = Compute(
-        _targets(found, number),
-        _left(found, sums, product.left, _quadrants(found)) * right,
-        Combiner.SUM,
-        reduce=tuple(reduce),
-        unroll=(*points, Tile(found.tile), Tile(found.columns, lanes)),
-        vector=found.columns,
-        prefetch=schedule.integer("prefetch"),
-    )
+def _products(found: Strassen, schedule: Schedule, lanes: int) -> list[tuple[Node, ...]]:
+    """Each product for a panel of columns, and its share of the last row."""
+    width, prefetch = schedule.integer("vectors") * lanes, schedule.integer("prefetch")
+    steps, points = reduction_tiles(found.quarter, schedule.integer("unroll"), static_taps=False)
+    reduce, panel = tuple(steps), Tile(found.columns, lanes)
+    tile = (*points, Tile(found.tile), panel)
+    row = tuple(part for part in tile if part.axis != found.rows)
     *around, along = (found.rows, *found.others)
     loops = [*map(Loop, around), Loop(along, schedule.integer("tile"))]
-    nodes = nest(loops, tile)
-    if not found.has_last_row or number not in LAST_ROW:
-        return nodes
+
+    def compute(stores: tuple[Store, ...], body: Expr, unroll: tuple[Tile, ...]) -> Compute:
+        return Compute(
+            stores,
+            body,
+            Combiner.SUM,
+            reduce=reduce,
+            unroll=unroll,
+            vector=found.columns,
+            prefetch=prefetch,
+        )
+
+    products = []
+    for number in range(len(PRODUCTS)):
+        nodes = nest(loops, compute(_targets(found, number), _body(found, width, number), tile))
+        if found.has_last_row and number in LAST_ROW:
+            last = compute(_last_targets(found, number), _last_body(found, width, number), row)
+            nodes = (*nodes, *nest(loops[1:], last))
+        products.append(nodes)
+    return products
+
+
+@lru_cache(maxsize=1024)
+def _body(found: Strassen, width: int, number: int) -> Expr:
+    left = _left(found, PRODUCTS[number].left, _quadrants(found))
+    return left * _right(found, width, number)
+
+
+@lru_cache(maxsize=1024)
+def _last_body(found: Strassen, width: int, number: int) -> Expr:
     signs, _ = LAST_ROW[number]
-    row = affine(found.rows.extent)
-    left = _left(found, sums, signs, _last_halves(found), row)
-    last = replace(
-        tile,
-        stores=_last_targets(found, number),
-        body=left * right,
-        unroll=tuple(t for t in tile.unroll if t.axis != found.rows),
-    )
-    return (*nodes, *nest(loops[1:], last))
+    left = _left(found, signs, _last_halves(found), affine(found.rows.extent))
+    return left * _right(found, width, number)
+
+
+def _right(found: Strassen, width: int, number: int) -> Load:
+    """A combination of B."""
+    weight = _combined_weight(found, width)
+    return Load(weight.tensor, (Affine((), number), *weight.index[1:]))
 
 
 def _left(
-    found: Strassen,
-    sums: Tensor,
-    signs: Quadrants,
-    quadrants: Sequence[Load],
-    row: Affine | None = None,
+    found: Strassen, signs: Quadrants, quadrants: Sequence[Load], row: Affine | None = None
 ) -> Load:
     """A combination of A: one of the sums, or a quadrant where it lies."""
     if signs in _SUMS:
-        return _sum(found, sums, signs, row)
+        return _sum(found, signs, row)
     return quadrants[signs.index(1)]
 
 
