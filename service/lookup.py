@@ -29,10 +29,8 @@ def lookup_model(storage: Storage, body: LookupRequest) -> LookupView:
         CompilerError: if it cannot be planned.
     """
     assert body.model is not None
-    model = storage.models.get(body.model)
-    request = ModelRequest(
-        storage.blobs.get(model.digest), body.target, body.threads, body.numerics, body.dims
-    )
+    model = storage.models.data(body.model)
+    request = ModelRequest(model, body.target, body.threads, body.numerics, body.dims)
     planned = known_plan(plan_model(request), storage)
     wanted = [(w.key, workload_name(w), count) for w, count in planned.workloads]
     return _lookup(storage, body, planned.target.key, wanted)

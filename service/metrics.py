@@ -10,7 +10,6 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from db.job_states import JobState
 from db.stores.leases import RequestState
 from service.storage import Storage
 
@@ -82,10 +81,9 @@ class Metrics:
         depth = storage.leases.depth()
         for state in RequestState:
             self._requests_queued.labels(state.value).set(depth.get(state, 0))
-        for job_state in JobState:
+        for job_state, jobs in storage.jobs.counts().items():
             if not job_state.final:
-                jobs = storage.jobs.list(state=job_state, limit=10_000)
-                self._jobs.labels(job_state.value).set(len(jobs))
+                self._jobs.labels(job_state.value).set(jobs)
         workers = storage.workers.list(alive=True)
         self._workers.set(len(workers))
         self._workers_slow.set(sum(worker.throttled for worker in workers))

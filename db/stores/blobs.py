@@ -110,13 +110,6 @@ class BlobStore:
             raise NotFoundError("blob", digest)
         return self._file(digest)
 
-    def size(self, digest: str) -> int:
-        """Bytes. Raises NotFoundError."""
-        try:
-            return self.path(digest).stat().st_size
-        except FileNotFoundError as error:
-            raise NotFoundError("blob", digest) from error
-
     def __contains__(self, digest: str) -> bool:
         return _DIGEST.fullmatch(digest) is not None and self._file(digest).is_file()
 

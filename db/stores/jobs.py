@@ -310,11 +310,6 @@ class JobStore:
             attempts = max(0, job.attempts - 1)
             _step(connection, job, JobState.QUEUED, self._clock(), attempts=attempts)
 
-    def check(self, claim: JobClaim) -> Job:
-        """The job, if the claim still holds. Raises StaleLeaseError."""
-        with reading(self._engine) as connection:
-            return check_claim(connection, claim, lock=False)
-
     @staticmethod
     def _fenced_update(
         connection: sa.Connection, claim: JobClaim, values: Mapping[str, Any]
@@ -334,7 +329,7 @@ class JobStore:
         return _job(row)
 
 
-def check_claim(connection: sa.Connection, claim: JobClaim, *, lock: bool = True) -> Job:
+def check_claim(connection: sa.Connection, claim: JobClaim) -> Job:
     """The job, its row locked until the transaction ends. Raises StaleLeaseError.
 
     A claim whose deadline is over still holds while nobody else has taken the job.
@@ -344,7 +339,7 @@ def check_claim(connection: sa.Connection, claim: JobClaim, *, lock: bool = True
         _jobs.c.fencing_token == claim.fencing_token,
         _jobs.c.state.in_(_held),
     )
-    row = connection.execute(query.with_for_update() if lock else query).first()
+    row = connection.execute(query.with_for_update()).first()
     if row is None:
         raise _stale(claim)
     return _job(row)

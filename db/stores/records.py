@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,21 +17,6 @@ from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Tri
 
 _trials = table_of(TrialRow)
 _records = table_of(RecordRow)
-
-
-@dataclass(frozen=True, slots=True)
-class Confidence:
-    """How sure the time of a record is."""
-
-    samples: int  # how many samples it is the fastest of
-    spread: float  # (median - fastest) / fastest
-
-    @staticmethod
-    def of(samples_seconds: Sequence[float]) -> Confidence:
-        """Of at least one sample."""
-        fastest = min(samples_seconds)
-        spread = (statistics.median(samples_seconds) - fastest) / fastest if fastest > 0 else 0.0
-        return Confidence(len(samples_seconds), spread)
 
 
 class RecordStore:
@@ -166,13 +150,6 @@ class RecordStore:
         with reading(self._engine) as connection:
             return [_record(row) for row in connection.execute(query)]
 
-    def confidence(self, key: RecordKey) -> Confidence | None:
-        """How sure the time of a key's record is."""
-        query = sa.select(_records.c.samples, _records.c.spread).where(*_matches(_records, key))
-        with reading(self._engine) as connection:
-            row = connection.execute(query).first()
-        return None if row is None else Confidence(row.samples, row.spread)
-
     # the compiler's ScheduleSource
 
     def best(
@@ -226,7 +203,8 @@ def _trial(row: sa.Row[Any]) -> Trial:
 def _record_values(record: TuningRecord, now: float) -> dict[str, Any]:
     """The columns of a record that are not its key."""
     run_seconds = record.run_seconds
-    confidence = Confidence.of(record.measurement.samples_seconds)
+    samples = record.measurement.samples_seconds
+    spread = (statistics.median(samples) - run_seconds) / run_seconds if run_seconds > 0 else 0.0
     return {
         "trial_id": record.trial_id,
         "algorithm": record.schedule.algorithm,
@@ -236,8 +214,8 @@ def _record_values(record: TuningRecord, now: float) -> dict[str, Any]:
         "codegen_version": record.codegen_version,
         "compiler_version": record.compiler_version,
         "run_seconds": run_seconds,
-        "samples": confidence.samples,
-        "spread": confidence.spread,
+        "samples": len(samples),
+        "spread": spread,
         "measurement": record.measurement.to_json(),
         "measured_at": record.measurement.measured_at,
         "stored_at": now,

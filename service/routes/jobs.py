@@ -26,7 +26,7 @@ def create_job(
     idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
 ) -> JobView:
     """Queue a tuning job. The same `Idempotency-Key` gives the first job back."""
-    check_job(storage.blobs.get(storage.models.get(body.model).digest), body)
+    check_job(storage.models.data(body.model), body)
     job = storage.jobs.create(
         body.model,
         body.target,

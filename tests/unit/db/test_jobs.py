@@ -104,11 +104,11 @@ def test_a_lost_tuners_job_is_taken_over_and_the_lost_one_is_fenced_off(
         lambda: jobs.progress(old, JobProgress(trials_done=1)),
         lambda: jobs.transition(old, JobState.SUCCEEDED),
         lambda: jobs.release(old),
-        lambda: jobs.check(old),
     ):
         with pytest.raises(StaleLeaseError, match="tuner-1"):
             write()
-    assert jobs.check(new).progress == JobProgress()
+    assert jobs.get(job.id).progress == JobProgress()
+    assert jobs.renew(new, 30).fencing_token == 2
     assert [e.kind for e in events.since(job.id)] == ["state", "state", "taken_over"]
 
 
@@ -127,7 +127,7 @@ def test_a_tuner_lost_while_verifying(jobs: JobStore, model_digest: str, clock: 
     jobs.transition(take(jobs), JobState.VERIFYING)
     clock.advance(30)
     claim = take(jobs, "tuner-2")
-    assert jobs.check(claim).state is JobState.RUNNING
+    assert jobs.renew(claim, 30).state is JobState.RUNNING
 
 
 def test_a_job_that_kills_its_tuners_fails(jobs: JobStore, model_digest: str, clock: Any) -> None:
@@ -162,7 +162,7 @@ def test_giving_back_is_no_attempt(jobs: JobStore, model_digest: str) -> None:
         assert claim.fencing_token == token
         jobs.release(claim)
         with pytest.raises(StaleLeaseError):
-            jobs.check(claim)
+            jobs.renew(claim, 30)
     assert jobs.get(claim.job_id).state is JobState.QUEUED
 
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from compiler.schedule.schedule import Schedule
 from db.engine import open_engine, reading
 from db.models import RecordRow, TrialRow
-from db.stores.records import Confidence, RecordStore
+from db.stores.records import RecordStore
 from db.stores.statements import table_of
 from tuner.measure.measurement import (
     Measurement,
@@ -135,7 +135,6 @@ def test_one_target_is_not_another_in_any_question(records: RecordStore) -> None
     assert records.newest_trials([KEY.target_key], "cg1", 10) == []
     assert records.count_by_target("cg1") == {other.target_key: 1}
     assert records.find(target_key=KEY.target_key) == []
-    assert records.confidence(KEY) is None
 
 
 def test_failures_are_kept_with_their_text(records: RecordStore) -> None:
@@ -189,8 +188,6 @@ def test_columns_can_be_asked_in_sql(records: RecordStore, engine: sa.Engine, cl
     assert (record.object_digest, record.codegen_version) == ("o" * 64, "cg1")
     assert record.samples == 4
     assert record.spread == pytest.approx(0.375)
-    assert records.confidence(KEY) == Confidence(4, record.spread)
-    assert records.confidence(replace(KEY, threads=9)) is None
 
 
 def test_no_record_of_a_failure(records: RecordStore) -> None:
