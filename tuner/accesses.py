@@ -7,7 +7,7 @@ load the same elements of the same tensors.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from math import prod
@@ -103,28 +103,36 @@ class Form:
     """What accesses to one tensor have in common that differ in constants only (quadrants, taps).
 
     Equal forms are one object. `dims` holds extent and terms of each dimension, `moving` those that
-    have terms, over `order`.
+    have terms; `numbers` are those of the axes in terms, in order.
     """
 
     tensor: Tensor
     axes: frozenset[Axis]
-    order: tuple[Axis, ...]
+    order: InitVar[tuple[Axis, ...]]
     dims: tuple[tuple[int, tuple[Term, ...]], ...]
     moving: tuple[tuple[int, tuple[Term, ...]], ...]
     element_bytes: int
     is_indirect: bool
+    numbers: dict[Axis, int] = field(init=False)
+
+    def __post_init__(self, order: tuple[Axis, ...]) -> None:
+        object.__setattr__(self, "numbers", {axis: n for n, axis in enumerate(order)})
 
     def touched(self, sizes: Mapping[Axis, int]) -> float:
         """Bytes that are touched while each axis runs over its size; the whole tensor, if the
         access is indirect."""
         return _touched(self, self._sizes(sizes))
 
+    def touched_by(self, sizes: tuple[int, ...]) -> float:
+        """`touched`, with a size for each of `numbers`."""
+        return _touched(self, sizes)
+
     def lines(self, sizes: Mapping[Axis, int]) -> float:
         """Cache lines of `touched`: whole runs of neighbours, each rounded up."""
         return _lines(self, self._sizes(sizes))
 
     def _sizes(self, sizes: Mapping[Axis, int]) -> tuple[int, ...]:
-        return tuple([sizes.get(axis, axis.extent) for axis in self.order])
+        return tuple([sizes.get(axis, axis.extent) for axis in self.numbers])
 
 
 @lru_cache(maxsize=16384)

@@ -6,11 +6,10 @@ brings the same elements back; else an earlier statement may have left them in a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from compiler.loops.index import Axis
 from tuner.statements import Statement, Use
 
 
@@ -54,10 +53,7 @@ def buffer_uses(found: Sequence[Statement], number: int, most: int) -> tuple[Buf
         tensors.setdefault(use.access.form.tensor.name, []).append(use)
     traffic = {name: sum(_moved(statement, u) for u in uses) for name, uses in tensors.items()}
     largest = sorted(traffic, key=lambda name: -traffic[name])[:most]
-    whole = statement.whole() if largest else {}
-    return tuple(
-        _describe(found, number, whole, name, tensors[name], traffic[name]) for name in largest
-    )
+    return tuple(_describe(found, number, name, tensors[name], traffic[name]) for name in largest)
 
 
 def _moved(statement: Statement, use: Use) -> float:
@@ -68,12 +64,12 @@ def _moved(statement: Statement, use: Use) -> float:
 def _describe(
     found: Sequence[Statement],
     number: int,
-    whole: Mapping[Axis, int],
     name: str,
     uses: Sequence[Use],
     moved: float,
 ) -> BufferUse:
     statement = found[number]
+    whole = statement.tiling.whole
     forms = dict.fromkeys(use.access.form for use in uses)
     widest = max(forms, key=lambda form: form.touched(whole))
     busiest = max(uses, key=lambda use: use.executions)

@@ -24,7 +24,7 @@ from tuner.accesses import (
     forms_by_tensor,
     load_axes,
 )
-from tuner.tilings import OUTSIDE, Around, Loops, Tiling, grow, tiling
+from tuner.tilings import OUTSIDE, Around, Loops, Tiling, tiling
 
 PAGE_BYTES = 4096
 """Rows whose addresses differ by a multiple of this fall into the same sets of an L1 cache."""
@@ -141,13 +141,6 @@ class Statement:
             if loop.trips > 1:
                 found.append(Level(loop.trips, footprint))
         return tuple(found)
-
-    def whole(self) -> dict[Axis, int]:
-        """The size of each axis around all loops."""
-        sizes = dict(self.tile)
-        for loop in self.around:
-            grow(sizes, loop)
-        return sizes
 
 
 def statements(nest: LoopNest) -> tuple[Statement, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
 from compiler.loops.index import Axis
@@ -24,6 +24,10 @@ class Around:
     axes: frozenset[Axis]
     trips: int
     extent: int
+
+    def size(self, axis: Axis) -> int:
+        """What one of its axes runs over: its own the extent that it splits, others all values."""
+        return self.extent if axis == self.axis else axis.extent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +70,7 @@ def _inside(
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Tiling:
     """A Compute's loops and register tile.
 
@@ -106,15 +110,27 @@ class Tiling:
         return known
 
     def _span(self, form: Form) -> tuple[float, ...]:
-        sizes = {axis: self.tile.get(axis, axis.extent) for axis in form.axes}
-        touched = form.touched(sizes)
+        sizes = [self.tile.get(axis, axis.extent) for axis in form.numbers]
+        touched = form.touched_by(tuple(sizes))
         span = [touched]
         for loop in self.around:
-            if loop.trips > 1 and not loop.axes.isdisjoint(form.axes):
-                grow(sizes, loop)
-                touched = form.touched(sizes)
+            moving = form.axes & loop.axes if loop.trips > 1 else ()
+            for axis in moving:
+                number = form.numbers[axis]
+                sizes[number] = max(loop.size(axis), sizes[number])
+            if moving:
+                touched = form.touched_by(tuple(sizes))
             span.append(touched)
         return tuple(span)
+
+    @cached_property
+    def whole(self) -> Mapping[Axis, int]:
+        """The size of each axis around all loops."""
+        sizes = dict(self.tile)
+        for loop in self.around:
+            for axis in loop.axes:
+                sizes[axis] = max(loop.size(axis), sizes.get(axis, 1))
+        return sizes
 
 
 @lru_cache(maxsize=2048)
@@ -157,9 +173,3 @@ def tiling(
         lanes=lanes,
         useful=useful,
     )
-
-
-def grow(sizes: dict[Axis, int], loop: Around) -> None:
-    """Let a loop run: its axis has the size that it splits, what it derives its whole extent."""
-    for axis in loop.axes:
-        sizes[axis] = max(loop.extent if axis == loop.axis else axis.extent, sizes.get(axis, 1))
