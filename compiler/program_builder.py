@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -103,13 +104,23 @@ class ProgramBuilder:
         self._built: dict[Workload, Chosen] = {}
         self._weights: WeightBlock | None = None
 
-    def reserve(self, plans: Sequence[GraphPlan]) -> None:
-        """Compile the kernels of several plans, and make one block that holds all their weights.
+    def variant(self, source: ScheduleSource | None) -> ProgramBuilder:
+        """A builder with other schedules; what both compile or pack alike is there once."""
+        other = copy(self)
+        other._source = source
+        other._built = {}
+        return other
+
+    def reserve(self, plans: Sequence[GraphPlan], spare: int = 1) -> None:
+        """Compile the kernels of several plans, and have one block that holds all their weights.
+
+        Where there is none with so much room, a new one is made, `spare` times as large.
 
         Raises:
             CompilerError: see `build_program`.
         """
-        self._weights = WeightBlock(sum(_weight_capacity(p, self._kernels(p)) for p in plans))
+        needed = sum(_weight_capacity(plan, self._kernels(plan)) for plan in plans)
+        self._have_room(needed, spare)
 
     def build(self, plan: GraphPlan, spare: int = 1) -> CompiledProgram:
         """The program of a plan. Its weights go into the block of the programs before it.
@@ -120,19 +131,22 @@ class ProgramBuilder:
             CompilerError: see `build_program`.
         """
         built = self._kernels(plan)
-        needed = _weight_capacity(plan, built)
-        if self._weights is None or self._weights.room < needed:
-            self._weights = WeightBlock(spare * needed)
-        program = self._program(plan, built, self._weights)
-        if self._limit is not None and self._weights.bytes > self._limit:
-            raise _over_limit(self._weights.bytes, self._limit)
+        weights = self._have_room(_weight_capacity(plan, built), spare)
+        program = self._program(plan, built, weights)
+        if self._limit is not None and weights.bytes > self._limit:
+            raise _over_limit(weights.bytes, self._limit)
         return CompiledProgram(
             program,
-            self._weights.built(),
+            weights.built(),
             self._compiler.objects(kernel for kernel, _, _ in built.values()),
             {w.key: schedule for w, (_, schedule, _) in built.items()},
             frozenset(w.key for w, (_, _, known) in built.items() if known),
         )
+
+    def _have_room(self, needed: int, spare: int) -> WeightBlock:
+        if self._weights is None or self._weights.room < needed:
+            self._weights = WeightBlock(spare * needed)
+        return self._weights
 
     def _kernels(self, plan: GraphPlan) -> dict[Workload, Chosen]:
         """A kernel for each workload of a plan."""

@@ -231,7 +231,9 @@ def race_plans(
     builder = driver.ProgramBuilder(storage.records, target, request.threads, request.numerics)
 
     def runner(plan: GraphPlan) -> Run:
-        executable = driver.load_program(builder.build(plan), request.threads)
+        # one block for the weights of all: what two plans pack alike is packed once
+        compiled = builder.build(plan, spare=1 + len(others))
+        executable = driver.load_program(compiled, request.threads)
         ports = {port.name: (port.shape, port.dtype) for port in executable.inputs}
         return partial(executable.run, random_arrays(ports))
 
@@ -264,7 +266,7 @@ def model_digest(model: Path | bytes) -> str:
 
 
 def _planner(planned: Planned) -> Planner:
-    return Planner(planned.graph, planned.target, planned.request.numerics)
+    return Planner(planned.graph, planned.target, planned.request.numerics, planned.optimised)
 
 
 def keep_plan(

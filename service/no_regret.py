@@ -32,9 +32,10 @@ from compiler.workload import Workload
 from service.planning import Planned
 from service.storage import Storage
 from service.tuning import random_arrays
+from tuner.graph.planner import Planner
 from tuner.graph.search import RULE_NAME
 from tuner.measure.measurement import RecordKey, TuningRecord
-from tuner.measure.statistics import Comparison, Outcome
+from tuner.measure.statistics import Comparison, Outcome, may_be_faster
 
 PAIRS = 16
 LEAST_PAIRS = 8
@@ -42,6 +43,9 @@ RACE_SECONDS = 4.0
 """A race ends after so long, if it has its least pairs: large models need no more."""
 
 SAMPLE_SECONDS = 0.005
+
+PROGRAMS = 3
+"""At most, of one race: untuned, tuned and partly tuned."""
 
 NOT_RACED = "not raced end to end yet: `tilewright tune` does that"
 
@@ -196,16 +200,18 @@ def _differs(record: TuningRecord, planned: Planned, workload: Workload) -> bool
 
 
 def _race(planned: Sequence[Planned], records: Mapping[str, TuningRecord]) -> Verdict:
-    untuned = _runner(planned, {}, default_plans=True)
-    threads = planned[0].threads
+    first = planned[0]
+    threads = first.threads
+    builder = driver.ProgramBuilder(Chosen({}), first.target, threads, first.numerics)
+    untuned = _runner(builder, [_by_rules(each) for each in planned])
     tuned = {key: record.schedule for key, record in records.items()}
-    whole = compare_runs(_runner(planned, tuned), untuned, threads)
+    whole = compare_runs(_runner(builder.variant(Chosen(tuned)), planned), untuned, threads)
     if whole.outcome is Outcome.FASTER:
         return Verdict(Served.TUNED, whole.outcome.value, whole)
     sure = {key: schedule for key, schedule in tuned.items() if _is_sure(records[key])}
     found = f"all tuned schedules together: {whole.outcome.value}, ratio {whole.ratio:.3f}"
     if sure and len(sure) < len(tuned):
-        partly = compare_runs(_runner(planned, sure), untuned, threads)
+        partly = compare_runs(_runner(builder.variant(Chosen(sure)), planned), untuned, threads)
         if partly.outcome is Outcome.FASTER:
             dropped = tuple(sorted(tuned.keys() - sure.keys()))
             return Verdict(Served.PARTLY, partly.outcome.value, partly, dropped, found)
@@ -218,17 +224,12 @@ def _is_sure(record: TuningRecord) -> bool:
     return comparison is not None and comparison.interval.high < SURE_RATIO
 
 
-def _runner(
-    planned: Sequence[Planned], schedules: Mapping[str, Schedule], *, default_plans: bool = False
-) -> Run:
+def _runner(builder: driver.ProgramBuilder, planned: Sequence[Planned]) -> Run:
     """One run of the model at each of its sizes."""
-    first = planned[0]
-    builder = driver.ProgramBuilder(Chosen(schedules), first.target, first.threads, first.numerics)
-    plans = [(_by_rules(each) if default_plans else each).plan for each in planned]
-    builder.reserve(plans)
+    builder.reserve([each.plan for each in planned], spare=PROGRAMS)
     runs = []
-    for each, plan in zip(planned, plans, strict=True):
-        executable = driver.load_program(builder.build(plan), first.threads)
+    for each in planned:
+        executable = driver.load_program(builder.build(each.plan), each.threads)
         types = each.graph.types
         inputs = random_arrays({v: (types[v].shape, types[v].dtype) for v in each.graph.inputs})
         runs.append((executable, inputs))
@@ -244,7 +245,7 @@ def _by_rules(planned: Planned) -> Planned:
     """The model with the rules' plan, whatever plan was chosen by measurements."""
     if planned.decision is None or planned.decision["choice"] == RULE.to_json():
         return planned
-    graph = driver.optimise(planned.graph, planned.numerics)
+    plan = Planner(planned.graph, planned.target, planned.numerics, planned.optimised).plan()
     decision = {
         **planned.decision,
         "choice": RULE.to_json(),
@@ -252,12 +253,14 @@ def _by_rules(planned: Planned) -> Planned:
         "reason": f"'{planned.decision['name']}' with its tuned kernels was not shown to be faster "
         "than the untuned program",
     }
-    plan = driver.make_plan(graph, planned.target, planned.numerics)
     return replace(planned, plan=plan, decision=decision)
 
 
 def compare_runs(challenger: Run, incumbent: Run, threads: int) -> Comparison:
-    """Two programs in turns, A B B A: CPU time of this thread with one thread, else wall time."""
+    """Two programs in turns, A B B A: CPU time of this thread with one thread, else wall time.
+
+    It ends early where the challenger cannot be shown to be faster any more.
+    """
     clock = time.thread_time if threads == 1 else time.perf_counter
     for run in (challenger, incumbent):
         run()
@@ -269,6 +272,8 @@ def compare_runs(challenger: Run, incumbent: Run, threads: int) -> Comparison:
         second, after = _timed(challenger, count, clock), _timed(incumbent, count, clock)
         ratios += [ours / theirs for ours, theirs in ((first, before), (second, after)) if theirs]
         if len(ratios) >= LEAST_PAIRS and time.perf_counter() >= ends:
+            break
+        if not may_be_faster(ratios, PAIRS):
             break
     return Comparison("untuned", tuple(ratios))
 

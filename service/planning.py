@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -27,6 +27,7 @@ from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import Target, resolve_target
 from compiler.timings import Timings
 from compiler.workload import Workload
+from tuner.graph.planner import Optimised, optimise
 from tuner.statements import statements
 from tuner.tasks import Task
 
@@ -60,6 +61,8 @@ class Planned:
     """Of the dimensions that the request gives several sizes."""
     decision: Mapping[str, Any] | None = None
     """How the plan was chosen among others (`tuner.graph.search.Decision`); None by the rules."""
+    optimised: Optimised | None = field(default=None, repr=False, compare=False)
+    """The graph after all passes, which every plan starts from that leaves none of them out."""
 
     @property
     def threads(self) -> int:
@@ -85,9 +88,9 @@ def plan_model(
     """
     target = resolve_target(request.target)
     graph = driver.load_graph(request.model, dict(request.dims or {}), timings)
-    optimised = driver.optimise(graph, request.numerics, observer, timings)
-    plan = driver.make_plan(optimised, target, request.numerics, timings)
-    return Planned(request, graph, plan, target)
+    optimised = optimise(graph, request.numerics, observer, timings)
+    plan = driver.make_plan(optimised.graph, target, request.numerics, timings)
+    return Planned(request, graph, plan, target, optimised=optimised)
 
 
 def plan_sizes(

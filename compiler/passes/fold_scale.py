@@ -78,10 +78,10 @@ def scale_conv(rewriter: Rewriter, conv: Node, factor: np.ndarray) -> str:
         multiplier = rewriter.constant(column.astype(dtype), f"{conv.name}.scale")
         return rewriter.emit("mul", [conv.outputs[0], multiplier])
     column = factor.reshape((-1,) + (1,) * (weight.ndim - 1))
-    inputs = [
-        conv.inputs[0],
-        rewriter.constant((weight * column).astype(weight.dtype), f"{conv.inputs[1]}.scaled"),
-    ]
+    # rounded once, and piece by piece: a float64 copy of all weights is slow to come by
+    scaled = np.empty_like(weight)
+    np.multiply(weight, column, out=scaled, dtype=np.float64, casting="unsafe")
+    inputs = [conv.inputs[0], rewriter.constant(scaled, f"{conv.inputs[1]}.scaled")]
     if bias is not None:
         inputs.append(
             rewriter.constant((bias * factor).astype(bias.dtype), f"{conv.inputs[2]}.scaled")

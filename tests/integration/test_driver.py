@@ -206,6 +206,27 @@ def test_a_plan_that_failed_leaves_the_builder_as_it_was(model: onnx.ModelProto)
     assert builder.build(plan).objects == build_program(plan, None, target).objects
 
 
+def test_builders_with_other_schedules_share_what_is_equal(model: onnx.ModelProto) -> None:
+    plan, target = planned(model)
+    (first, _), *_ = plan.tasks()
+    other = Fixed({first.key: schedule_space(first, target).points[-1]})
+    timings = Timings()
+    builder = driver.ProgramBuilder(None, target, timings=timings)
+    builder.reserve([plan], spare=2)
+    plain = builder.build(plan)
+    changed = builder.variant(other).build(plan)
+    assert changed.tuned == {first.key} and plain.tuned == frozenset()
+    assert changed.objects == build_program(plan, other, target).objects
+    runs = {stage.stage: stage.count for stage in timings.stages}
+    assert runs["LLVM codegen"] == len({*plain.objects, *changed.objects})
+    assert plain.weights.ctypes.data == changed.weights.ctypes.data
+    alone = build_program(plan, other, target).program.weight_bytes
+    assert changed.program.weight_bytes < plain.program.weight_bytes + alone
+    image = np.ones((1, 64, 12, 12), np.float32)
+    results = [driver.load_program(each).run([image])[0] for each in (plain, changed)]
+    assert distance(*results) < TOLERANCE
+
+
 def test_equal_code_of_different_workloads_is_compiled_once() -> None:
     """Products of (1, 32) and of (1, 1, 32) with 48 columns: other shapes, the same loops."""
     shapes = {"x": [1, 32], "z": [1, 1, 32]}

@@ -12,18 +12,57 @@ from compiler.graph.ir import Graph
 from compiler.partition import fused
 from compiler.passes.fusion import Group
 from compiler.passes.layout_costs import OPERATIONS_A_BYTE
+from compiler.passes.pipeline import PASSES, Observer
 from compiler.plan import GraphPlan
 from compiler.target import Target
+from compiler.timings import Timings
 from compiler.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Optimised:
+    """A graph after all passes. Leaving out passes that are not `changing` it gives the same."""
+
+    graph: Graph
+    changing: frozenset[str]
+
+
+def optimise(
+    graph: Graph,
+    numerics: str = "fast",
+    observer: Observer | None = None,
+    timings: Timings | None = None,
+) -> Optimised:
+    """Run all passes; `observer` sees the graph after each. Raises CompilerError for `numerics`."""
+    changing: set[str] = set()
+    last = graph
+
+    def observe(name: str, after: Graph) -> None:
+        nonlocal last
+        if after is not last:
+            changing.add(name)
+        last = after
+        if observer is not None:
+            observer(name, after)
+
+    made = driver.optimise(graph, numerics, observe, timings)
+    if any(node.bodies for node in made.nodes):
+        # nobody observes what passes make of bodies
+        changing.update(step.__name__ for step in PASSES)
+    return Optimised(made, frozenset(changing))
 
 
 @dataclass(slots=True)
 class Planner:
-    """Plans a model's graph, as it was imported; what was planned once is kept."""
+    """Plans a model's graph, as it was imported; what was planned once is kept.
+
+    `rule` is the graph after all passes, where somebody has it.
+    """
 
     graph: Graph
     target: Target
     numerics: str = "fast"
+    rule: Optimised | None = None
     _optimised: dict[frozenset[str], Graph] = field(default_factory=dict)
     _plans: dict[GraphChoice, GraphPlan] = field(default_factory=dict)
 
@@ -34,6 +73,10 @@ class Planner:
 
     def optimised(self, choice: GraphChoice) -> Graph:
         """The graph after the passes that a choice leaves in."""
+        if self.rule is None:
+            self.rule = optimise(self.graph, self.numerics)
+        if choice.without.isdisjoint(self.rule.changing):
+            return self.rule.graph
         if choice.without not in self._optimised:
             self._optimised[choice.without] = driver.optimise(
                 self.graph, self.numerics, choice=choice

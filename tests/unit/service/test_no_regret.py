@@ -326,6 +326,9 @@ def test_programs_are_compared_in_pairs() -> None:
     found = compare_runs(lambda: spin(2000), lambda: spin(40_000), 1)
     assert found.outcome is Outcome.FASTER and found.ratio < 0.5
     assert no_regret.LEAST_PAIRS <= len(found.ratios) <= no_regret.PAIRS
+    lost = compare_runs(lambda: spin(40_000), lambda: spin(2000), 1)
+    assert lost.outcome is Outcome.SLOWER and lost.ratio > 2
+    assert len(lost.ratios) < no_regret.LEAST_PAIRS
 
 
 def test_metrics_count_what_fell_back(storage: Storage, client: TestClient) -> None:

@@ -13,6 +13,7 @@ from tuner.measure.statistics import (
     CONFIDENCE,
     Comparison,
     Outcome,
+    may_be_faster,
     median_interval,
     racing,
     undisturbed,
@@ -76,6 +77,24 @@ def test_outcomes(ratios: tuple[float, ...], outcome: Outcome) -> None:
     comparison = Comparison("default", ratios)
     assert comparison.outcome is outcome
     assert Comparison.from_json(comparison.to_json()) == comparison
+
+
+@pytest.mark.parametrize("gain", [-0.02, 0.0, 0.01, 0.03])
+def test_a_comparison_that_ends_early_says_no_more_and_no_less_of_who_is_faster(
+    gain: float,
+) -> None:
+    """Against the whole of it, and against any that time ended before: 1,000 races of 16 pairs."""
+    rng = random.Random(3)
+    early = 0
+    for _ in range(1000):
+        ratios = [rng.gauss(1.0 - gain, 0.02) for _ in range(16)]
+        stopped = [n for n in range(2, 16, 2) if not may_be_faster(ratios[:n], 16)]
+        early += bool(stopped)
+        for count in (*stopped, 16):
+            found = Comparison("x", tuple(ratios[:count])).outcome
+            if stopped:
+                assert found is not Outcome.FASTER
+    assert early > 900 if gain <= 0 else early < 900
 
 
 def test_equal_kernels_are_hardly_ever_told_apart() -> None:
