@@ -35,9 +35,10 @@ REPEATS = 3
 SAMPLE_SECONDS = 0.02
 SLOW_SECONDS = 0.2
 """A kernel that takes longer is run once: the time is better spent on the next candidate."""
-LARGEST_BATCH = 64
-"""Candidates between two trainings of its cost model: TVM's default. Fewer where the trials would
-not go round, since each task gets one batch before any gets a second."""
+LARGEST_BATCH = 16
+"""Candidates that are searched for, built and measured at once. TVM's default of 64 would be one
+batch of a small budget: its first result would come after 64 builds, and it would learn nothing.
+Fewer where the trials would not go round, since each task gets a batch before any gets a second."""
 
 TOO_LATE = "its time was up"
 
