@@ -1,0 +1,178 @@
+"""What a candidate's row of features costs: `python -m benchmarks.features`.
+
+Kernels of three networks, several of each kind: random candidates of their joint spaces are
+lowered, analysed, drafted and described, as a search asks for it. Each round is a process of its
+own, so that none finds what an earlier one remembered; the clock is CPU time, and the fastest round
+counts. Results go to benchmarks/results/features.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.models import MODELS, build
+from benchmarks.race import RESULTS_FOLDER
+from benchmarks.report import Origin, markdown_table
+from compiler.loops.nest import LoopNest
+from compiler.process import settle_process
+from compiler.schedule.problem import anchor
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import schedule_space
+from compiler.target import resolve_target
+from compiler.workload import Workload
+from service.planning import ModelRequest, plan_model
+from tuner.features import FeatureExtractor, target_facts
+from tuner.tasks import make_task
+
+NAME = "features"
+NETWORKS = ("resnet50", "mobilenetv2", "bert-base-128")
+
+ALIKE = 3
+"""Workloads of a network that offer the same algorithms, at most."""
+
+WANTED = 2000
+"""Candidates that should have their rows in a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Candidates of one kind of workload and one algorithm: how many, and their CPU seconds."""
+
+    kind: str
+    algorithm: str
+    workloads: int
+    rows: int
+    seconds: float
+    lower_seconds: float
+
+
+def workloads(networks: Sequence[str]) -> Iterator[Workload]:
+    """Kernels of networks, up to ALIKE of each that offer the same algorithms."""
+    target = resolve_target("host")
+    for name in networks:
+        taken: Counter[frozenset[str]] = Counter()
+        for workload, _ in plan_model(ModelRequest(build(name).SerializeToString())).workloads:
+            offered = frozenset(s.algorithm for s in schedule_space(workload, target).subspaces)
+            taken[offered] += 1
+            if taken[offered] <= ALIKE:
+                yield workload
+
+
+def kind_of(workload: Workload) -> str:
+    """The operator that decides the loop structure."""
+    node = anchor(workload)
+    if node is None:
+        return "elementwise"
+    return "depthwise conv" if node.op == "conv" and node.attr("group", 1) != 1 else node.op
+
+
+class _Clock:
+    """A task's lowering, with the CPU time that it takes."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.task = make_task(workload, resolve_target("host"))
+        self.nanoseconds = 0
+
+    def lower(self, schedule: Schedule) -> LoopNest:
+        """The loop nest of a schedule."""
+        before = time.process_time_ns()
+        nest = self.task.lower(schedule)
+        self.nanoseconds += time.process_time_ns() - before
+        return nest
+
+
+def measure(texts: Sequence[str], candidates: int) -> list[Line]:
+    """One round over workloads, given as their texts: a line a kind and algorithm."""
+    settle_process()
+    counts: Counter[tuple[str, str]] = Counter()
+    seen: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    spent: Counter[tuple[str, str]] = Counter()
+    lowering: Counter[tuple[str, str]] = Counter()
+    for text in texts:
+        workload = Workload.parse(text)
+        clock = _Clock(workload)
+        task = clock.task
+        points = list(task.space.points)
+        chosen = random.Random(text).sample(points, min(candidates, len(points)))
+        features = FeatureExtractor(clock.lower, task.space.default(), target_facts(task.target))
+        for schedule in chosen:
+            group = kind_of(workload), schedule.algorithm
+            lowered, before = clock.nanoseconds, time.process_time_ns()
+            features.row(schedule)
+            spent[group] += time.process_time_ns() - before
+            lowering[group] += clock.nanoseconds - lowered
+            counts[group] += 1
+            seen[group].add(text)
+    return [
+        Line(*group, len(seen[group]), counts[group], spent[group] / 1e9, lowering[group] / 1e9)
+        for group in sorted(counts)
+    ]
+
+
+def report(lines: Sequence[Line], origin: Origin, candidates: int) -> str:
+    """Markdown: a line a kind and algorithm, and what all of them take together."""
+    rows = sum(line.rows for line in lines)
+    whole = Line(
+        "all",
+        "",
+        0,
+        rows,
+        sum(line.seconds for line in lines),
+        sum(line.lower_seconds for line in lines),
+    )
+    cells = [
+        [
+            line.kind,
+            line.algorithm,
+            str(line.workloads or ""),
+            str(line.rows),
+            f"{line.seconds / line.rows * 1e3:.3f}",
+            f"{line.lower_seconds / line.rows * 1e3:.3f}",
+            f"{line.seconds / line.rows * WANTED:.2f}",
+        ]
+        for line in (*lines, whole)
+    ]
+    header = ["workload", "algorithm", "workloads", "candidates", "ms a row", "of it lowering"]
+    return "\n".join(
+        [
+            "# Features of candidates",
+            "",
+            origin.sentence(),
+            "",
+            f"Up to {candidates} random candidates of each workload, on one core, a row from its "
+            "schedule on: lowering, statements, draft and columns. CPU time, the fastest round.",
+            "",
+            markdown_table([*header, f"s for {WANTED}"], cells, text=2),
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--networks", nargs="+", choices=sorted(MODELS), default=NETWORKS)
+    parser.add_argument("--candidates", type=int, default=WANTED, help="of each workload, at most")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=RESULTS_FOLDER)
+    arguments = parser.parse_args()
+    texts = [workload.text() for workload in workloads(arguments.networks)]
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        rounds = [
+            pool.apply(measure, (texts, arguments.candidates)) for _ in range(arguments.rounds)
+        ]
+    best = min(rounds, key=lambda lines: sum(line.seconds for line in lines))
+    text = report(best, Origin(), arguments.candidates)
+    (arguments.output / f"{NAME}.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
