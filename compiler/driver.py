@@ -30,6 +30,7 @@ from compiler.passes.pipeline import optimise as run_passes
 from compiler.plan import GraphPlan
 from compiler.program_builder import (
     CompiledProgram,
+    KernelCache,
     ProgramBuilder,
     ScheduleSource,
     build_program,
@@ -264,6 +265,7 @@ def check_numerics(numerics: str) -> None:
 
 
 __all__ = [
+    "KernelCache",
     "ProgramBuilder",
     "ScheduleSource",
     "build_kernel",

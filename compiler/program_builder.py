@@ -93,12 +93,14 @@ class ProgramBuilder:
         timings: Timings | None = None,
         *,
         any_rows: bool = False,
+        kernels: KernelCache | None = None,
     ) -> None:
+        """`kernels` are what other builders compiled, or will."""
         self.target = target
         self.threads = threads
         self.numerics = numerics
         self._source = source
-        self._compiler = _Compiler(target, threads, timings, any_rows=any_rows)
+        self._compiler = _Compiler(target, threads, timings, kernels, any_rows=any_rows)
         self._limit = weight_limit_bytes
         self._timings = timings
         self._built: dict[Workload, Chosen] = {}
@@ -238,6 +240,42 @@ def _weight_capacity(plan: GraphPlan, built: Mapping[Workload, Chosen]) -> int:
     return total
 
 
+class KernelCache:
+    """Kernels of one process: what one builder compiled, others need not. Texts are not kept.
+
+    `compiled` holds code by its digest, or the promise of it.
+    """
+
+    def __init__(self) -> None:
+        self.compiled: dict[str, Future[BuiltKernel]] = {}
+        self._lowered: dict[tuple[Workload, Schedule, str, int], LoweredKernel] = {}
+
+    def find(
+        self, workload: Workload, schedule: Schedule, target: Target, threads: int
+    ) -> LoweredKernel | None:
+        """A kernel whose code is there, or promised."""
+        found = self._lowered.get((workload, schedule, target.key, threads))
+        return found if found is not None and found.digest in self.compiled else None
+
+    def keep(
+        self,
+        workload: Workload,
+        schedule: Schedule,
+        target: Target,
+        threads: int,
+        kernel: LoweredKernel,
+    ) -> LoweredKernel:
+        """Keep a kernel. Equal code may serve workloads of other shapes, each with its own
+        specification: (1, 64, 3136) is (1, 64, 56, 56)."""
+        kept = self._lowered[workload, schedule, target.key, threads] = replace(kernel, ir="")
+        return kept
+
+    def forget_cancelled(self) -> None:
+        """Keep no promise that was called off."""
+        for digest in [d for d, code in self.compiled.items() if code.cancelled()]:
+            del self.compiled[digest]
+
+
 class _Compiler:
     """Compiles workloads; kernels whose code comes out the same are compiled once.
 
@@ -247,14 +285,20 @@ class _Compiler:
     """
 
     def __init__(
-        self, target: Target, threads: int, timings: Timings | None, *, any_rows: bool
+        self,
+        target: Target,
+        threads: int,
+        timings: Timings | None,
+        kernels: KernelCache | None,
+        *,
+        any_rows: bool,
     ) -> None:
         self._any_rows = any_rows
         self._target = target
         self._threads = threads
         self._timings = timings
         self._pool: ThreadPoolExecutor | None = None
-        self._compiled: dict[str, Future[BuiltKernel]] = {}
+        self._kernels = kernels or KernelCache()
 
     def __enter__(self) -> _Compiler:
         self._pool = ThreadPoolExecutor(1, "tilewright-llvm")
@@ -265,8 +309,7 @@ class _Compiler:
         self._pool.shutdown(wait=False, cancel_futures=kind is not None)
         self._pool = None
         if kind is not None:
-            kept = {digest: f for digest, f in self._compiled.items() if not f.cancelled()}
-            self._compiled = kept
+            self._kernels.forget_cancelled()
 
     def lower(self, workload: Workload, source: ScheduleSource | None, numerics: str) -> Chosen:
         """The kernel of a workload with the best schedule known, or the first default that lowers.
@@ -291,7 +334,7 @@ class _Compiler:
         """
         digests = dict.fromkeys(kernel.digest for kernel in kernels)
         with timed(self._timings, "wait for LLVM"):
-            return tuple(self._compiled[digest].result().object for digest in digests)
+            return tuple(self._kernels.compiled[digest].result().object for digest in digests)
 
     def _schedules(
         self, workload: Workload, source: ScheduleSource | None, numerics: str
@@ -311,15 +354,16 @@ class _Compiler:
             yield default, False
 
     def _lower(self, workload: Workload, schedule: Schedule) -> LoweredKernel:
-        lowered = lower_workload(workload, schedule, self._target, self._threads, self._timings)
-        if lowered.digest not in self._compiled:
+        kernels, target, threads = self._kernels, self._target, self._threads
+        found = kernels.find(workload, schedule, target, threads)
+        if found is not None:
+            return found
+        lowered = lower_workload(workload, schedule, target, threads, self._timings)
+        if lowered.digest not in kernels.compiled:
             assert self._pool is not None
-            self._compiled[lowered.digest] = self._pool.submit(
-                compile_lowered, lowered, self._target, self._timings
-            )
-        # Nobody needs the text any more. Equal code may serve workloads of other shapes, each with
-        # its own specification: (1, 64, 3136) is (1, 64, 56, 56).
-        return replace(lowered, ir="")
+            code = self._pool.submit(compile_lowered, lowered, target, self._timings)
+            kernels.compiled[lowered.digest] = code
+        return kernels.keep(workload, schedule, target, threads, lowered)
 
 
 def _port(plan: GraphPlan, name: str) -> Port:

@@ -98,6 +98,7 @@ def choose_plan(
     job_id: str,
     token: CancelToken,
     references: ReferenceCache,
+    kernels: driver.KernelCache | None = None,
     share: float = SHARE,
     clock: Callable[[], float] = time.monotonic,
 ) -> Chosen:
@@ -107,6 +108,7 @@ def choose_plan(
     What was decided is stored, unless the job was cancelled or ran out of its share before all was
     measured; another plan than the rules' only when it was confirmed (`confirm_plan`). Where a
     workload of another plan does not compile, the rules' plan stays, and the decision says so.
+    `kernels` are those of the job's other programs.
     """
     known = known_plan(planned, storage)
     limit = int(share * budget.trials)
@@ -142,7 +144,7 @@ def choose_plan(
         nonlocal complete
         if token.cancelled or not target.runs_on(host_target()):
             return None
-        race = race_plans(rule, others, storage, request, target, stopped)
+        race = race_plans(rule, others, storage, request, target, stopped, kernels)
         complete &= len(race.comparisons) == len(others)
         return race
 
@@ -168,7 +170,10 @@ def choose_plan(
 
 
 def confirm_plan(
-    chosen: Chosen, storage: Storage, tune: Callable[[list[Task], Budget], Finished]
+    chosen: Chosen,
+    storage: Storage,
+    tune: Callable[[list[Task], Budget], Finished],
+    kernels: driver.KernelCache | None = None,
 ) -> Planned:
     """The plan to serve once the kernels of the chosen one are tuned.
 
@@ -185,7 +190,9 @@ def confirm_plan(
     mine = {workload for workload, _ in planned.workloads}
     if tune([task for task in tasks_of(rule) if task.workload not in mine], reserve).cancelled:
         return planned
-    race = race_plans(rule.plan, [planned.plan], storage, rule.request, rule.target)
+    race = race_plans(
+        rule.plan, [planned.plan], storage, rule.request, rule.target, kernels=kernels
+    )
     (found,) = race.comparisons
     decision = dict(planned.decision or {})
     decision |= {"rule_seconds": race.rule_seconds, "tuned_ratio": found.ratio}
@@ -220,6 +227,7 @@ def race_plans(
     request: ModelRequest,
     target: Target,
     stopped: Callable[[], bool] = lambda: False,
+    kernels: driver.KernelCache | None = None,
 ) -> Race:
     """Compile plans of one model with what is known, and run each in turns with the rule's.
 
@@ -228,7 +236,9 @@ def race_plans(
     Raises:
         CompilerError: if a workload does not compile.
     """
-    builder = driver.ProgramBuilder(storage.records, target, request.threads, request.numerics)
+    builder = driver.ProgramBuilder(
+        storage.records, target, request.threads, request.numerics, kernels=kernels
+    )
 
     def runner(plan: GraphPlan) -> Run:
         # one block for the weights of all: what two plans pack alike is packed once

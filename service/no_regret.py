@@ -130,7 +130,12 @@ class Settled:
 
 
 def settle(
-    planned: Sequence[Planned], storage: Storage, *, job_id: str = "", race: bool = True
+    planned: Sequence[Planned],
+    storage: Storage,
+    *,
+    job_id: str = "",
+    race: bool = True,
+    kernels: driver.KernelCache | None = None,
 ) -> Settled:
     """What to build a model from: records, or defaults where records did not win end to end.
 
@@ -144,7 +149,7 @@ def settle(
     workloads = {w.key: w for each in planned for w, _ in each.workloads}
     found = _records(planned, workloads, storage)
     tuned = {k: r for k, r in found.items() if _differs(r, planned[0], workloads[k])}
-    verdict = _verdict(planned, tuned, storage, job_id, race=race)
+    verdict = _verdict(planned, tuned, storage, job_id, kernels, race=race)
     kept = {key: r.schedule for key, r in tuned.items() if key not in verdict.dropped}
     plans = tuple(planned)
     if verdict.served is Served.DEFAULT:
@@ -157,6 +162,7 @@ def _verdict(
     records: Mapping[str, TuningRecord],
     storage: Storage,
     job_id: str,
+    kernels: driver.KernelCache | None,
     *,
     race: bool,
 ) -> Verdict:
@@ -177,7 +183,7 @@ def _verdict(
     elif not race:
         return Verdict(Served.TUNED, "not_run", reason=NOT_RACED)
     else:
-        verdict = _race(planned, records)
+        verdict = _race(planned, records, kernels)
     if race:
         storage.verdicts.add(identity, job_id, verdict.served.value, verdict.to_json())
     return verdict
@@ -199,10 +205,16 @@ def _differs(record: TuningRecord, planned: Planned, workload: Workload) -> bool
     return record.schedule != next(untuned, None)
 
 
-def _race(planned: Sequence[Planned], records: Mapping[str, TuningRecord]) -> Verdict:
+def _race(
+    planned: Sequence[Planned],
+    records: Mapping[str, TuningRecord],
+    kernels: driver.KernelCache | None,
+) -> Verdict:
     first = planned[0]
     threads = first.threads
-    builder = driver.ProgramBuilder(Chosen({}), first.target, threads, first.numerics)
+    builder = driver.ProgramBuilder(
+        Chosen({}), first.target, threads, first.numerics, kernels=kernels
+    )
     untuned = _runner(builder, [_by_rules(each) for each in planned])
     tuned = {key: record.schedule for key, record in records.items()}
     whole = compare_runs(_runner(builder.variant(Chosen(tuned)), planned), untuned, threads)

@@ -20,6 +20,7 @@ from typing import Any
 import structlog
 
 from compiler.errors import CompilerError
+from compiler.program_builder import KernelCache
 from db.errors import DatabaseError, StaleLeaseError, StorageError
 from db.job_states import JobState
 from db.stores.jobs import Job, JobClaim, JobProgress
@@ -240,6 +241,7 @@ class _Run:
         self._cancel = cancel
         self._interrupt = interrupt
         self._told = float("-inf")
+        self._kernels = KernelCache()
 
     def run(self) -> None:
         job, storage = self._job, self._storage
@@ -267,6 +269,7 @@ class _Run:
             job_id=job.id,
             token=self._cancel,
             references=self._tuner.references,
+            kernels=self._kernels,
         )
         planned, budget = chosen.planned, chosen.budget
         save_texts(planned, storage)
@@ -297,7 +300,7 @@ class _Run:
 
         finished = tuned(tasks, budget, on_event)
         if not finished.cancelled:
-            planned = confirm_plan(chosen, storage, tuned)
+            planned = confirm_plan(chosen, storage, tuned, self._kernels)
         storage.leases.cancel(job_id=job.id)
         if finished.cancelled or self._cancel.cancelled:
             storage.jobs.transition(self._claim, JobState.CANCELLED)
@@ -334,10 +337,10 @@ class _Run:
         self._phase("building", tracker.progress)
         with tempfile.TemporaryDirectory(prefix="tilewright-artifact-") as temporary:
             folder = Path(temporary) / "artifact"
-            settled = settle([planned], storage, job_id=job.id)
+            settled = settle([planned], storage, job_id=job.id, kernels=self._kernels)
             (served,) = settled.planned
             with Verifier([served]) as verifier:
-                build_artifact([served], settled.schedules, folder)
+                build_artifact([served], settled.schedules, folder, kernels=self._kernels)
                 self._phase("verifying", tracker.progress)
                 checked = verifier.verify(folder)
             digest = store_artifact(folder, storage)

@@ -182,11 +182,13 @@ def build_artifact(
     *,
     pad: bool = False,
     timings: Timings | None = None,
+    kernels: driver.KernelCache | None = None,
 ) -> tuple[CompiledProgram, ...]:
     """Compile one model at one or several sizes: an artifact folder.
 
     What it is built from is settled before (`service.no_regret`). With `pad`, sizes between those
-    are padded up to the next ones when the artifact runs.
+    are padded up to the next ones when the artifact runs. `kernels` are what the same process has
+    compiled before.
 
     Raises:
         CompilerError: if it cannot be linked or written, the packed weights do not fit the limit,
@@ -200,6 +202,7 @@ def build_artifact(
         first.numerics,
         weight_limit_bytes,
         timings,
+        kernels=kernels,
     )
     ports = open_ports(planned, pad=pad)
     return driver.save_artifact({p.sizes: p.plan for p in planned}, builder, folder, ports, timings)

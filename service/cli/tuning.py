@@ -68,6 +68,7 @@ def tune(
     """Tune a model on this machine. Ctrl-C stops; what was measured is kept."""
     from rich.live import Live
 
+    from compiler.program_builder import KernelCache
     from compiler.runtime.artifact import check_destination
     from compiler.timings import Timings
     from service.bounds import machine_bounds
@@ -140,7 +141,7 @@ def tune(
     if live is not None:
         live.start()
     try:
-        budget, references = limits, ReferenceCache()
+        budget, references, kernels = limits, ReferenceCache(), KernelCache()
         chosen = []
         with recorder.stage("compare plans"):
             for planned in plans:
@@ -153,6 +154,7 @@ def tune(
                     job_id=job_id,
                     token=token,
                     references=references,
+                    kernels=kernels,
                     share=SHARE / len(plans),
                 )
                 chosen.append(found)
@@ -190,12 +192,12 @@ def tune(
             finished = tuned(tasks, budget, on_event)
         if not finished.cancelled:
             with recorder.stage("compare plans"):
-                plans = tuple(confirm_plan(found, storage, tuned) for found in chosen)
+                plans = tuple(confirm_plan(found, storage, tuned, kernels) for found in chosen)
         settled = None
         if output is not None or not finished.cancelled:
             # without an artifact, too: what is found holds for `compile`, `run` and `bench`
             with recorder.stage("race"):
-                settled = settle(plans, storage)
+                settled = settle(plans, storage, kernels=kernels)
             plans = settled.planned
     finally:
         if live is not None:
@@ -228,7 +230,9 @@ def tune(
         )
     if output is not None and settled is not None:
         with Verifier(plans) as verifier:
-            build_artifact(plans, settled.schedules, output, pad=pad, timings=recorder)
+            build_artifact(
+                plans, settled.schedules, output, pad=pad, timings=recorder, kernels=kernels
+            )
             with recorder.stage("verify"):
                 checked = verifier.verify(output)
         out.print(f"artifact: {output}, {checked.text()}", soft_wrap=True)

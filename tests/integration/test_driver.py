@@ -227,6 +227,27 @@ def test_builders_with_other_schedules_share_what_is_equal(model: onnx.ModelProt
     assert distance(*results) < TOLERANCE
 
 
+def test_an_artifact_of_kernels_that_are_there_is_the_same_to_the_byte(
+    model: onnx.ModelProto, tmp_path: Path
+) -> None:
+    plan, target = planned(model)
+    driver.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "alone")
+    kernels = driver.KernelCache()
+    (first, _), *_ = plan.tasks()
+    other = Fixed({first.key: schedule_space(first, target).points[-1]})
+    for source in (other, None):
+        driver.ProgramBuilder(source, target, kernels=kernels).build(plan)
+    timings = Timings()
+    builder = driver.ProgramBuilder(None, target, timings=timings, kernels=kernels)
+    driver.save_artifact({(): plan}, builder, tmp_path / "shared")
+    assert not {"lower", "LLVM codegen"} & {stage.stage for stage in timings.stages}
+    names = {path.name for path in (tmp_path / "alone").iterdir()}
+    assert names == {path.name for path in (tmp_path / "shared").iterdir()} != set()
+    for name in names:
+        alone, shared = (tmp_path / folder / name for folder in ("alone", "shared"))
+        assert alone.read_bytes() == shared.read_bytes()
+
+
 def test_equal_code_of_different_workloads_is_compiled_once() -> None:
     """Products of (1, 32) and of (1, 1, 32) with 48 columns: other shapes, the same loops."""
     shapes = {"x": [1, 32], "z": [1, 1, 32]}

@@ -93,7 +93,7 @@ def race(monkeypatch: pytest.MonkeyPatch, ratios: list[float]) -> list[int]:
     """Plans in turns, made up. How many were run beside the rule's, each time."""
     raced: list[int] = []
 
-    def run(rule: GraphPlan, others: Sequence[GraphPlan], *_: Any) -> Race:
+    def run(rule: GraphPlan, others: Sequence[GraphPlan], *_: Any, **__: Any) -> Race:
         raced.append(len(others))
         ratio = ratios[min(len(raced), len(ratios)) - 1]
         return Race(1.0, tuple(Comparison("rule", (ratio,) * 8) for _ in others))
