@@ -29,3 +29,12 @@ def settle_process() -> None:
     gc.set_threshold(YOUNG_OBJECTS)
     sys.setswitchinterval(SWITCH_SECONDS)
     os.environ.setdefault(BLAS_THREADS, "1")
+
+
+def leave_garbage() -> None:
+    """Before the process ends: what lies about goes with it.
+
+    Python would look for cycles among all objects once more, to find what is freed anyway: 0.35 s
+    of CPU time after a model was compiled. Files and threads end in order as ever.
+    """
+    gc.freeze()

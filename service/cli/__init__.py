@@ -30,10 +30,12 @@ for group in (local, explaining, operators, tuning, replaying, cost_model, servi
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its status."""
-    from compiler.process import settle_process
+    from compiler.process import leave_garbage, settle_process
 
     settle_process()
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    status = run(sys.argv[1:] if arguments is None else arguments)
+    leave_garbage()
+    sys.exit(status)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from compiler.process import BLAS_THREADS
 
 _PRODUCT = """
@@ -38,3 +40,19 @@ def test_products_take_one_thread_and_garbage_waits() -> None:
 def test_a_users_number_of_threads_stays() -> None:
     threshold, threads, _ = _run(OPENBLAS_NUM_THREADS="2")
     assert (threshold, threads) == ("50000", "2")
+
+
+@pytest.mark.parametrize(("leaving", "searched"), [("leave_garbage()", "no"), ("", "yes")])
+def test_the_end_of_a_process_searches_no_garbage(leaving: str, searched: str) -> None:
+    """A cycle is left where it is, with what it would have said."""
+    code = f"""
+from compiler.process import leave_garbage
+class Cycle:
+    def __del__(self): print("yes", end="")
+cycle = Cycle()
+cycle.itself = cycle
+del cycle
+{leaving}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout or "no") == searched
