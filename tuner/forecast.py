@@ -15,22 +15,28 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import log, sqrt
 from statistics import fmean
 
 WINDOW_SECONDS = 60.0
 """What a forecast is made for."""
 
-NEIGHBOURS = 5
-"""Distances between sorted times, from the fastest on, that tell the scale."""
+NEIGHBOURS = 2
+"""Distances between sorted times, from the fastest on, that tell the scale: those further away are
+of the slow end, which is much longer."""
 
 NEAR_SHARE = 0.25
 """Share of the times that also tell it, where that is more: several schedules may do the same in
 other words, and such a cluster at the fast end says nothing of what lies beyond it."""
 
-UNKNOWN_SCALE = 0.3
+UNKNOWN_SCALE = 0.06
 """Scale of a task of which one time is known and of which nothing like it was tuned, as a share of
-its time: 30 % to gain after one trial, 4 % after eight."""
+its time: 6 % to gain after one trial. Twenty-two trials after the first two, the untuned default and
+a draft, gained 2.8 % on 153 tasks, which is this scale."""
+
+VOICES = 4
+"""How many distances of its own a task needs before they count as much as what is known of tasks
+like it."""
 
 MOST_SCALE = 1.0
 """Slow candidates that lie far apart say little of the fast end: of n trials no more than 1 / n of
@@ -133,14 +139,15 @@ class History:
             return 0.0, 0
         near, wide = min(most, NEIGHBOURS), min(most, int(NEAR_SHARE * len(self.fastest)))
         distance = max(
-            (self.fastest[1 + known] - self.fastest[1]) / known for known in (near, max(near, wide))
+            log(self.fastest[1 + known] / self.fastest[1]) / known
+            for known in (near, max(near, wide))
         )
-        return min(MOST_SCALE, distance / self.fastest[0] * self.trials), near
+        return min(MOST_SCALE, distance * self.trials), near
 
     def scale(self, alike: float) -> float:
-        """The scale of the task: its own, and with one voice that of tasks like it."""
+        """The scale of the task: its own, and with VOICES that of tasks like it."""
         own, known = self.own_scale()
-        return self.trust * self.freshness * (own * known + alike) / (known + 1)
+        return self.trust * self.freshness * (own * known + VOICES * alike) / (known + VOICES)
 
 
 @dataclass(frozen=True, slots=True)

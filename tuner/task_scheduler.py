@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tuner.forecast import UNKNOWN_SCALE, Curve, History
+from tuner.forecast import UNKNOWN_SCALE, VOICES, Curve, History
 
 AT_BOUND = 0.02
 """A task is done that is so near to its bound: the measurement is no finer."""
@@ -73,10 +73,18 @@ class TaskProgress:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What tasks that are alike have in common: mean scale, and best work a second (0: none)."""
+    """What tasks that are alike have in common: sum and number of the scales that their times tell,
+    and best work a second (0: none)."""
 
-    scale: float
+    scales: float
+    told: int
     rate: float
+
+    def scale_beside(self, own: float, known: int) -> float:
+        """The mean of the others than the one that tells `own` by so many distances, together with
+        what is expected of an unknown task."""
+        others = (self.scales - own, self.told - 1) if known else (self.scales, self.told)
+        return (others[0] + VOICES * UNKNOWN_SCALE) / (others[1] + VOICES)
 
 
 class TaskScheduler:
@@ -150,7 +158,7 @@ class TaskScheduler:
             return None
         # How far tasks like it are ahead at equal work, and how much they gained.
         behind = max(0.0, 1.0 - self._likely_seconds(number, kinds) / best)
-        alike = kinds[task.profile.kind].scale + behind
+        alike = kinds[task.profile.kind].scale_beside(*task.history.own_scale()) + behind
         return Curve(
             task.profile.weight,
             task.history.trials,
@@ -178,8 +186,7 @@ class TaskScheduler:
             told = [task.history.own_scale() for task in tasks]
             scales = [scale for scale, distances in told if distances]
             rates = [t.profile.operations / t.best_seconds for t in tasks if t.best_seconds]
-            scale = (sum(scales) + UNKNOWN_SCALE) / (len(scales) + 1)
-            found[kind] = _Kind(scale, max(rates, default=0.0))
+            found[kind] = _Kind(sum(scales), len(scales), max(rates, default=0.0))
         return found
 
     def _work(self, number: int) -> float:

@@ -58,9 +58,25 @@ def test_of_a_space_that_is_used_up_nothing_is_expected() -> None:
 
 def test_a_best_far_from_the_others_is_no_distance_to_expect_again() -> None:
     default = _history([1.0, *(2.0 + 0.01 * i for i in range(8))])
-    assert default.own_scale()[0] == pytest.approx(0.01 * 9)
+    assert default.own_scale()[0] == pytest.approx(0.005 * 9, rel=0.01)  # a share of their time
     spread = _history([1.0, *(2.0 + i for i in range(8))])
     assert spread.own_scale()[0] == 1.0
+
+
+def test_the_slow_end_promises_nothing() -> None:
+    """Most candidates take twice as long and more: what lies between them says nothing."""
+    even = [1.0, 1.01, 1.02, 1.03]
+    assert _history(even).own_scale()[0] == pytest.approx(0.04, rel=0.05)
+    slow = [2.0, 2.5, 3.0, 4.0]
+    # the same distances between the fastest, as shares of twice as many trials
+    assert _history(even + slow).own_scale()[0] == pytest.approx(0.08, rel=0.05)
+
+
+def test_before_times_tell_anything_tasks_alike_do() -> None:
+    """A first trial promises what trials of other tasks gained; eight of its own, little of that."""
+    first, many = _history([1.0]), _history([1.0 + 0.2 * i for i in range(8)])
+    assert first.scale(UNKNOWN_SCALE) == pytest.approx(UNKNOWN_SCALE)
+    assert many.scale(0.0) < many.scale(UNKNOWN_SCALE) < many.scale(0.0) + UNKNOWN_SCALE
 
 
 def test_a_closed_task_counts_in_the_model_and_gains_nothing() -> None:
