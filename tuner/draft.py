@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from compiler.loops.expr import Role
 from compiler.loops.nest import For, LoopNest
 from tuner.statements import Statement
+from tuner.tilings import Loops
 
 if TYPE_CHECKING:
     from tuner.features import TargetFacts
@@ -126,7 +127,8 @@ def draft_seconds(
 @lru_cache(maxsize=4096)
 def statement_cycles(statement: Statement, machine: Machine, threads: int = 1) -> float:
     """Cycles of one statement in its loops, on the thread that has most of it."""
-    core = sum(case.count * _tile_cycles(statement, case, machine) for case in _cases(statement))
+    cases = _cases(statement.tiling.loops)
+    core = sum(case.count * _tile_cycles(statement, case, machine) for case in cases)
     return _overlapped(core, _memory(statement, machine)) * _share(statement, threads)
 
 
@@ -142,10 +144,11 @@ class _Case:
     parts: tuple[tuple[For, float], ...] = ()
 
 
-def _cases(statement: Statement) -> list[_Case]:
+@lru_cache(maxsize=2048)
+def _cases(loops: Loops) -> list[_Case]:
     """Full tiles, and the narrower ones at the ends of ragged loops."""
     cases = [_Case(1.0)]
-    for loop, around in zip(statement.loops, reversed(statement.around), strict=False):
+    for loop, around in zip(loops.fors, reversed(loops.around), strict=True):
         step = min(loop.step, around.extent)
         full, rest = divmod(around.extent, step)
         if not rest or loop.lets:  # with lets the last tile is moved back, and full
@@ -219,6 +222,7 @@ def _spills(statement: Statement, case: _Case, machine: Machine) -> float:
     return max(0.0, held - machine.registers) * passes / taps * _RELOAD_CYCLES
 
 
+@lru_cache(maxsize=2048)
 def _shared_by_taps(statement: Statement) -> tuple[float, float] | None:
     """The distinct values that a written-out window reads, and how often each; None without one."""
     for use in statement.uses:

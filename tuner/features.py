@@ -8,10 +8,11 @@ default schedule make tasks of different size comparable. `docs/features.md` say
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log2
+from math import log2, prod
 
 import numpy as np
 
@@ -278,17 +279,12 @@ def _traffic(statement: Statement) -> tuple[float, ...]:
 
     The outermost loop whose footprint fits is loaded once for each time that it is entered.
     """
-    levels = statement.levels
-    entries = [1.0] * len(levels)
-    for number in range(len(levels) - 2, -1, -1):
-        entries[number] = entries[number + 1] * levels[number + 1].trips
+    around, footprints = statement.around, statement.footprints
     result = []
     for size in CACHE_BYTES:
-        fitting = 0
-        for number, level in enumerate(levels):
-            if level.footprint_bytes <= size:
-                fitting = number
-        result.append(entries[fitting] * levels[fitting].footprint_bytes)
+        fitting = max(bisect_right(footprints, size) - 1, 0)
+        entries = prod([loop.trips for loop in around[fitting:]])
+        result.append(entries * footprints[fitting])
     return tuple(result)
 
 

@@ -22,6 +22,8 @@ class Binding(StrEnum):
     BLOCK = "block"
     LANE = "lane"
 
+    __hash__ = str.__hash__  # as that of DType
+
 
 class Order(StrEnum):
     """In which order the points of a register tile are emitted."""
