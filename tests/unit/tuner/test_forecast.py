@@ -73,7 +73,7 @@ def test_the_slow_end_promises_nothing() -> None:
 
 
 def test_before_times_tell_anything_tasks_alike_do() -> None:
-    """A first trial promises what trials of other tasks gained; eight of its own, little of that."""
+    """A first trial promises what trials of other tasks gained; eight of its own, little of it."""
     first, many = _history([1.0]), _history([1.0 + 0.2 * i for i in range(8)])
     assert first.scale(UNKNOWN_SCALE) == pytest.approx(UNKNOWN_SCALE)
     assert many.scale(0.0) < many.scale(UNKNOWN_SCALE) < many.scale(0.0) + UNKNOWN_SCALE
