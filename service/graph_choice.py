@@ -61,15 +61,15 @@ class Chosen:
     reserve: Budget | None = None
 
 
-def known_plan(planned: Planned, storage: Storage, digest: str = "") -> Planned:
+def known_plan(planned: Planned, storage: Storage) -> Planned:
     """The model with the plan that an earlier job chose for it; as it is where none did.
 
     A plan counts for the same model, sizes, target, threads, numerics and code generation, and
-    only if it is still what its choice leads to. `digest` is that of the model, where it is known.
+    only if it is still what its choice leads to.
     """
     request = planned.request
     stored = storage.plans.chosen(
-        digest or model_digest(request.model),
+        request.digest or model_digest(request.model),
         planned.target.key,
         request.threads,
         request.numerics,
@@ -291,7 +291,7 @@ def keep_plan(
     """
     request = planned.request
     storage.plans.put(
-        model_digest(request.model),
+        request.digest or model_digest(request.model),
         planned.target.key,
         request.threads,
         request.numerics,

@@ -69,10 +69,10 @@ class KnownModel:
         """The plan that is served; what its workloads are built from is known from now on."""
         if not self._digest:
             self._digest = model_digest(self.model)
-        request = ModelRequest(self.model, "host", self.threads, self.numerics, sizes)
+        request = ModelRequest(self.model, "host", self.threads, self.numerics, sizes, self._digest)
         target = host_target()
         plan = driver.make_plan(driver.optimise(graph, self.numerics), target, self.numerics)
-        planned = known_plan(Planned(request, graph, plan, target), self.storage, self._digest)
+        planned = known_plan(Planned(request, graph, plan, target), self.storage)
         settled = settle([planned], self.storage, race=False)
         (served,) = settled.planned
         for workload, _ in served.workloads:

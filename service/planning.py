@@ -40,13 +40,14 @@ TRANSFORMING = frozenset({"winograd", "strassen"})
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A model, and what it is wanted for."""
+    """A model, and what it is wanted for. `digest` is the SHA-256 of its bytes, if known."""
 
     model: Path | bytes
     target: str = "host"
     threads: int = 1
     numerics: str = "fast"
     dims: Mapping[str, int] | None = None
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,6 +254,7 @@ class _Run:
                 job.threads,
                 job.numerics,
                 options.get("dims"),
+                job.model_digest,
             )
         )
         budget = replace(Budget.of_job(options), seconds=self._seconds())

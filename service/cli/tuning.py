@@ -66,6 +66,9 @@ def tune(
     timings: TimingsOption = False,
 ) -> None:
     """Tune a model on this machine. Ctrl-C stops; what was measured is kept."""
+    from concurrent.futures import ThreadPoolExecutor
+    from dataclasses import replace
+
     from rich.live import Live
 
     from compiler.program_builder import KernelCache
@@ -84,7 +87,7 @@ def tune(
         timings_table,
     )
     from service.cost_models import describe, train_due
-    from service.graph_choice import SHARE, choose_plan, confirm_plan
+    from service.graph_choice import SHARE, choose_plan, confirm_plan, model_digest
     from service.no_regret import settle
     from service.planning import ModelRequest, open_ports, plan_sizes, tasks_of
     from service.schemas import ProgressView
@@ -113,7 +116,13 @@ def tune(
     if output is not None:
         check_destination(output)  # now, and not after an hour of tuning
     recorder, loop, beside = Timings(), Timings(), Timings()
-    plans = plan_sizes(request, parse_sizes(dim), timings=recorder)
+    dims = parse_sizes(dim)
+    with ThreadPoolExecutor(1) as pool:
+        digest = pool.submit(model_digest, request.model)
+        plans = plan_sizes(request, dims, timings=recorder)
+    plans = tuple(
+        replace(each, request=replace(each.request, digest=digest.result())) for each in plans
+    )
     open_ports(plans, pad=pad)  # says now what padding would refuse after an hour
     settings = load_settings()
     storage = Storage.open(settings)
