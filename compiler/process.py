@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 
-YOUNG_OBJECTS = 200_000
+YOUNG_OBJECTS = 50_000
 """Objects that are made before the collector looks for cycles among them. A compiler makes hundreds
 of thousands of small values that hold no cycle: at Python's 700, a tenth of its time went there."""
 

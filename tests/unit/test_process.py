@@ -34,12 +34,12 @@ def _run(**variables: str) -> list[str]:
 
 
 def test_products_take_one_thread_and_garbage_waits() -> None:
-    assert _run() == ["200000", "1", "1"]
+    assert _run() == ["50000", "1", "1"]
 
 
 def test_a_users_number_of_threads_stays() -> None:
     threshold, threads, _ = _run(OPENBLAS_NUM_THREADS="2")
-    assert (threshold, threads) == ("200000", "2")
+    assert (threshold, threads) == ("50000", "2")
 
 
 @pytest.mark.parametrize(("leaving", "searched"), [("leave_garbage()", "no"), ("", "yes")])
