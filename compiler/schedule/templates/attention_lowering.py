@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from compiler.dtypes import DType
 from compiler.loops.expr import (
     Accumulator,
@@ -35,6 +37,83 @@ def lower(found: Attention, schedule: Schedule, target: Target) -> Kernel:
     return _Lowering(found, schedule, target).kernel()
 
 
+class _Blocks:
+    """Blocks of query rows, the scratch that holds their scores, and what no other knob changes.
+
+    `parts` are the segments; for each of them `scored` stores a score, `softmax` are the nests
+    between the two products, and `ended` is an element of the output, over its sum.
+    """
+
+    def __init__(self, found: Attention, count: int, tile: int, block: int, lanes: int) -> None:
+        self._lanes = lanes
+        self.parts = segments(found, count, tile)
+        rows, keys = max(extent(part.rows) for part in self.parts), found.keys.extent
+        dtype = found.dot.dtype
+        held = min(block, rows)
+        self.scores = Tensor(
+            "scores",
+            (rows, keys),
+            dtype,
+            Layout((Factor(0, 1, held), Factor(1, pad=self._padding(keys, dtype)))),
+            role=Role.SCRATCH,
+        )
+        self.totals = Tensor(
+            "totals", (rows,), dtype, Layout((Factor(0, 1, held),)), role=Role.SCRATCH
+        )
+        self._largest = Tensor("largest", (1,), dtype, space=Space.REGISTER)
+        self.scored = tuple(map(self._scored, self.parts))
+        self.softmax = tuple(map(self._softmax, self.parts))
+        self.ended = tuple(map(self._ended, self.parts))
+
+    def _padding(self, keys: int, dtype: DType) -> int:
+        """Elements after a row of scores, so that rows are aligned and do not share cache sets."""
+        pad = -keys % self._lanes
+        return pad + (0 if (keys + pad) * dtype.bytes % _PAGE_PART else self._lanes)
+
+    def score(self, part: Attention) -> Load:
+        """One score of a segment."""
+        return Load(self.scores, (_row(part), affine(part.keys)))
+
+    def _scored(self, part: Attention) -> Store:
+        score = substitute(part.largest.body, {part.dot: _accumulator(part.dot)})
+        return Store(self.score(part), score)
+
+    def _softmax(self, part: Attention) -> tuple[Node, ...]:
+        """Each row's largest score, then its exponentials in place with their sum."""
+        score, largest = self.score(part), Load(self._largest, (Affine(),))
+        known = {part.largest: largest, part.largest.body: score}
+        power = substitute(part.total.body, known)
+        computes = (
+            (Store(largest, _accumulator(score)), score, Combiner.MAX),
+            (
+                Store(Load(self.totals, (_row(part),)), _accumulator(score)),
+                Tee(power, score),
+                Combiner.SUM,
+            ),
+        )
+        nodes = [
+            Compute(
+                (store,),
+                body,
+                combiner,
+                reduce=(Tile(part.keys, _ROW_VECTORS * self._lanes),),
+                unroll=(Tile(part.keys, self._lanes),),
+                vector=part.keys,
+                partial=(part.keys,),
+            )
+            for store, body, combiner in computes
+        ]
+        return nest(_over_rows(part, 1), *nodes)
+
+    def _ended(self, part: Attention) -> Expr:
+        total = Load(self.totals, (_row(part),))
+        known: dict[Expr, Expr] = {part.mixed: _accumulator(part.mixed), part.total: total}
+        return substitute(part.problem.expr, known)
+
+
+_blocks = lru_cache(maxsize=256)(_Blocks)
+
+
 class _Lowering:
     """One attention under one schedule."""
 
@@ -47,44 +126,27 @@ class _Lowering:
         self._unroll = schedule.integer("unroll")
         self._packs_keys = schedule.text("keys") == "packed"
         count = schedule.integer("segments") if found.ahead is not None else 1
-        self._parts = segments(found, count, self._tile)
-        rows, keys = max(extent(part.rows) for part in self._parts), found.keys.extent
-        dtype = found.dot.dtype
-        held = min(self._block, rows)
-        self._scores = Tensor(
-            "scores",
-            (rows, keys),
-            dtype,
-            Layout((Factor(0, 1, held), Factor(1, pad=self._padding(keys, dtype)))),
-            role=Role.SCRATCH,
-        )
-        self._totals = Tensor(
-            "totals", (rows,), dtype, Layout((Factor(0, 1, held),)), role=Role.SCRATCH
-        )
-        self._largest = Tensor("largest", (1,), dtype, space=Space.REGISTER)
+        self._blocks = _blocks(found, count, self._tile, self._block, self._lanes)
         self._keys = Tensor(
             "keys",
-            (keys, found.size.extent),
-            dtype,
+            (found.keys.extent, found.size.extent),
+            found.dot.dtype,
             Layout((Factor(0, self._width), Factor(1), Factor(0, 1, self._width))),
             role=Role.SCRATCH,
         )
 
-    def _padding(self, keys: int, dtype: DType) -> int:
-        """Elements after a row of scores, so that rows are aligned and do not share cache sets."""
-        pad = -keys % self._lanes
-        return pad + (0 if (keys + pad) * dtype.bytes % _PAGE_PART else self._lanes)
-
     def kernel(self) -> Kernel:
         """The nest: one stage over batch and heads."""
-        found = self._found
+        found, blocks = self._found, self._blocks
         body: list[Node] = []
-        scratch = [self._scores, self._totals]
+        scratch = [blocks.scores, blocks.totals]
         if self._packs_keys:
             body += self._pack_keys()
             scratch.append(self._keys)
-        for part in self._parts:
-            block = [*self._products(part), *self._softmax(part), *self._mix(part)]
+        for part, scored, softmax, ended in zip(
+            blocks.parts, blocks.scored, blocks.softmax, blocks.ended, strict=True
+        ):
+            block = [*self._products(part, scored), *softmax, *self._mix(part, ended)]
             body += nest(_over_rows(part, self._block), *block)
         batch = sorted(found.batch, key=lambda axis: -axis.extent)
         stage = parallel_stage("main", [Loop(axis) for axis in batch], *body)
@@ -119,13 +181,8 @@ class _Lowering:
 
     # ---- one block of rows
 
-    def _score(self, part: Attention) -> Load:
-        return Load(self._scores, (_row(part), affine(part.keys)))
-
-    def _products(self, part: Attention) -> tuple[Node, ...]:
+    def _products(self, part: Attention, store: Store) -> tuple[Node, ...]:
         """scores[i, j]: queries times keys, with all that follows before the softmax."""
-        score = substitute(part.largest.body, {part.dot: _accumulator(part.dot)})
-        store = Store(self._score(part), score)
         if not self._packs_keys:
             compute = Compute(
                 (store,),
@@ -148,42 +205,12 @@ class _Lowering:
         )
         return nest([Loop(part.keys, self._width), *_over_rows(part, self._tile)], compute)
 
-    def _softmax(self, part: Attention) -> tuple[Node, ...]:
-        """Each row's largest score, then its exponentials in place with their sum."""
-        score, largest = self._score(part), Load(self._largest, (Affine(),))
-        known = {part.largest: largest, part.largest.body: score}
-        power = substitute(part.total.body, known)
-        computes = (
-            (Store(largest, _accumulator(score)), score, Combiner.MAX),
-            (
-                Store(Load(self._totals, (_row(part),)), _accumulator(score)),
-                Tee(power, score),
-                Combiner.SUM,
-            ),
-        )
-        nodes = [
-            Compute(
-                (store,),
-                body,
-                combiner,
-                reduce=(Tile(part.keys, _ROW_VECTORS * self._lanes),),
-                unroll=(Tile(part.keys, self._lanes),),
-                vector=part.keys,
-                partial=(part.keys,),
-            )
-            for store, body, combiner in computes
-        ]
-        return nest(_over_rows(part, 1), *nodes)
-
-    def _mix(self, part: Attention) -> tuple[Node, ...]:
+    def _mix(self, part: Attention, ended: Expr) -> tuple[Node, ...]:
         """The output: exponentials times values, divided by the row's sum."""
-        total = Load(self._totals, (_row(part),))
-        known: dict[Expr, Expr] = {part.mixed: _accumulator(part.mixed), part.total: total}
-        epilogue = substitute(part.problem.expr, known)
         elements = (Tile(part.lanes, self._lanes),) if part.lanes else ()
         compute = Compute(
-            (Store(part.problem.output, epilogue),),
-            self._score(part) * part.value,
+            (Store(part.problem.output, ended),),
+            self._blocks.score(part) * part.value,
             Combiner.SUM,
             reduce=(Tile(part.keys, min(self._unroll, part.keys.extent)),),
             unroll=(Tile(part.keys), *_points(part), *elements),
