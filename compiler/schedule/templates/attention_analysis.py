@@ -29,7 +29,7 @@ class Attention:
 
     `rows` are queries, `lanes` the elements of a value, `batch` all other axes of the output
     (batch, heads); `keys` and `size` are reduced. Row i sees no key after `i + ahead`, if that is a
-    number.
+    number. One object for a workload, told from others by identity.
     """
 
     problem: Problem
