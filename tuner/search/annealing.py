@@ -1,9 +1,11 @@
 """Simulated annealing on measured times (Kirkpatrick, Gelatt and Vecchi 1983), no model needed.
 
-Several walks at once, since candidates are measured in batches, and every algorithm has its own:
-turning knobs never leads from one to another. The first batch is drawn at random; a walk starts at
-the fastest of its algorithm. It suggests a step from where it stands, and takes it if the step was
-faster, or with a chance that falls with how much slower it was and with the number of measurements.
+Two walks at once, since candidates are measured in batches. They start at the fastest that were
+measured. A walk suggests a step from where it stands, and takes it if the step was faster, or with
+a chance that falls with how much slower it was and with the number of measurements. Turning knobs
+never leads from one algorithm to another, so some steps are draws from all algorithms; they are
+taken or not like any other. A walk that stands where the temperature would hardly have led it from
+the best goes back there: with few trials there is no time to walk out of a bad region.
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ from tuner.search.memory import Memory
 from tuner.search.moves import mutate
 from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Suggestion
 
-WALKS = 4
-"""At least so many."""
-START = 0.1
-"""Temperature of the first step: a step that takes this much longer is accepted one time in e."""
+WALKS = 2
+START = 0.03
+"""Temperature of the first step: a step that takes this much longer is accepted one time in e. Half
+of a constrained space lies within some percent of the best: with more this would be chance."""
 COOLING = 0.95
 """Factor on the temperature for each measurement."""
+FAR = 2.0
+"""A walk that is slower than the best by more than so many temperatures starts there again."""
+JUMP = 0.1
+"""Share of steps that are draws from all algorithms, where there are several."""
 STEPS = 8
 """Steps that are tried for one that is new, before the walk goes elsewhere at random."""
 
@@ -32,8 +38,7 @@ class SimulatedAnnealing:
     def __init__(self, context: SearchContext) -> None:
         self._rng = context.rng
         self._memory = Memory(context.space, context.rng)
-        self._algorithms = [space.algorithm for space in context.space.subspaces]
-        self._walks = max(WALKS, len(self._algorithms))
+        self._jump = JUMP if len(context.space.subspaces) > 1 else 0.0
         self._places: dict[int, tuple[Schedule, float]] = {}
         self._waiting: dict[Schedule, int] = {}
         self._turn = 0
@@ -42,7 +47,7 @@ class SimulatedAnnealing:
     def suggest(self, count: int) -> list[Suggestion]:
         chosen: list[Suggestion] = []
         while len(chosen) < count:
-            walk = self._turn % self._walks
+            walk = self._turn % WALKS
             step = self._step(walk)
             found = [step] if step is not None else self._memory.draw(1)
             if not found:
@@ -60,7 +65,7 @@ class SimulatedAnnealing:
                 continue
             self._temperature *= COOLING
             place = self._places.get(walk)
-            if place is not None and self._accepts(place[1], observed.seconds):
+            if place is None or self._accepts(place[1], observed.seconds):
                 self._places[walk] = observed.schedule, observed.seconds
 
     def _accepts(self, current: float, seconds: float) -> bool:
@@ -68,26 +73,30 @@ class SimulatedAnnealing:
         return worse <= 0 or self._rng.random() < exp(-worse / max(self._temperature, 1e-6))
 
     def _step(self, walk: int) -> Schedule | None:
-        place = self._places.get(walk) or self._start(walk)
-        if place is None:
+        """A new schedule beside where the walk stands; None for a draw."""
+        place = self._place(walk)
+        if place is None or self._rng.random() < self._jump:
             return None
-        self._places[walk] = place
         for _ in range(STEPS):
-            step = mutate(self._memory.space, place[0], self._rng)
+            step = mutate(self._memory.space, place, self._rng)
             if step is not None and self._memory.is_new(step):
                 return step
         return None
 
-    def _start(self, walk: int) -> tuple[Schedule, float] | None:
-        """The fastest of the walk's algorithm so far, the next for the next such walk."""
-        count = len(self._algorithms)
-        algorithm = self._algorithms[walk % count]
-        measured = self._memory.elites(len(self._memory.seconds))
-        found = [schedule for schedule in measured if schedule.algorithm == algorithm]
-        if not found:
+    def _place(self, walk: int) -> Schedule | None:
+        """Where the walk stands; None before anything was measured."""
+        fastest = self._memory.elites(WALKS)
+        if not fastest:
             return None
-        schedule = found[walk // count % len(found)]
-        return schedule, self._memory.seconds[schedule]
+        place = self._places.get(walk)
+        if place is None:
+            start = fastest[walk % len(fastest)]
+        elif place[1] > self._memory.seconds[fastest[0]] * (1 + FAR * self._temperature):
+            start = fastest[0]
+        else:
+            return place[0]
+        self._places[walk] = start, self._memory.seconds[start]
+        return start
 
 
 def make_search(context: SearchContext) -> SearchStrategy:
