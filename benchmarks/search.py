@@ -4,7 +4,9 @@
 once; run again, it goes on (`--seconds`: starts no further workload after that; `--unconstrained`:
 takes the constraints of the machine off the spaces). `python -m benchmarks.search compare` runs the
 tune loop on the tables, with no device: for every method, seed and workload the simple regret after
-each trial, which is how far the best so far is from the best of the table. Results go to
+each trial, which is how far the best so far is from the best of the table. A method is
+STRATEGY+MODEL, or STRATEGY+MODEL-draft for one that has no drafts of times to start from: the
+learned model alone, as on a device that nobody has described. Results go to
 benchmarks/results/search.csv, .md and .png, with the error of the forecasts that the runs made.
 """
 
@@ -43,14 +45,36 @@ from tuner.store import MemoryStore
 
 RESULTS_FOLDER = Path(__file__).parent / "results"
 
-AT = (8, 24)
-"""Trials at which regrets are reported."""
-
-NEAR = 0.01
-"""Regret that counts as found."""
-
 DEFAULT = f"{TuneOptions().strategy}+{TuneOptions().model}"
 RANDOM = "random+none"
+WITHOUT_DRAFT = "-draft"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of searches in one kind of space.
+
+    Regrets are reported `at` these trials, and the trials to a regret of `near`; `methods` are
+    compared unless others are chosen.
+    """
+
+    at: tuple[int, ...]
+    near: float
+    methods: tuple[str, ...]
+
+
+CONSTRAINED = Question((8, 24), 0.01, (DEFAULT, RANDOM))
+UNCONSTRAINED = Question(
+    (8, 24, 64),
+    0.02,
+    (
+        f"evolutionary+xgboost{WITHOUT_DRAFT}",
+        f"epsilon-greedy+xgboost{WITHOUT_DRAFT}",
+        DEFAULT,
+        RANDOM,
+    ),
+)
+"""On a device that nobody has described: the learned model alone, beside all that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +100,15 @@ class Run:
 
 
 def search(table: Table, method: str, seed: int, trials: int) -> Run:
-    """Search a table with STRATEGY+MODEL."""
-    strategy, _, model = method.partition("+")
+    """Search a table with STRATEGY+MODEL, or STRATEGY+MODEL-draft."""
+    strategy, _, model = method.removesuffix(WITHOUT_DRAFT).partition("+")
     task = restricted(table.task, list(table.known))
     store = MemoryStore()
     options = TuneOptions(
         trials=trials,
         strategy=strategy,
         model=model,
+        draft=not method.endswith(WITHOUT_DRAFT),
         seed=seed,
         finalists=0,
         codegen_version=CODEGEN_VERSION,
@@ -117,31 +142,32 @@ def compare(
         yield from pool.map(_search, jobs)
 
 
-def report(runs: Sequence[Run], origin: Origin, how: str) -> str:
+def report(runs: Sequence[Run], origin: Origin, how: str, question: Question) -> str:
     """Markdown: medians over the seeds by workload, and over everything."""
     methods = list(dict.fromkeys(run.method for run in runs))
     workloads = list(dict.fromkeys(run.workload for run in runs))
-    header = ["workload", *(f"{m} at {n}" for m in methods for n in AT)]
-    header += [f"{m} to {NEAR:.0%}" for m in methods]
+    at, near = question.at, question.near
+    header = ["workload", *(f"{m} at {n}" for m in methods for n in at)]
+    header += [f"{m} to {near:.0%}" for m in methods]
     rows = []
     for name in [*workloads, "all"]:
         of = [run for run in runs if name in (run.workload, "all")]
         cells = [name]
         for method in methods:
             mine = [run for run in of if run.method == method]
-            cells += [f"{median(run.at(n) for run in mine):.1%}" for n in AT]
+            cells += [f"{median(run.at(n) for run in mine):.1%}" for n in at]
         for method in methods:
-            needed = median(run.until(NEAR) for run in of if run.method == method)
-            cells.append("-" if needed == float("inf") else f"{needed:.0f}")
+            cells.append(_count(_needed(of, method, near)))
         rows.append(cells)
     lines = ["# Search", "", origin.sentence(), "", how, "", markdown_table(header, rows, 1)]
     if RANDOM in methods:
-        chance = {n: fmean(r.at(n) for r in runs if r.method == RANDOM) for n in AT}
+        chance = {n: fmean(r.at(n) for r in runs if r.method == RANDOM) for n in at}
         for method in methods:
             if method != RANDOM:
-                found = {n: fmean(r.at(n) for r in runs if r.method == method) for n in AT}
-                shares = ", ".join(f"{found[n] / chance[n]:.2f} at {n}" for n in AT if chance[n])
+                found = {n: fmean(r.at(n) for r in runs if r.method == method) for n in at}
+                shares = ", ".join(f"{found[n] / chance[n]:.2f} at {n}" for n in at if chance[n])
                 lines += ["", f"Mean regret of {method} over that of {RANDOM}: {shares} trials."]
+        lines += ["", *_to_near(runs, methods, near)]
     errors = [r.forecast_error for r in runs if r.forecast_error and r.method != RANDOM]
     if errors:
         lines += [
@@ -152,6 +178,33 @@ def report(runs: Sequence[Run], origin: Origin, how: str) -> str:
             f"{fmean(e.absolute_error for e in errors):.2%}.",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _to_near(runs: Sequence[Run], methods: Sequence[str], near: float) -> list[str]:
+    """How soon all workloads are within a regret: medians of the seeds, the mean over workloads.
+
+    A median that is beyond the end of the runs counts as their end, so that a share of `random`'s
+    trials is rather too large for the others.
+    """
+    lines = [f"Trials to within {near:.0%}, median of the seeds, mean over the workloads:"]
+    names = list(dict.fromkeys(run.workload for run in runs))
+    for method in methods:
+        of = [run for run in runs if run.method == method]
+        end = max(len(run.regrets) for run in of)
+        needed = [_needed([r for r in of if r.workload == n], method, near) for n in names]
+        mean = fmean(min(each, end) for each in needed)
+        late = sum(each > end for each in needed)
+        lines.append(f"{method} {mean:.1f} ({late} of {len(names)} not in {end} trials);")
+    return [" ".join(lines).removesuffix(";") + "."]
+
+
+def _needed(runs: Sequence[Run], method: str, regret: float) -> float:
+    """The median number of trials to within a regret; infinite if most never were."""
+    return median(run.until(regret) for run in runs if run.method == method)
+
+
+def _count(trials: float) -> str:
+    return "-" if trials == float("inf") else f"{trials:.0f}"
 
 
 def write_csv(runs: Sequence[Run], path: Path) -> None:
@@ -204,17 +257,19 @@ def _compare(chosen: argparse.Namespace) -> None:
     }
     if not paths:
         raise SystemExit(f"no table in {chosen.folder}: record them first")
+    question = UNCONSTRAINED if chosen.unconstrained else CONSTRAINED
+    methods = chosen.methods or question.methods
     runs = []
-    for run in compare(paths, chosen.methods, chosen.seeds, chosen.trials, chosen.processes):
+    for run in compare(paths, methods, chosen.seeds, chosen.trials, chosen.processes):
         runs.append(run)
-        near = ", ".join(f"{run.at(n):.1%} at {n}" for n in AT)
+        near = ", ".join(f"{run.at(n):.1%} at {n}" for n in question.at)
         print(f"{run.workload} {run.method} seed {run.seed}: {near}", flush=True)
     how = (
         f"{chosen.seeds} seeds, {chosen.trials} trials each, on tables of measured candidates; "
         f"regret is over the best of the table, medians over the seeds; the last columns count "
-        f"trials to within {NEAR:.0%}."
+        f"trials to within {question.near:.0%}."
     )
-    text = report(runs, Origin(), how)
+    text = report(runs, Origin(), how, question)
     stem = RESULTS_FOLDER / ("search-unconstrained" if chosen.unconstrained else "search")
     RESULTS_FOLDER.mkdir(exist_ok=True)
     stem.with_suffix(".md").write_text(text)
@@ -231,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     recording.add_argument("--trials", type=int, default=1000)
     recording.add_argument("--seconds", type=float, default=float("inf"))
     comparing = commands.add_parser("compare", help="search the tables")
-    comparing.add_argument("--methods", nargs="+", default=[DEFAULT, RANDOM], help="STRATEGY+MODEL")
+    comparing.add_argument("--methods", nargs="+", help="STRATEGY+MODEL or STRATEGY+MODEL-draft")
     comparing.add_argument("--seeds", type=int, default=5)
     comparing.add_argument("--trials", type=int, default=64)
     comparing.add_argument("--processes", type=int, default=os.cpu_count() or 1)

@@ -71,7 +71,7 @@ class TaskState:
         features = FeatureExtractor(
             task.lower, task.space.default(), target_facts(task.target, task.threads)
         )
-        context = SearchContext(task.space, features, model, rng)
+        context = SearchContext(task.space, features, model, rng, options.draft)
         return cls(task, features, make_strategy(options.strategy, context), options)
 
     @property

@@ -51,7 +51,8 @@ class Bayesian:
     def suggest(self, count: int) -> list[Suggestion]:
         pool = self._ranking.pool(self._memory)
         elites = self._memory.elites(REMEMBERED)
-        drafts = self._ranking.drafts([*pool, *elites])
+        known = [log(self._memory.seconds[s]) for s in elites]
+        drafts = self._ranking.drafts([*pool, *elites], fmean(known) if known else 0.0)
         pool = [schedule for schedule in pool if schedule in drafts]
         fastest = log(self._memory.best or 1.0)
         measured = {
@@ -62,7 +63,7 @@ class Bayesian:
         foreseen = self._ranking.foresee(pool, drafts, self._memory.seconds)
         if foreseen:
             opinions.append(Opinion(foreseen, MODEL_SHARE, MODEL_DEVIATION))
-        origin = "bayesian" if measured else "draft"
+        origin = "bayesian" if measured else self._ranking.prior
         chosen: list[Schedule] = []
         for _ in range(min(count, len(pool))):
             means, deviations = self._kriging.predict(pool, levels, opinions, measured)

@@ -15,12 +15,16 @@ from tuner.features import FeatureExtractor
 
 @dataclass(frozen=True, slots=True)
 class SearchContext:
-    """One task as a strategy sees it. `rng` is the only source of chance."""
+    """One task as a strategy sees it. `rng` is the only source of chance.
+
+    Without `draft` nothing is thought of a candidate before the model is trained.
+    """
 
     space: ScheduleSpace
     features: FeatureExtractor
     model: CostModel
     rng: random.Random
+    draft: bool = True
 
 
 @dataclass(frozen=True, slots=True)

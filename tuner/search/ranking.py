@@ -21,6 +21,9 @@ NEAR = 48
 ELITES = 8
 """How many of the fastest such steps start from."""
 
+DEVIATION = 0.3
+"""How far apart (as a logarithm) candidates of a task lie where no draft says so."""
+
 
 class Ranking:
     """Scores of one task's candidates: higher is better. Ties are broken by chance."""
@@ -33,15 +36,25 @@ class Ranking:
     @property
     def origin(self) -> str:
         """Who ranks: `model`, or `draft` until there is one."""
-        return "model" if self._context.model.trained else "draft"
+        return "model" if self._context.model.trained else self.prior
 
-    def drafts(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """Logarithms of drafted seconds, without what cannot be lowered."""
+    @property
+    def prior(self) -> str:
+        """Who ranks before anything is known: `draft`, or chance where drafts are not wanted."""
+        return "draft" if self._context.draft else "random"
+
+    def drafts(
+        self, schedules: Iterable[Schedule], otherwise: float = 0.0
+    ) -> dict[Schedule, float]:
+        """Logarithms of drafted seconds, without what cannot be lowered.
+
+        Where drafts are not wanted each is `otherwise`: all candidates are alike.
+        """
         found = {}
         for schedule in dict.fromkeys(schedules):
             seconds = self._context.features.draft_seconds(schedule)
             if seconds is not None:
-                found[schedule] = log(seconds)
+                found[schedule] = log(seconds) if self._context.draft else otherwise
         return found
 
     def foresee(
@@ -54,7 +67,7 @@ class Ranking:
 
         A model that was trained on a measurement knows it by heart: only what it said beforehand
         shows what it is worth. Its scores have a scale of their own; here they have the mean and
-        the deviation of the drafts of the pool.
+        the deviation of the drafts of the pool, or DEVIATION where these are not wanted.
         """
         if not self._context.model.trained or not pool:
             return {}
@@ -63,7 +76,8 @@ class Ranking:
             return {}
         values = np.array(list(scores.values()))
         spread = np.array([drafts[s] for s in scores])
-        scale = float(spread.std() / values.std()) if values.std() > 0 else 0.0
+        deviation = float(spread.std()) if self._context.draft else DEVIATION
+        scale = deviation / float(values.std()) if values.std() > 0 else 0.0
         now = {s: float(values.mean() - v) * scale for s, v in scores.items()}
         self._foreseen.update(now)
         return now | {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -121,11 +122,16 @@ def test_a_space_of_one_point_is_used_up_at_once(name: str, gemm: Any) -> None:
 
 
 def _regret(
-    gemm: Any, seconds: Callable[[Schedule], float], strategy: str, trials: int, seed: int
+    gemm: Any,
+    seconds: Callable[[Schedule], float],
+    strategy: str,
+    trials: int,
+    seed: int,
+    draft: bool = True,
 ) -> float:
     """The best so far over the best of the space, less one: the mean after each batch of eight."""
     model = make_cost_model("xgboost" if strategy in LEARNING else "none", seed)
-    context = gemm.context(model, seed)
+    context = replace(gemm.context(model, seed), draft=draft)
     search = make_strategy(strategy, context)
     samples: list[Sample] = []
     best, curve = float("inf"), []
@@ -183,6 +189,38 @@ def test_learning_beats_chance_where_the_draft_is_wrong(name: str, gemm: Any) ->
     learned = [_regret(gemm, gemm.seconds, name, 32, seed) for seed in SEEDS]
     chance = [_regret(gemm, gemm.seconds, "random", 32, seed) for seed in SEEDS]
     assert sum(learned) < sum(chance)
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_the_model_alone_beats_chance(name: str, gemm: Any) -> None:
+    """Without drafts: nothing is thought of a candidate before the model is trained."""
+    learned = [_regret(gemm, gemm.seconds, name, 32, seed, draft=False) for seed in SEEDS]
+    chance = [_regret(gemm, gemm.seconds, "random", 32, seed) for seed in SEEDS]
+    assert sum(learned) < sum(chance)
+
+
+def test_without_drafts_all_candidates_are_alike_at_first(gemm: Any) -> None:
+    ranking = Ranking(replace(gemm.context(), draft=False))
+    points = gemm.space.points[:40]
+    lowered = ranking.drafts(points)
+    assert set(lowered.values()) == {0.0} and lowered.keys() <= set(points)
+    assert set(ranking.drafts(points, -7.0).values()) == {-7.0}
+    assert set(ranking.scores(points).values()) == {0.0}
+    assert (ranking.prior, Ranking(gemm.context()).prior) == ("random", "draft")
+
+
+def test_a_walk_goes_back_from_where_it_is_much_slower(gemm: Any) -> None:
+    """One schedule is fast and all others take twice as long: every step starts from it."""
+    search = make_strategy("annealing", gemm.context())
+    fast = Schedule.of("columns", mr=4, nv=3, unroll=4)
+    search.update([Observed(fast, 1.0)])
+    for _ in range(12):
+        for suggestion in search.suggest(2):
+            schedule = suggestion.schedule
+            turned = [n for n in ("mr", "nv", "unroll") if schedule[n] != fast[n]]
+            near = schedule.algorithm == fast.algorithm and len(turned) <= 2
+            assert near or suggestion.origin == "random"
+            search.update([Observed(schedule, 2.0)])
 
 
 @pytest.mark.parametrize("name", LEARNING)
