@@ -114,6 +114,7 @@ def choose_plan(
     limit = int(share * budget.trials)
     if known.decision is not None or not limit:
         return Chosen(known, budget)
+    builder.start()  # it loads the compiler while alternatives are found
     started, seconds = clock(), budget.seconds
     target, request = planned.target, planned.request
     ends = None if seconds is None else started + share * seconds

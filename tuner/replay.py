@@ -97,6 +97,9 @@ class AnswerBuilder:
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
 
+    def start(self) -> None:
+        """There is nothing to start."""
+
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> _Ready:
         return _Ready([self._build(task.key, schedule) for schedule in schedules])
 

@@ -70,6 +70,9 @@ class Ticket(Protocol):
 class Builder(Protocol):
     """Builds batches of candidates in the background."""
 
+    def start(self) -> None:
+        """Make ready for the first batch, which would otherwise wait for that."""
+
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> Ticket:
         """Start to build a batch."""
 

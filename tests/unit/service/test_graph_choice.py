@@ -115,7 +115,7 @@ def choose(
     return choose_plan(
         planned,
         storage,
-        FakeBuilder(),
+        more.pop("builder", None) or FakeBuilder(),
         runner,
         budget or Budget(100),
         job_id=more.pop("job_id", "job"),
@@ -146,13 +146,20 @@ def operators(planned: Planned) -> list[tuple[str, ...]]:
     return [workload.operators for workload, _ in planned.workloads]
 
 
+def test_builders_start_before_alternatives_are_found(storage: Storage, race: list[int]) -> None:
+    builder = FakeBuilder()
+    choose(plan(), storage, device(plan()), builder=builder)
+    assert builder.started == 1
+
+
 def test_a_plan_is_found_once(storage: Storage, race: list[int]) -> None:
     first = settled(storage, device(plan()))
     assert operators(plan()) == [("matmul", "sigmoid")]
     assert operators(first) == [("matmul",), ("sigmoid",)]
     assert race == [1, 1]
-    idle = Device(stuck=True)
-    again = choose(plan(), storage, idle)
+    idle, resting = Device(stuck=True), FakeBuilder()
+    again = choose(plan(), storage, idle, builder=resting)
+    assert not resting.started
     assert (again.planned.plan, again.budget) == (first.plan, Budget(100))
     assert again.planned.decision == first.decision
     tune = Tuning()

@@ -83,6 +83,11 @@ class FakeBuilder:
     code: Callable[[Schedule], str] = lambda schedule: schedule.digest
     spills: Callable[[Schedule], bool] = lambda schedule: False
 
+    started: int = 0
+
+    def start(self) -> None:
+        self.started += 1
+
     def submit(self, task: Any, schedules: Sequence[Schedule]) -> FakeTicket:
         return FakeTicket([self._build(s) for s in schedules])
 
