@@ -3,8 +3,9 @@
 `python -m benchmarks.metaschedule_peer tune MODEL FOLDER TRIALS SECONDS SEED` tunes, and with
 `defaults MODEL` it times the tasks as TVM compiles them untuned; lines are printed as
 `benchmarks.metaschedule_runs` has them. Strategy, cost model and task scheduler are TVM's own, with
-its settings. Builder and runner are in this process: TVM's start processes that import all of TVM
-again, which takes them over their time limit of 30 s on a small machine.
+a batch and a population for small budgets. Builder and runner are in this process: TVM's start
+processes that import all of TVM again, which takes them over their time limit of 30 s on a small
+machine.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ LARGEST_BATCH = 16
 """Candidates that are searched for, built and measured at once. TVM's default of 64 would be one
 batch of a small budget: its first result would come after 64 builds, and it would learn nothing.
 Fewer where the trials would not go round, since each task gets a batch before any gets a second."""
+POPULATION = 64
+"""Of its evolutionary search. With TVM's default of 512 the search for one batch takes a third of a
+minute, so in a small budget of time hardly anything is measured; and as its cost model guesses
+until it has 100 samples, the larger population is not better."""
 
 TOO_LATE = "its time was up"
 
@@ -243,6 +248,7 @@ def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> 
             Report(),
         ],
         task_scheduler=session.scheduler,
+        strategy=meta_schedule.search_strategy.EvolutionarySearch(population_size=POPULATION),
         seed=seed,
     )
     tell("end", out_of_time=False)
