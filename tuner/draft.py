@@ -124,7 +124,7 @@ def draft_seconds(
     return _overlapped(cycles, memory) / CYCLES_PER_SECOND
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def statement_cycles(statement: Statement, machine: Machine, threads: int = 1) -> float:
     """Cycles of one statement in its loops, on the thread that has most of it."""
     cases = _cases(statement.tiling.loops)
@@ -144,7 +144,7 @@ class _Case:
     parts: tuple[tuple[For, float], ...] = ()
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=256)
 def _cases(loops: Loops) -> list[_Case]:
     """Full tiles, and the narrower ones at the ends of ragged loops."""
     cases = [_Case(1.0)]
@@ -222,7 +222,7 @@ def _spills(statement: Statement, case: _Case, machine: Machine) -> float:
     return max(0.0, held - machine.registers) * passes / taps * _RELOAD_CYCLES
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=16)
 def _shared_by_taps(statement: Statement) -> tuple[float, float] | None:
     """The distinct values that a written-out window reads, and how often each; None without one."""
     for use in statement.uses:

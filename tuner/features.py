@@ -273,7 +273,7 @@ def _log(value: float) -> float:
     return log2(1.0 + value)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _traffic(statement: Statement) -> tuple[float, ...]:
     """Bytes that come from beyond a cache of each of CACHE_BYTES.
 

@@ -168,7 +168,7 @@ def _visit(node: Node, path: tuple[int, ...], loops: Loops) -> tuple[Statement, 
             return _in_loops(node.body, path, loops.inside(node))
 
 
-_remembered = lru_cache(maxsize=2048)(_visit)
+_remembered = lru_cache(maxsize=1024)(_visit)
 """Where several nests follow each other, most are those of other candidates: halos, transforms."""
 
 
@@ -192,7 +192,7 @@ class _Facts:
     aliased: frozenset[Axis]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2048)
 def _facts(
     stores: tuple[Store, ...],
     body: Expr,

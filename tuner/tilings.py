@@ -50,7 +50,7 @@ OUTSIDE = Loops()
 """No loops at all."""
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2048)
 def _inside(
     loops: Loops,
     axis: Axis,
@@ -133,7 +133,7 @@ class Tiling:
         return sizes
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=1024)
 def tiling(
     loops: Loops, reduce: tuple[Tile, ...], unroll: tuple[Tile, ...], vector: Axis | None
 ) -> Tiling:
