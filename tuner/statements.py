@@ -91,6 +91,8 @@ class Statement:
     parallel_tiles: int
     path: tuple[int, ...] = field(repr=False)
     uses: tuple[Use, ...] = field(repr=False)
+    tensors: tuple[tuple[Form, ...], ...] = field(repr=False)
+    """The distinct forms of its loads and stores, of each tensor together."""
     tiling: Tiling = field(repr=False)
 
     @property
@@ -108,25 +110,10 @@ class Statement:
         """The size of each axis inside all loops."""
         return self.tiling.tile
 
-    @cached_property
+    @property
     def footprints(self) -> tuple[float, ...]:
         """Bytes that one execution of the tile touches, then of each loop of `around`."""
-        # Several accesses of one tensor mostly overlap (taps of a stencil): the largest is all.
-        tensors = [
-            map(max, zip(*(self.spans[form] for form in forms), strict=True))
-            if len(forms) > 1
-            else self.spans[forms[0]]
-            for forms in self.tensors
-        ]
-        if not tensors:
-            return (0.0,) * (len(self.around) + 1)
-        return tuple(map(sum, zip(*tensors, strict=True)))
-
-    @cached_property
-    def tensors(self) -> tuple[tuple[Form, ...], ...]:
-        """The distinct forms of its loads and stores, of each tensor together."""
-        found = forms_by_tensor(use.access for use in self.uses)
-        return tuple(tuple(forms) for forms in found.values())
+        return self.tiling.footprints(self.tensors)
 
     @cached_property
     def spans(self) -> Mapping[Form, tuple[float, ...]]:
@@ -185,6 +172,7 @@ class _Facts:
     output_axes: frozenset[Axis]
     loads: tuple[tuple[Access, int, bool, frozenset[Axis]], ...]
     stores: tuple[tuple[Access, int], ...]
+    tensors: tuple[tuple[Form, ...], ...]
     body: tuple[float, ...]
     body_cost: float
     ending: tuple[float, ...]
@@ -216,6 +204,7 @@ def _facts(
         for store in stores
         if (found := access(store.target)) is not None
     )
+    forms = forms_by_tensor([*(use[0] for use in read), *(use[0] for use in written)])
     issued = list(inner.counts)
     is_fused = isinstance(body, Op) and body.operation is Operation.MUL
     if combines:
@@ -226,6 +215,7 @@ def _facts(
         output_axes=output_axes,
         loads=read,
         stores=written,
+        tensors=tuple(map(tuple, forms.values())),
         body=tuple(issued),
         body_cost=inner.cost + float(combines and not is_fused),
         ending=tuple(map(sum, zip(*(each.counts for each in epilogues), strict=True))),
@@ -302,5 +292,6 @@ def _statement(compute: Compute, path: tuple[int, ...], loops: Loops) -> Stateme
         parallel_tiles=tiled.parallel_tiles,
         path=path,
         uses=tuple(uses),
+        tensors=facts.tensors,
         tiling=tiled,
     )

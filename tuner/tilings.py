@@ -93,6 +93,9 @@ class Tiling:
     useful: float
     _points: dict[frozenset[Axis], int] = field(init=False, default_factory=dict)
     _spans: dict[Form, tuple[float, ...]] = field(init=False, default_factory=dict)
+    _footprints: dict[tuple[tuple[Form, ...], ...], tuple[float, ...]] = field(
+        init=False, default_factory=dict
+    )
 
     def points_along(self, axes: frozenset[Axis]) -> int:
         """Points of the register tile that differ in these axes."""
@@ -108,6 +111,25 @@ class Tiling:
         if known is None:
             self._spans[form] = known = self._span(form)
         return known
+
+    def footprints(self, tensors: tuple[tuple[Form, ...], ...]) -> tuple[float, ...]:
+        """Bytes of all tensors that are touched in the tile, then in one run of each loop."""
+        known = self._footprints.get(tensors)
+        if known is None:
+            self._footprints[tensors] = known = self._sum_of_spans(tensors)
+        return known
+
+    def _sum_of_spans(self, tensors: tuple[tuple[Form, ...], ...]) -> tuple[float, ...]:
+        if not tensors:
+            return (0.0,) * (len(self.around) + 1)
+        # Several accesses of one tensor mostly overlap (taps of a stencil): the largest is all.
+        spans = [
+            map(max, zip(*map(self.span, forms), strict=True))
+            if len(forms) > 1
+            else self.span(forms[0])
+            for forms in tensors
+        ]
+        return tuple(map(sum, zip(*spans, strict=True)))
 
     def _span(self, form: Form) -> tuple[float, ...]:
         sizes = [self.tile.get(axis, axis.extent) for axis in form.numbers]
