@@ -1,10 +1,13 @@
 """How well cost models rank candidates of tasks that they have never seen.
 
 `python -m benchmarks.cost_model collect FOLDER --seconds 170` measures random candidates of tasks
-of nine families (up to six tasks each) and keeps them as trials in a database of its own; run
-again, it goes on where it stopped. `--unconstrained` takes the constraints off the spaces first.
-`python -m benchmarks.cost_model report FOLDER` leaves out one family after the other, trains every
-objective on the rest, and orders the candidates of the one left out; also with a few of its own
+of eleven networks (up to ten tasks each) and six operators (thirty of random sizes) and keeps
+them as trials in a database of its own; run again, it goes on where it stopped. `--turn 2` measures
+the same candidates once more, at another time: the fastest of all turns counts, for disturbances
+of a shared machine that last for seconds lengthen all samples of one turn alike. `--unconstrained`
+takes the constraints off the spaces first.
+`python -m benchmarks.cost_model report FOLDER` leaves out a sixth of the families at a time, trains
+every objective on the rest, and orders the candidates of those left out; also with a few of its own
 samples to correct the model by. Results go to benchmarks/results/cost_model.json and .md.
 """
 
@@ -12,23 +15,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from benchmarks import operators
 from benchmarks.models import build
 from benchmarks.report import Origin
+from benchmarks.search_tables import heaviest_workload
 from compiler import costs
 from compiler.build import CODEGEN_VERSION
-from compiler.dtypes import DType
-from compiler.graph.ir import Graph, Node
-from compiler.graph.types import TensorType
-from compiler.loops.layout import ROW_MAJOR
 from compiler.schedule.select import schedule_space
 from compiler.target import Target, resolve_target
-from compiler.workload import Boundary, Workload, make_workload
+from compiler.workload import Workload
 from db.engine import open_engine
 from db.migrate import upgrade
 from db.stores.records import RecordStore
@@ -46,11 +52,11 @@ from tuner.cost_model.metrics import (
 )
 from tuner.cost_model.protocol import Sample
 from tuner.cost_model.xgboost import Objective, XGBoostModel
-from tuner.features import FEATURE_VERSION
+from tuner.features import COLUMNS, FEATURE_VERSION
 from tuner.loop import tune
 from tuner.measure.builder import ProcessBuilder
 from tuner.measure.local_runner import LocalRunner
-from tuner.measure.measurement import RecordKey
+from tuner.measure.measurement import RecordKey, Trial
 from tuner.measure.oracle import ReferenceCache
 from tuner.options import TuneOptions
 from tuner.tasks import make_task
@@ -66,19 +72,17 @@ NETWORKS = (
     "gpt2-prefill-64",
     "efficientnet-b0",
     "vgg16-features",
+    "inception-v1",
+    "shufflenet",
+    "deit-small",
 )
-ODD_PRODUCTS = (
-    (1, 1000, 1280),
-    (17, 130, 77),
-    (50, 100, 300),
-    (97, 211, 389),
-    (128, 768, 3072),
-    (333, 333, 333),
-)
-"""Rows, columns and depth of the matrix products of the ninth family."""
 
-TASKS = 6
-"""Tasks of a family."""
+TASKS = 10
+"""Tasks of a network."""
+
+DRAWN_TASKS = 30
+"""Tasks of an operator: sizes cost nothing to draw, and from twice the tasks a model learns to
+order two more of a hundred pairs."""
 
 MOST_FLOPS = 1.5e9
 LEAST_FLOPS = 2e5
@@ -90,7 +94,7 @@ LEAST_SCHEDULES = 24
 
 
 def families(folder: Path, target: Target) -> dict[str, list[Workload]]:
-    """Up to six workloads of each network, none twice; found once and kept in the folder."""
+    """The workloads of each family, none twice; found once and kept in the folder."""
     kept = folder / "workloads.json"
     if not kept.exists():
         found: dict[str, list[str]] = {}
@@ -101,20 +105,83 @@ def families(folder: Path, target: Target) -> dict[str, list[Workload]]:
             random.Random(name).shuffle(new)
             found[name] = [w.text() for w in _various(new)]
             taken.update(w.key for w in new)
-        found["odd products"] = [product(*sizes).text() for sizes in ODD_PRODUCTS]
+        for name, draw in DRAWN.items():
+            found[name] = [w.text() for w in _drawn(name, draw, target)]
         kept.write_text(json.dumps(found, indent=1))
     return {n: [Workload.parse(t) for t in ts] for n, ts in json.loads(kept.read_text()).items()}
 
 
-def product(rows: int, columns: int, depth: int) -> Workload:
-    """A matrix product with a constant right side: (rows, depth) x (depth, columns)."""
-    a = TensorType(DType.FLOAT32, (rows, depth))
-    b = TensorType(DType.FLOAT32, (depth, columns))
-    y = TensorType(DType.FLOAT32, (rows, columns))
-    node = Node("m", "matmul", ("a", "b"), ("y",))
-    graph = Graph("g", ("a", "b"), ("y",), (node,), {"a": a, "b": b, "y": y}, {})
-    boundaries = {"a": Boundary(a, ROW_MAJOR), "b": Boundary(b, constant=True)}
-    return make_workload(graph, ["m"], boundaries)
+def _drawn(name: str, draw: Callable[[random.Random], Any], target: Target) -> list[Workload]:
+    """Workloads of operators whose sizes are drawn, the same ones in each process."""
+    rng = random.Random(name)
+    found: dict[str, Workload] = {}
+    while len(found) < DRAWN_TASKS:
+        workload = heaviest_workload(draw(rng))
+        if _is_fit(workload, target):
+            found.setdefault(workload.key, workload)
+    return list(found.values())
+
+
+def _size(rng: random.Random, least: int, most: int) -> int:
+    """A size whose logarithm is uniform; half of them are multiples of 16."""
+    size = round(math.exp(rng.uniform(math.log(least), math.log(most))))
+    return max(least, size // 16 * 16) if rng.random() < 0.5 else size
+
+
+def _product(rng: random.Random) -> Any:
+    rows = rng.choice((1, _size(rng, 2, 512)))
+    return operators.matmul(rows, _size(rng, 16, 2048), _size(rng, 16, 2048))
+
+
+def _batch_product(rng: random.Random) -> Any:
+    rows, columns, depth = (_size(rng, 8, 256) for _ in range(3))
+    return operators.matmul(rows, columns, depth, batch=rng.choice((3, 8, 12, 16)))
+
+
+def _convolution(rng: random.Random) -> Any:
+    kernel, stride = rng.choice((1, 3, 3, 3, 5, 7)), rng.choice((1, 1, 2))
+    channels, filters = _size(rng, 3, 384), _size(rng, 8, 384)
+    size = (_size(rng, 7, 80),) * 2
+    return operators.conv(channels, filters, size, (kernel, kernel), (stride, stride))
+
+
+def _depthwise(rng: random.Random) -> Any:
+    kernel, stride = rng.choice((3, 3, 5, 7)), rng.choice((1, 2))
+    channels, size = _size(rng, 16, 768), (_size(rng, 7, 112),) * 2
+    return operators.conv(
+        channels, channels, size, (kernel, kernel), (stride, stride), group=channels
+    )
+
+
+def _pool(rng: random.Random) -> Any:
+    operator, kernel = rng.choice(("MaxPool", "AveragePool")), rng.choice((2, 3, 3, 5))
+    size, stride = (_size(rng, 14, 112),) * 2, rng.choice((1, 2))
+    return operators.pool(operator, _size(rng, 16, 512), size, (kernel, kernel), (stride, stride))
+
+
+def _rows(rng: random.Random) -> Any:
+    shape = (_size(rng, 8, 768), _size(rng, 32, 4096))
+    draw = rng.choice(
+        (
+            operators.softmax,
+            operators.layer_norm,
+            operators.gelu,
+            partial(operators.reduction, "ReduceMean"),
+            partial(operators.reduction, "ReduceMax", axis=0),
+        )
+    )
+    return draw(shape)
+
+
+DRAWN: dict[str, Callable[[random.Random], Any]] = {
+    "products": _product,
+    "batch products": _batch_product,
+    "convolutions": _convolution,
+    "depthwise": _depthwise,
+    "pools": _pool,
+    "rows": _rows,
+}
+"""Families of one operator, whose sizes are nobody's: models of one operator from random sizes."""
 
 
 def _is_fit(workload: Workload, target: Target) -> bool:
@@ -137,24 +204,26 @@ def _various(workloads: Sequence[Workload]) -> list[Workload]:
     return chosen[:TASKS]
 
 
-def collect(folder: Path, seconds: float, trials: int, unconstrained: bool, seed: int) -> None:
-    """Measure up to `trials` random candidates of every task, the families in turns."""
+def collect(
+    folder: Path, seconds: float, trials: int, unconstrained: bool, turn: int, seed: int
+) -> None:
+    """Measure up to `trials` random candidates of every task, one task of each family at a time."""
     target = resolve_target("host")
     found = families(folder, target)
     stop = time.monotonic() + seconds
-    engine = open_engine(f"sqlite:///{folder.resolve()}/{_database(unconstrained)}")
+    engine = open_engine(f"sqlite:///{folder.resolve()}/{_database(unconstrained, turn)}")
     upgrade(engine)
     records, texts = RecordStore(engine), WorkloadStore(engine)
     texts.put_target(target.key, target.name, target.to_json())
     builder, runner = ProcessBuilder(2), LocalRunner("local", device_facts())
     try:
-        for turn in range(TASKS):
+        for number in range(max(map(len, found.values()))):
             for family, workloads in found.items():
-                if turn >= len(workloads):
+                if number >= len(workloads):
                     continue
                 if time.monotonic() > stop:
                     return
-                workload = workloads[turn]
+                workload = workloads[number]
                 texts.put_workloads({workload.key: workload.text()})
                 task = make_task(
                     workload,
@@ -180,14 +249,18 @@ def collect(folder: Path, seconds: float, trials: int, unconstrained: bool, seed
         engine.dispose()
 
 
-def _database(unconstrained: bool) -> str:
-    return "unconstrained.db" if unconstrained else "constrained.db"
+def _database(unconstrained: bool, turn: int | str) -> str:
+    return f"{'unconstrained' if unconstrained else 'constrained'}-{turn}.db"
 
 
 # ---- the report
 
 CORRECTIONS = (8, 24)
 """Own samples of a task that correct a base model."""
+
+
+FOLDS = 6
+THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,48 +273,58 @@ class Row:
 
 
 def read_samples(folder: Path, unconstrained: bool) -> dict[str, list[Sample]]:
-    """The samples of each family; empty where nothing was collected."""
+    """The samples of each family, of all turns together; empty where nothing was collected."""
     target = resolve_target("host")
-    path = folder / _database(unconstrained)
-    if not path.exists():
-        return {}
-    engine = open_engine(f"sqlite:///{path.resolve()}")
-    upgrade(engine)
-    records = RecordStore(engine)
-    found: dict[str, list[Sample]] = {}
-    for family, workloads in families(folder, target).items():
-        known = {w.key: w for w in workloads}
-        trials = [t for key in known for t in records.trials(RecordKey(key, target.key, 1, "fast"))]
-        found[family] = samples_of(trials, known.get, {target.key: target}.get)
-    engine.dispose()
-    return found
+    trials: dict[str, list[Trial]] = {}
+    found = families(folder, target)
+    for path in sorted(folder.glob(_database(unconstrained, "*"))):
+        engine = open_engine(f"sqlite:///{path.resolve()}")
+        upgrade(engine)
+        records = RecordStore(engine)
+        for family, workloads in found.items():
+            for workload in workloads:
+                key = RecordKey(workload.key, target.key, 1, "fast")
+                trials.setdefault(family, []).extend(records.trials(key))
+        engine.dispose()
+    known = {w.key: w for workloads in found.values() for w in workloads}
+    return {
+        family: samples_of(measured, known.get, {target.key: target}.get)
+        for family, measured in trials.items()
+    }
 
 
 def score(
     judged: Mapping[str, list[Sample]], beside: Mapping[str, list[Sample]], seed: int
 ) -> list[Row]:
-    """Leave out one family after the other; `beside` are samples of other spaces to learn from."""
+    """Leave out families, some at a time; `beside` are samples of other spaces to learn from."""
     rows = []
-    for number, family in enumerate(judged):
-        own = judged[family]
-        tasks = {sample.task for sample in own}
-        others = [name for name in judged if name != family]
-        # the next family says when to stop
-        stopping = others[number % len(others)]
+    names = list(judged)
+    folds = [names[number::FOLDS] for number in range(FOLDS)]
+    for number, fold in enumerate(folds):
+        tasks = {sample.task for name in fold for sample in judged[name]}
+        stopping = folds[(number + 1) % FOLDS]  # says when to stop
+        learning = [name for name in names if name not in fold and name not in stopping]
         parts = []
-        for names in ([n for n in others if n != stopping], [stopping]):
-            samples = [s for n in names for s in (*judged[n], *beside.get(n, ()))]
-            parts.append([s for s in samples if s.task not in tasks])
-        rows.append(Row("random order", family, random_order(own, seed)))
+        for chosen in (learning, stopping):
+            samples = [s for name in chosen for s in (*judged[name], *beside.get(name, ()))]
+            parts.append([sample for sample in samples if sample.task not in tasks])
+        for name in fold:
+            rows.append(Row("random order", name, random_order(judged[name], seed)))
+            rows.append(Row("draft", name, evaluate(judged[name], _draft)))
         for objective in Objective:
-            model = XGBoostModel(seed, objective)
+            model = XGBoostModel(seed, objective, threads=THREADS)
             model.train_base(*parts)
-            rows.append(
-                Row(f"{objective} ({model.rounds} trees)", family, evaluate(own, model.predict))
-            )
-            rows += _corrected(family, own, model, seed)
-        print(f"{family}: done", flush=True)
+            for name in fold:
+                scores = evaluate(judged[name], model.predict)
+                rows.append(Row(f"{objective} ({model.rounds} trees)", name, scores))
+                rows += _corrected(name, judged[name], model, seed)
+        print(f"{', '.join(fold)}: done", flush=True)
     return rows
+
+
+def _draft(rows: np.ndarray) -> np.ndarray:
+    """The order of the analytic draft, which has learned nothing."""
+    return -rows[:, COLUMNS.index("draft")]
 
 
 def _corrected(family: str, own: Sequence[Sample], base: XGBoostModel, seed: int) -> list[Row]:
@@ -274,7 +357,7 @@ def write_results(rows: Mapping[str, list[Row]], counts: Mapping[str, int]) -> s
         "",
         origin.sentence() + f" codegen {CODEGEN_VERSION}, features {FEATURE_VERSION}.",
         "",
-        "Each family of tasks is left out in turn; figures are means over tasks "
+        "Families of tasks are left out, a sixth of them at a time; figures are means over tasks "
         "([what they mean](../../docs/tuning.md#cost-models)).",
         "",
     ]
@@ -354,12 +437,20 @@ def main() -> None:
     collecting.add_argument("--seconds", type=float, default=170.0)
     collecting.add_argument("--trials", type=int, default=48)
     collecting.add_argument("--unconstrained", action="store_true")
+    collecting.add_argument("--turn", type=int, default=1)
     chosen = parser.parse_args()
     if chosen.command == "report":
         report(chosen.folder, chosen.seed)
         return
     chosen.folder.mkdir(parents=True, exist_ok=True)
-    collect(chosen.folder, chosen.seconds, chosen.trials, chosen.unconstrained, chosen.seed)
+    collect(
+        chosen.folder,
+        chosen.seconds,
+        chosen.trials,
+        chosen.unconstrained,
+        chosen.turn,
+        chosen.seed,
+    )
 
 
 if __name__ == "__main__":

@@ -81,7 +81,12 @@ class Table:
 
 def workload_of(name: str) -> Workload:
     """The workload of a name of WORKLOADS, as the compiler cuts and lays it out."""
-    planned = plan_model(ModelRequest(WORKLOADS[name]().SerializeToString()))
+    return heaviest_workload(WORKLOADS[name]())
+
+
+def heaviest_workload(model: Any) -> Workload:
+    """The most expensive kernel that a ModelProto is cut into, relayouts aside."""
+    planned = plan_model(ModelRequest(model.SerializeToString()))
     kernels = [w for w, _ in planned.workloads if w.operators != ("identity",)]  # no relayouts
     return max(kernels, key=cost)
 

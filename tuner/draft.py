@@ -114,22 +114,68 @@ _OVERLAP = 2.0
 """Exponent of the norm that joins core and memory: 1 adds them, infinity takes the larger."""
 
 
-def draft_seconds(
+PARTS = (
+    "operations",
+    "loads",
+    "chains",
+    "busiest",
+    "stores",
+    "tiles",
+    "joins",
+    "spills",
+    "behind_level1",
+    "behind_level2",
+    "behind_level3",
+)
+"""What cycles go to. `busiest` is the longest of the first three, tile by tile; with the next four
+it is the core's time. The last three are the traffic behind each cache."""
+
+_CORE = slice(PARTS.index("busiest"), PARTS.index("behind_level1"))
+_BEHIND_CACHES = slice(_CORE.stop, len(PARTS))
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Estimated seconds of one run of a nest, and cycles of each of PARTS, on one thread."""
+
+    seconds: float
+    parts: tuple[float, ...]
+
+    @property
+    def core_cycles(self) -> float:
+        """Cycles of the core, were there no memory behind its first cache."""
+        return sum(self.parts[_CORE])
+
+
+def make_draft(
     nest: LoopNest, found: Sequence[Statement], machine: Machine, threads: int = 1
-) -> float:
-    """Estimated seconds of one run of a nest, whose statements were counted."""
-    cycles = sum(statement_cycles(statement, machine, threads) for statement in found)
+) -> Draft:
+    """The draft of a nest whose statements were counted."""
+    parts = [_parts(statement, machine) for statement in found]
+    cycles = sum(
+        _overlapped(sum(each[_CORE]), max(each[_BEHIND_CACHES])) * _share(statement, threads)
+        for statement, each in zip(found, parts, strict=True)
+    )
     cold = sum(b.bytes for b in nest.buffers if b.role is Role.WEIGHT and b.bytes >= COLD_BYTES)
     memory = cold / machine.caches[-1].bytes_per_cycle_behind / threads
-    return _overlapped(cycles, memory) / CYCLES_PER_SECOND
+    return Draft(
+        _overlapped(cycles, memory) / CYCLES_PER_SECOND, tuple(map(sum, zip(*parts, strict=True)))
+    )
 
 
 @lru_cache(maxsize=1024)
-def statement_cycles(statement: Statement, machine: Machine, threads: int = 1) -> float:
-    """Cycles of one statement in its loops, on the thread that has most of it."""
-    cases = _cases(statement.tiling.loops)
-    core = sum(case.count * _tile_cycles(statement, case, machine) for case in cases)
-    return _overlapped(core, _memory(statement, machine)) * _share(statement, threads)
+def _parts(statement: Statement, machine: Machine) -> tuple[float, ...]:
+    """Cycles of one statement in its loops by PARTS."""
+    core = [0.0] * _BEHIND_CACHES.start
+    for case in _cases(statement.tiling.loops):
+        for place, cycles in enumerate(_tile_parts(statement, case, machine)):
+            core[place] += case.count * cycles
+    sizes = tuple(cache.bytes for cache in machine.caches)
+    behind = [
+        moved / cache.bytes_per_cycle_behind
+        for moved, cache in zip(traffic(statement, sizes), machine.caches, strict=True)
+    ]
+    return (*core, *behind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,27 +207,32 @@ def _cases(loops: Loops) -> list[_Case]:
     return cases
 
 
-def _tile_cycles(statement: Statement, case: _Case, machine: Machine) -> float:
-    """Cycles of one execution of the register tile, its whole sum included."""
+def _tile_parts(statement: Statement, case: _Case, machine: Machine) -> tuple[float, ...]:
+    """Cycles of one execution of the register tile, its whole sum included: the core's PARTS."""
     tiles = statement.outer_trips
     steps = statement.reduce_trips * statement.points
-    busiest = max(
-        statement.vector_operations / tiles * case.share / machine.operations,
-        _loads(statement, case, machine),
-    )
+    operations = statement.vector_operations / tiles * case.share / machine.operations
+    loads = _loads(statement, case, machine)
+    chains = joins = spills = 0.0
     if statement.is_reduction:
         # Additions to one accumulator wait for each other; a short sum overlaps with the next.
         waiting = steps / statement.accumulators * machine.latency
-        busiest = max(busiest, waiting / max(1.0, machine.in_flight / steps))
-    stores = statement.stores + statement.scattered_stores * (statement.lanes - 1)
-    cycles = busiest + stores / tiles * case.share / machine.stores
-    cycles += _TILE_CYCLES + statement.reduce_trips * _ITERATION_CYCLES
+        chains = waiting / max(1.0, machine.in_flight / steps)
+        spills = _spills(statement, case, machine)
     if statement.lane_reduction:
         # halves are added to each other: shuffle and addition for each halving
-        cycles += statement.accumulators * case.share * 2 * (statement.lanes.bit_length() - 1)
-    if statement.is_reduction:
-        cycles += _spills(statement, case, machine)
-    return cycles
+        joins = statement.accumulators * case.share * 2 * (statement.lanes.bit_length() - 1)
+    stored = statement.stores + statement.scattered_stores * (statement.lanes - 1)
+    return (
+        operations,
+        loads,
+        chains,
+        max(operations, loads, chains),
+        stored / tiles * case.share / machine.stores,
+        _TILE_CYCLES + statement.reduce_trips * _ITERATION_CYCLES,
+        joins,
+        spills,
+    )
 
 
 def _loads(statement: Statement, case: _Case, machine: Machine) -> float:
@@ -232,16 +283,6 @@ def _shared_by_taps(statement: Statement) -> tuple[float, float] | None:
         if not use.is_store and reads > 1.5 * distinct and distinct > 1:
             return distinct, reads / distinct
     return None
-
-
-def _memory(statement: Statement, machine: Machine) -> float:
-    """Cycles of the traffic behind each cache."""
-    sizes = tuple(cache.bytes for cache in machine.caches)
-    moved = traffic(statement, sizes)
-    return max(
-        size / cache.bytes_per_cycle_behind
-        for size, cache in zip(moved, machine.caches, strict=True)
-    )
 
 
 def traffic(statement: Statement, cache_bytes: Sequence[int]) -> tuple[float, ...]:

@@ -25,10 +25,10 @@ from compiler.target import Target, host_target
 from compiler.timings import Timings, timed
 from tuner.accesses import KINDS, LINE_BYTES
 from tuner.buffers import BufferUse, Reuse, buffer_uses
-from tuner.draft import describe, draft_seconds
+from tuner.draft import PARTS, Draft, describe, make_draft
 from tuner.statements import Statement, statements
 
-FEATURE_VERSION = 3
+FEATURE_VERSION = 4
 """Raise it when a column's meaning changes; models saved with another version are refused."""
 
 CACHE_BYTES = (32 << 10, 256 << 10, 1 << 20, 8 << 20)
@@ -120,8 +120,6 @@ TARGET_COLUMNS = (
     "threads",
 )
 
-_RELATIVE = tuple(name for name in TOTAL_COLUMNS if name.startswith("total_"))
-
 
 def _statement_columns(prefix: str) -> tuple[str, ...]:
     return (
@@ -130,15 +128,21 @@ def _statement_columns(prefix: str) -> tuple[str, ...]:
     )
 
 
+_NEST_COLUMNS = (*_statement_columns("main"), *_statement_columns("second"), *TOTAL_COLUMNS)
+
+DRAFT_COLUMNS = ("draft", *(f"draft_{part}" for part in PARTS))
+
 COLUMNS: tuple[str, ...] = (
-    *_statement_columns("main"),
-    *_statement_columns("second"),
-    *TOTAL_COLUMNS,
+    *_NEST_COLUMNS,
     *(f"algorithm{bit}" for bit in range(ALGORITHM_BITS)),
     *TARGET_COLUMNS,
-    *(f"relative_{name.removeprefix('total_')}" for name in _RELATIVE),
+    *(f"relative_{name}" for name in _NEST_COLUMNS),
+    *DRAFT_COLUMNS,
 )
 """Names of the columns of a feature row, in order."""
+
+_LEAST_PART = 2.0**-8
+"""Share of the default's cycles below which a part of the draft is as good as none."""
 
 _WIDTH = len(STATEMENT_COLUMNS) + BUFFERS * len(BUFFER_COLUMNS)
 _NO_BUFFER = [0.0] * len(BUFFER_COLUMNS)
@@ -179,7 +183,7 @@ def nest_features(
     facts: TargetFacts = TargetFacts(),
     found: Sequence[Statement] | None = None,
 ) -> np.ndarray:
-    """The columns that a nest has by itself: all but the `relative_` ones. float32, one row.
+    """The columns that a nest has by itself, without a default beside it. float32, one row.
 
     `found` are its statements, where they were counted already.
     """
@@ -216,9 +220,9 @@ class FeatureExtractor:
         self._default = default
         self._facts = facts
         self._machine = describe(facts)
-        self._drafts: dict[Schedule, float] = {}
+        self._drafts: dict[Schedule, Draft] = {}
         self._rows: dict[Schedule, np.ndarray | None] = {}
-        self._reference: np.ndarray | None = None
+        self._reference: tuple[np.ndarray, Draft] | None = None
 
     def row(self, schedule: Schedule) -> np.ndarray | None:
         """One row over COLUMNS, or None for a schedule that cannot be lowered."""
@@ -229,7 +233,7 @@ class FeatureExtractor:
 
     def draft_seconds(self, schedule: Schedule) -> float | None:
         """What `tuner.draft` thinks of it; None for a schedule that cannot be lowered."""
-        return None if self.row(schedule) is None else self._drafts[schedule]
+        return None if self.row(schedule) is None else self._drafts[schedule].seconds
 
     def rows(self, schedules: Sequence[Schedule]) -> tuple[list[Schedule], np.ndarray]:
         """The schedules that can be lowered, and their rows: (number, len(COLUMNS)), float32."""
@@ -245,24 +249,28 @@ class FeatureExtractor:
 
     def _compute(self, schedule: Schedule) -> np.ndarray | None:
         try:
-            absolute = self._absolute(schedule)
+            ours, draft = self._absolute(schedule)
         except ScheduleError:
             return None
+        self._drafts[schedule] = draft
         if self._reference is None:
             try:
                 self._reference = self._absolute(self._default)
             except ScheduleError:
-                self._reference = absolute
-        first = 2 * _WIDTH
-        ours = absolute[first : first + len(_RELATIVE)]
-        theirs = self._reference[first : first + len(_RELATIVE)]
-        return np.concatenate([absolute, ours - theirs])
+                self._reference = ours, draft
+        theirs, default = self._reference
+        size = len(_NEST_COLUMNS)
+        compared = [log2(draft.seconds / default.seconds)]
+        compared += [log2(_LEAST_PART + part / default.core_cycles) for part in draft.parts]
+        return np.concatenate(
+            [ours, ours[:size] - theirs[:size], np.array(compared, dtype=np.float32)]
+        )
 
-    def _absolute(self, schedule: Schedule) -> np.ndarray:
+    def _absolute(self, schedule: Schedule) -> tuple[np.ndarray, Draft]:
         nest = self._lower(schedule)
         found = statements(nest)
-        self._drafts[schedule] = draft_seconds(nest, found, self._machine, self._facts.threads)
-        return nest_features(nest, schedule.algorithm, self._facts, found)
+        draft = make_draft(nest, found, self._machine, self._facts.threads)
+        return nest_features(nest, schedule.algorithm, self._facts, found), draft
 
 
 def _weight(statement: Statement) -> float:

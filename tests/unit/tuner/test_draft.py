@@ -15,7 +15,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import resolve_target
 from tests.unit.schedule.problems import conv, matmul
-from tuner.draft import CYCLES_PER_SECOND, Machine, describe, draft_seconds, traffic
+from tuner.draft import CYCLES_PER_SECOND, Machine, describe, make_draft, traffic
 from tuner.features import FeatureExtractor, TargetFacts
 from tuner.statements import statements
 
@@ -24,7 +24,7 @@ ZEN = describe(TargetFacts(512, 32, (32 << 10, 1 << 20, 32 << 20)))
 
 
 def seconds(nest: LoopNest, machine: Machine = ZEN, threads: int = 1) -> float:
-    return draft_seconds(nest, statements(nest), machine, threads)
+    return make_draft(nest, statements(nest), machine, threads).seconds
 
 
 def test_no_draft_is_below_the_arithmetic(gemm: Any) -> None:
