@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from benchmarks.search_tables import (
     read_table,
     record,
 )
+from benchmarks.warm import FirstPicks, base_model, first_picks
 from compiler.build import CODEGEN_VERSION
 from compiler.target import resolve_target
 from service.worker_facts import device_facts
@@ -48,6 +49,8 @@ RESULTS_FOLDER = Path(__file__).parent / "results"
 DEFAULT = f"{TuneOptions().strategy}+{TuneOptions().model}"
 RANDOM = "random+none"
 WITHOUT_DRAFT = "-draft"
+WARM = f"{DEFAULT}+warm"
+"""The default with the base model of a warm database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +102,9 @@ class Run:
         return float("inf")
 
 
-def search(table: Table, method: str, seed: int, trials: int) -> Run:
-    """Search a table with STRATEGY+MODEL, or STRATEGY+MODEL-draft."""
-    strategy, _, model = method.removesuffix(WITHOUT_DRAFT).partition("+")
+def search(table: Table, method: str, seed: int, trials: int, base: bytes = b"") -> Run:
+    """Search a table with STRATEGY+MODEL, STRATEGY+MODEL-draft, or WARM from a base model."""
+    strategy, model = method.removesuffix(WITHOUT_DRAFT).split("+")[:2]
     task = restricted(table.task, list(table.known))
     store = MemoryStore()
     options = TuneOptions(
@@ -109,6 +112,7 @@ def search(table: Table, method: str, seed: int, trials: int) -> Run:
         strategy=strategy,
         model=model,
         draft=not method.endswith(WITHOUT_DRAFT),
+        base_model=base if method == WARM else b"",
         seed=seed,
         finalists=0,
         codegen_version=CODEGEN_VERSION,
@@ -123,17 +127,22 @@ def search(table: Table, method: str, seed: int, trials: int) -> Run:
     return Run(method, table.name, seed, tuple(regrets), finished.forecast_error)
 
 
-def _search(job: tuple[Path, str, str, int, int]) -> Run:
-    path, name, method, seed, trials = job
-    return search(read_table(path, name), method, seed, trials)
+def _search(job: tuple[Path, str, str, int, int, bytes]) -> Run:
+    path, name, method, seed, trials, base = job
+    return search(read_table(path, name), method, seed, trials, base)
 
 
 def compare(
-    paths: dict[str, Path], methods: Sequence[str], seeds: int, trials: int, processes: int
+    paths: dict[str, Path],
+    methods: Sequence[str],
+    seeds: int,
+    trials: int,
+    processes: int,
+    base: bytes = b"",
 ) -> Iterator[Run]:
     """Every method on every table with every seed."""
     jobs = [
-        (path, name, method, seed, trials)
+        (path, name, method, seed, trials, base)
         for name, path in paths.items()
         for seed in range(seeds)
         for method in methods
@@ -178,6 +187,22 @@ def report(runs: Sequence[Run], origin: Origin, how: str, question: Question) ->
             f"{fmean(e.absolute_error for e in errors):.2%}.",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _without_trials(picks: Mapping[str, FirstPicks]) -> str:
+    """What a warm database picks of each table before anything is measured; empty if it is cold."""
+    if not picks:
+        return ""
+    header = ["workload, 0 trials", "the base model's pick", "the draft's pick", "the default"]
+    rows = [
+        [name, *(f"{each:.1%}" for each in (pick.model, pick.draft, pick.default))]
+        for name, pick in picks.items()
+    ]
+    middle = [
+        median(getattr(p, of) for p in picks.values()) for of in ("model", "draft", "default")
+    ]
+    rows.append(["median", *(f"{each:.1%}" for each in middle)])
+    return "\n" + markdown_table(header, rows, 1) + "\n"
 
 
 def _to_near(runs: Sequence[Run], methods: Sequence[str], near: float) -> list[str]:
@@ -258,9 +283,15 @@ def _compare(chosen: argparse.Namespace) -> None:
     if not paths:
         raise SystemExit(f"no table in {chosen.folder}: record them first")
     question = UNCONSTRAINED if chosen.unconstrained else CONSTRAINED
-    methods = chosen.methods or question.methods
+    methods = list(chosen.methods or question.methods)
+    base, picks = b"", {}
+    if chosen.warm is not None:
+        tables = [read_table(path, name) for name, path in paths.items()]
+        base = base_model(chosen.warm, tables)
+        picks = {table.name: first_picks(table, base) for table in tables}
+        methods = list(dict.fromkeys([*methods, WARM]))
     runs = []
-    for run in compare(paths, methods, chosen.seeds, chosen.trials, chosen.processes):
+    for run in compare(paths, methods, chosen.seeds, chosen.trials, chosen.processes, base):
         runs.append(run)
         near = ", ".join(f"{run.at(n):.1%} at {n}" for n in question.at)
         print(f"{run.workload} {run.method} seed {run.seed}: {near}", flush=True)
@@ -269,7 +300,7 @@ def _compare(chosen: argparse.Namespace) -> None:
         f"regret is over the best of the table, medians over the seeds; the last columns count "
         f"trials to within {question.near:.0%}."
     )
-    text = report(runs, Origin(), how, question)
+    text = report(runs, Origin(), how, question) + _without_trials(picks)
     stem = RESULTS_FOLDER / ("search-unconstrained" if chosen.unconstrained else "search")
     RESULTS_FOLDER.mkdir(exist_ok=True)
     stem.with_suffix(".md").write_text(text)
@@ -287,6 +318,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     recording.add_argument("--seconds", type=float, default=float("inf"))
     comparing = commands.add_parser("compare", help="search the tables")
     comparing.add_argument("--methods", nargs="+", help="STRATEGY+MODEL or STRATEGY+MODEL-draft")
+    comparing.add_argument(
+        "--warm", type=Path, help="folder of benchmarks.cost_model: also start from a base model"
+    )
     comparing.add_argument("--seeds", type=int, default=5)
     comparing.add_argument("--trials", type=int, default=64)
     comparing.add_argument("--processes", type=int, default=os.cpu_count() or 1)

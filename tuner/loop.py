@@ -380,6 +380,8 @@ class _Run:
         repeat = RepeatSettings(
             samples=self._options.final_samples,
             sample_seconds=self._options.sample_seconds,
+            # pairs are so close that a burst lengthens both
+            round_seconds=0.0,
             limit_seconds=self._options.limit_seconds,
             seed=self._options.seed,
         )

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from tuner.cost_model.metrics import LEAST_SAMPLES, average, task_scores
 from tuner.cost_model.protocol import CostModel, Sample, normalised_throughput
 from tuner.features import COLUMNS, FEATURE_VERSION
 
-ROUNDS = 50
+ROUNDS = 60
 """Trees of a model that is trained from scratch. More did not rank better at the few hundred
 samples that a job has."""
 
@@ -25,8 +26,8 @@ LOCAL_ROUNDS = 30
 """Trees that correct a base model."""
 
 MOST_ROUNDS = 400
-PATIENCE = 40
-"""Trees of a base model at most, and how many in a row may bring nothing on the held-out tasks."""
+PATIENCE = 60
+"""Rounds of a base model at most, and how many in a row may bring nothing on the held-out tasks."""
 
 FOREST = 4
 """Trees of a round of a base model. Single ones, of different seeds, ordered between 0.838 and
@@ -53,7 +54,7 @@ others (`benchmarks.cost_model`). With times that a noisy machine had measured o
 the tasks, the rankings had looked better."""
 
 _PARAMETERS: dict[Objective, dict[str, Any]] = {
-    Objective.THROUGHPUT: {"objective": "reg:squarederror", "eval_metric": "rmse"},
+    Objective.THROUGHPUT: {"objective": "reg:squarederror"},
     Objective.NDCG: {
         "objective": "rank:ndcg",
         "ndcg_exp_gain": False,
@@ -61,7 +62,6 @@ _PARAMETERS: dict[Objective, dict[str, Any]] = {
         "lambdarank_num_pair_per_sample": 8,
         # second derivatives of ranking losses are small: with 1 hardly a leaf would be made
         "min_child_weight": 0.01,
-        "eval_metric": "ndcg@8",
     },
     Objective.PAIRWISE: {
         "objective": "rank:pairwise",
@@ -69,7 +69,6 @@ _PARAMETERS: dict[Objective, dict[str, Any]] = {
         "lambdarank_pair_method": "mean",
         "lambdarank_num_pair_per_sample": 8,
         "min_child_weight": 0.01,
-        "eval_metric": "ndcg",
     },
 }
 
@@ -85,7 +84,7 @@ class XGBoostModel:
     ) -> None:
         self._objective = objective
         self._common = {
-            "eta": 0.15,
+            "eta": 0.1,
             "max_depth": 6,
             "min_child_weight": 1.0,
             "subsample": 0.8,
@@ -121,19 +120,31 @@ class XGBoostModel:
         self._fit(samples, LOCAL_ROUNDS if self._base is not None else ROUNDS)
 
     def train_base(self, samples: Sequence[Sample], held_out: Sequence[Sample]) -> None:
-        """Learn from scratch, with as many trees as serve the held-out samples best.
+        """Learn from scratch, with as many rounds as order the held-out samples best.
 
-        The held-out samples must be of other tasks, or the number of trees is that which
-        remembers best. They are trained on in the end, too.
+        What counts is pairs in order, whatever the objective: errors grow again long before the
+        order gets worse. The held-out samples must be of other tasks, or the number of rounds is
+        that which remembers best. They are trained on in the end, too.
         """
         import xgboost
 
         self._base = None
+        ordered, groups = _judged(held_out)
+        if not groups:
+            self._fit([*samples, *held_out], ROUNDS, FOREST)
+            return
+
+        def pairwise(predicted: np.ndarray, matrix: Any) -> tuple[str, float]:
+            found = [task_scores(seconds, predicted[rows]) for rows, seconds in groups]
+            return "pairwise", average(found).pairwise
+
         booster = xgboost.train(
-            self._parameters(FOREST),
+            {**self._parameters(FOREST), "disable_default_eval_metric": True},
             self._matrix(samples),
             num_boost_round=MOST_ROUNDS,
-            evals=[(self._matrix(held_out), "stopping")],
+            evals=[(self._matrix(ordered), "stopping")],
+            custom_metric=pairwise,
+            maximize=True,
             early_stopping_rounds=PATIENCE,
             verbose_eval=False,
         )
@@ -197,6 +208,22 @@ class XGBoostModel:
         return xgboost.DMatrix(
             rows, label=scores, qid=np.array([numbers[sample.task] for sample in ordered])
         )
+
+
+def _judged(
+    samples: Sequence[Sample],
+) -> tuple[list[Sample], list[tuple[np.ndarray, np.ndarray]]]:
+    """The samples by task, and of each task that can be judged its rows and its seconds."""
+    ordered = sorted(samples, key=lambda sample: sample.task)
+    places: dict[str, list[int]] = {}
+    for place, sample in enumerate(ordered):
+        if sample.run_seconds is not None:
+            places.setdefault(sample.task, []).append(place)
+    return ordered, [
+        (np.array(rows), np.array([ordered[row].run_seconds for row in rows]))
+        for rows in places.values()
+        if len(rows) >= LEAST_SAMPLES
+    ]
 
 
 def make_model(seed: int) -> CostModel:

@@ -115,7 +115,7 @@ class RepeatSettings:
 
     samples: int = 5
     sample_seconds: float = 0.002
-    round_seconds: float = 0.04
+    round_seconds: float = 0.025
     abandon_ratio: float = 3.0
     margin: float = 0.02
     incumbent_seconds: float | None = None

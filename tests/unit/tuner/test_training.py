@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from tuner.cost_model.dataset import samples_of, task_name
 from tuner.cost_model.metrics import Scores, evaluate, random_order, task_scores
 from tuner.cost_model.protocol import Sample
 from tuner.cost_model.training import judge, split, train_base_model
-from tuner.cost_model.xgboost import LOCAL_ROUNDS, Objective, XGBoostModel
+from tuner.cost_model.xgboost import LOCAL_ROUNDS, MOST_ROUNDS, ROUNDS, Objective, XGBoostModel
 from tuner.features import COLUMNS
 from tuner.loop import tune
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
@@ -84,6 +85,34 @@ def test_a_base_model_ranks_tasks_it_has_not_seen(gemm: Any, objective: Objectiv
     assert model.rows < len(samples) and model.scores.tasks >= 2
     assert judge(model.data, samples, TARGET) == model.scores
     assert judge(b"{}", samples, TARGET) is None
+
+
+def test_rounds_are_those_that_order_the_held_out_tasks_best(gemm: Any) -> None:
+    samples = _samples(gemm)
+    parts = split(samples, TARGET)
+    model = XGBoostModel(0)
+    model.train_base(parts.training, parts.stopping)
+    assert 1 < model.rounds < MOST_ROUNDS
+    noise = [replace(s, run_seconds=1 + n * 7 % 11) for n, s in enumerate(parts.stopping)]
+    confused = XGBoostModel(0)
+    confused.train_base(parts.training, noise)
+    assert confused.rounds != model.rounds
+    # too few of each task to have an order
+    few = [Sample(f"few{n % 3}", s.row, s.run_seconds) for n, s in enumerate(parts.stopping[:6])]
+    model.train_base(parts.training, few)
+    assert model.rounds == ROUNDS
+
+
+def test_a_forest_is_corrected_tree_by_tree(gemm: Any) -> None:
+    samples = _samples(gemm)
+    base = train_base_model(samples, TARGET)
+    assert base is not None
+    model = XGBoostModel(0)
+    model.load(base.data)
+    rounds, own = model.rounds, [s for s in samples if s.task == samples[0].task]
+    model.train([replace(s, run_seconds=1 / (s.run_seconds or 1)) for s in own])
+    assert model.rounds == rounds + LOCAL_ROUNDS
+    assert evaluate(own, model.predict).pairwise < 0.5
 
 
 def test_too_few_tasks_give_no_model(gemm: Any) -> None:

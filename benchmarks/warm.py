@@ -1,0 +1,91 @@
+"""What a warm database knows of a workload that it has never seen.
+
+A base model is trained on the candidates that `benchmarks.cost_model collect` measured of other
+tasks, without any that does about as much work as an unseen one: a convolution with another
+activation is the same task to a cost model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.cost_model import families, read_samples
+from benchmarks.search_tables import Table
+from compiler import costs
+from compiler.target import resolve_target
+from tuner.cost_model.protocol import Sample
+from tuner.cost_model.xgboost import XGBoostModel
+from tuner.features import FeatureExtractor, target_facts
+from tuner.replay import restricted
+
+SAME_WORK = 0.02
+"""Tasks whose operations differ by a smaller share are taken for one task."""
+
+STOPPING = 5
+"""One task in this many says how many trees to grow."""
+
+
+def base_model(folder: Path, unseen: Sequence[Table]) -> bytes:
+    """A model in XGBoost's JSON, trained on what was collected of other tasks.
+
+    Raises:
+        SystemExit: if nothing was collected.
+    """
+    work = [costs.flops(table.task.workload) for table in unseen]
+    left_out = {
+        workload.key
+        for workloads in families(folder, resolve_target("host")).values()
+        for workload in workloads
+        if any(abs(costs.flops(workload) - each) < SAME_WORK * each for each in work)
+    }
+    found: dict[str, list[Sample]] = {}
+    for unconstrained in (True, False):
+        for samples in read_samples(folder, unconstrained).values():
+            for sample in samples:
+                if sample.task.split(" ")[0] not in left_out:
+                    found.setdefault(sample.task, []).append(sample)
+    if len(found) < STOPPING:
+        raise SystemExit(f"{folder} has too few tasks: collect them first")
+    learning: list[Sample] = []
+    stopping: list[Sample] = []
+    for number, task in enumerate(sorted(found)):
+        (learning if number % STOPPING else stopping).extend(found[task])
+    model = XGBoostModel(0, threads=2)
+    model.train_base(learning, stopping)
+    print(f"base model: {len(found)} tasks without {len(left_out)}, {model.rounds} rounds")
+    return model.save()
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPicks:
+    """Regrets without a trial: of the base model's first choice, of the draft's, of the default."""
+
+    model: float
+    draft: float
+    default: float
+
+
+def first_picks(table: Table, base: bytes) -> FirstPicks:
+    """What is chosen of a table before anything of it is measured; infinite for a failure."""
+    task = restricted(table.task, list(table.known))
+    features = FeatureExtractor(
+        task.lower, task.space.default(), target_facts(task.target, task.threads)
+    )
+    model = XGBoostModel(0)
+    model.load(base)
+    schedules, rows = features.rows(list(table.known))
+    drafts = [features.draft_seconds(schedule) or float("inf") for schedule in schedules]
+
+    def regret(place: int) -> float:
+        seconds = table.known[schedules[place]].run_seconds
+        return float("inf") if seconds is None else seconds / table.best_seconds - 1
+
+    return FirstPicks(
+        regret(int(np.argmax(model.predict(rows)))),
+        regret(int(np.argmin(drafts))),
+        regret(schedules.index(task.space.default())),
+    )
