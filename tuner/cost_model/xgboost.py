@@ -49,10 +49,10 @@ class Objective(StrEnum):
 
 
 DEFAULT_OBJECTIVE = Objective.THROUGHPUT
-"""What models are trained for, unless told otherwise. Of unseen tasks, corrected by eight samples of
-their own, its first picks are at 0.963 of the best and it orders 0.834 of the pairs (ndcg 0.963 and
-0.825, pairwise 0.945 and 0.820; without own samples 0.954 and 0.814, 0.948 and 0.786, 0.958 and
-0.820; by chance 0.757 and 0.502): `benchmarks.cost_model`."""
+"""What models are trained for, unless told otherwise. Of unseen tasks, corrected by eight samples
+of their own, its first picks are at 0.963 of the best and it orders 0.834 of the pairs (ndcg 0.963
+and 0.825, pairwise 0.945 and 0.820; without own samples 0.954 and 0.814, 0.948 and 0.786, 0.958
+and 0.820; by chance 0.757 and 0.502): `benchmarks.cost_model`."""
 
 _PARAMETERS: dict[Objective, dict[str, Any]] = {
     Objective.THROUGHPUT: {"objective": "reg:squarederror"},
