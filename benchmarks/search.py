@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, median
 
@@ -147,7 +148,8 @@ def compare(
         for seed in range(seeds)
         for method in methods
     ]
-    with ProcessPoolExecutor(processes) as pool:
+    # a process that has trained a model cannot be forked: OpenMP's threads stay behind
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         yield from pool.map(_search, jobs)
 
 

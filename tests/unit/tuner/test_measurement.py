@@ -22,6 +22,7 @@ from tuner.measure.measurement import (
 from tuner.measure.speed import Speed
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import (
+    PROTOCOL,
     Candidate,
     Case,
     Distribution,
@@ -93,6 +94,7 @@ requests = st.builds(
         finite,
         finite,
         finite,
+        finite,
         st.none() | finite,
         finite,
         st.integers(0, 99),
@@ -127,14 +129,16 @@ def test_inputs_are_drawn_alike_every_time(spec: InputSpec) -> None:
     assert np.array_equal(first, InputSpec.from_json(spec.to_json()).draw(), equal_nan=False)
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, None, "2"])
+@pytest.mark.parametrize("version", [0, 1, PROTOCOL - 1, PROTOCOL + 1, None, str(PROTOCOL)])
 def test_another_protocol_version_is_refused(version: object) -> None:
     for reader in (MeasureRequest, MeasureResult):
         with pytest.raises(ProtocolError, match="protocol version"):
             reader.from_json({"protocol": version})
 
 
-@pytest.mark.parametrize("data", [{"protocol": 2}, {"protocol": 2, "key": 3}, [], "x"])
+@pytest.mark.parametrize(
+    "data", [{"protocol": PROTOCOL}, {"protocol": PROTOCOL, "key": 3}, [], "x"]
+)
 def test_malformed_messages_are_refused(data: object) -> None:
     for reader in (MeasureRequest, MeasureResult):
         with pytest.raises(ProtocolError):
