@@ -197,14 +197,18 @@ def _without_trials(picks: Mapping[str, FirstPicks]) -> str:
         return ""
     header = ["workload, 0 trials", "the base model's pick", "the draft's pick", "the default"]
     rows = [
-        [name, *(f"{each:.1%}" for each in (pick.model, pick.draft, pick.default))]
+        [name, *(_share(each) for each in (pick.model, pick.draft, pick.default))]
         for name, pick in picks.items()
     ]
     middle = [
         median(getattr(p, of) for p in picks.values()) for of in ("model", "draft", "default")
     ]
-    rows.append(["median", *(f"{each:.1%}" for each in middle)])
+    rows.append(["median", *map(_share, middle)])
     return "\n" + markdown_table(header, rows, 1) + "\n"
+
+
+def _share(regret: float) -> str:
+    return "fails" if regret == float("inf") else f"{regret:.1%}"
 
 
 def _to_near(runs: Sequence[Run], methods: Sequence[str], near: float) -> list[str]:

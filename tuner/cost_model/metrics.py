@@ -56,18 +56,32 @@ Predict = Callable[[np.ndarray], np.ndarray]
 """Rows (number, columns) to scores (number,), higher is better."""
 
 
-def evaluate(samples: Iterable[Sample], predict: Predict) -> Scores:
+def evaluate(samples: Sequence[Sample], predict: Predict) -> Scores:
     """Scores over the tasks of the samples; failures are left out.
 
     Raises:
         ValueError: if no task has LEAST_SAMPLES that worked.
     """
-    per_task = [
-        task_scores(np.array([s.run_seconds for s in group]), predict(_rows(group)))
-        for group in by_task(samples).values()
-        if len(group) >= LEAST_SAMPLES
-    ]
-    return average(per_task)
+    worked = [sample for sample in samples if sample.run_seconds is not None]
+    rows = np.stack([sample.row for sample in worked]) if worked else np.zeros((0, 0))
+    return evaluate_order(worked, predict(rows) if worked else np.zeros(0))
+
+
+def evaluate_order(samples: Sequence[Sample], scores: np.ndarray) -> Scores:
+    """The same of samples that have their predicted scores (number,) already."""
+    seconds: dict[str, list[float]] = {}
+    predicted: dict[str, list[float]] = {}
+    for sample, score in zip(samples, scores, strict=True):
+        if sample.run_seconds is not None:
+            seconds.setdefault(sample.task, []).append(sample.run_seconds)
+            predicted.setdefault(sample.task, []).append(score)
+    return average(
+        [
+            task_scores(np.array(found), np.array(predicted[task]))
+            for task, found in seconds.items()
+            if len(found) >= LEAST_SAMPLES
+        ]
+    )
 
 
 def random_order(samples: Iterable[Sample], seed: int = 0, draws: int = 20) -> Scores:
@@ -131,7 +145,3 @@ def by_task(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
         if sample.run_seconds is not None:
             groups.setdefault(sample.task, []).append(sample)
     return groups
-
-
-def _rows(group: Sequence[Sample]) -> np.ndarray:
-    return np.stack([sample.row for sample in group])
