@@ -36,13 +36,17 @@ class KnownModel:
         settled: what was served, without the plans; one entry for each size that was compiled.
     """
 
-    model: Path | bytes
+    model: str | Path | bytes
     storage: Storage
     threads: int = 1
     numerics: str = "fast"
     settled: list[Settled] = field(default_factory=list, init=False)
     _schedules: dict[str, Schedule | None] = field(default_factory=dict, init=False)
+    _source: Path | bytes = field(init=False)
     _digest: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self._source = Path(self.model) if isinstance(self.model, str) else self.model
 
     def compile(self, dims: Mapping[str, int] | None = None) -> Executable | SizedExecutable:
         """Compile for sizes of named dimensions (`compiler.compile_model`).
@@ -51,7 +55,7 @@ class KnownModel:
             CompilerError: naming what is wrong with the model or the arguments.
         """
         return driver.compile_model(
-            self.model,
+            self._source,
             threads=self.threads,
             dims=dims,
             schedules=self,
@@ -68,8 +72,10 @@ class KnownModel:
     def _plan(self, graph: Graph, sizes: Mapping[str, int]) -> GraphPlan:
         """The plan that is served; what its workloads are built from is known from now on."""
         if not self._digest:
-            self._digest = model_digest(self.model)
-        request = ModelRequest(self.model, "host", self.threads, self.numerics, sizes, self._digest)
+            self._digest = model_digest(self._source)
+        request = ModelRequest(
+            self._source, "host", self.threads, self.numerics, sizes, self._digest
+        )
         target = host_target()
         plan = driver.make_plan(driver.optimise(graph, self.numerics), target, self.numerics)
         planned = known_plan(Planned(request, graph, plan, target), self.storage)

@@ -134,15 +134,8 @@ class _Ready:
 class Session:
     """Checks and times the candidates of jobs; the inputs of the last workloads are kept."""
 
-    def __init__(
-        self,
-        emit: Emit,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._clock = clock
-        self._sleep = sleep
         self._buffers = _Buffers()
         self._kept: OrderedDict[tuple[InputSpec, ...], _Buffers] = OrderedDict()
         self._references: dict[str, np.ndarray] = {}
@@ -281,7 +274,7 @@ class Session:
         for number in range(repeat.samples):
             if not left:
                 return
-            began = self._next_round(began, repeat)
+            began = _next_round(began, repeat)
             rng.shuffle(left)
             for entry in left:
                 if number == 0 and not self._calibrated(entry, repeat, best):
@@ -306,7 +299,7 @@ class Session:
         left = [entry for entry in left if self._calibrated(entry, repeat, best)]
         began = float("-inf")
         for _ in range(-(-repeat.samples // 2)):
-            began = self._next_round(began, repeat)
+            began = _next_round(began, repeat)
             rng.shuffle(left)
             for entry in left:
                 first, challenger = self._sample(incumbent), self._sample(entry)
@@ -318,13 +311,6 @@ class Session:
             racers = _still_racing([incumbent, *left], repeat)
             left = [entry for entry in left if entry in racers]
         return [incumbent]
-
-    def _next_round(self, began: float, repeat: RepeatSettings) -> float:
-        """Wait until a round may start, given when the last one did; when it starts."""
-        now = self._clock()
-        if now < began + repeat.round_seconds:
-            self._sleep(began + repeat.round_seconds - now)
-        return max(now, began + repeat.round_seconds)
 
     def _pair(self, entry: _Ready, incumbent: _Ready, seconds: float, against: float) -> None:
         self._emit(
@@ -358,6 +344,12 @@ class Session:
     def _sampled(self, entry: _Ready, seconds: float) -> None:
         entry.samples.append(seconds)
         self._emit(event="sample", trial=entry.candidate.trial_id, seconds=seconds)
+
+
+def _next_round(began: float, repeat: RepeatSettings) -> float:
+    """Wait until a round may start, given when the last one did; when it starts."""
+    time.sleep(max(0.0, began + repeat.round_seconds - time.monotonic()))
+    return time.monotonic()
 
 
 def _still_racing(left: Sequence[_Ready], repeat: RepeatSettings) -> list[_Ready]:

@@ -273,7 +273,7 @@ def test_every_way_to_serve_records_follows_the_verdict(
 
 
 def test_sizes_that_are_left_open_are_settled_when_they_are_met(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Two sizes of one model: a race found one of them not to win."""
     model = _model([helper.make_node("MatMul", ["x", "w"], ["y"])], "rows")
@@ -282,7 +282,9 @@ def test_sizes_that_are_left_open_are_settled_when_they_are_met(
         _record(storage, planned, 0, _other(planned, 0), ratio=0.99)
     _outcomes(monkeypatch, 1.0)
     settle([plans[64]], storage)
-    known = KnownModel(model, storage)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model)
+    known = KnownModel(str(path), storage)
     executable = known.compile()
     for rows in plans:
         (y,) = executable.run({"x": np.ones((rows, INNER), np.float32)})
