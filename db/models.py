@@ -278,6 +278,7 @@ class TuningRunRow(Base):
     starts: Mapped[int]
     options: Mapped[Json]
     inputs: Mapped[list[Any]]
+    adopted: Mapped[list[Any] | None]
     journal: Mapped[list[Any] | None]
     ended: Mapped[str | None]
     trials: Mapped[int | None]

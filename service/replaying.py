@@ -12,6 +12,7 @@ from compiler.workload import Workload
 from db.stores.runs import StoredRun
 from service.storage import Storage
 from tuner.events import Event, Finished, TaskInputs
+from tuner.measure.wire import MeasureRequest, ProtocolError
 from tuner.recording import RecordedRun, ReplayError
 from tuner.replay import replay
 from tuner.tasks import Task, make_task
@@ -30,8 +31,8 @@ def repeat(run: StoredRun, storage: Storage) -> Repeated:
     """Repeat a run without its device.
 
     Raises:
-        ReplayError: if it did not end, was taken up by another process on its way, is of another
-            version of the code generation, or today's code decides otherwise.
+        ReplayError: if it did not end, is of another version of the code generation, was taken up
+            by a release that did not keep what it took over, or today's code decides otherwise.
         NotFoundError: if a workload of it is not in the database.
     """
     events: list[Event] = []
@@ -45,10 +46,10 @@ def load_run(run: StoredRun, storage: Storage) -> RecordedRun:
     """Everything that a run is repeated from. Raises ReplayError as `repeat` does."""
     if run.journal is None:
         raise ReplayError(f"run '{run.id}' did not end: the order of its batches is not known")
-    if run.starts > 1:
+    if run.starts > 1 and run.adopted is None:
         raise ReplayError(
-            f"run '{run.id}' was killed and taken up again: in which order the killed process sent "
-            "its batches and took their results was lost with it"
+            f"run '{run.id}' was killed and taken up again by a release that did not keep what was "
+            "under way then"
         )
     if run.options.codegen_version != CODEGEN_VERSION:
         raise ReplayError(
@@ -65,7 +66,11 @@ def load_run(run: StoredRun, storage: Storage) -> RecordedRun:
         for trial in storage.records.trials_of_job(run.options.job_id)
         if trial.key in known and trial.id not in before
     ]
-    return RecordedRun(run.options, run.inputs, run.journal, known, trials)
+    try:
+        adopted = tuple(map(MeasureRequest.from_json, run.adopted or ()))
+    except ProtocolError as error:
+        raise ReplayError(f"run '{run.id}': what it took over: {error}") from error
+    return RecordedRun(run.options, run.inputs, run.journal, known, trials, adopted)
 
 
 def _task(inputs: TaskInputs, storage: Storage) -> Task:

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from tuner.forecast import Forecast, ForecastError
 from tuner.measure.measurement import RecordKey, TuningRecord
+from tuner.measure.wire import MeasureRequest
 from tuner.options import TuneOptions
 
 
@@ -64,12 +65,17 @@ class TaskInputs:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A run knows its tasks. Options and inputs are what it can be repeated from."""
+    """A run knows its tasks. Options, inputs and what it adopted are what it can be repeated from.
+
+    `adopted` are the requests that an earlier process of the job had sent, and that this one waits
+    for, in the order of their numbers.
+    """
 
     tasks: tuple[TaskStatus, ...]
     trials_total: int
     options: TuneOptions = field(default_factory=TuneOptions)
     inputs: tuple[TaskInputs, ...] = ()
+    adopted: tuple[MeasureRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from tuner.measure.measurement import Phase, Status, Trial, TuningRecord
 from tuner.measure.oracle import ReferenceCache
 from tuner.measure.runner import Runner
 from tuner.measure.verdict import winner_of
-from tuner.measure.wire import RepeatSettings
+from tuner.measure.wire import MeasureRequest, RepeatSettings
 from tuner.options import TuneOptions, TuningError
 from tuner.pipeline import Batch, Pipeline
 from tuner.store import RecordStore
@@ -128,11 +128,11 @@ class _Run:
     def run(self) -> Finished:
         with timed(self._timings, "start"):
             inputs = self._load()
+            adopted = self._adopt() if self._open() else ()
         total = self._options.trials if self._open() else self._done()
         statuses = tuple(s.status() for s in self._states)
-        self._tell(Started(statuses, total, self._options, inputs))
+        self._tell(Started(statuses, total, self._options, inputs, adopted))
         if self._open():
-            self._adopt()
             self._screen()
             if self._ended is not Ended.DEVICE and not self._token.cancelled:
                 self._finals(lambda: not self._token.cancelled)
@@ -207,8 +207,9 @@ class _Run:
             self._new_samples += len(state.measured)
         return bounds
 
-    def _adopt(self) -> None:
-        """Wait for what an earlier process of this job had sent off."""
+    def _adopt(self) -> tuple[MeasureRequest, ...]:
+        """Wait for what an earlier process of this job had sent off; those requests."""
+        adopted = []
         for request in self._pipeline.resume():
             number = self._by_key.get(request.key)
             if number is None or self._states[number].finished:
@@ -217,10 +218,12 @@ class _Run:
             state = self._states[number]
             state.adopt(request)
             self._pipeline.adopt(number, request)
+            adopted.append(request)
             self._scheduler.started(number, len(request.candidates))
             if request.phase is Phase.FINAL:
                 self._scheduler.tasks[number].exhausted = True
                 self._compared.add(number)
+        return tuple(adopted)
 
     # ---- screening
 

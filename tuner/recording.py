@@ -12,6 +12,7 @@ from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
 from tuner.events import TaskInputs
 from tuner.measure.measurement import Measurement, RecordKey, Trial, TuningRecord
+from tuner.measure.wire import MeasureRequest
 from tuner.options import TuneOptions
 
 
@@ -23,7 +24,9 @@ class ReplayError(CompilerError):
 class RecordedRun:
     """Everything that the decisions of a run came from.
 
-    `known` are the trials that the store had at the start, oldest first, `trials` those of the run.
+    `known` are the trials that the store had at the start, oldest first, `trials` those of the run,
+    `adopted` the requests that an earlier process had left with the runner. Of a run that was
+    killed and taken up again this is the last process: what those before it measured is known.
     """
 
     options: TuneOptions
@@ -31,6 +34,7 @@ class RecordedRun:
     journal: tuple[int, ...]
     known: Mapping[RecordKey, Sequence[Trial]] = field(default_factory=dict)
     trials: Sequence[Trial] = ()
+    adopted: Sequence[MeasureRequest] = ()
 
 
 def options_to_json(options: TuneOptions) -> dict[str, Any]:

@@ -53,10 +53,14 @@ class TableAnswers:
 
 
 class RunAnswers:
-    """The trials of one run, by their ids: a schedule may have been measured more than once."""
+    """The trials of one run, by their ids: a schedule may have been measured more than once.
 
-    def __init__(self, trials: Sequence[Trial]) -> None:
-        self._by_id = {trial.id: trial.measurement for trial in trials}
+    `earlier` are trials from before it. An adopted request may be of those: its trials were stored,
+    and the process was killed before it could say so.
+    """
+
+    def __init__(self, trials: Sequence[Trial], earlier: Sequence[Trial] = ()) -> None:
+        self._by_id = {trial.id: trial.measurement for trial in (*earlier, *trials)}
         self._built: dict[tuple[RecordKey, Schedule], Measurement] = {}
         for trial in trials:
             identity = trial.key, trial.schedule
@@ -125,16 +129,19 @@ class AnswerBuilder:
 
 
 class AnswerRunner:
-    """A runner that measures nothing: what is known of a candidate is its result."""
+    """A runner that measures nothing: what is known of a candidate is its result.
 
-    def __init__(self, answers: Answers, capacity: int = 1) -> None:
+    `adopted` are requests that were left with it.
+    """
+
+    def __init__(self, answers: Answers, adopted: Sequence[MeasureRequest] = ()) -> None:
         self._answers = answers
-        self._capacity = capacity
+        self._adopted = adopted
         self._waiting: list[MeasureRequest] = []
 
     @property
     def capacity(self) -> int:
-        return self._capacity
+        return 1
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
         self._waiting.append(request)
@@ -151,7 +158,8 @@ class AnswerRunner:
         """What waits is answered by the next poll."""
 
     def resume(self) -> list[MeasureRequest]:
-        return []
+        self._waiting.extend(self._adopted)
+        return list(self._adopted)
 
     def close(self) -> None:
         """Nothing runs."""
@@ -184,12 +192,13 @@ def tune_from(
     on_event: Callable[[Event], None] = lambda event: None,
     bounds: Sequence[float] | None = None,
     journal: Sequence[int] | None = None,
+    adopted: Sequence[MeasureRequest] = (),
 ) -> Finished:
     """Tune with answers instead of a device."""
     return tune(
         tasks,
         AnswerBuilder(answers),
-        AnswerRunner(answers),
+        AnswerRunner(answers, adopted),
         store,
         options,
         on_event=on_event,
@@ -208,6 +217,8 @@ def replay(
 ) -> tuple[Finished, MemoryStore]:
     """Repeat a run: the same candidates in the same order, the same records.
 
+    A run that was taken up again is repeated from where its last process began.
+
     Raises:
         ReplayError: if other candidates are proposed than were measured. The code that decides,
             that counts features or that makes spaces is another one then.
@@ -219,15 +230,17 @@ def replay(
         store.add_trials(run.known.get(task.key, ()))
         if inputs.incumbent is not None:
             store.add_record(inputs.incumbent)
-    before = {trial.id for trials in run.known.values() for trial in trials}
+    known = [trial for trials in run.known.values() for trial in trials]
+    before = {trial.id for trial in known}
     finished = tune_from(
-        RunAnswers(run.trials),
+        RunAnswers(run.trials, known),
         tasks,
         store,
         run.options,
         on_event=on_event,
         bounds=[inputs.bound_seconds for inputs in run.inputs],
         journal=run.journal,
+        adopted=run.adopted,
     )
     repeated = {t.id for task in tasks for t in store.trials(task.key)} - before
     missing = {trial.id for trial in run.trials} - repeated

@@ -28,6 +28,8 @@ class StoredRun:
     starts: int  # more than one: it was killed and taken up again
     options: TuneOptions
     inputs: tuple[TaskInputs, ...]
+    adopted: Sequence[Mapping[str, Any]] | None
+    """Requests of earlier processes as JSON; None: of a release that did not keep them."""
     journal: tuple[int, ...] | None
     ended: str | None  # tuner.events.Ended
     trials: int | None
@@ -47,12 +49,14 @@ class RunStore:
     def start(self, started: Started) -> str:
         """Keep what a run of a job starts from; the run's id: that of the job, or JOB.2 and so on.
 
-        A run that did not end was killed: the next one of its job takes it up.
+        A run that did not end was killed: the next one of its job takes it up, and what that one
+        knows replaces what the killed one had known.
         """
         job_id = started.options.job_id
         values = {
             "options": options_to_json(started.options),
             "inputs": [inputs_to_json(inputs) for inputs in started.inputs],
+            "adopted": [request.to_json() for request in started.adopted],
             "started_at": self._clock(),
         }
         mine = sa.or_(_runs.c.id == job_id, _runs.c.id.startswith(f"{job_id}.", autoescape=True))

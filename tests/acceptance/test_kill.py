@@ -26,6 +26,7 @@ from db.job_states import JobState
 from db.stores.leases import RequestState, RequestStatus
 from service.client import Client, ClientError
 from service.embedded import read_token
+from service.replaying import repeat
 from service.schemas import JobRequest
 from service.settings import Settings
 from service.storage import Storage
@@ -300,12 +301,23 @@ def test_a_job_survives_kills_in_every_state_of_a_lease(fleet: Fleet, seed: int)
     job = storage.jobs.get(job_id)
     assert (job.state, job.error) == (JobState.SUCCEEDED, None)
     check_nothing_lost_or_twice(fleet, storage, drama)
+    check_the_run_is_repeated(storage, job_id)
     with Client(fleet.url, read_token(fleet.settings)) as client:
         until(lambda: answers(fleet.url), "the service answers")
         events = [event.sequence for event in client.events(job_id)]
         assert events == list(range(1, len(events) + 1))
         client.artifact(job_id, fleet.folder / "artifact.tar")
     storage.close()
+
+
+def check_the_run_is_repeated(storage: Storage, job_id: str) -> None:
+    """What the last tuner knew and took over is kept, and repeats what it made of that."""
+    run = storage.runs.get(job_id)
+    assert run.starts > 1, "its tuner was killed"
+    finished = repeat(run, storage).finished
+    assert finished.trials_done == run.trials
+    for inputs, record in zip(run.inputs, finished.records, strict=True):
+        assert record is not None and record == storage.records.best_record(inputs.key)
 
 
 def check_nothing_lost_or_twice(fleet: Fleet, storage: Storage, drama: Drama) -> None:

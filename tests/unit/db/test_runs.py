@@ -14,6 +14,7 @@ from db.stores.runs import RunStore
 from tuner.events import Ended, Finished, Started, TaskInputs, TaskStatus
 from tuner.forecast import Forecast, ForecastError
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest
 from tuner.options import TuneOptions
 
 KEY = RecordKey("workload", "target", 2, "strict")
@@ -21,6 +22,14 @@ RECORD = TuningRecord(
     KEY, Schedule.of("gemm", tile=4), Measurement(Status.OK, samples_seconds=(1e-5,)), "trial", "1"
 )
 OPTIONS = TuneOptions(trials=64, stop_gain=0.01, base_model=b"\x00trees", job_id="job")
+REQUEST = MeasureRequest(
+    "request",
+    KEY,
+    (Candidate("trial", RECORD.schedule.to_json(), RECORD.schedule.digest, {}, "code"),),
+    "library",
+    (Case((InputSpec((4,), "float32", 1),), "expected"),),
+    1e-4,
+)
 STARTED = Started((), 64, OPTIONS, (TaskInputs(KEY, "gemm", 3, 17, RECORD, 8e-6),))
 FINISHED = Finished(
     (TaskStatus("gemm", KEY, 3, best_seconds=1e-5),),
@@ -60,8 +69,11 @@ def test_a_run_comes_back_with_what_repeats_it(runs: RunStore) -> None:
 
 def test_a_run_that_was_killed_is_taken_up_and_one_that_ended_is_not(runs: RunStore) -> None:
     assert runs.start(STARTED) == "job"
-    assert runs.start(STARTED) == "job"
-    assert runs.get("job").starts == 2
+    assert runs.get("job").adopted == []
+    assert runs.start(replace(STARTED, adopted=(REQUEST,))) == "job"
+    taken = runs.get("job")
+    assert taken.starts == 2 and taken.adopted is not None
+    assert [MeasureRequest.from_json(data) for data in taken.adopted] == [REQUEST]
     runs.finish("job", FINISHED)
     assert runs.start(STARTED) == "job.2"
     assert (runs.get("job").starts, runs.get("job.2").starts) == (2, 1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from onnx import TensorProto, helper, numpy_helper
 
 from service import tuning
@@ -168,16 +169,19 @@ def test_runs_that_cannot_be_repeated_say_why(
     assert "nothing" in capsys.readouterr().err
 
 
-def test_a_run_that_was_killed_and_taken_up_is_not_repeated(
+def test_runs_of_releases_that_kept_less_are_refused(
     settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the killed process sent and in which order nobody knows: half a run is none."""
+    """Without the requests that a run took over it is half a run, which is none."""
+    from db.models import TuningRunRow
     from tuner.events import Finished, Started
 
     storage = Storage.open(settings)
     for options in (TuneOptions(job_id="killed"), TuneOptions(job_id="killed")):
         run_id = storage.runs.start(Started((), 0, options))
     storage.runs.finish(run_id, Finished((), (), 0, 1.0, False, ""))
+    with storage.engine.begin() as connection:
+        connection.execute(sa.update(TuningRunRow).values(adopted=sa.null()))
     old = storage.runs.start(Started((), 0, TuneOptions(job_id="old", codegen_version="0")))
     storage.runs.finish(old, Finished((), (), 0, 1.0, False, ""))
     storage.close()

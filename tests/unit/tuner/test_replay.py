@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 
 from compiler.schedule.schedule import Schedule
-from tests.unit.tuner.fakes import Clock, World
+from tests.unit.tuner.fakes import Clock, Killed, World
 from tuner.events import Event, Finished, Progress, Started
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
-from tuner.options import TuneOptions
+from tuner.measure.wire import MeasureRequest
+from tuner.options import TuneOptions, TuningError
 from tuner.recording import (
     RecordedRun,
     ReplayError,
@@ -29,17 +31,20 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 def _recorded(world: World, finished: Finished, job_id: str = "job") -> RecordedRun:
-    """What a database keeps of a run, through JSON and back."""
-    (started,) = (e for e in world.events if isinstance(e, Started))
+    """What a database keeps of a run, through JSON and back: of its last process, if killed."""
+    started = [e for e in world.events if isinstance(e, Started)][-1]
     inputs = json.loads(json.dumps([inputs_to_json(i) for i in started.inputs]))
     options = json.loads(json.dumps(options_to_json(started.options)))
-    trials = {task.key: world.store.trials(task.key) for task in world.tasks}
+    adopted = json.loads(json.dumps([request.to_json() for request in started.adopted]))
+    trials = {i.key: world.store.trials(i.key) for i in started.inputs}
+    new = [t for i in started.inputs for t in trials[i.key][i.known_trials :]]
     return RecordedRun(
         options_from_json(options),
         tuple(map(inputs_from_json, inputs)),
         finished.journal,
         {i.key: trials[i.key][: i.known_trials] for i in started.inputs},
-        [t for kept in trials.values() for t in kept if t.job_id == job_id],
+        [t for t in new if t.job_id == job_id],
+        tuple(map(MeasureRequest.from_json, adopted)),
     )
 
 
@@ -119,6 +124,51 @@ def test_a_cancelled_run_is_repeated_as_far_as_it_went(world: World) -> None:
     assert [
         [t for t in trials if t[2] is Phase.SCREEN] for trials in _proposals(world, store)
     ] == screened
+
+
+@pytest.mark.parametrize(("poll", "in_order"), [(1, True), (6, True), (7, False), (12, True)])
+def test_a_run_that_was_killed_and_taken_up_is_repeated(
+    world: World, poll: int, in_order: bool
+) -> None:
+    """What the last process knew, and what it took over, belongs to the run."""
+    world.queue.fails = lambda candidate, serial: (
+        Status.WORKER_LOST if serial == 0 and candidate.schedule["choices"]["mr"] == 8 else None
+    )
+    world.builder.refuses = lambda s: s.integer("nv") == 5
+    options: dict[str, Any] = {"trials": 56, "job_id": "job", "in_order": in_order}
+    world.queue.kill_at = poll
+    with pytest.raises(Killed):
+        world.tune(**options)
+    finished = world.tune(**options)
+    run = _recorded(world, finished)
+    again, store = replay(run, world.tasks)  # type: ignore[arg-type]
+    assert again.records == finished.records and all(again.records)
+    assert again.trials_done == finished.trials_done == 56
+    assert _proposals(world, store) == _proposals(world, world.store)
+    assert run.adopted, "it was killed with requests on their way"
+    with pytest.raises((ReplayError, TuningError)):
+        replay(replace(run, adopted=()), world.tasks)  # type: ignore[arg-type]
+
+
+def test_a_run_that_was_killed_with_its_trials_stored_is_repeated(world: World) -> None:
+    """The request is taken over, and its trials are known: they are learned from once."""
+    real, calls = world.queue.acknowledge, itertools.count()
+
+    def acknowledge(request_id: str) -> None:
+        if next(calls) == 2:
+            raise Killed
+        real(request_id)
+
+    world.queue.acknowledge = acknowledge  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        world.tune(trials=40, job_id="job")
+    finished = world.tune(trials=40, job_id="job")
+    run = _recorded(world, finished)
+    known = {t.id for trials in run.known.values() for t in trials}
+    assert any(c.trial_id in known for request in run.adopted for c in request.candidates)
+    again, store = replay(run, world.tasks)  # type: ignore[arg-type]
+    assert again.records == finished.records
+    assert _proposals(world, store) == _proposals(world, world.store)
 
 
 def test_other_decisions_are_an_error(world: World) -> None:
