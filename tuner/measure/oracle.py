@@ -7,6 +7,7 @@ several, whose magnitudes differ: what is right by chance on one is hardly right
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass, replace
 from math import prod
@@ -28,6 +29,11 @@ SEED_STEP = 1000
 
 DRAWS = (Distribution.NORMAL, Distribution.NORMAL, Distribution.WIDE)
 """What floats are drawn from, one entry a draw: the first is for screening and timing."""
+
+WIDE_SCALE = math.sqrt(4 * math.log(10) / (1e4 - 1e-4))
+"""Brings `Distribution.WIDE` to a root mean square of 1. Its magnitudes still differ by decades,
+but sums of products keep their size: a ReLU6 of sums of thousands is 6 wherever it is not 0, and
+the rounding errors of thousands, beside 6, would refuse any kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +82,9 @@ def make_reference(workload: Workload, draw: int = 0) -> Reference:
     seed = BASE_SEED + SEED_STEP * draw
     wide = (Distribution.WIDE,) if DRAWS[draw] is Distribution.WIDE and _is_wide(workload) else ()
     for distribution in (*wide, Distribution.NORMAL, Distribution.POSITIVE):
+        scale = WIDE_SCALE if distribution is Distribution.WIDE else 1.0
         specs = tuple(
-            replace(spec, distribution=distribution)
+            replace(spec, distribution=distribution, scale=spec.scale * scale)
             if spec.distribution is Distribution.NORMAL
             else spec
             for spec in input_specs(workload, seed)

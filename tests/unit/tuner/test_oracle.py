@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import io
+
+import numpy as np
+import pytest
+
 from compiler.dtypes import DType
+from compiler.runtime.verify import compare
 from tests.graphs import Maker
 from tests.kernels import as_workload
-from tuner.measure.oracle import input_specs
+from tuner.measure.oracle import DRAWS, input_specs, make_reference
 
 
 def test_positions_in_tables_of_trees_reach_every_record() -> None:
@@ -25,3 +31,23 @@ def test_positions_in_tables_of_trees_reach_every_record() -> None:
             found = arrays[name]
             assert 0 <= found.min() < bound // 4
             assert 3 * bound // 4 < found.max() < bound
+
+
+@pytest.mark.parametrize("draw", range(len(DRAWS)))
+def test_no_draw_saturates_what_follows_a_sum(draw: int) -> None:
+    """A ReLU6 of large sums is 0 or 6, and float32's errors of large sums beside 6 refuse anything.
+
+    What float32 makes of the inputs, term after term as kernels do, is far within the tolerance.
+    """
+    make = Maker()
+    x, w = make.input("x", 1, 96, 14, 14), make.input("w", 576, 96, 1, 1)
+    workload = as_workload(make.graph(make("clip", make("conv", x, w), min=0.0, max=6.0)))
+    reference = make_reference(workload, draw)
+    drawn = [spec.draw() for spec in reference.inputs]
+    assert reference.inputs[0].distribution is DRAWS[draw]
+    expected = np.load(io.BytesIO(reference.expected))
+    assert np.mean((expected > 0.0) & (expected < 6.0)) > 0.3
+    sums = np.zeros((576, 14 * 14), np.float32)
+    for channel in range(96):
+        sums += drawn[1][:, channel, 0] * drawn[0][0, channel].reshape(1, -1)
+    assert compare(sums.clip(0, 6).reshape(expected.shape), expected) < reference.tolerance / 10
