@@ -393,7 +393,9 @@ class _Run:
     def _decide(self, number: int, trials: Sequence[Trial]) -> None:
         """The record: a challenger that is shown to be faster, or else the incumbent.
 
-        Without a certificate there is none. A comparison whose device was lost is repeated.
+        Without a certificate there is none. A comparison whose device was lost is repeated, and
+        where all finalists failed the next ones are compared: else every later run would, and no
+        model with such a task were ever known.
         """
         state = self._states[number]
         winner = winner_of(trials)

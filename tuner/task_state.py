@@ -211,9 +211,17 @@ class TaskState:
         return list(dict.fromkeys(chosen))
 
     def may_compare_again(self, trials: Sequence[Trial]) -> bool:
-        """Whether a comparison failed by no fault of the finalists, and not too often."""
+        """Whether another comparison may find a record where this one found none.
+
+        It failed by no fault of the finalists, and not too often; or all of them failed, which a
+        single draw of the inputs had not shown, and slower candidates are left.
+        """
         lost = [t for t in trials if t.measurement.status is Status.WORKER_LOST]
-        return bool(lost) and self.serials.get((lost[0].schedule, Phase.FINAL), 0) <= MAX_RETRIES
+        if lost:
+            return self.serials.get((lost[0].schedule, Phase.FINAL), 0) <= MAX_RETRIES
+        failed = [t.schedule for t in trials if not t.measurement.ok]
+        sure = all(t.measurement.status.says_something_of_the_candidate for t in trials)
+        return sure and len(failed) == len(trials) and not set(failed).issuperset(self.finalists())
 
     def _learn(self, trial: Trial, *, counted: bool) -> None:
         if trial.id in self.known:

@@ -10,6 +10,7 @@ from compiler.schedule.schedule import Schedule
 from tests.unit.tuner.fakes import FakeBuilder, World
 from tuner.events import Ended
 from tuner.measure.measurement import (
+    Phase,
     Status,
 )
 from tuner.task_scheduler import MOST_FAILURES
@@ -67,6 +68,34 @@ def test_a_wrong_answer_never_wins(world: World, gemm: Any) -> None:
     )
     finished = world.tune(trials=400)
     assert all(r is not None and r.schedule != fastest for r in finished.records)
+
+
+def test_where_all_finalists_are_wrong_the_next_ones_are_compared(world: World, gemm: Any) -> None:
+    """A single draw of the inputs shows less than those of a certificate: fast candidates, and the
+    default with them, pass the screening and fail in the comparison."""
+    world.tasks = world.tasks[:1]
+    fast = sorted(gemm.space.points, key=gemm.seconds)[: len(gemm.space) // 2]
+    wrong = {schedule.digest for schedule in (*fast, gemm.space.default())}
+    world.queue.fails = lambda candidate, serial: (
+        Status.WRONG_ANSWER if serial and candidate.schedule_digest in wrong else None
+    )
+    finished = world.tune(trials=200)
+    (record,) = finished.records
+    assert record is not None and record.measurement.certified
+    assert record.schedule.digest not in wrong
+    races = [t for t in world.trials(Phase.FINAL) if not t.measurement.ok]
+    assert len(races) > 4, "several comparisons came to nothing"
+    again = world.tune(trials=200)
+    assert again.ended is Ended.KNOWN and again.trials_done == 0
+
+
+def test_where_every_candidate_fails_its_certificate_there_is_no_record(world: World) -> None:
+    world.tasks = world.tasks[:1]
+    world.queue.fails = lambda candidate, serial: Status.WRONG_ANSWER if serial else None
+    finished = world.tune(trials=24)
+    assert finished.records == (None,)
+    compared = [t.schedule for t in world.trials(Phase.FINAL)]
+    assert sorted(s.digest for s in compared) == sorted({t.schedule.digest for t in world.trials()})
 
 
 def test_what_a_lost_worker_had_is_measured_again(world: World) -> None:
