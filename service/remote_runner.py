@@ -16,8 +16,8 @@ from tuner.measure.measurement import Measurement, Status
 from tuner.measure.wire import MeasureRequest, MeasureResult, ProtocolError
 
 POLL_SECONDS = 0.02
-REQUESTS_PER_WORKER = 2
-"""In the queue for each worker: one that is measured, one that lies ready."""
+REQUESTS_PER_WORKER = 3
+"""In the queue for each worker: two that are measured, in turns, and one that lies ready."""
 
 
 class Interrupted(Exception):
@@ -44,7 +44,7 @@ class RemoteRunner:
 
     @property
     def capacity(self) -> int:
-        """Two for each living worker, and two while there is none: they wait for the first."""
+        """Some for each living worker, and as many while there is none: they wait for the first."""
         return REQUESTS_PER_WORKER * max(1, self.workers)
 
     @property

@@ -10,7 +10,6 @@ and NumPy alone.
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import sys
 import threading
@@ -24,12 +23,13 @@ from service.worker_facts import device_facts, registration_facts
 from service.worker_files import BlobCache, Spooled, StateFolder
 from service.worker_http import LAST_PAUSE_SECONDS, Api, Backoff, Refused, Unreachable
 from service.worker_options import WorkerOptions, parse_arguments
+from tuner.measure.job_queue import JobQueue
 from tuner.measure.measurement import Status
 from tuner.measure.sandbox import Sandbox
 from tuner.measure.wire import PROTOCOL, MeasureRequest, MeasureResult, ProtocolError
 
-PREFETCHED = 2
-"""Leases in hand: one is measured, the next one lies ready."""
+PREFETCHED = 4
+"""Leases in hand: two are measured, in turns, and the next ones lie ready."""
 
 PROBE_SECONDS = 20.0
 """Longest time between two readings of the device's speed."""
@@ -64,7 +64,7 @@ class Worker:
         self._room = threading.Condition()
         self._in_hand: dict[str, InHand] = {}
         self._unreported: set[str] = set()
-        self._ready: queue.Queue[InHand] = queue.Queue()
+        self._ready: JobQueue[InHand] = JobQueue(lambda work: work.request)
         self._id = ""
         self._heartbeat_seconds = 5.0
         self._long_poll_seconds = 20.0
@@ -98,12 +98,11 @@ class Worker:
         sandbox = Sandbox(self._id, self._device)
         try:
             while not self._stopping.is_set():
-                try:
-                    work = self._ready.get(timeout=0.2)
-                except queue.Empty:
+                together = self._ready.take(0.2)
+                if not together:
                     self._probe(sandbox)
                     continue
-                self._measure(sandbox, work)
+                self._measure(sandbox, together)
                 self._speed = sandbox.speed.status()
         finally:
             sandbox.close()
@@ -290,25 +289,29 @@ class Worker:
             self._stopping.wait(self._heartbeat_seconds)
         self._speed = sandbox.speed.status()
 
-    def _measure(self, sandbox: Sandbox, work: InHand) -> None:
-        request_id = work.request.request_id
-
+    def _measure(self, sandbox: Sandbox, together: Sequence[InHand]) -> None:
         def cancelled() -> bool:
-            return work.lost.is_set() or self._stopping.is_set()
+            return self._stopping.is_set() or all(work.lost.is_set() for work in together)
 
         if not cancelled():
+            requests = [work.request for work in together]
             try:
-                result = sandbox.measure(work.request, self._cache.path, cancelled)
+                results = sandbox.measure(requests, self._cache.path, cancelled)
             except (OSError, RuntimeError) as error:
-                self._log(f"request {request_id}: {error}")
-                self._fail_quietly(request_id, work.fencing_token, str(error), retry=True)
-                self._put_down(request_id)
+                for work in together:
+                    request_id = work.request.request_id
+                    self._log(f"request {request_id}: {error}")
+                    self._fail_quietly(request_id, work.fencing_token, str(error), retry=True)
+                    self._put_down(request_id)
                 return
-            if _complete(result):
-                self._spool(work, result)
-        if self._stopping.is_set() and self._files.find_spooled(request_id) is None:
-            return  # `_leave` gives the lease back
-        self._put_down(request_id)
+            for work, result in zip(together, results, strict=True):
+                if _complete(result):
+                    self._spool(work, result)
+        for work in together:
+            request_id = work.request.request_id
+            if self._stopping.is_set() and self._files.find_spooled(request_id) is None:
+                continue  # `_leave` gives the lease back
+            self._put_down(request_id)
 
     def _spool(self, work: InHand, result: MeasureResult) -> None:
         request_id = work.request.request_id

@@ -63,6 +63,7 @@ FREE = {"driver", "onnx_backend"}
 DEVICE_SIDE = (
     "compiler.runtime",
     "tuner.measure.wire",
+    "tuner.measure.job_queue",
     "tuner.measure.sandbox",
     "tuner.measure.sandbox_main",
     "service.worker",

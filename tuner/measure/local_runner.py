@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.device import find_device
+from tuner.measure.job_queue import JobQueue
 from tuner.measure.measurement import Measurement, Status
 from tuner.measure.sandbox import Sandbox
 from tuner.measure.wire import MeasureRequest, MeasureResult
@@ -26,7 +27,7 @@ class LocalRunner:
         self._folder = Path(tempfile.mkdtemp(prefix="tilewright-runner-"))
         self._sandbox = Sandbox(worker, find_device().to_json() if device is None else device)
         self._worker = worker
-        self._queue: queue.Queue[MeasureRequest | None] = queue.Queue()
+        self._queue: JobQueue[MeasureRequest] = JobQueue(lambda request: request)
         self._finished: queue.Queue[MeasureResult] = queue.Queue()
         self._results: dict[str, MeasureResult | None] = {}
         self._cancelled: set[str] = set()
@@ -36,9 +37,9 @@ class LocalRunner:
 
     @property
     def capacity(self) -> int:
-        """One, while the next is built: more in flight would be proposed before the first results
-        are known, and a small budget would be spent blindly."""
-        return 1
+        """Two that take turns, so that the device has work between the rounds of either: more in
+        flight would be proposed before the first results are known."""
+        return 2
 
     @property
     def speed(self) -> dict[str, Any] | None:
@@ -85,7 +86,7 @@ class LocalRunner:
 
     def close(self) -> None:
         self.cancel()
-        self._queue.put(None)
+        self._queue.close()
         self._thread.join(timeout=30)
         self._sandbox.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -94,23 +95,25 @@ class LocalRunner:
         return self._folder / digest
 
     def _serve(self) -> None:
-        while (request := self._queue.get()) is not None:
-            result = self._measure(request)
+        while requests := self._queue.take():
+            results = self._measure(requests)
             with self._lock:
-                self._results[request.request_id] = result
-                self._finished.put(result)
-            # The library is of no use to another request; references are shared.
-            self._path(request.library_digest).unlink(missing_ok=True)
+                for result in results:
+                    self._results[result.request_id] = result
+                    self._finished.put(result)
+            for request in requests:
+                # The library is of no use to another request; references are shared.
+                self._path(request.library_digest).unlink(missing_ok=True)
 
-    def _measure(self, request: MeasureRequest) -> MeasureResult:
+    def _measure(self, requests: Sequence[MeasureRequest]) -> list[MeasureResult]:
         def cancelled() -> bool:
             with self._lock:
-                return request.request_id in self._cancelled
+                return self._cancelled.issuperset(request.request_id for request in requests)
 
         try:
-            return self._sandbox.measure(request, self._path, cancelled)
+            return self._sandbox.measure(requests, self._path, cancelled)
         except (OSError, RuntimeError) as error:
-            return _lost(request, self._worker, str(error))
+            return [_lost(request, self._worker, str(error)) for request in requests]
 
 
 def _lost(request: MeasureRequest, worker: str, error: str) -> MeasureResult:

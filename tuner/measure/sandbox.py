@@ -22,7 +22,7 @@ from typing import Any
 from tuner.measure.measurement import Measurement, Status
 from tuner.measure.speed import Speed, SpeedWatch
 from tuner.measure.statistics import Comparison
-from tuner.measure.wire import MeasureRequest, MeasureResult
+from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
 
 START_LIMIT_SECONDS = 60.0
 """For a child to import NumPy on a busy machine."""
@@ -97,50 +97,62 @@ class Sandbox:
 
     def measure(
         self,
-        request: MeasureRequest,
+        requests: Sequence[MeasureRequest],
         blob: Callable[[str], Path],
         cancelled: Callable[[], bool] = lambda: False,
-    ) -> MeasureResult:
-        """Measure every candidate of a request; never raises for what a candidate does.
+    ) -> list[MeasureResult]:
+        """Measure every candidate of requests that go together (`job_queue`), taking turns.
 
-        `blob` gives the file that holds the bytes of a digest. When `cancelled` turns true the
-        child is stopped and the candidates without a result are CANCELLED.
+        Never raises for what a candidate does. `blob` gives the file that holds the bytes of a
+        digest. When `cancelled` turns true the child is stopped and the candidates without a result
+        are CANCELLED.
         """
-        observed, speed = self._attempt(request, blob, cancelled)
+        observed, speed = self._attempt(requests, blob, cancelled)
         if speed is not None and speed.disturbed and not self._watch.throttled and not cancelled():
-            again, second = self._attempt(request, blob, cancelled)
+            again, second = self._attempt(requests, blob, cancelled)
             if second is not None and second.excess < speed.excess and not cancelled():
                 observed, speed = again, second
-        return MeasureResult(
-            request.request_id,
-            tuple(
-                (c.trial_id, self._measurement(request, c.trial_id, observed, speed))
-                for c in request.candidates
-            ),
-            self._worker,
-        )
+        return [
+            MeasureResult(
+                request.request_id,
+                tuple(
+                    (c.trial_id, self._measurement(request, c, observed[c.trial_id], speed))
+                    for c in request.candidates
+                ),
+                self._worker,
+            )
+            for request in requests
+        ]
 
     def _attempt(
         self,
-        request: MeasureRequest,
+        requests: Sequence[MeasureRequest],
         blob: Callable[[str], Path],
         cancelled: Callable[[], bool],
     ) -> tuple[dict[str, _Observed], Speed | None]:
         """What was seen of each candidate, and the slowest reading of the speed meanwhile."""
-        files = {
-            "library": str(blob(request.library_digest)),
-            "references": [str(blob(case.reference_digest)) for case in request.cases],
-        }
+        parts = [
+            {
+                "request": request.to_json(),
+                "library": str(blob(request.library_digest)),
+                "references": [str(blob(case.reference_digest)) for case in request.cases],
+            }
+            for request in requests
+        ]
+        threads = requests[0].key.threads
+        limit = max(request.repeat.limit_seconds for request in requests)
         self._speeds = []
-        observed = {c.trial_id: _Observed() for c in request.candidates}
-        groups = [[c.trial_id for c in request.candidates]]
+        names = [c.trial_id for request in requests for c in request.candidates]
+        observed = {name: _Observed() for name in names}
+        groups = [names]
         suspect: str | None = None
         distrust = False
         while groups and not cancelled():
             group = groups.pop(0)
             if distrust:
                 self._kill()
-            ended = self._run(request, files, group, observed, cancelled)
+            job = {"requests": parts, "only": group}
+            ended = self._converse(job, threads, limit, group, observed, cancelled)
             if ended.culprit is None:
                 if suspect is not None and group == [suspect]:
                     # Alone it does no harm: something before it did. Each gets its own child.
@@ -173,12 +185,10 @@ class Sandbox:
     def _measurement(
         self,
         request: MeasureRequest,
-        name: str,
-        observed: Mapping[str, _Observed],
+        candidate: Candidate,
+        seen: _Observed,
         speed: Speed | None,
     ) -> Measurement:
-        candidate = next(c for c in request.candidates if c.trial_id == name)
-        seen = observed[name]
         finished = seen.status is not None and (seen.status is not Status.OK or bool(seen.samples))
         status = seen.status if finished and seen.status is not None else Status.CANCELLED
         return Measurement(
@@ -199,19 +209,6 @@ class Sandbox:
             comparison=Comparison(seen.against, tuple(seen.ratios)) if seen.ratios else None,
             speed=speed,
         )
-
-    def _run(
-        self,
-        request: MeasureRequest,
-        files: Mapping[str, str | Sequence[str]],
-        names: Sequence[str],
-        observed: Mapping[str, _Observed],
-        cancelled: Callable[[], bool],
-    ) -> _Ended:
-        """One job in the child, up to its end, its death or its time limit."""
-        job = {"request": request.to_json(), "only": list(names), **files}
-        limit, threads = request.repeat.limit_seconds, request.key.threads
-        return self._converse(job, threads, limit, names, observed, cancelled)
 
     def _converse(
         self,

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
@@ -131,6 +131,15 @@ class _Ready:
     samples: list[float] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Race:
+    """A request whose candidates are timed: those that are still in it, and their memory."""
+
+    request: MeasureRequest
+    buffers: _Buffers
+    left: list[_Ready] = field(default_factory=list)
+
+
 class Session:
     """Checks and times the candidates of jobs; the inputs of the last workloads are kept."""
 
@@ -143,20 +152,40 @@ class Session:
     def run(self, job: Mapping[str, Any]) -> None:
         """Do a job, reporting each step before it is taken.
 
-        `{"probe": threads}` times the reference kernel. Else `request` is a measure request, `only`
-        names the candidates of it to measure, and `library` and `references` (one a case) are
-        paths.
+        `{"probe": threads}` times the reference kernel. Else `requests` holds measure requests with
+        the paths of their `library` and `references` (one a case), and `only` names the candidates
+        to measure. Requests of one job take turns: while the rounds of one lie apart, those of the
+        others are run.
         """
         if "probe" in job:
             self._probe(int(job["probe"]))
             self._emit(event="done")
             return
-        request = MeasureRequest.from_json(job["request"])
-        wanted = [c for c in request.candidates if c.trial_id in set(job["only"])]
-        library = ctypes.CDLL(job["library"], mode=os.RTLD_LOCAL | os.RTLD_NOW)
-        self._probe(request.key.threads)
+        parts = [(MeasureRequest.from_json(part["request"]), part) for part in job["requests"]]
+        threads = parts[0][0].key.threads
+        self._probe(threads)
+        races: list[_Race] = []
+        for request, part in parts:
+            self._check_all(request, part, set(job["only"]), races)
+        self._run_races(races)
+        self._probe(threads)
+        self._emit(event="done")
+
+    def _check_all(
+        self,
+        request: MeasureRequest,
+        part: Mapping[str, Any],
+        only: Container[str],
+        races: list[_Race],
+    ) -> None:
+        """Check the candidates of a request, and enter those that agree into a race of their own.
+
+        Where memory runs out, all races are run with who is in them by then.
+        """
+        wanted = [c for c in request.candidates if c.trial_id in only]
+        library = ctypes.CDLL(part["library"], mode=os.RTLD_LOCAL | os.RTLD_NOW)
         # The first case last: its buffers are those that are timed.
-        for case, path in list(zip(request.cases, job["references"], strict=True))[:0:-1]:
+        for case, path in list(zip(request.cases, part["references"], strict=True))[:0:-1]:
             expected = self._prepare(case, path)
             agreed = []
             for candidate in wanted:
@@ -166,18 +195,17 @@ class Session:
                     self._buffers.forget()
             wanted = agreed
             self._buffers.forget()
-        expected = self._prepare(request.cases[0], job["references"][0])
-        ready: list[_Ready] = []
+        expected = self._prepare(request.cases[0], part["references"][0])
+        race = _Race(request, self._buffers)
+        races.append(race)
         for candidate in wanted:
             checked = self._check(candidate, request, expected, library)
             if checked is not None:
-                ready.append(checked)
-            if self._buffers.held_bytes > MEMORY_LIMIT_BYTES:
-                ready = self._race(ready, request)
-                self._buffers.forget()
-        self._race(ready, request)
-        self._probe(request.key.threads)
-        self._emit(event="done")
+                race.left.append(checked)
+            if _held_bytes(races) > MEMORY_LIMIT_BYTES:
+                self._run_races(races)
+                for each in races:
+                    each.buffers.forget()
 
     def _probe(self, threads: int) -> None:
         """Say how fast this machine is just now."""
@@ -255,32 +283,35 @@ class Session:
         weights = sum(b.bytes for b in spec.buffers if b.role is Role.WEIGHT)
         return _Ready(candidate, kernel, 1, weights >= COLD_WEIGHT_BYTES)
 
-    def _race(self, ready: Sequence[_Ready], request: MeasureRequest) -> list[_Ready]:
-        """Time what passed its checks; the entries that a further part of the batch needs."""
-        if not request.incumbent:
-            self._screen(ready, request.repeat)
-            return []
-        return self._compare(ready, request)
+    def _run_races(self, races: Sequence[_Race]) -> None:
+        """Time what passed its checks. Who a further part of a batch needs stays in its race."""
+        self._screen([race for race in races if not race.request.incumbent])
+        for race in races:
+            if race.request.incumbent:
+                race.left = self._compare(race.left, race.request)
 
-    def _screen(self, ready: Sequence[_Ready], repeat: RepeatSettings) -> None:
+    def _screen(self, races: Sequence[_Race]) -> None:
         """Interleaved rounds in fresh seeded orders; slow candidates leave early.
 
         In a fixed order the first of two candidates that share buffers pays the misses.
         """
-        rng = random.Random(repeat.seed)
-        left = list(ready)
-        best = repeat.incumbent_seconds or float("inf")
+        orders = [random.Random(race.request.repeat.seed) for race in races]
+        bests = [race.request.repeat.incumbent_seconds or float("inf") for race in races]
         began = float("-inf")
-        for number in range(repeat.samples):
-            if not left:
+        for number in range(max((race.request.repeat.samples for race in races), default=0)):
+            going = [race.request.repeat for race in races if race.left]
+            if not going:
                 return
-            began = _next_round(began, repeat)
-            rng.shuffle(left)
-            for entry in left:
-                if number == 0 and not self._calibrated(entry, repeat, best):
-                    continue
-                best = min(best, self._sample(entry))
-            left = _still_racing(left, repeat)
+            began = _next_round(began, max(repeat.round_seconds for repeat in going))
+            for position, race in enumerate(races):
+                repeat = race.request.repeat
+                orders[position].shuffle(race.left)
+                for entry in race.left:
+                    if number == 0 and not self._calibrated(entry, repeat, bests[position]):
+                        continue
+                    bests[position] = min(bests[position], self._sample(entry))
+                last = number + 1 >= repeat.samples
+                race.left = [] if last else _still_racing(race.left, repeat)
 
     def _compare(self, ready: Sequence[_Ready], request: MeasureRequest) -> list[_Ready]:
         """Each challenger in pairs with the incumbent, A B B A; returns the incumbent.
@@ -299,7 +330,7 @@ class Session:
         left = [entry for entry in left if self._calibrated(entry, repeat, best)]
         began = float("-inf")
         for _ in range(-(-repeat.samples // 2)):
-            began = _next_round(began, repeat)
+            began = _next_round(began, repeat.round_seconds)
             rng.shuffle(left)
             for entry in left:
                 first, challenger = self._sample(incumbent), self._sample(entry)
@@ -346,9 +377,14 @@ class Session:
         self._emit(event="sample", trial=entry.candidate.trial_id, seconds=seconds)
 
 
-def _next_round(began: float, repeat: RepeatSettings) -> float:
+def _held_bytes(races: Sequence[_Race]) -> int:
+    """Memory of all races; two batches of one workload share theirs."""
+    return sum({id(race.buffers): race.buffers.held_bytes for race in races}.values())
+
+
+def _next_round(began: float, round_seconds: float) -> float:
     """Wait until a round may start, given when the last one did; when it starts."""
-    time.sleep(max(0.0, began + repeat.round_seconds - time.monotonic()))
+    time.sleep(max(0.0, began + round_seconds - time.monotonic()))
     return time.monotonic()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from db.stores.leases import LeaseStore, RequestState
-from service.remote_runner import Interrupted, RemoteRunner
+from service.remote_runner import REQUESTS_PER_WORKER, Interrupted, RemoteRunner
 from service.storage import Storage
 from tuner.cancel import CancelToken
 from tuner.measure.measurement import Measurement, RecordKey, Status
@@ -132,11 +132,11 @@ def test_an_interrupted_runner_leaves_the_queue_alone(storage: Storage, job: str
 
 
 def test_capacity_follows_the_workers_of_the_target(storage: Storage, job: str) -> None:
-    assert runner(storage, job).capacity == 2
+    assert runner(storage, job).capacity == REQUESTS_PER_WORKER
     for name in ("one", "two"):
         storage.workers.register(name, [TARGET], {})
     storage.workers.register("other", ["u" * 64], {})
-    assert runner(storage, job).capacity == 4
+    assert runner(storage, job).capacity == 2 * REQUESTS_PER_WORKER
 
 
 def test_a_request_of_an_older_release_is_dropped(storage: Storage, job: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,19 +44,34 @@ class FakeSandbox:
         self.speed.take(0.25, 0.5)
 
     def measure(
-        self, request: MeasureRequest, blob: Callable[[str], Path], cancelled: Callable[[], bool]
-    ) -> MeasureResult:
-        assert blob(request.library_digest).read_bytes() == LIBRARY
-        assert blob(request.cases[0].reference_digest).read_bytes() == REFERENCE
+        self,
+        requests: Sequence[MeasureRequest],
+        blob: Callable[[str], Path],
+        cancelled: Callable[[], bool],
+    ) -> list[MeasureResult]:
+        for request in requests:
+            assert blob(request.library_digest).read_bytes() == LIBRARY
+            assert blob(request.cases[0].reference_digest).read_bytes() == REFERENCE
         self.started.set()
         while not self.gate.is_set():
             if cancelled():
-                lost = Measurement(Status.CANCELLED)
-                return MeasureResult(request.request_id, (("t", lost),), self._worker)
+                return self._results(requests, Measurement(Status.CANCELLED))
             time.sleep(0.005)
-        self.measured.append(request.request_id)
+        self.measured.extend(request.request_id for request in requests)
         done = Measurement(Status.OK, samples_seconds=(1e-6,), worker=self._worker)
-        return MeasureResult(request.request_id, (("t", done),), self._worker)
+        return self._results(requests, done)
+
+    def _results(
+        self, requests: Sequence[MeasureRequest], measurement: Measurement
+    ) -> list[MeasureResult]:
+        return [
+            MeasureResult(
+                request.request_id,
+                tuple((c.trial_id, measurement) for c in request.candidates),
+                self._worker,
+            )
+            for request in requests
+        ]
 
     def close(self) -> None:
         pass
@@ -79,7 +94,7 @@ def queue(storage: Storage, *ids: str) -> None:
         request = MeasureRequest(
             request_id=name,
             key=RecordKey("w" * 64, TARGET),
-            candidates=(Candidate("t", {"algorithm": "x", "choices": {}}, "d" * 64, {}),),
+            candidates=(Candidate(f"t-{name}", {"algorithm": "x", "choices": {}}, "d" * 64, {}),),
             library_digest=digests[0],
             cases=(Case((), digests[1]),),
             tolerance=1e-4,

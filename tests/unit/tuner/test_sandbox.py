@@ -148,7 +148,8 @@ def _result(
 ) -> MeasureResult:
     request = _request(library, *symbols, limit_seconds=limit_seconds)
     _save(tmp_path, library, EXPECTED)
-    return sandbox.measure(request, lambda digest: tmp_path / digest)
+    (result,) = sandbox.measure([request], lambda digest: tmp_path / digest)
+    return result
 
 
 def test_a_correct_candidate_is_timed_and_certified(
@@ -182,9 +183,56 @@ def test_rounds_lie_apart_so_that_one_burst_of_a_neighbour_does_not_hold_them_al
     request = _request(library, "good")
     request = replace(request, repeat=replace(request.repeat, round_seconds=0.05))
     _save(tmp_path, library, EXPECTED)
-    ((_, measured),) = sandbox.measure(request, lambda digest: tmp_path / digest).measurements
+    (result,) = sandbox.measure([request], lambda digest: tmp_path / digest)
+    ((_, measured),) = result.measurements
     # from the first of three rounds to the last
     assert len(measured.samples_seconds) == 3 and measured.measure_seconds >= 2 * 0.05
+
+
+def _together(
+    sandbox: Sandbox, library: bytes, tmp_path: Path, *requests: MeasureRequest
+) -> list[dict[str, Measurement]]:
+    _save(tmp_path, library, EXPECTED)
+    results = sandbox.measure(requests, lambda digest: tmp_path / digest)
+    assert [r.request_id for r in results] == [r.request_id for r in requests]
+    return [dict(result.measurements) for result in results]
+
+
+def test_requests_of_one_job_take_turns(sandbox: Sandbox, library: bytes, tmp_path: Path) -> None:
+    """While the rounds of one lie apart the other's are run: each lasts as long as both."""
+    first, second = (
+        replace(r, repeat=replace(r.repeat, samples=samples, round_seconds=0.05))
+        for r, samples in ((_request(library, "good"), 5), (_request(library, "also_good"), 3))
+    )
+    began = time.monotonic()
+    (one,), (other,) = (
+        list(found.values()) for found in _together(sandbox, library, tmp_path, first, second)
+    )
+    assert (len(one.samples_seconds), len(other.samples_seconds)) == (5, 3)
+    assert one.measure_seconds >= 4 * 0.05 and other.measure_seconds >= 2 * 0.05
+    assert one.measure_seconds + other.measure_seconds > time.monotonic() - began
+
+
+def test_requests_of_one_job_are_raced_and_blamed_apart(
+    sandbox: Sandbox, library: bytes, tmp_path: Path
+) -> None:
+    """Who is slow beside the other workload's kernels is not beside its own."""
+    first, second = _together(
+        sandbox,
+        library,
+        tmp_path,
+        _request(library, "good", "crashes"),
+        _request(library, "slow", "wrong"),
+    )
+    assert {name: m.status for name, m in first.items()} == {
+        "good": Status.OK,
+        "crashes": Status.CRASH,
+    }
+    assert {name: m.status for name, m in second.items()} == {
+        "slow": Status.OK,
+        "wrong": Status.WRONG_ANSWER,
+    }
+    assert len(second["slow"].samples_seconds) == 3
 
 
 @pytest.mark.parametrize("symbol", ["wrong", "unfinished"])
@@ -259,7 +307,8 @@ def _finals(
         phase=Phase.FINAL,
         repeat=replace(request.repeat, samples=samples),
     )
-    return dict(sandbox.measure(request, lambda digest: tmp_path / digest).measurements)
+    (result,) = sandbox.measure([request], lambda digest: tmp_path / digest)
+    return dict(result.measurements)
 
 
 def test_finalists_are_compared_in_pairs_with_the_incumbent(
@@ -391,13 +440,11 @@ def test_a_batch_that_needs_too_much_memory_is_raced_in_parts(
 
     session = sandbox_main.Session(emit)
     request = _request(library, "good", "also_good")
-    session.run(
-        {
-            "request": request.to_json(),
-            "only": ["good", "also_good"],
-            "library": str(tmp_path / digest_bytes(library)),
-            "references": [str(tmp_path / digest_bytes(EXPECTED))],
-        }
-    )
+    part = {
+        "request": request.to_json(),
+        "library": str(tmp_path / digest_bytes(library)),
+        "references": [str(tmp_path / digest_bytes(EXPECTED))],
+    }
+    session.run({"requests": [part], "only": ["good", "also_good"]})
     assert events.index(("sample", "good")) < events.index(("begin", "also_good"))
     assert ("sample", "also_good") in events and events[-1][0] == "done"

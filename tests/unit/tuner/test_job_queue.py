@@ -1,0 +1,74 @@
+"""The queue before the sandbox: what is measured together."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tuner.measure.job_queue import MOST_TOGETHER, JobQueue
+from tuner.measure.measurement import RecordKey
+from tuner.measure.wire import Candidate, MeasureRequest
+
+
+def _request(
+    name: str, *, trial: str = "", threads: int = 1, incumbent: str = ""
+) -> MeasureRequest:
+    trial = trial or f"t-{name}"
+    return MeasureRequest(
+        request_id=name,
+        key=RecordKey("w", "t", threads),
+        candidates=(Candidate(trial, {"algorithm": "x", "choices": {}}, "d", {}),),
+        library_digest="l",
+        cases=(),
+        tolerance=1e-4,
+        incumbent=incumbent,
+    )
+
+
+def _taken(*requests: MeasureRequest) -> list[list[str]]:
+    queue: JobQueue[MeasureRequest] = JobQueue(lambda request: request)
+    for request in requests:
+        queue.put(request)
+    jobs = []
+    while job := queue.take(0.0):
+        jobs.append([request.request_id for request in job])
+    return jobs
+
+
+def test_what_waits_is_taken_together_up_to_a_limit() -> None:
+    names = [f"r{n}" for n in range(MOST_TOGETHER + 1)]
+    assert _taken(*map(_request, names)) == [names[:-1], names[-1:]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        _request("b", threads=2),
+        _request("b", incumbent="t-b"),
+    ],
+    ids=["other threads", "finalists"],
+)
+def test_what_cannot_share_a_job_is_taken_apart_and_in_order(other: MeasureRequest) -> None:
+    assert _taken(_request("a"), other, _request("c")) == [["a"], ["b"], ["c"]]
+
+
+def test_two_measurements_of_one_trial_are_told_apart() -> None:
+    assert _taken(_request("a"), _request("b", trial="t-a"), _request("c")) == [["a"], ["b", "c"]]
+
+
+def test_take_waits_for_a_first_item() -> None:
+    queue: JobQueue[MeasureRequest] = JobQueue(lambda request: request)
+    later = threading.Timer(0.05, lambda: queue.put(_request("a")))
+    later.start()
+    assert [r.request_id for r in queue.take(30.0)] == ["a"]
+    assert queue.take(0.01) == []
+
+
+def test_a_closed_queue_gives_nothing_and_wakes_who_waits() -> None:
+    queue: JobQueue[MeasureRequest] = JobQueue(lambda request: request)
+    later = threading.Timer(0.05, queue.close)
+    later.start()
+    assert queue.take() == []
+    queue.put(_request("a"))
+    assert queue.take(0.0) == []

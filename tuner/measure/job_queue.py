@@ -1,0 +1,72 @@
+"""What waits for the sandbox, and how much of it is measured at a time.
+
+Rounds of one request lie apart, because disturbances last. A device that takes the next request
+meanwhile loses nothing by that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from tuner.measure.wire import MeasureRequest
+
+MOST_TOGETHER = 4
+"""Requests of one job: the first waits for the last one's results."""
+
+Item = TypeVar("Item")
+
+
+def go_together(requests: Sequence[MeasureRequest]) -> bool:
+    """Whether requests may share a job of the sandbox: they screen, with equal threads.
+
+    Who compares finalists never waits between rounds, so there is no time to share.
+    """
+    names = [c.trial_id for request in requests for c in request.candidates]
+    return (
+        len({request.key.threads for request in requests}) == 1
+        and len(set(names)) == len(names)
+        and not any(request.incumbent for request in requests)
+    )
+
+
+class JobQueue(Generic[Item]):
+    """Items in order of arrival; those at the front that go together are taken together."""
+
+    def __init__(self, request_of: Callable[[Item], MeasureRequest]) -> None:
+        self._request_of = request_of
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def put(self, item: Item) -> None:
+        """Append; from any thread."""
+        with self._changed:
+            self._items.append(item)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """What waits is not taken any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def take(self, timeout_seconds: float | None = None) -> list[Item]:
+        """The next items for one job, waiting for a first; none when time is up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._items or self._closed, timeout_seconds)
+            if self._closed or not self._items:
+                return []
+            taken = [self._items.popleft()]
+            while self._items and len(taken) < MOST_TOGETHER:
+                wanted = [self._request_of(item) for item in (*taken, self._items[0])]
+                if not go_together(wanted):
+                    break
+                taken.append(self._items.popleft())
+            return taken
