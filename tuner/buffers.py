@@ -7,10 +7,11 @@ brings the same elements back; else an earlier statement may have left them in a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 
-from tuner.statements import Statement, Use
+from tuner.statements import Placed, Statement, Use
 
 
 class Reuse(StrEnum):
@@ -45,15 +46,36 @@ class BufferUse:
     is_written: bool
 
 
-def buffer_uses(found: Sequence[Statement], number: int, most: int) -> tuple[BufferUse, ...]:
+def buffer_uses(found: Sequence[Placed], number: int, most: int) -> tuple[BufferUse, ...]:
     """The `most` tensors that statement `number` of a nest moves the most bytes of, most first."""
-    statement = found[number]
+    uses = uses_in_loops(found[number].statement, most)
+    return tuple([after_others(use, found, number) for use in uses])
+
+
+@lru_cache(maxsize=2048)
+def uses_in_loops(statement: Statement, most: int) -> tuple[BufferUse, ...]:
+    """`buffer_uses` of a statement that nothing comes before."""
     tensors: dict[str, list[Use]] = {}
     for use in statement.uses:
         tensors.setdefault(use.access.form.tensor.name, []).append(use)
     traffic = {name: sum(_moved(statement, u) for u in uses) for name, uses in tensors.items()}
     largest = sorted(traffic, key=lambda name: -traffic[name])[:most]
-    return tuple(_describe(found, number, name, tensors[name], traffic[name]) for name in largest)
+    return tuple(_describe(statement, name, tensors[name], traffic[name]) for name in largest)
+
+
+def after_others(use: BufferUse, found: Sequence[Placed], number: int) -> BufferUse:
+    """A use by statement `number`, with its reuse where it owes that to an earlier statement."""
+    earlier = _earlier(found, number, use.name) if use.reuse is Reuse.NONE else None
+    if earlier is None:
+        return use
+    iterations, distance = _between(found, earlier, number)
+    return replace(
+        use,
+        reuse=Reuse.SERIAL,
+        distance_iterations=iterations,
+        distance_bytes=distance,
+        reuse_count=1.0,
+    )
 
 
 def _moved(statement: Statement, use: Use) -> float:
@@ -61,14 +83,7 @@ def _moved(statement: Statement, use: Use) -> float:
     return use.executions * lanes * use.access.element_bytes
 
 
-def _describe(
-    found: Sequence[Statement],
-    number: int,
-    name: str,
-    uses: Sequence[Use],
-    moved: float,
-) -> BufferUse:
-    statement = found[number]
+def _describe(statement: Statement, name: str, uses: Sequence[Use], moved: float) -> BufferUse:
     whole = statement.tiling.whole
     forms = dict.fromkeys(use.access.form for use in uses)
     widest = max(forms, key=lambda form: form.touched(whole))
@@ -82,11 +97,6 @@ def _describe(
             iterations, distance = inside, statement.footprints[place]
             break
         inside *= loop.trips
-    else:
-        earlier = _earlier(found, number, name)
-        if earlier is not None:
-            reuse, count = Reuse.SERIAL, 1.0
-            iterations, distance = _between(found, earlier, number)
     return BufferUse(
         name,
         moved,
@@ -103,15 +113,15 @@ def _describe(
     )
 
 
-def _earlier(found: Sequence[Statement], number: int, name: str) -> int | None:
+def _earlier(found: Sequence[Placed], number: int, name: str) -> int | None:
     """The last statement before this one that touches the tensor."""
     for place in range(number - 1, -1, -1):
-        if any(use.access.form.tensor.name == name for use in found[place].uses):
+        if any(forms[0].tensor.name == name for forms in found[place].statement.tensors):
             return place
     return None
 
 
-def _between(found: Sequence[Statement], first: int, last: int) -> tuple[float, float]:
+def _between(found: Sequence[Placed], first: int, last: int) -> tuple[float, float]:
     """Executions and bytes of one turn of the loops that two statements share."""
     shared = 0
     for ours, theirs in zip(found[first].path, found[last].path, strict=False):
@@ -119,7 +129,8 @@ def _between(found: Sequence[Statement], first: int, last: int) -> tuple[float, 
             break
         shared += 1
     executions = touched = 0.0
-    for statement in found[first : last + 1]:
+    for each in found[first : last + 1]:
+        statement = each.statement
         place = max(0, len(statement.around) - shared)
         executed = 1.0
         for loop in statement.around[:place]:

@@ -163,7 +163,7 @@ def make_draft(
     )
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def _parts(statement: Statement, machine: Machine) -> tuple[float, ...]:
     """Cycles of one statement in its loops by PARTS."""
     core = [0.0] * _BEHIND_CACHES.start

@@ -24,9 +24,9 @@ from compiler.schedule.schedule import Schedule
 from compiler.target import Target, host_target
 from compiler.timings import Timings, timed
 from tuner.accesses import KINDS, LINE_BYTES
-from tuner.buffers import BufferUse, Reuse, buffer_uses
+from tuner.buffers import BufferUse, Reuse, after_others, uses_in_loops
 from tuner.draft import PARTS, Draft, describe, make_draft
-from tuner.statements import Statement, statements
+from tuner.statements import Placed, Statement, placed
 
 FEATURE_VERSION = 4
 """Raise it when a column's meaning changes; models saved with another version are refused."""
@@ -181,21 +181,21 @@ def nest_features(
     nest: LoopNest,
     algorithm: str = "",
     facts: TargetFacts = TargetFacts(),
-    found: Sequence[Statement] | None = None,
+    found: Sequence[Placed] | None = None,
 ) -> np.ndarray:
     """The columns that a nest has by itself, without a default beside it. float32, one row.
 
     `found` are its statements, where they were counted already.
     """
     if found is None:
-        found = statements(nest)
-    order = sorted(range(len(found)), key=lambda number: -_weight(found[number]))
-    traffic = [_traffic(statement) for statement in found]
+        found = placed(nest)
+    weights = [-each.statement.weight for each in found]
+    order = sorted(range(len(found)), key=weights.__getitem__)
     row: list[float] = []
     for number in order[:2]:
-        row += _describe(found, number, traffic[number], facts)
+        row += _describe(found, number, facts)
     row += [0.0] * (2 * _WIDTH - len(row))
-    row += _totals(nest, [found[number] for number in order], traffic)
+    row += _totals(nest, [each.statement for each in found], order)
     row += _algorithm(algorithm)
     row += facts.columns()
     return np.array(row, dtype=np.float32)
@@ -268,20 +268,17 @@ class FeatureExtractor:
 
     def _absolute(self, schedule: Schedule) -> tuple[np.ndarray, Draft]:
         nest = self._lower(schedule)
-        found = statements(nest)
-        draft = make_draft(nest, found, self._machine, self._facts.threads)
+        found = placed(nest)
+        statements = [each.statement for each in found]
+        draft = make_draft(nest, statements, self._machine, self._facts.threads)
         return nest_features(nest, schedule.algorithm, self._facts, found), draft
-
-
-def _weight(statement: Statement) -> float:
-    return statement.vector_operations + statement.vector_loads + statement.broadcast_loads
 
 
 def _log(value: float) -> float:
     return log2(1.0 + value)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def _traffic(statement: Statement) -> tuple[float, ...]:
     """Bytes that come from beyond a cache of each of CACHE_BYTES.
 
@@ -296,10 +293,22 @@ def _traffic(statement: Statement) -> tuple[float, ...]:
     return tuple(result)
 
 
-def _describe(
-    found: Sequence[Statement], number: int, traffic: Sequence[float], facts: TargetFacts
-) -> list[float]:
-    statement = found[number]
+def _describe(found: Sequence[Placed], number: int, facts: TargetFacts) -> list[float]:
+    this = found[number]
+    before, after, buffers = _own_columns(this.statement, facts.vector_registers)
+    row = [*before, float(this.prefetches), *after]
+    for use, columns in buffers:
+        in_nest = after_others(use, found, number)
+        row += columns if in_nest is use else _buffer(in_nest)
+    return row + _NO_BUFFER * (BUFFERS - len(buffers))
+
+
+@lru_cache(maxsize=2048)
+def _own_columns(
+    statement: Statement, registers: int
+) -> tuple[list[float], list[float], list[tuple[BufferUse, list[float]]]]:
+    """What a statement's columns are in any nest: those before `prefetches`, those after it, and
+    those of its buffers, if nothing comes before it."""
     work = max(statement.vector_operations, 1.0)
     issued = max(sum(statement.counts), 1.0)
     loads = statement.vector_loads + statement.broadcast_loads + statement.scattered_loads
@@ -309,15 +318,15 @@ def _describe(
         level = statement.levels[place] if inside else None
         outer += [_log(level.trips), _log(level.footprint_bytes)] if level else [0.0, 0.0]
     held = statement.accumulators + statement.operands + 1
-    row = [
+    before = [
         _log(statement.vector_operations),
         _log(statement.operations),
-        *(count / issued for count in statement.counts),
+        *[count / issued for count in statement.counts],
         float(statement.lanes),
         statement.useful,
         float(statement.accumulators),
         float(statement.operands),
-        held / facts.vector_registers,
+        held / registers,
         float(statement.points),
         _log(statement.reduce_trips),
         float(statement.reduce_unroll),
@@ -334,19 +343,16 @@ def _describe(
         float(statement.skips_padding),
         float(statement.is_reduction),
         float(statement.lane_reduction),
-        float(statement.prefetches),
+    ]
+    after = [
         _log(statement.parallel_tiles),
         _log(statement.levels[0].footprint_bytes),
         *outer,
-        *(_log(bytes_moved / work) for bytes_moved in traffic),
+        *[_log(bytes_moved / work) for bytes_moved in _traffic(statement)],
         *_intensities(statement),
     ]
-    uses = buffer_uses(found, number, BUFFERS)
-    for use in uses:
-        row += _buffer(use)
-    for _ in range(BUFFERS - len(uses)):
-        row += _NO_BUFFER
-    return row
+    buffers = [(use, _buffer(use)) for use in uses_in_loops(statement, BUFFERS)]
+    return before, after, buffers
 
 
 def _intensities(statement: Statement) -> Iterable[float]:
@@ -381,22 +387,22 @@ def _buffer(use: BufferUse) -> list[float]:
     ]
 
 
-def _totals(
-    nest: LoopNest, found: Sequence[Statement], traffic: Sequence[Sequence[float]]
-) -> list[float]:
-    work = sum(s.vector_operations for s in found)
-    shared = sum(b.bytes for b in nest.buffers if b.role is Role.SHARED)
-    weights = sum(b.bytes for b in nest.buffers if b.role is Role.WEIGHT)
+def _totals(nest: LoopNest, found: Sequence[Statement], order: Sequence[int]) -> list[float]:
+    """The values of TOTAL_COLUMNS; `order` has the heaviest statement first."""
+    heaviest_first = [found[number] for number in order]
+    work = sum([s.vector_operations for s in heaviest_first])
+    shared = sum([b.bytes for b in nest.buffers if b.role is Role.SHARED])
+    weights = sum([b.bytes for b in nest.buffers if b.role is Role.WEIGHT])
     return [
         _log(work),
-        _log(sum(s.vector_loads + s.broadcast_loads for s in found)),
-        _log(sum(s.scattered_loads + s.scattered_stores for s in found)),
-        _log(sum(s.stores for s in found)),
-        *(_log(sum(moved)) for moved in zip(*traffic, strict=True)),
-        found[0].vector_operations / work if work else 0.0,
+        _log(sum([s.vector_loads + s.broadcast_loads for s in heaviest_first])),
+        _log(sum([s.scattered_loads + s.scattered_stores for s in heaviest_first])),
+        _log(sum([s.stores for s in heaviest_first])),
+        *[_log(sum(moved)) for moved in zip(*map(_traffic, found), strict=True)],
+        heaviest_first[0].vector_operations / work if work else 0.0,
         float(len(found)),
         float(len(nest.stages)),
-        _log(sum(t.bytes for t in nest.scratch)),
+        _log(sum([t.bytes for t in nest.scratch])),
         _log(shared),
         _log(weights),
     ]

@@ -6,7 +6,7 @@ workload have much in common: what a nest, an expression or an access is, is fou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import prod
@@ -56,13 +56,12 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class Statement:
-    """One Compute in its loops. Equal nests in equal loops have the same statements, as objects.
+    """What one Compute does in its loops. Computes that do the same in equal loops share it.
 
     `operations` is scalar arithmetic in all, `vector_operations` what is issued for it, weighted by
     cost; `counts` is what is issued by kind, in the order of `accesses.KINDS`. `operands` are the
     vectors that are loaded for one step of the innermost reduction, which registers hold beside
-    the accumulators. `path` says which loops of the nest are around it: the place of each among
-    its neighbours, outermost first.
+    the accumulators.
     """
 
     operations: float
@@ -87,9 +86,7 @@ class Statement:
     skips_padding: bool
     is_reduction: bool
     lane_reduction: bool
-    prefetches: bool
     parallel_tiles: int
-    path: tuple[int, ...] = field(repr=False)
     uses: tuple[Use, ...] = field(repr=False)
     tensors: tuple[tuple[Form, ...], ...] = field(repr=False)
     """The distinct forms of its loads and stores, of each tensor together."""
@@ -116,6 +113,11 @@ class Statement:
         return self.tiling.footprints(self.tensors)
 
     @cached_property
+    def weight(self) -> float:
+        """Vector instructions that it issues: what orders the statements of a nest."""
+        return self.vector_operations + self.vector_loads + self.broadcast_loads
+
+    @cached_property
     def spans(self) -> Mapping[Form, tuple[float, ...]]:
         """Bytes that each form touches in the tile, then in one run of each loop of `around`."""
         return {form: self.tiling.span(form) for forms in self.tensors for form in forms}
@@ -130,29 +132,48 @@ class Statement:
         return tuple(found)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """A statement where it is in a nest.
+
+    `path` says which loops of the nest are around it: the place of each among its neighbours,
+    outermost first. `prefetches` is whether it asks for weights ahead of their use, which changes
+    nothing else of it.
+    """
+
+    statement: Statement
+    path: tuple[int, ...]
+    prefetches: bool
+
+
 def statements(nest: LoopNest) -> tuple[Statement, ...]:
     """Every Compute of a nest, in program order, analysed in its loops."""
-    nodes = (node for stage in nest.stages for node in stage.body)
-    return _in_loops(nodes, (), OUTSIDE)
+    return tuple([each.statement for each in placed(nest)])
 
 
-def _in_loops(nodes: Iterable[Node], path: tuple[int, ...], loops: Loops) -> tuple[Statement, ...]:
-    return tuple(
-        statement
-        for place, node in enumerate(nodes)
-        for statement in _remembered(node, (*path, place), loops)
-    )
+def placed(nest: LoopNest) -> tuple[Placed, ...]:
+    """`statements`, and where in the nest they are."""
+    return _in_loops([node for stage in nest.stages for node in stage.body], (), OUTSIDE)
 
 
-def _visit(node: Node, path: tuple[int, ...], loops: Loops) -> tuple[Statement, ...]:
+def _in_loops(nodes: Sequence[Node], path: tuple[int, ...], loops: Loops) -> tuple[Placed, ...]:
+    found: list[Placed] = []
+    for place, node in enumerate(nodes):
+        found += _remembered(node, (*path, place), loops)
+    return tuple(found)
+
+
+def _visit(node: Node, path: tuple[int, ...], loops: Loops) -> tuple[Placed, ...]:
     """The statements of a node, with its own place at the end of the path."""
-    match node:
-        case Compute():
-            return (_statement(node, path[:-1], loops),)
-        case For(body=(child,)):
-            return _visit(child, (*path, 0), loops.inside(node))
-        case For():
-            return _in_loops(node.body, path, loops.inside(node))
+    while True:
+        match node:
+            case Compute():
+                return (Placed(_statement(node, loops), path[:-1], node.prefetch > 0),)
+            case For(body=(child,)):
+                loops = loops.inside(node)
+                node, path = child, (*path, 0)
+            case For():
+                return _in_loops(node.body, path, loops.inside(node))
 
 
 _remembered = lru_cache(maxsize=1024)(_visit)
@@ -163,12 +184,14 @@ _remembered = lru_cache(maxsize=1024)(_visit)
 class _Facts:
     """What a Compute does at one point, whatever its loops and tiles are.
 
-    `loads` and `stores` have the step along the lanes; loads also whether they are in the body, and
-    the axes of the output that they depend on. `body` and `ending` are what is issued for a step of
-    a sum and for its end, by kind, then weighted. `aliased` are the axes whose neighbours lie pages
-    apart.
+    `loads` and `stores` have the step along the lanes, which `vector` runs along; loads also
+    whether they are in the body, and the axes of the output that they depend on. `body` and
+    `ending` are what is issued for a step of a sum and for its end, by kind, then weighted.
+    `aliased` are the axes whose neighbours lie pages apart.
     """
 
+    vector: Axis | None
+    combines: bool
     output_axes: frozenset[Axis]
     loads: tuple[tuple[Access, int, bool, frozenset[Axis]], ...]
     stores: tuple[tuple[Access, int], ...]
@@ -212,6 +235,8 @@ def _facts(
         issued[_FMA if is_fused else _ADD] += 1
         issued[_MUL] -= is_fused
     return _Facts(
+        vector=vector,
+        combines=combines,
         output_axes=output_axes,
         loads=read,
         stores=written,
@@ -229,14 +254,22 @@ def _facts(
     )
 
 
-def _statement(compute: Compute, path: tuple[int, ...], loops: Loops) -> Statement:
+def _statement(compute: Compute, loops: Loops) -> Statement:
     combines = compute.combiner is not None
     facts = _facts(compute.stores, compute.body, compute.init, compute.vector, combines)
     tiled = tiling(loops, compute.reduce, compute.unroll, compute.vector)
+    return _in_tiling(facts, tiled, compute.partial, compute.skip_padding)
+
+
+@lru_cache(maxsize=4096)
+def _in_tiling(
+    facts: _Facts, tiled: Tiling, joined: tuple[Axis, ...], skips_padding: bool
+) -> Statement:
+    """A statement by what makes it: neither other statements nor its place in the nest do."""
     counts, output_axes, outer = tiled.counts, facts.output_axes, tiled.outer_trips
     points = prod(counts.values()) * tiled.reduce_unroll
     spatial = tiled.points_along(output_axes)
-    partial = prod([counts.get(axis, 1) for axis in compute.partial])
+    partial = prod([counts.get(axis, 1) for axis in joined])
     executions = float(outer * tiled.reduce_trips)
 
     vector = broadcast = scattered = stores = scattered_stores = 0.0
@@ -253,13 +286,13 @@ def _statement(compute: Compute, path: tuple[int, ...], loops: Loops) -> Stateme
             vector += count
         else:
             scattered += count
-        if step and is_inner and combines:
+        if step and is_inner and facts.combines:
             operands += tiled.points_along(held_axes)
     for found, step in facts.stores:
         distinct = tiled.points_along(found.axes)
         uses.append(Use(found, True, float(distinct * outer), step))
         stores += distinct * outer
-        if compute.vector in output_axes and step not in (0, found.element_bytes):
+        if facts.vector in output_axes and step not in (0, found.element_bytes):
             scattered_stores += distinct * outer
 
     steps, ends = executions * points, outer * spatial
@@ -277,20 +310,18 @@ def _statement(compute: Compute, path: tuple[int, ...], loops: Loops) -> Stateme
         reduce_trips=tiled.reduce_trips,
         reduce_unroll=points // spatial,
         outer_trips=outer,
-        depth=len(loops.fors) + tiled.reduce_levels,
+        depth=len(tiled.loops.fors) + tiled.reduce_levels,
         vector_loads=vector,
         broadcast_loads=broadcast,
         scattered_loads=scattered,
         stores=stores,
         scattered_stores=scattered_stores,
         aliased_rows=max((n for axis, n in counts.items() if axis in facts.aliased), default=0),
-        peeled=sum([loop.peel or loop.unroll for loop in loops.fors]),
-        skips_padding=compute.skip_padding,
-        is_reduction=combines,
-        lane_reduction=compute.vector is not None and compute.vector not in output_axes,
-        prefetches=compute.prefetch > 0,
+        peeled=sum([loop.peel or loop.unroll for loop in tiled.loops.fors]),
+        skips_padding=skips_padding,
+        is_reduction=facts.combines,
+        lane_reduction=facts.vector is not None and facts.vector not in output_axes,
         parallel_tiles=tiled.parallel_tiles,
-        path=path,
         uses=tuple(uses),
         tensors=facts.tensors,
         tiling=tiled,

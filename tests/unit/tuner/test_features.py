@@ -25,7 +25,7 @@ from tuner.features import (
     TargetFacts,
     nest_features,
 )
-from tuner.statements import statements
+from tuner.statements import placed, statements
 
 
 def _schedule(**choices: int) -> Schedule:
@@ -169,8 +169,9 @@ def test_operations_are_counted_by_kind(gemm: Any) -> None:
 
 
 def test_each_buffer_says_how_its_elements_come_back(gemm: Any) -> None:
-    found = statements(gemm.nest(_schedule()))
-    uses = {use.name: use for use in buffer_uses(found, 0, 3)}
+    nest = gemm.nest(_schedule())
+    found = statements(nest)
+    uses = {use.name: use for use in buffer_uses(placed(nest), 0, 3)}
     executions = found[0].outer_trips * found[0].reduce_trips
     # b: every row tile walks the same panel, after the panel and the rows of one tile of a and c
     b = uses["b"]
@@ -189,7 +190,7 @@ def test_each_buffer_says_how_its_elements_come_back(gemm: Any) -> None:
     c = uses["c"]
     assert (c.reuse, c.reuse_count, c.distance_iterations) == (Reuse.LOOP, gemm.k // 4, 1)
     assert c.is_written and not c.is_read
-    assert [use.name for use in buffer_uses(found, 0, 1)] == ["b"]
+    assert [use.name for use in buffer_uses(placed(nest), 0, 1)] == ["b"]
 
 
 def test_a_later_statement_reuses_what_an_earlier_one_wrote() -> None:
@@ -205,13 +206,13 @@ def test_a_later_statement_reuses_what_an_earlier_one_wrote() -> None:
 
     body = (compute(middle[columns], x[rows, columns]), compute(y[rows, columns], middle[columns]))
     nest = LoopNest("n", (x, y), (middle,), (Stage("s", (For(rows, 1, body),)),))
-    found = statements(nest)
+    found = placed(nest)
     written, read = (
         next(use for use in buffer_uses(found, n, 3) if use.name == "middle") for n in (0, 1)
     )
     # the loop over rows does not move the scratch row
     assert (written.reuse, read.reuse) == (Reuse.LOOP, Reuse.LOOP)
-    serial = statements(replace(nest, stages=(Stage("s", body),)))
+    serial = placed(replace(nest, stages=(Stage("s", body),)))
     (use,) = (use for use in buffer_uses(serial, 1, 3) if use.name == "middle")
     assert use.reuse is Reuse.SERIAL
     assert use.distance_iterations == 2
