@@ -63,13 +63,12 @@ def pack(
     if even is None:
         flat[_positions(shape, layout, halo).reshape(-1)] = array.reshape(-1)
         return flat
-    padded_shape, split_shape, order = even
+    padded_shape, split_shape, _ = even
     if padded_shape != shape:
         padded = np.zeros(padded_shape, dtype.numpy)
         padded[_interior(shape, halo)] = array
         array = padded
-    physical = array.reshape(split_shape).transpose(order)
-    flat.reshape(physical.shape)[...] = physical
+    _in_logical_order(flat, even)[...] = array.reshape(split_shape)
     return flat
 
 
@@ -94,9 +93,7 @@ def unpack(
     even = _even_split(shape, layout, halo)
     if even is None:
         return flat[_positions(shape, layout, halo)]
-    padded_shape, split_shape, order = even
-    physical = flat[:count].reshape([split_shape[axis] for axis in order])
-    logical = physical.transpose(np.argsort(order)).reshape(padded_shape)
+    logical = _in_logical_order(flat[:count], even).reshape(even[0])
     return np.array(logical[_interior(shape, halo)], order="C")
 
 
@@ -116,6 +113,9 @@ def make_weight(spec: BufferSpec, source: Array, out: Bytes | None = None) -> Ar
         ValueError: if the (transformed) source does not have the buffer's shape, or its dimensions
             do not divide into the parts.
     """
+    sums = _sums_of_parts(spec, source, out)
+    if sums is not None:
+        return sums
     value = cut(source, spec.parts) if spec.parts else source
     if spec.einsum:
         matrices = [np.array(matrix, np.float64) for matrix in spec.matrices]
@@ -131,20 +131,72 @@ def make_weight(spec: BufferSpec, source: Array, out: Bytes | None = None) -> Ar
     return pack(value, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype, out)
 
 
+def _sums_of_parts(spec: BufferSpec, source: Array, out: Bytes | None) -> Array | None:
+    """`make_weight` where each slice is a part, or the sum or difference of two (Strassen).
+
+    Sums go where they belong, with no array in between that is as large as all of them. They equal
+    those in float64 that are rounded to float32: rounding twice is rounding once where the wider
+    type has twice the digits and two more (Figueroa, "When is double rounding innocuous?", 1995).
+    A part that is -0.0 stays so. None where a weight is of another kind.
+    """
+    if not spec.parts or len(spec.matrices) != 1 or spec.halo:
+        return None
+    (matrix,) = spec.matrices
+    terms = [[(c > 0, n) for n, c in enumerate(row) if c] for row in matrix]
+    simple = all(c in (-1.0, 0.0, 1.0) for row in matrix for c in row)
+    simple &= all(1 <= len(row) <= 2 and any(plus for plus, _ in row) for row in terms)
+    floats = source.dtype == np.float32 and spec.dtype is DType.FLOAT32
+    summed, _, rest = spec.einsum.partition(",")
+    whole, _, result = rest.partition("->")
+    if not (simple and floats and (summed[1:], summed[:1]) == (whole[:1], result[:1])):
+        return None
+    split = _in_parts(source, spec.parts)
+    parts = [split[position] for position in np.ndindex(*spec.parts)]
+    if whole[1:] != result[1:] or spec.shape != (len(terms), *parts[0].shape):
+        return None
+    even = _even_split(spec.shape, spec.parsed_layout(), ())
+    if even is None or even[0] != spec.shape or even[1][0] != len(terms):
+        made = np.empty(spec.shape, np.float32)
+        _add_up(terms, parts, made)
+        return pack(made, spec.shape, spec.parsed_layout(), (), spec.dtype, out)
+    flat: Array = (aligned_zeros(packed_bytes(spec)) if out is None else out).view(np.float32)
+    _add_up(terms, parts, _in_logical_order(flat, even))
+    return flat
+
+
+def _add_up(terms: list[list[tuple[bool, int]]], parts: list[Array], out: Array) -> None:
+    """Into each slice of `out`, its parts with their signs: one part, or two of which one is
+    positive."""
+    for row, slot in zip(terms, out, strict=True):
+        (_, first), *others = sorted(row, reverse=True)  # the positive one first
+        left = parts[first].reshape(slot.shape)
+        if not others:
+            slot[...] = left
+            continue
+        ((plus, second),) = others
+        add = np.add if plus else np.subtract
+        add(left, parts[second].reshape(slot.shape), out=slot)
+
+
 def cut(array: Array, parts: tuple[int, ...]) -> Array:
     """An array's equal parts along a new first axis: (4, 6) in parts (2, 2) is (4, 2, 3).
 
     Raises:
         ValueError: if a dimension does not divide into its number of parts.
     """
+    split = _in_parts(array, parts)
+    return split.reshape(-1, *split.shape[array.ndim :])
+
+
+def _in_parts(array: Array, parts: tuple[int, ...]) -> Array:
+    """A view by part and by place in it: (4, 6) in parts (2, 2) is (2, 2, 2, 3)."""
     if len(parts) != array.ndim or any(
         part < 1 or size % part for size, part in zip(array.shape, parts, strict=True)
     ):
         raise ValueError(f"an array of shape {array.shape} does not divide into parts {parts}")
     sizes = [size // part for size, part in zip(array.shape, parts, strict=True)]
     split = array.reshape([n for pair in zip(parts, sizes, strict=True) for n in pair])
-    order = (*range(0, 2 * array.ndim, 2), *range(1, 2 * array.ndim, 2))
-    return split.transpose(order).reshape(-1, *sizes)
+    return split.transpose((*range(0, 2 * array.ndim, 2), *range(1, 2 * array.ndim, 2)))
 
 
 def to_bfloat16(array: Array) -> NDArray[np.uint16]:
@@ -153,6 +205,15 @@ def to_bfloat16(array: Array) -> NDArray[np.uint16]:
     rounded = bits + (0x7FFF + ((bits >> 16) & 1))
     rounded = np.where(np.isnan(array), bits | 0x0040_0000, rounded)
     return (rounded >> 16).astype(np.uint16).reshape(array.shape)
+
+
+def _in_logical_order(
+    flat: Array, even: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+) -> Array:
+    """A view of a physical buffer by the split indices of `_even_split`."""
+    _, split_shape, order = even
+    physical = flat.reshape([split_shape[axis] for axis in order])
+    return physical.transpose(np.argsort(order))
 
 
 def _interior(shape: tuple[int, ...], halo: Halo) -> tuple[slice, ...]:

@@ -128,6 +128,25 @@ def test_a_weight_in_parts() -> None:
         make_weight(spec, source[:, :7])
 
 
+@pytest.mark.parametrize("layout", ["1/4 0 2 1%4", "1/8 0 2 1%8", "0 2 1", "1/4 0 2+3 1%4"])
+def test_sums_of_parts_round_as_those_in_float64(layout: str) -> None:
+    """With and without rows that a layout rounds up, and into memory that is given."""
+    rng = np.random.default_rng(5)
+    exponents = rng.integers(-40, 40, (24, 10))
+    source = np.ldexp(rng.standard_normal((24, 10)), exponents).astype(np.float32)
+    rows = ((1.0, 0, 0, 1.0), (0, -1.0, 1.0, 0), (0, 1.0, 0, 0), (1.0, 0, -1.0, 0))
+    spec = weight(
+        (4, 12, 5), Layout.parse(layout), einsum="sz,zkn->skn", matrices=(rows,), parts=(2, 2)
+    )
+    out = aligned_zeros(strides(spec.shape, spec.parsed_layout())[1] * 4)
+    packed = unpack(make_weight(spec, source, out), spec.shape, spec.parsed_layout())
+    quarters = source.astype(np.float64).reshape(2, 12, 2, 5).swapaxes(1, 2).reshape(4, 12, 5)
+    expected = np.einsum("sz,zkn->skn", np.array(rows), quarters).astype(np.float32)
+    np.testing.assert_array_equal(packed, expected)
+    again = make_weight(spec, source)
+    np.testing.assert_array_equal(again.view(np.uint8), out)
+
+
 def test_a_weight_rounded_to_bfloat16() -> None:
     source = np.random.default_rng(3).standard_normal(4096).astype(np.float32)
     source[:3] = [np.inf, np.nan, 1 + 2**-8]
