@@ -1,46 +1,34 @@
 """How well cost models rank candidates of tasks that they have never seen.
 
 `python -m benchmarks.cost_model collect FOLDER --seconds 170` measures random candidates of tasks
-of eleven networks (up to ten tasks each) and six operators (thirty of random sizes) and keeps
-them as trials in a database of its own; run again, it goes on where it stopped. `--turn 2` measures
-the same candidates once more, at another time: the fastest of all turns counts, for disturbances
-of a shared machine that last for seconds lengthen all samples of one turn alike. `--unconstrained`
-takes the constraints off the spaces first.
-`python -m benchmarks.cost_model report FOLDER` leaves out a sixth of the families at a time, trains
-every objective on the rest, and orders the candidates of those left out; also with a few of its own
-samples to correct the model by. Results go to benchmarks/results/cost_model.json and .md.
+of eleven networks and six operators of random sizes and keeps them as trials in a database of its
+own; run again, it goes on where it stopped. `--turn 2` measures the same candidates once more, at
+another time: the fastest counts. `--unconstrained` takes the constraints off the spaces first.
+`python -m benchmarks.cost_model report FOLDER` leaves out a sixth at a time, of the tasks and then
+of the families (a network, an operator), trains every objective on the rest, and orders the
+candidates of those left out; also with a few of its own samples to correct the model by. Results
+go to benchmarks/results/cost_model.json and .md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks import operators
-from benchmarks.models import build
+from benchmarks.cost_model_collect import collect, database
+from benchmarks.cost_model_tasks import families
 from benchmarks.report import Origin
-from benchmarks.search_tables import heaviest_workload
-from compiler import costs
 from compiler.build import CODEGEN_VERSION
-from compiler.schedule.select import schedule_space
-from compiler.target import Target, resolve_target
-from compiler.workload import Workload
+from compiler.target import resolve_target
 from db.engine import open_engine
 from db.migrate import upgrade
 from db.stores.records import RecordStore
-from db.stores.tasks import WorkloadStore
-from service.planning import ModelRequest, plan_model, workload_name
-from service.worker_facts import device_facts
 from tuner.cost_model.dataset import samples_of
 from tuner.cost_model.metrics import (
     LEAST_SAMPLES,
@@ -53,214 +41,15 @@ from tuner.cost_model.metrics import (
 from tuner.cost_model.protocol import Sample
 from tuner.cost_model.xgboost import Objective, XGBoostModel
 from tuner.features import COLUMNS, FEATURE_VERSION
-from tuner.loop import tune
-from tuner.measure.builder import ProcessBuilder
-from tuner.measure.local_runner import LocalRunner
 from tuner.measure.measurement import RecordKey, Trial
-from tuner.measure.oracle import ReferenceCache
-from tuner.options import TuneOptions
-from tuner.tasks import make_task
 
 RESULTS_FOLDER = Path(__file__).parent / "results"
-
-NETWORKS = (
-    "resnet50",
-    "mobilenetv2",
-    "bert-base-128",
-    "squeezenet",
-    "densenet121",
-    "gpt2-prefill-64",
-    "efficientnet-b0",
-    "vgg16-features",
-    "inception-v1",
-    "shufflenet",
-    "deit-small",
-)
-
-TASKS = 10
-"""Tasks of a network."""
-
-DRAWN_TASKS = 30
-"""Tasks of an operator: sizes cost nothing to draw, and from twice the tasks a model learns to
-order two more of a hundred pairs."""
-
-MOST_FLOPS = 1.5e9
-LEAST_FLOPS = 2e5
-"""Tasks beyond these take too long, or too short a time to be told apart."""
-
-
-LEAST_SCHEDULES = 24
-"""Smaller spaces are measured whole: there is nothing to choose."""
-
-
-def families(folder: Path, target: Target) -> dict[str, list[Workload]]:
-    """The workloads of each family, none twice; found once and kept in the folder."""
-    kept = folder / "workloads.json"
-    if not kept.exists():
-        found: dict[str, list[str]] = {}
-        taken: set[str] = set()
-        for name in NETWORKS:
-            planned = plan_model(ModelRequest(build(name).SerializeToString()))
-            new = [w for w, _ in planned.workloads if w.key not in taken and _is_fit(w, target)]
-            random.Random(name).shuffle(new)
-            found[name] = [w.text() for w in _various(new)]
-            taken.update(w.key for w in new)
-        for name, draw in DRAWN.items():
-            found[name] = [w.text() for w in _drawn(name, draw, target)]
-        kept.write_text(json.dumps(found, indent=1))
-    return {n: [Workload.parse(t) for t in ts] for n, ts in json.loads(kept.read_text()).items()}
-
-
-def _drawn(name: str, draw: Callable[[random.Random], Any], target: Target) -> list[Workload]:
-    """Workloads of operators whose sizes are drawn, the same ones in each process."""
-    rng = random.Random(name)
-    found: dict[str, Workload] = {}
-    while len(found) < DRAWN_TASKS:
-        workload = heaviest_workload(draw(rng))
-        if _is_fit(workload, target):
-            found.setdefault(workload.key, workload)
-    return list(found.values())
-
-
-def _size(rng: random.Random, least: int, most: int) -> int:
-    """A size whose logarithm is uniform; half of them are multiples of 16."""
-    size = round(math.exp(rng.uniform(math.log(least), math.log(most))))
-    return max(least, size // 16 * 16) if rng.random() < 0.5 else size
-
-
-def _product(rng: random.Random) -> Any:
-    rows = rng.choice((1, _size(rng, 2, 512)))
-    return operators.matmul(rows, _size(rng, 16, 2048), _size(rng, 16, 2048))
-
-
-def _batch_product(rng: random.Random) -> Any:
-    rows, columns, depth = (_size(rng, 8, 256) for _ in range(3))
-    return operators.matmul(rows, columns, depth, batch=rng.choice((3, 8, 12, 16)))
-
-
-def _convolution(rng: random.Random) -> Any:
-    kernel, stride = rng.choice((1, 3, 3, 3, 5, 7)), rng.choice((1, 1, 2))
-    channels, filters = _size(rng, 3, 384), _size(rng, 8, 384)
-    size = (_size(rng, 7, 80),) * 2
-    return operators.conv(channels, filters, size, (kernel, kernel), (stride, stride))
-
-
-def _depthwise(rng: random.Random) -> Any:
-    kernel, stride = rng.choice((3, 3, 5, 7)), rng.choice((1, 2))
-    channels, size = _size(rng, 16, 768), (_size(rng, 7, 112),) * 2
-    return operators.conv(
-        channels, channels, size, (kernel, kernel), (stride, stride), group=channels
-    )
-
-
-def _pool(rng: random.Random) -> Any:
-    operator, kernel = rng.choice(("MaxPool", "AveragePool")), rng.choice((2, 3, 3, 5))
-    size, stride = (_size(rng, 14, 112),) * 2, rng.choice((1, 2))
-    return operators.pool(operator, _size(rng, 16, 512), size, (kernel, kernel), (stride, stride))
-
-
-def _rows(rng: random.Random) -> Any:
-    shape = (_size(rng, 8, 768), _size(rng, 32, 4096))
-    draw = rng.choice(
-        (
-            operators.softmax,
-            operators.layer_norm,
-            operators.gelu,
-            partial(operators.reduction, "ReduceMean"),
-            partial(operators.reduction, "ReduceMax", axis=0),
-        )
-    )
-    return draw(shape)
-
-
-DRAWN: dict[str, Callable[[random.Random], Any]] = {
-    "products": _product,
-    "batch products": _batch_product,
-    "convolutions": _convolution,
-    "depthwise": _depthwise,
-    "pools": _pool,
-    "rows": _rows,
-}
-"""Families of one operator, whose sizes are nobody's: models of one operator from random sizes."""
-
-
-def _is_fit(workload: Workload, target: Target) -> bool:
-    return (
-        LEAST_FLOPS <= costs.flops(workload) <= MOST_FLOPS
-        and len(schedule_space(workload, target)) >= LEAST_SCHEDULES
-    )
-
-
-def _various(workloads: Sequence[Workload]) -> list[Workload]:
-    """TASKS of them; another of the same operators only when no others are left."""
-    groups: dict[tuple[str, ...], dict[str, Workload]] = {}
-    for workload in workloads:
-        groups.setdefault(workload.operators, {}).setdefault(workload_name(workload), workload)
-    chosen: list[Workload] = []
-    while len(chosen) < TASKS and any(groups.values()):
-        for group in groups.values():
-            if group:
-                chosen.append(group.popitem()[1])
-    return chosen[:TASKS]
-
-
-def collect(
-    folder: Path, seconds: float, trials: int, unconstrained: bool, turn: int, seed: int
-) -> None:
-    """Measure up to `trials` random candidates of every task, one task of each family at a time."""
-    target = resolve_target("host")
-    found = families(folder, target)
-    stop = time.monotonic() + seconds
-    engine = open_engine(f"sqlite:///{folder.resolve()}/{_database(unconstrained, turn)}")
-    upgrade(engine)
-    records, texts = RecordStore(engine), WorkloadStore(engine)
-    texts.put_target(target.key, target.name, target.to_json())
-    builder, runner = ProcessBuilder(2), LocalRunner("local", device_facts())
-    try:
-        for number in range(max(map(len, found.values()))):
-            for family, workloads in found.items():
-                if number >= len(workloads):
-                    continue
-                if time.monotonic() > stop:
-                    return
-                workload = workloads[number]
-                texts.put_workloads({workload.key: workload.text()})
-                task = make_task(
-                    workload,
-                    target,
-                    name=workload_name(workload),
-                    constrained=not unconstrained,
-                )
-                options = TuneOptions(
-                    trials=trials,
-                    strategy="random",
-                    model="none",
-                    seed=seed,
-                    finalists=0,
-                    job_id=f"{family} {workload.key[:16]}",
-                    codegen_version=CODEGEN_VERSION,
-                    reuse_records=False,
-                )
-                done = tune([task], builder, runner, records, options, references=ReferenceCache())
-                print(f"{family}: {task.name}: {done.trials_done} trials", flush=True)
-    finally:
-        runner.close()
-        builder.close()
-        engine.dispose()
-
-
-def _database(unconstrained: bool, turn: int | str) -> str:
-    return f"{'unconstrained' if unconstrained else 'constrained'}-{turn}.db"
-
-
-# ---- the report
 
 CORRECTIONS = (8, 24)
 """Own samples of a task that correct a base model."""
 
-
 FOLDS = 6
-"""Parts that the families are left out in."""
+"""Parts that are left out, one at a time."""
 
 THREADS = 2
 """To train on; nothing is timed meanwhile."""
@@ -280,7 +69,7 @@ def read_samples(folder: Path, unconstrained: bool) -> dict[str, list[Sample]]:
     target = resolve_target("host")
     trials: dict[str, list[Trial]] = {}
     found = families(folder, target)
-    for path in sorted(folder.glob(_database(unconstrained, "*"))):
+    for path in sorted(folder.glob(database(unconstrained, "*"))):
         engine = open_engine(f"sqlite:///{path.resolve()}")
         upgrade(engine)
         records = RecordStore(engine)
@@ -296,33 +85,68 @@ def read_samples(folder: Path, unconstrained: bool) -> dict[str, list[Sample]]:
     }
 
 
+Folds = Sequence[Collection[str]]
+"""The tasks of each part that is left out, by their names."""
+
+
+def folds_of_tasks(samples: Mapping[str, Sequence[Sample]], seed: int) -> Folds:
+    """Parts with a share of each family's tasks: others of its kind are learned from."""
+    folds: list[set[str]] = [set() for _ in range(FOLDS)]
+    dealt = 0
+    for found in samples.values():
+        tasks = sorted({sample.task for sample in found})
+        random.Random(seed).shuffle(tasks)
+        for task in tasks:
+            folds[dealt % FOLDS].add(task)
+            dealt += 1
+    return folds
+
+
+def folds_of_families(samples: Mapping[str, Sequence[Sample]]) -> Folds:
+    """Parts of whole families: nothing of a network, or of an operator, is learned from."""
+    names = list(samples)
+    return [
+        {sample.task for name in names[number::FOLDS] for sample in samples[name]}
+        for number in range(FOLDS)
+    ]
+
+
 def score(
-    judged: Mapping[str, list[Sample]], beside: Mapping[str, list[Sample]], seed: int
-) -> list[Row]:
-    """Leave out families, some at a time; `beside` are samples of other spaces to learn from."""
-    rows = []
-    names = list(judged)
-    folds = [names[number::FOLDS] for number in range(FOLDS)]
+    judged: Mapping[str, Sequence[Sample]],
+    beside: Mapping[str, Sequence[Sample]],
+    folds: Folds,
+    seed: int,
+) -> Iterator[Row]:
+    """Learn from all parts but one, order the candidates of that one; each in turn.
+
+    `beside` are samples of other spaces to learn from. The next part says when to stop.
+    """
+    everything = [s for found in (judged, beside) for group in found.values() for s in group]
     for number, fold in enumerate(folds):
-        tasks = {sample.task for name in fold for sample in judged[name]}
-        stopping = folds[(number + 1) % FOLDS]  # says when to stop
-        learning = [name for name in names if name not in fold and name not in stopping]
-        parts = []
-        for chosen in (learning, stopping):
-            samples = [s for name in chosen for s in (*judged[name], *beside.get(name, ()))]
-            parts.append([sample for sample in samples if sample.task not in tasks])
-        for name in fold:
-            rows.append(Row("random order", name, random_order(judged[name], seed)))
-            rows.append(Row("draft", name, evaluate(judged[name], _draft)))
+        following = folds[(number + 1) % len(folds)]
+        stopping = [s for s in everything if s.task in following and s.task not in fold]
+        learning = [s for s in everything if s.task not in following and s.task not in fold]
+        unseen = {n: [s for s in found if s.task in fold] for n, found in judged.items()}
+        usable = {name: found for name, found in unseen.items() if _says_something(found)}
+        for name, found in usable.items():
+            yield Row("random order", name, random_order(found, seed))
+            yield Row("draft", name, evaluate(found, _draft))
         for objective in Objective:
             model = XGBoostModel(seed, objective, threads=THREADS)
-            model.train_base(*parts)
-            for name in fold:
-                scores = evaluate(judged[name], model.predict)
-                rows.append(Row(f"{objective} ({model.rounds} trees)", name, scores))
-                rows += _corrected(name, judged[name], model, seed)
-        print(f"{', '.join(fold)}: done", flush=True)
-    return rows
+            model.train_base(learning, stopping)
+            for name, found in usable.items():
+                yield Row(str(objective), name, evaluate(found, model.predict))
+                yield from _corrected(name, found, model, seed)
+            print(f"part {number + 1}, {objective}: {model.rounds} trees", flush=True)
+
+
+def _says_something(samples: Sequence[Sample]) -> bool:
+    """Whether an order of them can be judged at all."""
+    try:
+        evaluate(samples, _draft)
+    except ValueError:
+        return False
+    return True
 
 
 def _draft(rows: np.ndarray) -> np.ndarray:
@@ -353,36 +177,35 @@ def _corrected(family: str, own: Sequence[Sample], base: XGBoostModel, seed: int
 
 
 def write_results(rows: Mapping[str, list[Row]], counts: Mapping[str, int]) -> str:
-    """Write JSON and Markdown, and return the Markdown."""
+    """Write JSON and Markdown, and return the Markdown. What is left out heads each table."""
     origin = Origin()
     lines = [
         "# Cost models on tasks they have not seen",
         "",
         origin.sentence() + f" codegen {CODEGEN_VERSION}, features {FEATURE_VERSION}.",
         "",
-        "Families of tasks are left out, a sixth of them at a time; figures are means over tasks "
+        "A sixth is left out at a time; figures are means over tasks "
         "([what they mean](../../docs/tuning.md#cost-models)).",
         "",
     ]
-    for space, found in rows.items():
+    for title, found in rows.items():
         lines += [
-            f"## Spaces {space}: {counts[space]} measured candidates",
+            f"## {title}: {counts[title]} measured candidates",
             "",
             "| order | tasks | pairwise | top 1 | top 5 | recall 30 |",
             "| --- | ---: | ---: | ---: | ---: | ---: |",
         ]
-        plain = [(_plain(row.model), row) for row in found]
-        for name in dict.fromkeys(name for name, _ in plain):
-            lines.append(_line(name, _mean([row.scores for n, row in plain if n == name])))
-        lines += ["", "By network, pairwise and top 1:", ""]
-        names = [n for n in dict.fromkeys(n for n, _ in plain) if " own" not in n]
-        lines.append(f"| network | {' | '.join(names)} |")
+        for name in dict.fromkeys(row.model for row in found):
+            lines.append(_line(name, _mean([r.scores for r in found if r.model == name])))
+        lines += ["", "By family, pairwise and top 1:", ""]
+        names = [n for n in dict.fromkeys(row.model for row in found) if " own" not in n]
+        lines.append(f"| family | {' | '.join(names)} |")
         lines.append(f"| --- |{' ---: |' * len(names)}")
         for family in dict.fromkeys(row.family for row in found):
             cells = []
             for name in names:
-                (scores,) = (r.scores for n, r in plain if n == name and r.family == family)
-                cells.append(f"{scores.pairwise:.3f} {scores.top1:.3f}")
+                mean = _mean([r.scores for r in found if (r.model, r.family) == (name, family)])
+                cells.append(f"{mean.pairwise:.3f} {mean.top1:.3f}")
             lines.append(f"| {family} | {' | '.join(cells)} |")
         lines.append("")
     text = "\n".join(lines)
@@ -391,15 +214,10 @@ def write_results(rows: Mapping[str, list[Row]], counts: Mapping[str, int]) -> s
     data = {
         "origin": asdict(origin),
         "counts": dict(counts),
-        "rows": {space: [asdict(row) for row in found] for space, found in rows.items()},
+        "rows": {title: [asdict(row) for row in found] for title, found in rows.items()},
     }
     stem.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
     return text
-
-
-def _plain(model: str) -> str:
-    """The name without the number of trees, which differs by family."""
-    return model.split(" (")[0]
 
 
 def _mean(scores: Sequence[Scores]) -> Scores:
@@ -415,16 +233,19 @@ def _line(name: str, scores: Scores) -> str:
 
 def report(folder: Path, seed: int) -> None:
     """Score every objective in both kinds of space, and write the results."""
-    spaces = {
-        "unconstrained": (read_samples(folder, True), read_samples(folder, False)),
-        "constrained": (read_samples(folder, False), {}),
-    }
+    free, constrained = (read_samples(folder, unconstrained) for unconstrained in (True, False))
     rows, counts = {}, {}
-    for space, (judged, beside) in spaces.items():
-        usable = {name: found for name, found in judged.items() if by_task(found)}
-        if len(usable) > 2:
-            rows[space] = score(usable, beside, seed)
-            counts[space] = sum(s.run_seconds is not None for v in usable.values() for s in v)
+    for space, judged, beside in (
+        ("Unconstrained spaces", free, constrained),
+        ("Constrained spaces", constrained, {}),
+    ):
+        if sum(len(by_task(found)) for found in judged.values()) < FOLDS:
+            continue
+        splits = {"tasks": folds_of_tasks(judged, seed), "families": folds_of_families(judged)}
+        for left_out, folds in splits.items():
+            title = f"{space}, {left_out} left out"
+            rows[title] = list(score(judged, beside, folds, seed))
+            counts[title] = sum(s.run_seconds is not None for v in judged.values() for s in v)
     print(write_results(rows, counts))
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.cost_model import families, read_samples
+from benchmarks.cost_model import read_samples
+from benchmarks.cost_model_tasks import families
 from benchmarks.search_tables import Table
 from compiler import costs
 from compiler.target import resolve_target

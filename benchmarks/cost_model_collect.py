@@ -1,0 +1,149 @@
+"""Measures the candidates that cost models are judged by.
+
+All candidates of a task are one request: they take turns, a round after the other for a second or
+more, and what disturbs the machine meanwhile lengthens the times of all. Measured in small batches,
+one after the other, two turns ordered 15 of 100 pairs of candidates differently.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.cost_model_tasks import families
+from compiler.build import CODEGEN_VERSION
+from compiler.schedule.schedule import Schedule
+from compiler.target import Target, resolve_target
+from compiler.workload import Workload
+from db.engine import open_engine
+from db.migrate import upgrade
+from db.stores.records import RecordStore
+from db.stores.tasks import WorkloadStore
+from service.planning import workload_name
+from service.worker_facts import device_facts
+from tuner.measure.batch import Entry, link_to_bytes, make_request, trials_of
+from tuner.measure.builder import ProcessBuilder, Ticket
+from tuner.measure.local_runner import LocalRunner
+from tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
+from tuner.measure.oracle import ReferenceCache
+from tuner.measure.runner import Runner
+from tuner.measure.wire import RepeatSettings
+from tuner.search.memory import Memory
+from tuner.tasks import Task, make_task
+
+ROUNDS = RepeatSettings(samples=12, round_seconds=0.1, margin=0.5, abandon_ratio=6.0)
+"""More than a search would spend, and on slow candidates, too: they are half of what is learned."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Building:
+    family: str
+    task: Task
+    ticket: Ticket
+
+
+def collect(
+    folder: Path, seconds: float, trials: int, unconstrained: bool, turn: int, seed: int
+) -> None:
+    """Measure `trials` random candidates of every task, one task of each family at a time.
+
+    What the folder has of this turn is not measured again.
+    """
+    target = resolve_target("host")
+    stop = time.monotonic() + seconds
+    with ExitStack() as stack:
+        engine = open_engine(f"sqlite:///{folder.resolve()}/{database(unconstrained, turn)}")
+        stack.callback(engine.dispose)
+        upgrade(engine)
+        records, texts = RecordStore(engine), WorkloadStore(engine)
+        texts.put_target(target.key, target.name, target.to_json())
+        builder = ProcessBuilder(2)
+        stack.callback(builder.close)
+        runner = LocalRunner("local", device_facts())
+        stack.callback(runner.close)
+        waiting = _waiting(folder, target, records, unconstrained)
+        building: list[_Building] = []
+        while time.monotonic() < stop:
+            # one is built while another is measured
+            while len(building) < 2 and (following := next(waiting, None)) is not None:
+                family, task = following
+                schedules = _candidates(task, trials, seed)
+                building.append(_Building(family, task, builder.submit(task, schedules)))
+            if not building:
+                return
+            done = building.pop(0)
+            workload = done.task.workload
+            texts.put_workloads({workload.key: workload.text()})
+            found = _measure(done, runner, f"turn {turn}")
+            records.add_trials(found)
+            good = sum(trial.measurement.status is Status.OK for trial in found)
+            print(f"{done.family}: {done.task.name}: {good} of {len(found)}", flush=True)
+
+
+def database(unconstrained: bool, turn: int | str) -> str:
+    """The file of one turn; of all, as a pattern, for "*"."""
+    return f"{'unconstrained' if unconstrained else 'constrained'}-{turn}.db"
+
+
+def _waiting(
+    folder: Path, target: Target, records: RecordStore, unconstrained: bool
+) -> Iterator[tuple[str, Task]]:
+    """Tasks that nothing is known of, the first of each family, then the second of each, ..."""
+    found = families(folder, target)
+    for number in range(max(map(len, found.values()))):
+        for family, workloads in found.items():
+            if number < len(workloads):
+                task = _task(workloads[number], target, unconstrained)
+                if not records.trials(task.key):
+                    yield family, task
+
+
+def _task(workload: Workload, target: Target, unconstrained: bool) -> Task:
+    name = workload_name(workload)
+    return make_task(workload, target, name=name, constrained=not unconstrained)
+
+
+def _candidates(task: Task, trials: int, seed: int) -> list[Schedule]:
+    """The default and others at random, every algorithm in turn; the same ones in each turn."""
+    default = task.space.default()
+    drawn = Memory(task.space, random.Random(seed)).draw(trials)
+    return [default, *(schedule for schedule in drawn if schedule != default)][:trials]
+
+
+def _measure(done: _Building, runner: Runner, job: str) -> list[Trial]:
+    """The trials of a task: those that built, once for each code, and those that failed."""
+    key, failed = done.task.key, list[Trial]()
+    default = done.task.space.default()
+    entries: dict[str, Entry] = {}
+    for built in done.ticket.results():
+        name = trial_id(key, built.schedule.digest, Phase.SCREEN, job)
+        if built.status is not Status.OK:
+            why = Measurement(built.status, built.error, build_seconds=built.build_seconds)
+        elif built.spills and built.schedule != default:
+            why = Measurement(Status.SPILLS, built.spills, build_seconds=built.build_seconds)
+        else:
+            entries.setdefault(built.object_digest, Entry(name, built, "random"))
+            continue
+        failed.append(
+            Trial(name, key, built.schedule, why, Phase.SCREEN, job, CODEGEN_VERSION, "random")
+        )
+    if not entries:
+        return failed
+    request, blobs = make_request(
+        key,
+        list(entries.values()),
+        ReferenceCache().cases(done.task.workload, Phase.SCREEN),
+        ROUNDS,
+        link=link_to_bytes,
+        phase=Phase.SCREEN,
+        job_id=job,
+        codegen_version=CODEGEN_VERSION,
+    )
+    runner.submit(request, blobs)
+    while not (results := runner.poll(1.0)):
+        continue
+    return failed + [trial for result in results for trial in trials_of(request, result)]
