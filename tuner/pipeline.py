@@ -119,6 +119,7 @@ class Pipeline:
     ) -> None:
         """Start to build a batch; measuring follows by itself."""
         self._states[number] = state
+        self._references.prepare(state.task.workload, phase)
         named = tuple((state.new_trial_id(schedule, phase), schedule) for schedule in schedules)
         self._journal.append(_sent(phase))
         self._batches.append(

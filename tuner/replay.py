@@ -20,7 +20,7 @@ from compiler.workload import Workload
 from tuner.events import Event, Finished
 from tuner.loop import tune
 from tuner.measure.builder import Built
-from tuner.measure.measurement import Measurement, RecordKey, Status, Trial
+from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tuner.measure.oracle import Reference, ReferenceCache
 from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
 from tuner.options import TuneOptions
@@ -177,6 +177,9 @@ class AnswerRunner:
 
 class NoReferences(ReferenceCache):
     """References that nothing is compared with: the answers hold the outcome."""
+
+    def prepare(self, workload: Workload, phase: Phase) -> None:
+        """There is nothing to compute."""
 
     def get(self, workload: Workload, draw: int = 0) -> Reference:
         name = f"{workload.key} {draw}".encode()

@@ -17,8 +17,12 @@ from tuner.options import TuneOptions
 from tuner.store import RecordStore
 from tuner.tasks import Task
 
-AHEAD = 4
+AHEAD = 8
 """Builds that are under way while the runner measures."""
+
+WAITING = 6
+"""Requests beside those that the runner has its fill of. What is measured does not hang on results,
+so the device never waits for a build, and takes as many in turns as it can."""
 
 POLL_SECONDS = 0.05
 """How long to wait for a result before looking at the clock."""
@@ -56,8 +60,10 @@ class Defaults:
                 building.clear()
             while waiting and len(building) < AHEAD:
                 task = waiting.popleft()
+                self.references.prepare(task.workload, Phase.SCREEN)
                 building.append((task, self.builder.submit(task, [task.space.default()])))
-            while building and building[0][1].done() and len(running) < self.runner.capacity:
+            room = self.runner.capacity + WAITING
+            while building and building[0][1].done() and len(running) < room:
                 task, ticket = building.popleft()
                 sent = self._send(task, ticket.results()[0])
                 if sent is None:

@@ -8,7 +8,10 @@ several, whose magnitudes differ: what is right by chance on one is hardly right
 from __future__ import annotations
 
 import math
+import os
+import sys
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -35,6 +38,9 @@ WIDE_SCALE = math.sqrt(4 * math.log(10) / (1e4 - 1e-4))
 but sums of products keep their size: a ReLU6 of sums of thousands is 6 wherever it is not 0, and
 the rounding errors of thousands, beside 6, would refuse any kernel."""
 
+NICENESS = 5
+"""Of the thread that computes references: that of the builders."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reference:
@@ -47,30 +53,65 @@ class Reference:
 
 
 class ReferenceCache:
-    """References by workload key, computed once each; safe to call from several threads."""
+    """References by workload key, computed once each, in a thread beside the callers.
+
+    Who sends candidates off to be built says so (`prepare`): the references are made meanwhile, and
+    the device does not wait for them. Safe to call from several threads.
+    """
 
     def __init__(self, limit_bytes: int = 512 << 20) -> None:
         self._limit_bytes = limit_bytes
-        self._known: dict[tuple[str, int], Reference] = {}
+        self._known: dict[tuple[str, int], Future[Reference]] = {}
         self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(1, "tilewright-oracle", _give_way)
+
+    def prepare(self, workload: Workload, phase: Phase) -> None:
+        """Begin with what `cases` will be asked for."""
+        for draw in range(_draws(phase)):
+            self._begun(workload, draw)
 
     def cases(self, workload: Workload, phase: Phase) -> tuple[Reference, ...]:
         """What candidates of a phase are checked against: one draw, or all."""
-        draws = len(DRAWS) if phase is Phase.FINAL else 1
-        return tuple(self.get(workload, draw) for draw in range(draws))
+        self.prepare(workload, phase)
+        return tuple(self.get(workload, draw) for draw in range(_draws(phase)))
 
     def get(self, workload: Workload, draw: int = 0) -> Reference:
         """The reference of a workload for one draw of its inputs, an index of DRAWS."""
+        return self._begun(workload, draw).result()
+
+    def _begun(self, workload: Workload, draw: int) -> Future[Reference]:
         identity = workload.key, draw
         with self._lock:
             found = self._known.get(identity)
             if found is None:
-                found = make_reference(workload, draw)
+                self._make_room()
+                found = self._pool.submit(make_reference, workload, draw)
                 self._known[identity] = found
-                held = sum(len(r.expected) for r in self._known.values())
-                while held > self._limit_bytes and len(self._known) > 1:
-                    held -= len(self._known.pop(next(iter(self._known))).expected)
         return found
+
+    def _make_room(self) -> None:
+        """Forget the oldest where those that are made hold more than the limit."""
+        sizes = {
+            identity: len(made.result().expected)
+            for identity, made in self._known.items()
+            if made.done() and made.exception() is None
+        }
+        held = sum(sizes.values())
+        for identity, size in sizes.items():
+            if held <= self._limit_bytes:
+                return
+            del self._known[identity]
+            held -= size
+
+
+def _draws(phase: Phase) -> int:
+    return len(DRAWS) if phase is Phase.FINAL else 1
+
+
+def _give_way() -> None:
+    """Measurements go first, as before builds. Only Linux has priorities of threads."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def make_reference(workload: Workload, draw: int = 0) -> Reference:

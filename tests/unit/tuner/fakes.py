@@ -55,7 +55,16 @@ class FakeTask:
 
 
 class FakeReferences:
+    """References that somebody has to prepare while the candidates are built."""
+
+    def __init__(self) -> None:
+        self._prepared: set[tuple[str, Phase]] = set()
+
+    def prepare(self, workload: FakeWorkload, phase: Phase) -> None:
+        self._prepared.add((workload.key, phase))
+
     def cases(self, workload: FakeWorkload, phase: Phase) -> tuple[Reference, ...]:
+        assert (workload.key, phase) in self._prepared
         draws = CERTIFICATE_CHECKS if phase is Phase.FINAL else 1
         texts = [f"{workload.key} {draw}".encode() for draw in range(draws)]
         return tuple(Reference((), data, digest_bytes(data), 1e-4) for data in texts)
