@@ -107,6 +107,14 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
+class Screened:
+    """What a run did before it compared finalists: candidates that it measured, and its seconds."""
+
+    candidates: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The end of a run: also what `tune` returns.
 
@@ -125,6 +133,7 @@ class Finished:
     forecast: Forecast | None = None
     forecast_error: ForecastError | None = None
     journal: tuple[int, ...] = ()
+    screened: Screened = Screened(0, 0.0)
 
 
 Event = Started | Progress | Recorded | Finished

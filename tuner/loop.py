@@ -13,7 +13,7 @@ from compiler.timings import Timings, timed
 from tuner.budget import FINALS_SECONDS_PER_TASK, Budget
 from tuner.cancel import CancelToken
 from tuner.cost_model import make_cost_model
-from tuner.events import Ended, Event, Finished, Progress, Recorded, Started, TaskInputs
+from tuner.events import Ended, Event, Finished, Progress, Recorded, Screened, Started, TaskInputs
 from tuner.forecast import Curve, Forecast, ForecastLog
 from tuner.measure.batch import Link, link_to_bytes
 from tuner.measure.builder import Builder
@@ -124,6 +124,7 @@ class _Run:
         self._compared: set[int] = set()
         self._records: list[TuningRecord | None] = [None] * len(tasks)
         self._measured_here = 0
+        self._screened = Screened(0, 0.0)
 
     def run(self) -> Finished:
         with timed(self._timings, "start"):
@@ -134,6 +135,7 @@ class _Run:
         self._tell(Started(statuses, total, self._options, inputs, adopted))
         if self._open():
             self._screen()
+            self._screened = Screened(self._measured_here, self._budget.elapsed)
             if self._ended is not Ended.DEVICE and not self._token.cancelled:
                 self._finals(lambda: not self._token.cancelled)
             if self._ended is Ended.DEVICE or self._token.cancelled:
@@ -151,6 +153,7 @@ class _Run:
             self._forecast,
             self._log.error(),
             self._pipeline.journal,
+            self._screened,
         )
         self._tell(finished)
         return finished

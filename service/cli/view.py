@@ -192,9 +192,16 @@ def origins_line(tasks: Sequence[TaskView]) -> str:
 
 
 def rate_line(finished: Finished) -> str:
-    """How fast candidates came, from the first proposal to the last record."""
-    rate = finished.trials_done / finished.seconds_elapsed
-    return f"{finished.trials_done} candidates in {finished.seconds_elapsed:.1f} s: {rate:.1f}/s"
+    """How fast candidates came, from the first proposal to the last one screened."""
+    screened = finished.screened
+    if not screened.candidates:
+        return "no candidates were measured"
+    rate = screened.candidates / screened.seconds
+    finals = finished.seconds_elapsed - screened.seconds
+    return (
+        f"{screened.candidates} candidates screened in {screened.seconds:.1f} s: {rate:.1f}/s; "
+        f"finalists compared in {finals:.1f} s"
+    )
 
 
 def ending_line(finished: Finished) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import inspect
 from dataclasses import fields
 from pathlib import Path
@@ -135,6 +136,7 @@ def test_a_run_is_repeated_from_the_database(
     told = capsys.readouterr().out
     assert "the trials are spent; another 60 s is expected to gain" in told
     assert all(stage in told for stage in ("propose", "idle", "LLVM codegen", "run"))
+    assert re.search(r"10 candidates screened in \d+\.\d s: \d+\.\d/s; finalists compared in", told)
     storage = Storage.open(settings)
     (run,) = storage.runs.list()
     assert (run.ended, run.trials) == ("trials", 10) and run.forecast_gain is not None

@@ -51,6 +51,8 @@ def test_default_and_best_are_told_from_one_race(world: World, gemm: Any) -> Non
 def test_the_budget_of_trials_is_kept(world: World) -> None:
     finished = world.tune(trials=30)
     assert finished.trials_done == len(world.trials()) == 30
+    assert finished.screened.candidates == 30
+    assert 0 < finished.screened.seconds <= finished.seconds_elapsed
     ids = [t.id for t in world.trials()]
     schedules = [(t.key, t.schedule) for t in world.trials()]
     assert len(set(ids)) == len(set(schedules)) == 30
