@@ -66,11 +66,13 @@ def collect(
         runner = LocalRunner("local", device_facts())
         stack.callback(runner.close)
         waiting = _waiting(folder, target, records, unconstrained)
+        references = ReferenceCache()
         building: list[_Building] = []
         while time.monotonic() < stop:
             # one is built while another is measured
             while len(building) < 2 and (following := next(waiting, None)) is not None:
                 family, task = following
+                references.prepare(task.workload, Phase.SCREEN)
                 schedules = _candidates(task, trials, seed)
                 building.append(_Building(family, task, builder.submit(task, schedules)))
             if not building:
@@ -78,7 +80,7 @@ def collect(
             done = building.pop(0)
             workload = done.task.workload
             texts.put_workloads({workload.key: workload.text()})
-            found = _measure(done, runner, f"turn {turn}")
+            found = _measure(done, runner, references, f"turn {turn}")
             records.add_trials(found)
             good = sum(trial.measurement.status is Status.OK for trial in found)
             print(f"{done.family}: {done.task.name}: {good} of {len(found)}", flush=True)
@@ -114,7 +116,7 @@ def _candidates(task: Task, trials: int, seed: int) -> list[Schedule]:
     return [default, *(schedule for schedule in drawn if schedule != default)][:trials]
 
 
-def _measure(done: _Building, runner: Runner, job: str) -> list[Trial]:
+def _measure(done: _Building, runner: Runner, references: ReferenceCache, job: str) -> list[Trial]:
     """The trials of a task: those that built, once for each code, and those that failed."""
     key, failed = done.task.key, list[Trial]()
     default = done.task.space.default()
@@ -136,7 +138,7 @@ def _measure(done: _Building, runner: Runner, job: str) -> list[Trial]:
     request, blobs = make_request(
         key,
         list(entries.values()),
-        ReferenceCache().cases(done.task.workload, Phase.SCREEN),
+        references.cases(done.task.workload, Phase.SCREEN),
         ROUNDS,
         link=link_to_bytes,
         phase=Phase.SCREEN,
