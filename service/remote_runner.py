@@ -120,9 +120,10 @@ class RemoteRunner:
     def _collect(self) -> list[MeasureResult]:
         if not self._open:
             return []
-        finished = self._storage.leases.finished(list(self._open))
         results = []
-        for request_id, status in finished.items():
+        for request_id, status in self._storage.leases.status(list(self._open)).items():
+            if not status.state.final:
+                continue
             request = self._open.pop(request_id)
             results.append(_result(request, status))
             if status.state is not RequestState.CANCELLED:

@@ -84,12 +84,13 @@ class LeaseStore:
         return [name for name in dict.fromkeys(r.request_id for r in requests) if name in new]
 
     def status(self, request_ids: Sequence[str]) -> Mapping[str, RequestStatus]:
-        """Where these requests stand; unknown ids are missing from the answer."""
-        return self._statuses(request_ids)
-
-    def finished(self, request_ids: Sequence[str]) -> Mapping[str, RequestStatus]:
-        """Those of the requests that are final: what a tuner polls."""
-        return self._statuses(request_ids, sa.not_(_is_open))
+        """Where these requests stand: what a tuner polls. Unknown ids are left out."""
+        found: dict[str, RequestStatus] = {}
+        with reading(self._engine) as connection:
+            for some in chunks(request_ids):
+                query = sa.select(*_status_columns).where(_requests.c.id.in_(some))
+                found.update({row.id: _status(row) for row in connection.execute(query)})
+        return found
 
     def of_job(
         self, job_id: str, *, unfinished: bool = False, unacknowledged: bool = False
@@ -340,16 +341,6 @@ class LeaseStore:
         )
         with reading(self._engine) as connection:
             return {row[0]: row[1] for row in connection.execute(query)}
-
-    def _statuses(
-        self, request_ids: Sequence[str], *conditions: sa.ColumnElement[bool]
-    ) -> Mapping[str, RequestStatus]:
-        found: dict[str, RequestStatus] = {}
-        with reading(self._engine) as connection:
-            for some in chunks(request_ids):
-                query = sa.select(*_status_columns).where(_requests.c.id.in_(some), *conditions)
-                found.update({row.id: _status(row) for row in connection.execute(query)})
-        return found
 
     def _update_all(
         self,

@@ -45,12 +45,12 @@ def test_submit_claim_complete_acknowledge(leases: LeaseStore, clock: Any) -> No
         deadline=clock() + 10,
     )
     assert leases.claim("w", ["t"], limit=5, lease_seconds=10) == []
-    assert leases.finished(["r1"]) == {}
+    assert state(leases, "r1") is RequestState.LEASED
     assert leases.acknowledge(["r1"]) == 0
     assert leases.blob_digests() == {"so", "ref"}
     clock.advance(1)
     assert leases.complete("r1", 1, "key", {"ok": True}) is Completion.ACCEPTED
-    found = leases.finished(["r1", "unknown"])
+    found = leases.status(["r1", "unknown"])
     assert list(found) == ["r1"]
     assert found["r1"].state is RequestState.DONE
     assert found["r1"].result == {"ok": True}
@@ -170,7 +170,7 @@ def test_too_many_lost_workers_end_a_request(
     last = take(leases, worker.id)
     clock.advance(10)
     assert leases.expire().lost == ("r1",)
-    status = leases.finished(["r1"])["r1"]
+    status = leases.status(["r1"])["r1"]
     assert (status.state, status.attempt) == (RequestState.EXPIRED, 2)
     assert status.error is not None
     assert worker.id in status.error
@@ -196,7 +196,7 @@ def test_a_worker_that_cannot_work_on_a_request(leases: LeaseStore) -> None:
     assert first is RequestState.QUEUED
     second = leases.fail("r1", take(leases).fencing_token, "blob is damaged", retry=True)
     assert second is RequestState.FAILED
-    assert leases.finished(["r1"])["r1"].error == "blob is damaged"
+    assert leases.status(["r1"])["r1"].error == "blob is damaged"
     leases.submit([request("r2")])
     assert leases.fail("r2", take(leases).fencing_token, "protocol 9") is RequestState.FAILED
 
@@ -286,4 +286,4 @@ def test_a_large_batch(leases: LeaseStore) -> None:
     tokens = {lease.request_id: lease.fencing_token for lease in claimed}
     assert len(leases.renew("w", tokens, 10)) == 1000
     assert leases.cancel(request_ids=names) == 1000
-    assert len(leases.finished(names)) == 1000
+    assert [s.state for s in leases.status(names).values()] == [RequestState.CANCELLED] * 1000
