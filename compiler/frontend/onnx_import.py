@@ -6,11 +6,12 @@ taken from the file. What is known at import folds: constants, shape arithmetic,
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no types
 from onnx import ModelProto, ValueInfoProto
@@ -18,6 +19,7 @@ from onnx import ModelProto, ValueInfoProto
 from compiler.errors import InvalidModelError
 from compiler.frontend.dimensions import check_dims
 from compiler.frontend.functions import inline_functions
+from compiler.frontend.message import UnusualError, split_message
 from compiler.frontend.nodes import Body, NodeImporter, domain_of
 from compiler.frontend.old_opsets import OLDEST_OPSET
 from compiler.frontend.tensors import element_type, external_bytes, read_tensor
@@ -27,12 +29,16 @@ from compiler.ops.builder import GraphBuilder
 from compiler.ops.check import verify
 from compiler.ops.onnx_node import OnnxTensor
 from compiler.runtime.memory import check_memory
+from compiler.runtime.packing import Bytes
 
 NEWEST_OPSET = 28
 """Opsets whose operators the rules were written for."""
 
 FILE_LIMIT_BYTES = 1 << 31
 """What protobuf can hold in one message."""
+
+SPLIT_BYTES = 1 << 25
+"""From this size on a message is read without its large tensors, which are read by themselves."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +100,8 @@ def with_tensors(read: ReadModel) -> ReadModel:
         InvalidModelError: if an initializer is malformed.
     """
     tensors = {
-        tensor.name: read_tensor(tensor, read.folder, f"initializer '{tensor.name}'")
+        tensor.name: read.tensors.get(tensor.name)
+        or read_tensor(tensor, read.folder, f"initializer '{tensor.name}'")
         for tensor in read.proto.graph.initializer
     }
     if not read.is_own:
@@ -115,7 +122,8 @@ def _load(model: str | Path | bytes | ModelProto) -> ReadModel:
     if isinstance(model, ModelProto):
         return ReadModel(model)
     if isinstance(model, bytes | bytearray | memoryview):
-        return ReadModel(_parse(bytes(model), "the model"), is_own=True)
+        data = bytes(model)
+        return _read(io.BytesIO(data), len(data), "the model", None)
     if not isinstance(model, str | os.PathLike):
         raise InvalidModelError(
             f"a model is a path, bytes or a ModelProto, not of type {type(model).__name__}"
@@ -127,12 +135,30 @@ def _load(model: str | Path | bytes | ModelProto) -> ReadModel:
             raise InvalidModelError(
                 f"'{path}': {size} bytes, an ONNX file holds less than {FILE_LIMIT_BYTES}"
             )
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            return _read(file, size, f"'{path}'", path.resolve().parent)
     except OSError as error:
         raise InvalidModelError(f"'{path}' cannot be read: {error.strerror}") from error
     except ValueError as error:  # a null character
         raise InvalidModelError(f"'{path}' cannot be read: {error}") from error
-    return ReadModel(_parse(data, f"'{path}'"), path.resolve().parent, is_own=True)
+
+
+def _read(stream: BinaryIO, size: int, what: str, folder: Path | None) -> ReadModel:
+    """A message, and apart from it the data of its large tensors."""
+    apart: dict[int, Bytes] = {}
+    rest = b""
+    if size >= SPLIT_BYTES:
+        try:
+            rest, apart = split_message(stream, size)
+        except UnusualError:
+            stream.seek(0)
+    proto = _parse(rest or stream.read(), what)
+    tensors = {}
+    for number, data in apart.items():
+        tensor = proto.graph.initializer[number]
+        name = f"initializer '{tensor.name}'"
+        tensors[tensor.name] = read_tensor(tensor, folder, name, data)
+    return ReadModel(proto, folder, is_own=True, tensors=tensors)
 
 
 def _parse(data: bytes, what: str) -> ModelProto:

@@ -15,6 +15,7 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.ops.cast import ONNX_TYPES
 from compiler.ops.onnx_node import OnnxTensor
+from compiler.runtime.packing import Bytes
 
 
 def element_type(number: int, what: str) -> DType:
@@ -28,13 +29,16 @@ def element_type(number: int, what: str) -> DType:
     return dtype
 
 
-def read_tensor(tensor: TensorProto, folder: Path | None, what: str) -> OnnxTensor:
+def read_tensor(
+    tensor: TensorProto, folder: Path | None, what: str, apart: Bytes | None = None
+) -> OnnxTensor:
     """A tensor's elements; bfloat16 as raw bits.
 
     Args:
         tensor: the message.
         folder: where external data may lie; None where the model has no folder.
         what: how messages name the tensor.
+        apart: its raw data, where that was taken out of the message.
 
     Raises:
         InvalidModelError: if the tensor is malformed, its data too short, or outside the folder.
@@ -45,7 +49,9 @@ def read_tensor(tensor: TensorProto, folder: Path | None, what: str) -> OnnxTens
         raise InvalidModelError(f"{what}: negative dimension in {list(shape)}")
     size = prod(shape) * dtype.bytes
     if tensor.data_location == TensorProto.EXTERNAL:
-        raw = _external(tensor, folder, size, what)
+        raw: bytes | Bytes = _external(tensor, folder, size, what)
+    elif apart is not None:
+        raw = apart
     elif tensor.HasField("raw_data"):
         raw = tensor.raw_data
     else:
