@@ -12,7 +12,17 @@ from collections.abc import Sequence
 import typer
 from typer.exceptions import TyperException
 
-from service.cli import cost_model, explaining, local, operators, remote, replaying, serving, tuning
+from service.cli import (
+    cost_model,
+    explaining,
+    local,
+    operators,
+    plans,
+    remote,
+    replaying,
+    serving,
+    tuning,
+)
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of the signal."""
@@ -24,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for group in (local, explaining, operators, tuning, replaying, cost_model, serving, remote):
+for group in (local, explaining, plans, operators, tuning, replaying, cost_model, serving, remote):
     group.add_to(app)
 
 

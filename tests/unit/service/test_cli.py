@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from compiler.build import CODEGEN_VERSION
 from compiler.choices import GraphChoice
 from compiler.driver import make_plan, optimise
-from service import cli
+from service import cli, graph_choice
 from service.cli.view import origins_line
 from service.graph_choice import keep_plan
 from service.planning import ModelRequest, plan_model
@@ -105,8 +106,43 @@ def test_a_plan_that_was_chosen_is_shown_and_used(
     assert run(*EXPLAIN, model, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert len(report["kernels"]) == 2 and report["decision"]["reason"] == "takes less"
+    assert run("plans", model) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "batch=2" in line]
+    assert " ".join(row.split()).endswith("batch=2 2 0.002 ms relu apart in use")
     assert run("inspect", model, "--dim", "batch=3") == 0  # at other sizes nothing is known
     assert "no job has compared it" in capsys.readouterr().out
+
+
+def test_the_plans_of_a_model_and_which_is_in_use(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plans", model) == 0
+    assert "no job has planned this model yet" in capsys.readouterr().out
+    storage = Storage.open(Settings())
+    old = {"name": "by rule"}
+
+    def put(plan: int, seconds: float | None, decision: Any = None, code: str = "") -> None:
+        digest, code = graph_choice.model_digest(model), code or CODEGEN_VERSION
+        steps = {"steps": [{"kernel": "k"}] * plan + [{"view": []}]}
+        storage.plans.put(
+            digest, "t" * 64, 2, "fast", steps, seconds, codegen_version=code, decision=decision
+        )
+
+    put(1, 0.004, old, "0")
+    put(2, 0.003, old)
+    put(3, 0.002, {"name": "relu apart"})
+    put(4, None)
+    storage.close()
+    assert run("plans", model) == 0
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert sorted(rows) == [
+        "tttttttttttt 2 fast - 1 4.000 ms by rule of code generation 0",
+        "tttttttttttt 2 fast - 2 3.000 ms by rule",
+        "tttttttttttt 2 fast - 3 2.000 ms relu apart in use",
+        "tttttttttttt 2 fast - 4 - -",
+    ]
+    assert run("plans", "nowhere.onnx") == 1
+    assert "nowhere.onnx" in capsys.readouterr().err
 
 
 def test_the_graph_is_printed_after_a_pass(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

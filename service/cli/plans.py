@@ -1,0 +1,74 @@
+"""`tilewright plans`: the plans of a model that jobs measured as a whole, or chose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from service.cli.common import ModelPath, console, existing_file, load_settings, milliseconds
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from db.stores.plans import StoredPlan
+    from service.storage import Storage
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(plans)
+
+
+def plans(model: ModelPath) -> None:
+    """The plans known of a model: for what, what each takes as a whole, which one is in use."""
+    from service.graph_choice import model_digest
+    from service.storage import Storage
+
+    digest = model_digest(existing_file(model))
+    out = console()
+    storage = Storage.open(load_settings())
+    try:
+        known = storage.plans.list(digest)
+        if known:
+            out.print(_table(known, storage))
+        else:
+            out.print("no job has planned this model yet")
+    finally:
+        storage.close()
+
+
+def _table(known: Sequence[StoredPlan], storage: Storage) -> Table:
+    """One row a plan, the newest first: of those for the same ends the first chosen is in use."""
+    import json
+
+    from rich.text import Text
+
+    from compiler.build import CODEGEN_VERSION
+    from service.cli.view import make_table
+
+    columns = ("<target", "threads", "<numerics", "<sizes", "kernels", "whole", "<plan", "<")
+    table = make_table(*columns)
+    targets = storage.workloads.targets()
+    served = set()
+    for plan in known:
+        ends = plan.target_key, plan.threads, plan.numerics, plan.dims, plan.codegen_version
+        use = ""
+        if plan.codegen_version != CODEGEN_VERSION:
+            use = f"of code generation {plan.codegen_version}"
+        elif plan.decision is not None and ends not in served:
+            served.add(ends)
+            use = "in use"
+        sizes = json.loads(plan.dims)
+        table.add_row(
+            Text(targets.get(plan.target_key, plan.target_key[:12])),
+            str(plan.threads),
+            plan.numerics,
+            Text(" ".join(f"{name}={size}" for name, size in sizes.items()) or "-"),
+            str(sum("kernel" in step for step in plan.plan["steps"])),
+            milliseconds(plan.run_seconds),
+            Text("-" if plan.decision is None else str(plan.decision["name"])),
+            use,
+        )
+    return table
