@@ -8,10 +8,13 @@ to protobuf. Field numbers are those of `onnx.proto`; the encoding is described 
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
-from compiler.runtime.packing import Bytes, aligned_empty
+import numpy as np
+
+from compiler.runtime.packing import Bytes
 from compiler.runtime.weights import aligned_bytes
 
 GRAPH = 7
@@ -59,8 +62,10 @@ class _Splitter:
     def __init__(self, stream: BinaryIO, size: int) -> None:
         self._stream = stream
         self._at = 0
-        # what is aligned takes at most so much more; pages that nothing touches take no memory
-        self._block = aligned_empty(size + size * aligned_bytes(1) // LEAST_BYTES)
+        # What is aligned takes at most so much more; pages that nothing touches take no memory.
+        # NumPy's own memory would be of huge pages: emptying those takes longer than reading.
+        memory = mmap.mmap(-1, size + size * aligned_bytes(1) // LEAST_BYTES)
+        self._block: Bytes = np.frombuffer(memory, np.uint8)
         self._used = 0
         self._places: dict[int, tuple[int, int]] = {}
         self._initializers = 0
