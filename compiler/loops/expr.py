@@ -164,7 +164,10 @@ class Load(Expr):
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.tensor.name, self.index, self.indirect)))
+        # with the layout: panels of several widths are told apart without comparing expressions
+        tensor = self.tensor
+        key = (tensor.name, tensor.layout, self.index, self.indirect)
+        object.__setattr__(self, "_hash", hash(key))
 
     def __hash__(self) -> int:
         return self._hash

@@ -5,7 +5,7 @@ NCHW16c, packed weights and padded rows are the same thing: a list of factors, o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 MAX_LANE_STEP = 4
@@ -38,6 +38,13 @@ class Layout:
     """Factors from outermost to innermost. `Layout(())` is row-major for a tensor of any rank."""
 
     factors: tuple[Factor, ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.factors))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __str__(self) -> str:
         return " ".join(map(str, self.factors)) or "row"

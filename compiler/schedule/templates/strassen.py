@@ -120,7 +120,14 @@ def _lower(found: Strassen, schedule: Schedule, target: Target) -> Kernel:
     lanes = target.lanes(DType.FLOAT32)
     width = schedule.integer("vectors") * lanes
     sums, weight = _sums_tensor(found), _combined_weight(found, width)
-    products = _products(found, schedule, lanes)
+    products = _products(
+        found,
+        lanes,
+        schedule.integer("vectors"),
+        schedule.integer("tile"),
+        schedule.integer("unroll"),
+        schedule.integer("prefetch"),
+    )
     panels = Loop(found.columns, width)
     if schedule.text("order") == "products-inner":
         every = (node for nodes in products for node in nodes)
@@ -238,15 +245,18 @@ def _signed(signs: Sequence[int], terms: Sequence[Expr]) -> Expr:
 # ---- the products
 
 
-def _products(found: Strassen, schedule: Schedule, lanes: int) -> list[tuple[Node, ...]]:
-    """Each product for a panel of columns, and its share of the last row."""
-    width, prefetch = schedule.integer("vectors") * lanes, schedule.integer("prefetch")
-    steps, points = reduction_tiles(found.quarter, schedule.integer("unroll"), static_taps=False)
+@lru_cache(maxsize=256)
+def _products(
+    found: Strassen, lanes: int, vectors: int, rows: int, unroll: int, prefetch: int
+) -> tuple[tuple[Node, ...], ...]:
+    """Each product for a panel of columns, and its share of the last row, in whatever order."""
+    width = vectors * lanes
+    steps, points = reduction_tiles(found.quarter, unroll, static_taps=False)
     reduce, panel = tuple(steps), Tile(found.columns, lanes)
     tile = (*points, Tile(found.tile), panel)
     row = tuple(part for part in tile if part.axis != found.rows)
     *around, along = (found.rows, *found.others)
-    loops = [*map(Loop, around), Loop(along, schedule.integer("tile"))]
+    loops = [*map(Loop, around), Loop(along, rows)]
 
     def compute(stores: tuple[Store, ...], body: Expr, unroll: tuple[Tile, ...]) -> Compute:
         return Compute(
@@ -266,7 +276,7 @@ def _products(found: Strassen, schedule: Schedule, lanes: int) -> list[tuple[Nod
             last = compute(_last_targets(found, number), _last_body(found, width, number), row)
             nodes = (*nodes, *nest(loops[1:], last))
         products.append(nodes)
-    return products
+    return tuple(products)
 
 
 @lru_cache(maxsize=1024)

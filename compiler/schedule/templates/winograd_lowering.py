@@ -281,7 +281,7 @@ class _Blocks:
             found.append(_Product(tuple(at), tuple(phase), left, right, target))
         return tuple(found)
 
-    @property
+    @cached_property
     def axes(self) -> tuple[Axis, Axis, Axis]:
         """Of a product: tiles, filters and channels."""
         return (
