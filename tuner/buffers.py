@@ -85,10 +85,10 @@ def _moved(statement: Statement, use: Use) -> float:
 
 def _describe(statement: Statement, name: str, uses: Sequence[Use], moved: float) -> BufferUse:
     whole = statement.tiling.whole
-    forms = dict.fromkeys(use.access.form for use in uses)
-    widest = max(forms, key=lambda form: form.touched(whole))
+    first, *others = dict.fromkeys(use.access.form for use in uses)
+    widest = max((first, *others), key=lambda form: form.touched(whole)) if others else first
     busiest = max(uses, key=lambda use: use.executions)
-    axes = frozenset(axis for use in uses for axis in use.access.axes)
+    axes = frozenset().union(*[use.access.axes for use in uses])
     reuse, iterations, distance, count = Reuse.NONE, 0.0, 0.0, 0.0
     inside = 1.0
     for place, loop in enumerate(statement.around):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
@@ -58,6 +58,13 @@ class Machine:
     in_flight: float
     ways: int
     caches: tuple[CacheLevel, ...]
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.registers, self.latency, self.caches)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 _BEHIND = (32.0, 26.0, 8.0)
@@ -70,6 +77,7 @@ _OURS = (1.0, 1.0, 0.5)
 _TYPICAL_CACHES = (32 << 10, 512 << 10, 8 << 20)
 
 
+@lru_cache(maxsize=64)
 def describe(facts: TargetFacts) -> Machine:
     """The machine as far as its facts say; typical caches where they are unknown.
 
@@ -151,19 +159,24 @@ def make_draft(
     nest: LoopNest, found: Sequence[Statement], machine: Machine, threads: int = 1
 ) -> Draft:
     """The draft of a nest whose statements were counted."""
-    parts = [_parts(statement, machine) for statement in found]
-    cycles = sum(
-        _overlapped(sum(each[_CORE]), max(each[_BEHIND_CACHES])) * _share(statement, threads)
-        for statement, each in zip(found, parts, strict=True)
-    )
+    costs = [_cost(statement, machine, threads) for statement in found]
+    cycles = sum([each for each, _ in costs])
     cold = sum(b.bytes for b in nest.buffers if b.role is Role.WEIGHT and b.bytes >= COLD_BYTES)
     memory = cold / machine.caches[-1].bytes_per_cycle_behind / threads
     return Draft(
-        _overlapped(cycles, memory) / CYCLES_PER_SECOND, tuple(map(sum, zip(*parts, strict=True)))
+        _overlapped(cycles, memory) / CYCLES_PER_SECOND,
+        tuple(map(sum, zip(*[parts for _, parts in costs], strict=True))),
     )
 
 
 @lru_cache(maxsize=4096)
+def _cost(statement: Statement, machine: Machine, threads: int) -> tuple[float, tuple[float, ...]]:
+    """Cycles that the busiest thread takes for a statement; those of all threads by PARTS."""
+    parts = _parts(statement, machine)
+    cycles = _overlapped(sum(parts[_CORE]), max(parts[_BEHIND_CACHES]))
+    return cycles * _share(statement, threads), parts
+
+
 def _parts(statement: Statement, machine: Machine) -> tuple[float, ...]:
     """Cycles of one statement in its loops by PARTS."""
     core = [0.0] * _BEHIND_CACHES.start

@@ -226,10 +226,12 @@ class FeatureExtractor:
 
     def row(self, schedule: Schedule) -> np.ndarray | None:
         """One row over COLUMNS, or None for a schedule that cannot be lowered."""
-        if schedule not in self._rows:
+        try:
+            return self._rows[schedule]
+        except KeyError:
             with timed(self.timings, "features"):
-                self._rows[schedule] = self._compute(schedule)
-        return self._rows[schedule]
+                row = self._rows[schedule] = self._compute(schedule)
+            return row
 
     def draft_seconds(self, schedule: Schedule) -> float | None:
         """What `tuner.draft` thinks of it; None for a schedule that cannot be lowered."""
@@ -260,8 +262,9 @@ class FeatureExtractor:
                 self._reference = ours, draft
         theirs, default = self._reference
         size = len(_NEST_COLUMNS)
+        cycles = default.core_cycles
         compared = [log2(draft.seconds / default.seconds)]
-        compared += [log2(_LEAST_PART + part / default.core_cycles) for part in draft.parts]
+        compared += [log2(_LEAST_PART + part / cycles) for part in draft.parts]
         return np.concatenate(
             [ours, ours[:size] - theirs[:size], np.array(compared, dtype=np.float32)]
         )

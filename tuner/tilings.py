@@ -24,10 +24,13 @@ class Around:
     axes: frozenset[Axis]
     trips: int
     extent: int
+    sizes: tuple[tuple[Axis, int], ...] = field(init=False)
+    """What each of its axes runs over: its own the extent that it splits, others all values."""
 
-    def size(self, axis: Axis) -> int:
-        """What one of its axes runs over: its own the extent that it splits, others all values."""
-        return self.extent if axis == self.axis else axis.extent
+    def __post_init__(self) -> None:
+        own = self.axis
+        sizes = [(axis, self.extent if axis == own else axis.extent) for axis in self.axes]
+        object.__setattr__(self, "sizes", tuple(sizes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,15 +135,18 @@ class Tiling:
         return tuple(map(sum, zip(*spans, strict=True)))
 
     def _span(self, form: Form) -> tuple[float, ...]:
-        sizes = [self.tile.get(axis, axis.extent) for axis in form.numbers]
+        tile, numbers = self.tile, form.numbers
+        sizes = [tile.get(axis, axis.extent) for axis in numbers]
         touched = form.touched_by(tuple(sizes))
         span = [touched]
         for loop in self.around:
-            moving = form.axes & loop.axes if loop.trips > 1 else ()
-            for axis in moving:
-                number = form.numbers[axis]
-                sizes[number] = max(loop.size(axis), sizes[number])
-            if moving:
+            grows = False
+            for axis, size in loop.sizes if loop.trips > 1 else ():
+                number = numbers.get(axis)
+                if number is not None and size > sizes[number]:
+                    sizes[number] = size
+                    grows = True
+            if grows:
                 touched = form.touched_by(tuple(sizes))
             span.append(touched)
         return tuple(span)
@@ -150,8 +156,8 @@ class Tiling:
         """The size of each axis around all loops."""
         sizes = dict(self.tile)
         for loop in self.around:
-            for axis in loop.axes:
-                sizes[axis] = max(loop.size(axis), sizes.get(axis, 1))
+            for axis, size in loop.sizes:
+                sizes[axis] = max(size, sizes.get(axis, 1))
         return sizes
 
 
