@@ -35,7 +35,8 @@ from compiler.program_builder import (
     ScheduleSource,
     build_program,
 )
-from compiler.runtime import artifact
+from compiler.runtime.artifact import Artifact, SizedProgram
+from compiler.runtime.artifact_writer import ArtifactWriter
 from compiler.runtime.executable import Executable
 from compiler.runtime.native import check_threads
 from compiler.runtime.ports import OpenPorts, Sizes
@@ -141,8 +142,11 @@ def save_artifact(
     folder: str | Path,
     ports: OpenPorts | None = None,
     timings: Timings | None = None,
+    check: Callable[[Artifact], object] = lambda made: None,
 ) -> tuple[CompiledProgram, ...]:
     """Compile a plan for each combination of sizes into one artifact, which NumPy alone can load.
+
+    Weights are written while the next are packed, and flushed to the disk during `check`.
 
     Args:
         plans: by sizes; `()` where no dimension is named.
@@ -150,34 +154,38 @@ def save_artifact(
         folder: where the artifact goes.
         ports: the open dimensions of inputs and outputs.
         timings: counts the time of every stage.
+        check: sees the artifact before it is at its place, where it is not put if this raises.
 
     Raises:
-        CompilerError: if a workload does not compile, or the folder cannot be written.
+        CompilerError: if a workload does not compile, the folder cannot be written, or from
+            `check`.
     """
-    builder.reserve(list(plans.values()))
-    compiled = {sizes: builder.build(plan) for sizes, plan in plans.items()}
-    details = {
-        "codegen_version": CODEGEN_VERSION,
-        "target_key": builder.target.key,
-        "threads": builder.threads,
-        "numerics": builder.numerics,
-        "schedules": {
-            key: {"schedule": schedule.to_json(), "tuned": key in program.tuned}
-            for program in compiled.values()
-            for key, schedule in program.schedules.items()
-        },
-    }
-    objects = dict.fromkeys(code for program in compiled.values() for code in program.objects)
-    with timed(timings, "link"), tempfile.TemporaryDirectory() as work:
-        library = Path(work) / "kernels.so"
-        link_shared(list(objects), library)
-        code = library.read_bytes()
-    programs = [artifact.SizedProgram(sizes, c.program) for sizes, c in compiled.items()]
-    whole = max((c.weights for c in compiled.values()), key=lambda weights: weights.nbytes)
-    with timed(timings, "write"):
-        artifact.save_artifact(
-            folder, programs, code, whole, builder.target.to_json(), details, ports
-        )
+    with ArtifactWriter(folder) as writer:
+        builder = builder.into(writer.weights)
+        builder.reserve(list(plans.values()))
+        compiled = {sizes: builder.build(plan) for sizes, plan in plans.items()}
+        details = {
+            "codegen_version": CODEGEN_VERSION,
+            "target_key": builder.target.key,
+            "threads": builder.threads,
+            "numerics": builder.numerics,
+            "schedules": {
+                key: {"schedule": schedule.to_json(), "tuned": key in program.tuned}
+                for program in compiled.values()
+                for key, schedule in program.schedules.items()
+            },
+        }
+        objects = dict.fromkeys(code for program in compiled.values() for code in program.objects)
+        with timed(timings, "link"), tempfile.TemporaryDirectory() as work:
+            library = Path(work) / "kernels.so"
+            link_shared(list(objects), library)
+            code = library.read_bytes()
+        programs = [SizedProgram(sizes, c.program) for sizes, c in compiled.items()]
+        with timed(timings, "write"):
+            made = writer.finish(programs, code, builder.target.to_json(), details, ports)
+        check(made)
+        with timed(timings, "write"):
+            writer.publish()
     return tuple(compiled.values())
 
 

@@ -16,7 +16,7 @@ from compiler.program_emitter import Emitter
 from compiler.runtime.kernel import Role
 from compiler.runtime.packing import Bytes
 from compiler.runtime.program import Port, Program
-from compiler.runtime.weights import WeightBlock, aligned_bytes
+from compiler.runtime.weights import PackedWeights, WeightBlock, aligned_bytes
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
 from compiler.target import Target
@@ -104,13 +104,19 @@ class ProgramBuilder:
         self._limit = weight_limit_bytes
         self._timings = timings
         self._built: dict[Workload, Chosen] = {}
-        self._weights: WeightBlock | None = None
+        self._weights: PackedWeights | None = None
 
     def variant(self, source: ScheduleSource | None) -> ProgramBuilder:
         """A builder with other schedules; what both compile or pack alike is there once."""
         other = copy(self)
         other._source = source
         other._built = {}
+        return other
+
+    def into(self, weights: PackedWeights) -> ProgramBuilder:
+        """A builder of the same programs that packs into other weights."""
+        other = copy(self)
+        other._weights = weights
         return other
 
     def reserve(self, plans: Sequence[GraphPlan], spare: int = 1) -> None:
@@ -145,7 +151,7 @@ class ProgramBuilder:
             frozenset(w.key for w, (_, _, known) in built.items() if known),
         )
 
-    def _have_room(self, needed: int, spare: int) -> WeightBlock:
+    def _have_room(self, needed: int, spare: int) -> PackedWeights:
         if self._weights is None or self._weights.room < needed:
             self._weights = WeightBlock(spare * needed)
         return self._weights
@@ -169,7 +175,7 @@ class ProgramBuilder:
         return built
 
     def _program(
-        self, plan: GraphPlan, built: Mapping[Workload, Chosen], weights: WeightBlock
+        self, plan: GraphPlan, built: Mapping[Workload, Chosen], weights: PackedWeights
     ) -> Program:
         with timed(self._timings, "memory plan"):
             memory = plan_memory(plan, lambda step: _shared_bytes(built[step.workload][0]))

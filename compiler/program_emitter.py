@@ -36,7 +36,7 @@ from compiler.runtime.program import (
     NativeCall,
     Space,
 )
-from compiler.runtime.weights import WeightBlock
+from compiler.runtime.weights import PackedWeights
 from compiler.timings import Timings, timed
 from compiler.workload import Workload
 
@@ -47,7 +47,7 @@ class Emitter:
     def __init__(
         self,
         built: Mapping[Workload, LoweredKernel],
-        weights: WeightBlock,
+        weights: PackedWeights,
         timings: Timings | None = None,
     ) -> None:
         self.kernels: dict[KernelSpec, int] = {}

@@ -21,6 +21,7 @@ import structlog
 
 from compiler.errors import CompilerError
 from compiler.program_builder import KernelCache
+from compiler.runtime.artifact import Artifact
 from db.errors import DatabaseError, StaleLeaseError, StorageError
 from db.job_states import JobState
 from db.stores.jobs import Job, JobClaim, JobProgress
@@ -341,9 +342,15 @@ class _Run:
             settled = settle([planned], storage, job_id=job.id, kernels=self._kernels)
             (served,) = settled.planned
             with Verifier([served]) as verifier:
-                build_artifact([served], settled.schedules, folder, kernels=self._kernels)
-                self._phase("verifying", tracker.progress)
-                checked = verifier.verify(folder)
+
+                def check(made: Artifact) -> None:
+                    self._phase("verifying", tracker.progress)
+                    verifier.verify(made)
+
+                build_artifact(
+                    [served], settled.schedules, folder, kernels=self._kernels, check=check
+                )
+            checked = verifier.found
             digest = store_artifact(folder, storage)
         keep_plan(planned, storage)
         result = {

@@ -17,6 +17,7 @@ from compiler.build import CODEGEN_VERSION
 from compiler.dtypes import DType
 from compiler.graph.types import TensorType
 from compiler.program_builder import CompiledProgram, ScheduleSource
+from compiler.runtime.artifact import Artifact
 from compiler.runtime.memory import check_memory
 from compiler.timings import Timings
 from service.cost_models import base_model
@@ -183,16 +184,17 @@ def build_artifact(
     pad: bool = False,
     timings: Timings | None = None,
     kernels: driver.KernelCache | None = None,
+    check: Callable[[Artifact], object] = lambda made: None,
 ) -> tuple[CompiledProgram, ...]:
     """Compile one model at one or several sizes: an artifact folder.
 
     What it is built from is settled before (`service.no_regret`). With `pad`, sizes between those
     are padded up to the next ones when the artifact runs. `kernels` are what the same process has
-    compiled before.
+    compiled before. `check` is that of `driver.save_artifact`.
 
     Raises:
         CompilerError: if it cannot be linked or written, the packed weights do not fit the limit,
-            or outputs of padded inputs could not be cut back.
+            or outputs of padded inputs could not be cut back; or from `check`.
     """
     first = planned[0]
     builder = driver.ProgramBuilder(
@@ -205,7 +207,8 @@ def build_artifact(
         kernels=kernels,
     )
     ports = open_ports(planned, pad=pad)
-    return driver.save_artifact({p.sizes: p.plan for p in planned}, builder, folder, ports, timings)
+    plans = {p.sizes: p.plan for p in planned}
+    return driver.save_artifact(plans, builder, folder, ports, timings, check)
 
 
 def store_artifact(folder: Path, storage: Storage) -> str:

@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -37,7 +36,7 @@ from compiler.errors import CompilerError
 from compiler.graph.ir import Graph, Node
 from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops.interpret import run_graph
-from compiler.runtime.artifact import load_artifact
+from compiler.runtime.artifact import Artifact
 from compiler.runtime.executable import Executable
 from compiler.runtime.native_functions import native_signature
 from compiler.runtime.program import BufferRef, Copy, Instruction, NativeCall, Port, Program, Space
@@ -108,12 +107,14 @@ class _Call:
 
 
 class Verifier:
-    """Verifies the artifact of one model, at one or several sizes.
+    """Verifies the artifact of one model, at one or several sizes; `found` is what came of it.
 
     A context: a thread computes the references on the first draw while the caller builds what is
     compared with them. Where a model chooses by value its reference follows the program, and has
     to wait for that.
     """
+
+    found: Verification
 
     def __init__(self, planned: Sequence[Planned]) -> None:
         self._planned = tuple(planned)
@@ -134,18 +135,18 @@ class Verifier:
     ) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def verify(self, folder: Path) -> Verification:
-        """`verify_artifact` at all sizes, as one.
+    def verify(self, artifact: Artifact) -> None:
+        """`verify_artifact` at all sizes, as one. Its files are not read back for their checksums.
 
         Raises:
             CompilerError: see `verify_artifact`.
         """
         pairs = zip(self._planned, self._expected, strict=True)
-        return worst([verify_artifact(planned, folder, expected) for planned, expected in pairs])
+        self.found = worst([verify_artifact(p, artifact, expected) for p, expected in pairs])
 
 
 def verify_artifact(
-    planned: Planned, folder: Path, expected: Future[list[np.ndarray]] | None = None
+    planned: Planned, artifact: Artifact, expected: Future[list[np.ndarray]] | None = None
 ) -> Verification:
     """Compare an artifact with the references, where its target runs on this machine.
 
@@ -157,8 +158,7 @@ def verify_artifact(
     """
     if not planned.target.runs_on(host_target()):
         return Verification(None)
-    loaded = load_artifact(folder, threads=planned.threads, sizes=dict(planned.sizes))
-    assert isinstance(loaded, Executable)
+    loaded = artifact.executable(planned.threads, dict(planned.sizes))
     undecided: UndecidedError | None = None
     found: Verification | None = None
     for attempt in range(ATTEMPTS):

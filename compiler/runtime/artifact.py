@@ -13,12 +13,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-import os
-import secrets
-import shutil
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,86 +159,6 @@ def read_artifact(path: str | Path) -> Artifact:
     return Artifact(path, programs, ports, target, manifest["metadata"])
 
 
-def save_artifact(
-    path: str | Path,
-    programs: Sequence[SizedProgram],
-    library: bytes,
-    weights: Bytes,
-    target: Mapping[str, Any],
-    metadata: Mapping[str, Any],
-    ports: OpenPorts | None = None,
-) -> None:
-    """Write an artifact folder.
-
-    The folder appears complete or not at all; an artifact that was there is replaced.
-
-    Args:
-        path: the folder to make.
-        programs: what it serves, the default first.
-        library: the linked shared library with the kernels of all programs.
-        weights: the packed constants that all programs refer to.
-        target: `Target.to_json()`.
-        metadata: plain data for `json`: model, schedules, keys, versions.
-        ports: the open dimensions of inputs and outputs; None where nothing is open.
-
-    Raises:
-        ArtifactError: if something else is at `path`, or it cannot be written.
-    """
-    path = check_destination(path)
-    manifest: dict[str, Any] = {
-        "format": FORMAT,
-        "version": FORMAT_VERSION,
-        "abi": ABI_VERSION,
-        "target": dict(target),
-        "programs": [
-            {"sizes": dict(entry.sizes), "program": entry.program.to_json()} for entry in programs
-        ],
-        "ports": (ports or _fixed_ports(programs[0].program)).to_json(),
-        "files": {},
-        "metadata": dict(metadata),
-    }
-    try:
-        staging = path.parent / f".{path.name}.{secrets.token_hex(4)}"
-        staging.mkdir()
-        try:
-            for name, data in ((LIBRARY, library), (WEIGHTS, weights.data)):
-                manifest["files"][name] = _write_with_digest(staging / name, data)
-            manifest["checksum"] = _manifest_checksum(manifest)
-            _write(staging / MANIFEST, json.dumps(manifest, indent=1).encode())
-            _replace(staging, path)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ArtifactError(f"cannot write artifact '{path}': {reason}") from error
-
-
-def _fixed_ports(program: Program) -> OpenPorts:
-    inputs, outputs = (
-        {port.name: port.shape for port in ports} for ports in (program.inputs, program.outputs)
-    )
-    return OpenPorts(inputs, outputs)
-
-
-def check_destination(path: str | Path) -> Path:
-    """The absolute path, if an artifact may be saved there: nothing, an artifact, an empty folder.
-
-    Raises:
-        ArtifactError: if something else is there, or no folder can be made on the way.
-    """
-    path = Path(path).absolute()
-    try:
-        if path.exists() and not _replaceable(path):
-            raise ArtifactError(f"'{path}' exists and is no artifact, it is not replaced")
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ArtifactError(f"cannot write artifact '{path}': {reason}") from error
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ArtifactError(f"cannot write artifact '{path}': '{path.parent}' may not be written")
-    return path
-
-
 def _read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise ArtifactError(f"'{path}' is no artifact: it is no folder")
@@ -261,7 +176,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"artifact '{path}' has format {versions[0]} and kernel ABI {versions[1]}, this "
             f"runtime reads format {FORMAT_VERSION} and ABI {ABI_VERSION}: compile the model again"
         )
-    if manifest.get("checksum") != _manifest_checksum(manifest):
+    if manifest.get("checksum") != manifest_checksum(manifest):
         raise ArtifactError(f"artifact '{path}': {MANIFEST} is damaged: its checksum differs")
     absent = {"target", "programs", "ports", "files", "metadata"} - manifest.keys()
     if absent:
@@ -269,7 +184,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _manifest_checksum(manifest: Mapping[str, Any]) -> str:
+def manifest_checksum(manifest: Mapping[str, Any]) -> str:
     """SHA-256 of everything but the checksum itself, in one canonical form."""
     rest = {key: value for key, value in manifest.items() if key != "checksum"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
@@ -318,39 +233,3 @@ def _address(library: ctypes.CDLL, symbol: str) -> int:
     if not address:
         raise OSError(f"symbol '{symbol}' is null")
     return address
-
-
-def _replaceable(path: Path) -> bool:
-    """Whether a folder may be replaced: an artifact, or empty."""
-    return path.is_dir() and ((path / MANIFEST).is_file() or not any(path.iterdir()))
-
-
-def _write(path: Path, data: bytes | memoryview) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _write_with_digest(path: Path, data: bytes | memoryview) -> dict[str, Any]:
-    """Write a file; its size and checksum. Both read all of it, so a thread does one of them."""
-    with ThreadPoolExecutor(1, "tilewright-digest") as pool:
-        digest = pool.submit(lambda: hashlib.sha256(data).hexdigest())
-        _write(path, data)
-        return {"bytes": len(data), "sha256": digest.result()}
-
-
-def _replace(staging: Path, path: Path) -> None:
-    """Put a complete folder at `path`. An old one is moved aside first and removed last."""
-    if not path.exists():
-        staging.rename(path)
-        return
-    aside = path.parent / f".{path.name}.{secrets.token_hex(4)}.old"
-    path.rename(aside)
-    try:
-        staging.rename(path)
-    except OSError:
-        with suppress(OSError):
-            aside.rename(path)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)

@@ -1,77 +1,131 @@
-"""The packed constants of programs: each distinct one once, aligned, in one block."""
+"""The packed constants of programs: each distinct one once, aligned, one after the other."""
 
 from __future__ import annotations
 
-import hashlib
 import weakref
+from abc import ABC, abstractmethod
 from dataclasses import replace
+
+import numpy as np
 
 from compiler.runtime.kernel import ALIGNMENT, BufferSpec
 from compiler.runtime.packing import Array, Bytes, aligned_zeros, make_weight, packed_bytes
 
+SAMPLED_BYTES = 4096
+"""Of a packed weight: what tells it from others of its size before all of it is compared."""
 
-class WeightBlock:
-    """Packs weights into one block of memory that never moves, and gives each its offset.
 
-    A constant that two kernels, or two programs, pack the same way is packed and stored once. The
-    block's pages take memory when they are first written, so that room to spare costs nothing.
+class PackedWeights(ABC):
+    """Packs weights one after the other, and gives each its offset.
+
+    What two kernels, or two programs, pack to the same bytes is stored once.
+    """
+
+    def __init__(self) -> None:
+        self._end = 0
+        self._known: dict[tuple[int, BufferSpec], tuple[weakref.ref[Array], int]] = {}
+        self._stored: dict[tuple[int, bytes], list[int]] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Size of all weights so far."""
+        return self._end
+
+    @property
+    @abstractmethod
+    def room(self) -> int:
+        """Bytes that are free."""
+
+    @abstractmethod
+    def built(self) -> Bytes:
+        """All weights so far: a view, which later additions leave as it is."""
+
+    def add(self, spec: BufferSpec, source: Array) -> int:
+        """Pack a weight; returns its offset in bytes.
+
+        Raises:
+            ValueError: if the source does not fit the buffer, or there is no room for it.
+        """
+        key = id(source), replace(spec, name="", source=-1)
+        known = self._known.get(key)
+        if known is not None and known[0]() is source:
+            return known[1]
+        size = packed_bytes(spec)
+        if size != spec.bytes:
+            raise ValueError(
+                f"weight '{spec.name}' packs into {size} bytes, its buffer has {spec.bytes}"
+            )
+        offset = self._store(spec.name, self._pack(spec, source, size))
+        self._known[key] = weakref.ref(source), offset
+        return offset
+
+    def _store(self, name: str, form: Bytes) -> int:
+        """The offset of a packed weight, which is new or there already."""
+        sample = form[:: form.nbytes // SAMPLED_BYTES | 1].tobytes()
+        alike = self._stored.setdefault((form.nbytes, sample), [])
+        for offset in alike:
+            if np.array_equal(self._at(offset, form.nbytes), form):
+                self._drop(form)
+                return offset
+        if form.nbytes > self.room:
+            raise ValueError(f"weight '{name}' takes {form.nbytes} bytes, {self.room} are free")
+        offset = self._end
+        alike.append(offset)
+        self._keep(form)
+        self._end += aligned_bytes(form.nbytes)
+        return offset
+
+    @abstractmethod
+    def _pack(self, spec: BufferSpec, source: Array, size: int) -> Bytes:
+        """The packed form of a weight, of so many bytes."""
+
+    @abstractmethod
+    def _keep(self, form: Bytes) -> None:
+        """Store a form at the end, and zeros up to the next offset."""
+
+    @abstractmethod
+    def _drop(self, form: Bytes) -> None:
+        """Forget a form."""
+
+    @abstractmethod
+    def _at(self, offset: int, size: int) -> Bytes:
+        """What is stored there."""
+
+
+class WeightBlock(PackedWeights):
+    """Weights in one block of memory that never moves.
+
+    The block's pages take memory when they are first written, so that room to spare costs nothing.
 
     Args:
         capacity: bytes that it can hold.
     """
 
     def __init__(self, capacity: int) -> None:
+        super().__init__()
         self._block = aligned_zeros(capacity)
-        self._offsets: dict[tuple[str, BufferSpec], int] = {}
-        self._digests: dict[int, tuple[weakref.ref[Array], str]] = {}
-        self._end = 0
-
-    @property
-    def bytes(self) -> int:
-        """Size of the block so far."""
-        return self._end
 
     @property
     def room(self) -> int:
-        """Bytes that are free."""
         return self._block.nbytes - self._end
 
-    def add(self, spec: BufferSpec, source: Array) -> int:
-        """Pack a weight; returns its offset in bytes.
-
-        Raises:
-            ValueError: if the source does not fit the buffer, or the block is full.
-        """
-        key = self._digest(source), replace(spec, name="", source=-1)
-        offset = self._offsets.get(key)
-        if offset is not None:
-            return offset
-        size = packed_bytes(spec)
-        if size != spec.bytes:
-            raise ValueError(
-                f"weight '{spec.name}' packs into {size} bytes, its buffer has {spec.bytes}"
-            )
-        if size > self.room:
-            raise ValueError(f"weight '{spec.name}' takes {size} bytes, {self.room} are free")
-        offset = self._end
-        make_weight(spec, source, self._block[offset : offset + size])
-        self._offsets[key] = offset
-        self._end += aligned_bytes(size)
-        return offset
-
     def built(self) -> Bytes:
-        """The block up to its end: a view, which later additions leave as it is."""
         return self._block[: self._end]
 
-    def _digest(self, source: Array) -> str:
-        """SHA-256 of a constant with its type and shape; remembered as long as the array lives."""
-        known = self._digests.get(id(source))
-        if known is None or known[0]() is not source:
-            digest = hashlib.sha256(f"{source.dtype}{source.shape}".encode())
-            data = source if source.flags.c_contiguous else source.copy()
-            digest.update(data.reshape(-1).view("uint8").data)
-            known = self._digests[id(source)] = weakref.ref(source), digest.hexdigest()
-        return known[1]
+    def _pack(self, spec: BufferSpec, source: Array, size: int) -> Bytes:
+        # one that there is no room for may be there already
+        form = self._at(self._end, size) if size <= self.room else aligned_zeros(size)
+        make_weight(spec, source, form)
+        return form
+
+    def _keep(self, form: Bytes) -> None:
+        """It was packed where it belongs."""
+
+    def _drop(self, form: Bytes) -> None:
+        form[...] = 0
+
+    def _at(self, offset: int, size: int) -> Bytes:
+        return self._block[offset : offset + size]
 
 
 def aligned_bytes(size: int) -> int:

@@ -36,6 +36,7 @@ from service.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from compiler.runtime.artifact import Artifact
     from service.tracker import Tracker
     from tuner.events import Event, Finished
     from tuner.tasks import Task
@@ -72,7 +73,7 @@ def tune(
     from rich.live import Live
 
     from compiler.program_builder import KernelCache
-    from compiler.runtime.artifact import check_destination
+    from compiler.runtime.artifact_writer import check_destination
     from compiler.timings import Timings
     from service.bounds import machine_bounds
     from service.cli.plan_view import decision_line
@@ -239,12 +240,21 @@ def tune(
         )
     if output is not None and settled is not None:
         with Verifier(plans) as verifier:
+
+            def check(made: Artifact) -> None:
+                with recorder.stage("verify"):
+                    verifier.verify(made)
+
             build_artifact(
-                plans, settled.schedules, output, pad=pad, timings=recorder, kernels=kernels
+                plans,
+                settled.schedules,
+                output,
+                pad=pad,
+                timings=recorder,
+                kernels=kernels,
+                check=check,
             )
-            with recorder.stage("verify"):
-                checked = verifier.verify(output)
-        out.print(f"artifact: {output}, {checked.text()}", soft_wrap=True)
+        out.print(f"artifact: {output}, {verifier.found.text()}", soft_wrap=True)
     if settled is not None:
         out.print(settled_line(settled), soft_wrap=True, markup=False)
     if not finished.cancelled:

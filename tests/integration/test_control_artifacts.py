@@ -17,6 +17,7 @@ from compiler.codegen.link import linkers
 from compiler.costs import plan_summary
 from compiler.errors import CompilerError
 from compiler.ops import control
+from compiler.runtime.artifact import read_artifact
 from compiler.target import host_target
 from service.planning import ModelRequest, plan_model
 from service.verification import Verification, verify_artifact, worst
@@ -41,7 +42,7 @@ def test_artifacts_with_control_flow_are_verified(
     planned = plan_model(ModelRequest(make().SerializeToString()))
     builder = driver.ProgramBuilder(None, planned.target)
     driver.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
-    checked = verify_artifact(planned, tmp_path / "artifact")
+    checked = verify_artifact(planned, read_artifact(tmp_path / "artifact"))
     assert checked.complete and checked.error is not None and checked.error < 1e-4
     assert plan_summary(planned.plan).controls
 
@@ -63,16 +64,16 @@ def test_what_differs_behind_hidden_choices_is_called_unverified(
     planned = plan_model(ModelRequest(proto.SerializeToString()))
     builder = driver.ProgramBuilder(None, planned.target)
     driver.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
-    assert verify_artifact(planned, tmp_path / "artifact").complete
+    assert verify_artifact(planned, read_artifact(tmp_path / "artifact")).complete
     for tensor in proto.graph.initializer:
         moved = numpy_helper.to_array(tensor) * np.float32(1.01)
         tensor.CopyFrom(numpy_helper.from_array(moved, tensor.name))
     other = plan_model(ModelRequest(proto.SerializeToString()))
     if not computed:
         with pytest.raises(CompilerError, match="differs from its reference"):
-            verify_artifact(other, tmp_path / "artifact")
+            verify_artifact(other, read_artifact(tmp_path / "artifact"))
         return
-    checked = verify_artifact(other, tmp_path / "artifact")
+    checked = verify_artifact(other, read_artifact(tmp_path / "artifact"))
     assert (checked.error, checked.unverified, checked.complete) == (0.0, ("y",), False)
     assert checked.text() == "largest error 0.0e+00; not verified: y"
     assert worst([Verification(1e-6), checked]) == Verification(1e-6, ("y",))
@@ -88,7 +89,7 @@ def test_what_does_not_end_on_generated_inputs_is_not_run(
     driver.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
     monkeypatch.setattr(control, "ENDLESS_STEPS", 50)
     with pytest.raises(CompilerError, match="a loop has not ended after 50 steps"):
-        verify_artifact(planned, tmp_path / "artifact")
+        verify_artifact(planned, read_artifact(tmp_path / "artifact"))
 
 
 ALONE = """

@@ -17,14 +17,16 @@ import pytest
 from compiler.dtypes import DType
 from compiler.errors import ArtifactError, InvalidArgumentError, InvalidInputError
 from compiler.runtime import artifact as module
-from compiler.runtime.artifact import SizedProgram, load_artifact, read_artifact, save_artifact
+from compiler.runtime import artifact_writer
+from compiler.runtime.artifact import SizedProgram, load_artifact, read_artifact
+from compiler.runtime.artifact_writer import ArtifactWriter
 from compiler.runtime.cpu import architecture, missing_features
 from compiler.runtime.executable import Executable
 from compiler.runtime.kernel import KernelSpec, Role
-from compiler.runtime.packing import aligned_zeros
 from compiler.runtime.ports import OpenPorts
 from compiler.runtime.program import BufferRef, KernelCall, Port, Program, Space
 from compiler.runtime.sized import SizedExecutable
+from compiler.runtime.weight_file import WeightFile
 
 ROLES = {"in": (Role.INPUT, 64), "w": (Role.WEIGHT, 64), "out": (Role.OUTPUT, 64)}
 TARGET = {"name": "host", "triple": f"{architecture()}-unknown-linux-gnu", "features": []}
@@ -43,16 +45,18 @@ def program(make_spec: Callable[..., KernelSpec]) -> Program:
 @pytest.fixture
 def save(program: Program, library_path: Path) -> Callable[..., None]:
     def write(path: Path, value: float = 1.0, **changes: Any) -> None:
-        weights = aligned_zeros(256)
-        weights.view(np.float32)[:] = value
         arguments: dict[str, Any] = {
             "programs": [SizedProgram((("batch", 1),), program)],
             "library": library_path.read_bytes(),
-            "weights": weights,
             "target": TARGET,
             "metadata": {"model": "m", "schedules": [{"algorithm": "direct"}]},
         }
-        save_artifact(path, **{**arguments, **changes})
+        with ArtifactWriter(path) as writer:
+            for buffer in program.kernels[0].buffers:
+                if buffer.role is Role.WEIGHT:
+                    writer.weights.add(buffer, np.full(buffer.shape, value, np.float32))
+            writer.finish(**{**arguments, **changes})
+            writer.publish()
 
     return write
 
@@ -124,7 +128,7 @@ def test_a_model_without_weights(
     port = Port("x", DType.FLOAT32, (64,))
     call = KernelCall(0, (BufferRef(Space.INPUT, 0), BufferRef(Space.OUTPUT, 0)))
     program = Program("twice", (port,), (port,), (kernel,), (call,), 0, 0)
-    save(tmp_path / "a", programs=[SizedProgram((), program)], weights=aligned_zeros(0))
+    save(tmp_path / "a", programs=[SizedProgram((), program)])
     np.testing.assert_array_equal(load_artifact(tmp_path / "a").run([X])[0], 2 * X)
 
 
@@ -139,19 +143,51 @@ def test_an_artifact_is_replaced_as_a_whole(saved: Path, save: Callable[..., Non
 def test_a_full_disk_leaves_the_old_artifact(
     saved: Path, save: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = module._write
+    write = artifact_writer._write
 
     def fail(path: Path, data: bytes) -> None:
         if path.name == module.MANIFEST:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, data)
 
-    monkeypatch.setattr(module, "_write", fail)
+    monkeypatch.setattr(artifact_writer, "_write", fail)
     for path in (saved, saved.with_name("new")):
         with pytest.raises(ArtifactError, match=r"cannot write artifact .* No space left"):
             save(path, value=5.0)
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
     np.testing.assert_array_equal(load_artifact(saved).run([X])[0], X + 1)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
+def test_a_disk_that_fills_with_weights_leaves_the_old_artifact(
+    saved: Path, save: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is that of the thread that writes."""
+    real = artifact_writer.WeightFile
+
+    def full(path: Path) -> WeightFile:
+        path.symlink_to("/dev/full")
+        return real(path)
+
+    monkeypatch.setattr(artifact_writer, "WeightFile", full)
+    with pytest.raises(ArtifactError, match=r"cannot write artifact .* No space left"):
+        save(saved, value=5.0)
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+    np.testing.assert_array_equal(load_artifact(saved).run([X])[0], X + 1)
+
+
+def test_an_artifact_can_be_tried_before_it_is_at_its_place(
+    saved: Path, program: Program, library_path: Path
+) -> None:
+    with ArtifactWriter(saved) as writer:
+        writer.weights.add(program.kernels[0].buffers[1], np.full(64, 7, np.float32))
+        programs = [SizedProgram((), program)]
+        made = writer.finish(programs, library_path.read_bytes(), TARGET, {})
+        executable = made.executable()
+        np.testing.assert_array_equal(executable.run([X])[0], X + 7)
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+    np.testing.assert_array_equal(load_artifact(saved).run([X])[0], X + 1)
+    np.testing.assert_array_equal(executable.run([X])[0], X + 7)
 
 
 def test_what_is_no_artifact_is_not_replaced(tmp_path: Path, save: Callable[..., None]) -> None:
@@ -208,7 +244,7 @@ def rewrite(path: Path, **changes: Any) -> None:
     manifest = json.loads((path / module.MANIFEST).read_text())
     manifest.update(changes)
     manifest = {key: value for key, value in manifest.items() if value is not None}
-    manifest["checksum"] = module._manifest_checksum(manifest)
+    manifest["checksum"] = module.manifest_checksum(manifest)
     (path / module.MANIFEST).write_text(json.dumps(manifest))
 
 

@@ -15,6 +15,7 @@ from compiler.codegen.link import linkers
 from compiler.driver import make_plan, optimise
 from compiler.plan import GraphPlan
 from compiler.program_builder import CompiledProgram, ProgramBuilder
+from compiler.runtime.artifact import read_artifact
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
 from service import no_regret
@@ -118,7 +119,7 @@ def test_a_bad_record_is_not_served(storage: Storage, planned: Planned, tmp_path
     assert verdict.dropped == (key,)
     (compiled,) = build_artifact(found.planned, found.schedules, tmp_path / "a")
     assert compiled.schedules[key] == _default(planned, 0) and not compiled.tuned
-    assert verify_artifact(planned, tmp_path / "a").complete
+    assert verify_artifact(planned, read_artifact(tmp_path / "a")).complete
     assert storage.verdicts.counts() == {"default": 1}
 
 

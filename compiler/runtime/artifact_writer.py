@@ -1,0 +1,193 @@
+"""Writing artifacts: a folder that appears complete or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from compiler.errors import ArtifactError
+from compiler.runtime.artifact import (
+    FORMAT,
+    FORMAT_VERSION,
+    LIBRARY,
+    MANIFEST,
+    WEIGHTS,
+    Artifact,
+    SizedProgram,
+    manifest_checksum,
+)
+from compiler.runtime.kernel import ABI_VERSION
+from compiler.runtime.ports import OpenPorts
+from compiler.runtime.program import Program
+from compiler.runtime.weight_file import WeightFile
+
+
+class ArtifactWriter:
+    """An artifact in the making, in a folder beside the wanted one.
+
+    A context: `weights` take what is packed, `finish` writes the rest, and what it gives can be
+    tried before `publish` puts it at its place, where an artifact that was there is replaced.
+    Without that nothing is left at the context's end.
+
+    Args:
+        path: the folder to make.
+
+    Raises:
+        ArtifactError: if something else is at `path`; from the context, if it cannot be written.
+    """
+
+    weights: WeightFile
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = check_destination(path)
+        self._staging = self._path.parent / f".{self._path.name}.{secrets.token_hex(4)}"
+
+    def __enter__(self) -> ArtifactWriter:
+        with _writing(self._path):
+            self._staging.mkdir()
+            try:
+                self.weights = WeightFile(self._staging / WEIGHTS)
+            except OSError:
+                self._staging.rmdir()
+                raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with suppress(OSError):  # said before, where it matters
+            self.weights.close()
+        shutil.rmtree(self._staging, ignore_errors=True)
+        if isinstance(error, OSError):
+            with _writing(self._path):
+                raise error
+
+    def finish(
+        self,
+        programs: Sequence[SizedProgram],
+        library: bytes,
+        target: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        ports: OpenPorts | None = None,
+    ) -> Artifact:
+        """Write all that is left: the artifact, which is not at its place yet.
+
+        Args:
+            programs: what it serves, the default first.
+            library: the linked shared library with the kernels of all programs.
+            target: `Target.to_json()`.
+            metadata: plain data for `json`: model, schedules, keys, versions.
+            ports: the open dimensions of inputs and outputs; None where nothing is open.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        ports = ports or _fixed_ports(programs[0].program)
+        _write(self._staging / LIBRARY, library)
+        digest = hashlib.sha256(library).hexdigest()
+        manifest: dict[str, Any] = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "abi": ABI_VERSION,
+            "target": dict(target),
+            "programs": [
+                {"sizes": dict(entry.sizes), "program": entry.program.to_json()}
+                for entry in programs
+            ],
+            "ports": ports.to_json(),
+            "files": {
+                LIBRARY: {"bytes": len(library), "sha256": digest},
+                WEIGHTS: self.weights.finish(),
+            },
+            "metadata": dict(metadata),
+        }
+        manifest["checksum"] = manifest_checksum(manifest)
+        _write(self._staging / MANIFEST, json.dumps(manifest, indent=1).encode())
+        return Artifact(self._staging, tuple(programs), ports, dict(target), dict(metadata))
+
+    def publish(self) -> None:
+        """Put the finished folder at its place, once all of it is on the disk.
+
+        Raises:
+            OSError: if that fails.
+        """
+        self.weights.close()
+        _replace(self._staging, self._path)
+
+
+def check_destination(path: str | Path) -> Path:
+    """The absolute path, if an artifact may be saved there: nothing, an artifact, an empty folder.
+
+    Raises:
+        ArtifactError: if something else is there, or no folder can be made on the way.
+    """
+    path = Path(path).absolute()
+    try:
+        if path.exists() and not _replaceable(path):
+            raise ArtifactError(f"'{path}' exists and is no artifact, it is not replaced")
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise _not_written(path, error) from error
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ArtifactError(f"cannot write artifact '{path}': '{path.parent}' may not be written")
+    return path
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn OSError into ArtifactError."""
+    try:
+        yield
+    except OSError as error:
+        raise _not_written(path, error) from error
+
+
+def _not_written(path: Path, error: Exception) -> ArtifactError:
+    reason = getattr(error, "strerror", None) or error
+    return ArtifactError(f"cannot write artifact '{path}': {reason}")
+
+
+def _fixed_ports(program: Program) -> OpenPorts:
+    inputs, outputs = (
+        {port.name: port.shape for port in ports} for ports in (program.inputs, program.outputs)
+    )
+    return OpenPorts(inputs, outputs)
+
+
+def _replaceable(path: Path) -> bool:
+    """Whether a folder may be replaced: an artifact, or empty."""
+    return path.is_dir() and ((path / MANIFEST).is_file() or not any(path.iterdir()))
+
+
+def _write(path: Path, data: bytes | memoryview) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _replace(staging: Path, path: Path) -> None:
+    """Put a complete folder at `path`. An old one is moved aside first and removed last."""
+    if not path.exists():
+        staging.rename(path)
+        return
+    aside = path.parent / f".{path.name}.{secrets.token_hex(4)}.old"
+    path.rename(aside)
+    try:
+        staging.rename(path)
+    except OSError:
+        with suppress(OSError):
+            aside.rename(path)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)

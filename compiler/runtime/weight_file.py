@@ -1,0 +1,135 @@
+"""Packed constants in a file, written while the next are packed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compiler.loops.layout import ROW_MAJOR
+from compiler.runtime.kernel import BufferSpec
+from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros, make_weight
+from compiler.runtime.weights import PackedWeights, aligned_bytes
+
+AHEAD_BYTES = 32 << 20
+"""Packed weights that wait for the thread that writes, at most, or a single one."""
+
+LEAST_BUFFER_BYTES = 1 << 20
+"""What a buffer has at least, so that it serves weights of several sizes."""
+
+
+class WeightFile(PackedWeights):
+    """Weights in a file. A thread writes and hashes them.
+
+    All of them are never in memory: a weight is packed into one of a few buffers, and what is in
+    the file is mapped. A weight whose packed form is the model's own array is written from there.
+
+    Args:
+        path: the file to make.
+
+    Raises:
+        OSError: here, and from every method, if the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._file = path.open("wb")
+        self._digest = hashlib.sha256()
+        self._pool = ThreadPoolExecutor(1, "tilewright-weights")
+        self._waiting: deque[tuple[Future[None], int, Bytes | None]] = deque()
+        self._idle: list[Bytes] = []
+        self._used: Bytes | None = None
+        """The buffer that was packed into last; None: it is the model's own array."""
+        self._synced: Future[None] | None = None
+
+    @property
+    def room(self) -> int:
+        return sys.maxsize
+
+    def built(self) -> Bytes:
+        return self._at(0, self._end)
+
+    def finish(self) -> dict[str, Any]:
+        """Wait until all is written; the file's size and checksum. Its flush goes on."""
+        self._settle()
+        self._synced = self._pool.submit(os.fsync, self._file.fileno())
+        return {"bytes": self._end, "sha256": self._digest.hexdigest()}
+
+    def close(self) -> None:
+        """Wait for the thread, and for the flush if it was finished."""
+        try:
+            if self._synced is not None:
+                self._synced.result()
+        finally:
+            self._pool.shutdown(cancel_futures=True)
+            self._file.close()
+
+    def _pack(self, spec: BufferSpec, source: Array, size: int) -> Bytes:
+        self._land(max(0, AHEAD_BYTES - size))
+        if _is_packed(spec, source):
+            self._used = None
+            return source.reshape(-1).view(np.uint8)
+        self._used = self._buffer(size)
+        form = self._used[:size]
+        make_weight(spec, source, form)
+        return form
+
+    def _keep(self, form: Bytes) -> None:
+        written = self._pool.submit(self._write, form)
+        self._waiting.append((written, form.nbytes, self._used))
+
+    def _drop(self, form: Bytes) -> None:
+        if self._used is not None:
+            self._idle.append(self._used)
+
+    def _at(self, offset: int, size: int) -> Bytes:
+        self._settle()
+        if not size:
+            return aligned_empty(0)
+        return np.memmap(self._path, np.uint8, "r", offset, (size,))
+
+    def _write(self, form: Bytes) -> None:
+        for data in (form.data, bytes(aligned_bytes(form.nbytes) - form.nbytes)):
+            self._digest.update(data)
+            self._file.write(data)
+
+    def _settle(self) -> None:
+        """Wait until all that was added can be read."""
+        self._land(0)
+        self._file.flush()
+
+    def _land(self, limit: int) -> None:
+        """Wait until no more than so many bytes are to be written."""
+        while sum(size for _, size, _ in self._waiting) > limit:
+            written, _, buffer = self._waiting.popleft()
+            written.result()
+            if buffer is not None:
+                self._idle.append(buffer)
+
+    def _buffer(self, size: int) -> Bytes:
+        """A buffer whose first `size` bytes are zeros."""
+        for number, buffer in enumerate(self._idle):
+            if buffer.nbytes >= size:
+                del self._idle[number]
+                buffer[:size] = 0
+                return buffer
+        self._idle.clear()  # all are too small
+        return aligned_zeros(max(size, LEAST_BUFFER_BYTES))
+
+
+def _is_packed(spec: BufferSpec, source: Array) -> bool:
+    """Whether a constant's packed form is the constant as it lies in memory."""
+    return (
+        not (spec.einsum or spec.parts or spec.halo)
+        and spec.parsed_layout() == ROW_MAJOR
+        and source.dtype == spec.dtype.numpy
+        and source.nbytes == spec.bytes
+        and source.flags.c_contiguous
+    )
