@@ -1,4 +1,4 @@
-"""The benchmark harness: what it runs. How long that takes is not tested."""
+"""The benchmark harness: what it runs, and by which clock. How long that takes is not tested."""
 
 from __future__ import annotations
 
@@ -31,6 +31,18 @@ def test_samples(make: Make, threads: int) -> None:
     assert seconds.shape == (7,)
     assert (seconds > 0).all()
     assert (counts == 77).all()
+
+
+def test_one_thread_is_timed_by_its_own_clock_and_several_by_the_walls(
+    make_spec: Callable[..., KernelSpec], address_of: Callable[[str], int]
+) -> None:
+    """While other processes have the core a kernel waits: that is not its time."""
+    spec = make_spec("waits", {"waits": 1}, {"y": (Role.OUTPUT, 1)})
+    found = {}
+    for threads in (1, 2):
+        kernel = BoundKernel(spec, [address_of("waits")], [aligned_zeros(4)], threads)
+        found[threads] = float(kernel.time(1)[0])
+    assert found[2] >= 0.05 > 0.025 > found[1]
 
 
 def test_the_inner_count_grows_with_the_wanted_time(make: Make) -> None:

@@ -292,7 +292,8 @@ def test_a_stream_brings_events_as_they_happen(server: Any, storage: Storage) ->
 
 def record(workload: str, seconds: float = 1e-5) -> TuningRecord:
     key = RecordKey(workload, resolve_target("x86-64-v3").key)
-    measurement = Measurement(Status.OK, samples_seconds=(seconds,), max_error=1e-7)
+    samples = (2 * seconds, seconds, 1.5 * seconds)
+    measurement = Measurement(Status.OK, samples_seconds=samples, max_error=1e-7, tolerance=1e-4)
     return TuningRecord(key, Schedule.of("direct", tile=4), measurement, "trial", "1", "0")
 
 
@@ -301,7 +302,11 @@ def test_a_schedule_is_looked_up_by_its_key(client: TestClient, storage: Storage
     query = {"workload": "a" * 64, "target": "x86-64-v3"}
     found = client.get("/v1/schedules", params=query).json()
     assert found["schedule"] == {"algorithm": "direct", "choices": {"tile": 4}}
-    assert found["run_seconds"] == 1e-5
+    assert found["run_seconds"] == 1e-5, "the fastest of its samples"
+    assert found["measurement"]["samples_seconds"] == pytest.approx([2e-5, 1e-5, 1.5e-5])
+    assert found["interval"]["low"] < found["interval"]["high"] == 1e-5
+    certificate = found["measurement"]["max_error"], found["measurement"]["tolerance"]
+    assert certificate == (1e-7, 1e-4)
     by_key = client.get("/v1/schedules", params={**query, "target": found["target_key"]})
     assert by_key.json() == found
     for wrong in ({"workload": "b" * 64}, {"threads": 2}, {"numerics": "strict"}):

@@ -226,6 +226,7 @@ class World:
     events: list[Event] = field(default_factory=list)
     token: CancelToken = field(default_factory=CancelToken)
     clock: Clock = field(default_factory=Clock)
+    link: Callable[[Sequence[bytes]], bytes] = b"".join
 
     def tune(
         self,
@@ -244,7 +245,7 @@ class World:
             TuneOptions(**chosen),
             on_event=self.events.append,
             token=self.token,
-            link=lambda objects: b"".join(objects),
+            link=self.link,
             references=FakeReferences(),  # type: ignore[arg-type]
             clock=self.clock,
             bounds=bounds,

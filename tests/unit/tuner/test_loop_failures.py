@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
 from tests.unit.tuner.fakes import FakeBuilder, World
 from tuner.events import Ended
@@ -59,6 +61,19 @@ def test_a_task_that_fails_takes_nothing_from_the_others(world: World, gemm: Any
     small, failing = finished.tasks
     assert failing.trials <= MOST_FAILURES + 32 and small.trials == 200 - failing.trials
     assert finished.records[0] is not None and finished.records[1] is None
+
+
+def test_a_batch_that_does_not_link_is_kept_with_what_the_linker_said(world: World) -> None:
+    def link(objects: Sequence[bytes]) -> bytes:
+        if len(objects) > 1:
+            raise CompilerError("multiple definition of 'k'")
+        return objects[0]
+
+    world.link = link
+    world.tune(trials=24)
+    failed = [t.measurement for t in world.trials() if not t.measurement.ok]
+    assert failed and {m.status for m in failed} == {Status.BUILD_ERROR}
+    assert all("multiple definition of 'k'" in m.error for m in failed)
 
 
 def test_a_wrong_answer_never_wins(world: World, gemm: Any) -> None:
