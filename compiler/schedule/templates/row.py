@@ -59,11 +59,12 @@ from compiler.target import Target
 from compiler.workload import Workload
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rows:
     """`outer` axes are shared by all computes; `inner` ones belong to the last compute alone.
 
-    `lanes` is the output's vector axis; it is in `outer` when lanes run along rows.
+    `lanes` is the output's vector axis; it is in `outer` when lanes run along rows. One object for
+    a workload, told from others by identity.
     """
 
     problem: Problem
@@ -202,16 +203,44 @@ _DEAR = 6
 """Operations in an expression from which on storing and loading it is cheaper."""
 
 
-def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reduced:
+    """One reduction as a compute, before it is cut into steps.
+
+    `vector` is the reduced axis along the lanes, None where they run along rows or nowhere.
+    """
+
+    reduction: Reduce
+    axes: tuple[Axis, ...]
+    body: Expr
+    stores: tuple[Store, ...]
+    vector: Axis | None
+    skips_padding: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Passes:
+    """What no step of a loop changes: reductions, inner ones first, and the last compute's value.
+
+    Lanes run `along` an axis of rows, if it is one; `tiny` rows are written out.
+    """
+
+    reduced: tuple[_Reduced, ...]
+    last: Expr | None
+    along: Axis | None
+    tiny: bool
+
+
+@lru_cache(maxsize=256)
+def _passes(found: Rows, keep: bool, lanes: int) -> _Passes:
     problem = found.problem
-    along, tiny = _along(found, lanes), _tiny(found, lanes)
+    along = _along(found, lanes)
     statistics: dict[Expr, Expr] = {}
-    computes: list[Node] = []
-    last = problem.reductions[-1]
+    reduced: list[_Reduced] = []
     kept = _kept(found) if keep else None
     number = 0
     for reduction in problem.reductions:
-        alone = not found.inner and reduction == last
+        alone = not found.inner and reduction == problem.reductions[-1]
         body = substitute(reduction.body, statistics)
         if kept is not None and kept.reduction == reduction:
             body = Tee(body, kept.target)
@@ -229,12 +258,37 @@ def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
             number += len(values)
             statistics[reduction] = registers[0] if len(values) == 1 else Items(registers)
             stores = tuple(Store(r, v) for r, v in zip(registers, values, strict=True))
-        computes.append(_reduction(reduction, body, stores, along, unroll, lanes, tiny=tiny))
+        reduced.append(_analysed(reduction, body, stores, along))
+    last = None
     if found.inner:
         if kept is not None:
             statistics[kept.again] = problem.output
-        expr = substitute(problem.expr, statistics)
-        computes += _final(found, expr, along, unroll, lanes, tiny=tiny)
+        last = substitute(problem.expr, statistics)
+    return _Passes(tuple(reduced), last, along, _tiny(found, lanes))
+
+
+def _analysed(
+    reduction: Reduce, body: Expr, stores: tuple[Store, ...], along: Axis | None
+) -> _Reduced:
+    axes = tuple(a for a in reduction.axes if a.extent > 1)
+    reads = reads_halo(reduction)
+    read = loads(body)
+    vector = None
+    if along is None and not any(needs_padding(load, with_halo=reads) for load in read):
+        side_by_side = (a for a in reversed(axes) if any(unit_stride(load, a) for load in read))
+        vector = next(side_by_side, None)
+    return _Reduced(reduction, axes, body, stores, vector, not reads)
+
+
+def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
+    problem = found.problem
+    passes = _passes(found, keep, lanes)
+    along, tiny = passes.along, passes.tiny
+    computes: list[Node] = [
+        _reduction(each, along, unroll, lanes, tiny=tiny) for each in passes.reduced
+    ]
+    if passes.last is not None:
+        computes += _final(found, passes.last, along, unroll, lanes, tiny=tiny)
     # a tile of several vectors may straddle the blocks of a layout, one vector does not
     plain = not any(t.layout.factors for t in (*problem.inputs, problem.output.tensor))
     width = unroll * lanes if plain else lanes
@@ -246,49 +300,33 @@ def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
 
 
 def _reduction(
-    reduction: Reduce,
-    body: Expr,
-    stores: tuple[Store, ...],
-    along: Axis | None,
-    unroll: int,
-    lanes: int,
-    *,
-    tiny: bool,
+    reduced: _Reduced, along: Axis | None, unroll: int, lanes: int, *, tiny: bool
 ) -> Compute:
-    axes = [a for a in reduction.axes if a.extent > 1]
-    reads = reads_halo(reduction)
-    padded = any(needs_padding(load, with_halo=reads) for load in loads(body))
+    stores, body, combiner = reduced.stores, reduced.body, reduced.reduction.combiner
+    vector = reduced.vector
     if along is not None:
         return Compute(
             stores,
             body,
-            reduction.combiner,
-            reduce=tuple(Tile(a, unroll=tiny) for a in axes),
+            combiner,
+            reduce=tuple(Tile(a, unroll=tiny) for a in reduced.axes),
             unroll=(Tile(along, lanes),),
             vector=along,
-            skip_padding=not reads,
+            skip_padding=reduced.skips_padding,
         )
-    vector = next(
-        (
-            a
-            for a in reversed(axes)
-            if not padded and any(unit_stride(load, a) for load in loads(body))
-        ),
-        None,
-    )
     if vector is None:
         return Compute(
             stores,
             body,
-            reduction.combiner,
-            reduce=tuple(Tile(a) for a in axes),
-            skip_padding=not reads,
+            combiner,
+            reduce=tuple(Tile(a) for a in reduced.axes),
+            skip_padding=reduced.skips_padding,
         )
-    others = [Tile(a) for a in axes if a != vector]
+    others = [Tile(a) for a in reduced.axes if a != vector]
     return Compute(
         stores,
         body,
-        reduction.combiner,
+        combiner,
         reduce=(*others, Tile(vector, unroll * lanes)),
         unroll=(Tile(vector, lanes),),
         vector=vector,
