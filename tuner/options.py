@@ -41,8 +41,9 @@ class TuneOptions:
     """Search all that lowers, not only what the target's registers and caches let pass: for devices
     that are not what their target says."""
     draft: bool = True
-    """Rank by drafts of their times what no measurement tells of. Off, the cost model alone ranks,
-    and before it is trained nobody: for devices that are not what their target says."""
+    """Rank by drafts of their times what no measurement tells of. Off, what was learned from the
+    run's own measurements alone ranks, also how far drafts can be trusted: for devices that are not
+    what their target says."""
     finalists: int = 3
     screen_samples: int = 5
     final_samples: int = 15

@@ -9,7 +9,7 @@ thus learned with everything else, and an algorithm that was never measured stay
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +65,19 @@ class Kriging:
             for sub in space.subspaces
             for knob in sub.knobs
         }
+        self._defaults = {sub.algorithm: sub.default for sub in space.subspaces}
+
+    def turned(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
+        """How far the knobs of schedules are from those of the default of their algorithm: a knob
+        of numbers counts by the share of its range, words count 1."""
+        found = {}
+        for schedule in schedules:
+            default, steps = self._defaults[schedule.algorithm], 0.0
+            for name, places in self._places[schedule.algorithm].items():
+                apart = abs(places[schedule[name]] - places[default[name]])
+                steps += apart if self._ordered[schedule.algorithm, name] else float(apart > 0)
+            found[schedule] = steps
+        return found
 
     def predict(
         self,

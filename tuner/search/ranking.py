@@ -43,18 +43,18 @@ class Ranking:
         """Who ranks before anything is known: `draft`, or chance where drafts are not wanted."""
         return "draft" if self._context.draft else "random"
 
-    def drafts(
-        self, schedules: Iterable[Schedule], otherwise: float = 0.0
-    ) -> dict[Schedule, float]:
-        """Logarithms of drafted seconds, without what cannot be lowered.
+    @property
+    def trusts_drafts(self) -> bool:
+        """Whether a draft says something by itself, before measurements bear it out."""
+        return self._context.draft
 
-        Where drafts are not wanted each is `otherwise`: all candidates are alike.
-        """
+    def drafts(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
+        """Logarithms of drafted seconds, without what cannot be lowered."""
         found = {}
         for schedule in dict.fromkeys(schedules):
             seconds = self._context.features.draft_seconds(schedule)
             if seconds is not None:
-                found[schedule] = log(seconds) if self._context.draft else otherwise
+                found[schedule] = log(seconds)
         return found
 
     def foresee(
@@ -87,7 +87,8 @@ class Ranking:
     def scores(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
         """The model's, or the draft's; without what cannot be lowered."""
         if not self._context.model.trained:
-            return {schedule: -value for schedule, value in self.drafts(schedules).items()}
+            believed = float(self._context.draft)  # where drafts are not wanted all are alike
+            return {s: -believed * value for s, value in self.drafts(schedules).items()}
         distinct = [s for s in dict.fromkeys(schedules) if s not in self._unusable]
         kept, rows = self._context.features.rows(distinct)
         self._unusable.update(set(distinct) - set(kept))

@@ -17,6 +17,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.space import Knob, ScheduleSpace, SubSpace
 from tuner.cost_model import Sample, make_cost_model
 from tuner.search import Observed, SearchStrategy, make_strategy, strategies
+from tuner.search.bayesian import LEVEL_SHARE, OTHER_ALGORITHM, _beside_rules
 from tuner.search.kriging import NOISE, Kriging, Opinion
 from tuner.search.memory import Memory
 from tuner.search.moves import cross, is_ordered, mutate
@@ -193,7 +194,7 @@ def test_learning_beats_chance_where_the_draft_is_wrong(name: str, gemm: Any) ->
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_the_model_alone_beats_chance(name: str, gemm: Any) -> None:
-    """Without drafts: nothing is thought of a candidate before the model is trained."""
+    """Without drafts: nothing is thought of a candidate before something is measured."""
     learned = [_regret(gemm, gemm.seconds, name, 32, seed, draft=False) for seed in SEEDS]
     chance = [_regret(gemm, gemm.seconds, "random", 32, seed) for seed in SEEDS]
     assert sum(learned) < sum(chance)
@@ -202,11 +203,24 @@ def test_the_model_alone_beats_chance(name: str, gemm: Any) -> None:
 def test_without_drafts_all_candidates_are_alike_at_first(gemm: Any) -> None:
     ranking = Ranking(replace(gemm.context(), draft=False))
     points = gemm.space.points[:40]
-    lowered = ranking.drafts(points)
-    assert set(lowered.values()) == {0.0} and lowered.keys() <= set(points)
-    assert set(ranking.drafts(points, -7.0).values()) == {-7.0}
     assert set(ranking.scores(points).values()) == {0.0}
     assert (ranking.prior, Ranking(gemm.context()).prior) == ("random", "draft")
+    first = make_strategy("bayesian", replace(gemm.context(), draft=False)).suggest(6)
+    assert {suggestion.origin for suggestion in first} == {"random"}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_untrusted_draft_is_believed_as_far_as_times_bear_it_out(sign: int, gemm: Any) -> None:
+    """What is suggested after 16 measurements follows the draft where times do, and shuns it where
+    they are the other way round."""
+    features = gemm.features()
+    drafts = {s: d for s in gemm.space.points if (d := features.draft_seconds(s)) is not None}
+    search = make_strategy("bayesian", replace(gemm.context(), draft=False))
+    measured = random.Random(3).sample(sorted(drafts, key=lambda s: s.digest), 16)
+    search.update([Observed(s, drafts[s] ** sign, s.digest) for s in measured])
+    chosen = [drafts[suggestion.schedule] ** sign for suggestion in search.suggest(4)]
+    others = sorted(value**sign for s, value in drafts.items() if s not in measured)
+    assert sorted(chosen)[1] < others[len(others) // 4]
 
 
 def test_a_walk_goes_back_from_where_it_is_much_slower(gemm: Any) -> None:
@@ -328,6 +342,30 @@ class TestKriging:
         others = [p for p in points if p.algorithm == "columns"]
         _, deviations = Kriging(gemm.space).predict(others, LEVELS, [], measured)
         assert deviations.min() > 10 * NOISE
+
+
+def test_the_distance_from_the_rules_is_that_of_all_knobs(gemm: Any) -> None:
+    kriging = Kriging(gemm.space)
+    default = gemm.space.default()
+    (space,) = [s for s in gemm.space.subspaces if s.algorithm == default.algorithm]
+    ends = {
+        k.name: k.values[0] if default[k.name] != k.values[0] else k.values[-1] for k in space.knobs
+    }
+    one = {**dict(default.choices), "unroll": ends["unroll"]}
+    near, far = Schedule.of(default.algorithm, **one), Schedule.of(default.algorithm, **ends)
+    found = kriging.turned([default, near, far])
+    assert found[default] == 0
+    assert 0 < found[near] <= 1
+    assert found[near] < found[far] <= len(space.knobs)
+
+
+def test_another_algorithm_than_the_rules_chose_has_to_show_more() -> None:
+    """Where the draft sees no difference the rules' choice is expected to be faster; a difference
+    that it sees counts in part."""
+    assert _beside_rules({"a": -7.0, "b": -7.0}, "a") == {"a": -7.0, "b": -7.0 + OTHER_ALGORITHM}
+    ahead = _beside_rules({"a": -7.0, "b": -8.0}, "a")
+    assert ahead["b"] == pytest.approx(-7.0 - LEVEL_SHARE + OTHER_ALGORITHM)
+    assert _beside_rules({"b": -8.0}, "a") == {"b": -8.0}
 
 
 def test_what_the_model_said_of_a_measurement_is_what_it_said_before(gemm: Any) -> None:
