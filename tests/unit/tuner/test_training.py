@@ -213,3 +213,25 @@ def test_a_run_takes_a_base_model_or_says_why_not(gemm: Any) -> None:
     ):
         with pytest.raises(TuningError, match="model"):
             tune([], nothing, nothing, MemoryStore(), options)
+
+
+def test_more_cycles_are_never_faster_to_a_base_model(gemm: Any) -> None:
+    """The tasks measured say the opposite of the draft; a run may learn that, a base may not."""
+    draft = COLUMNS.index("draft")
+    random = np.random.default_rng(0)
+
+    def confused(task: str) -> list[Sample]:
+        rows = random.normal(size=(40, len(COLUMNS))).astype(np.float32)
+        return [Sample(f"{task} {TARGET} 1 fast", row, 2.0 ** -float(row[draft])) for row in rows]
+
+    base = train_base_model([s for n in range(20) for s in confused(f"w{n}")], TARGET)
+    assert base is not None
+    rows = np.tile(random.normal(size=len(COLUMNS)).astype(np.float32), (33, 1))
+    rows[:, draft] = np.linspace(-3.0, 3.0, len(rows))
+    model = XGBoostModel(0)
+    model.load(base.data)
+    assert (np.diff(model.predict(rows)) <= 0).all()
+    model.train(confused("own"))
+    assert (np.diff(model.predict(rows)) > 0).any()
+    own = confused("own")
+    assert evaluate(own, model.predict).pairwise > 0.7
