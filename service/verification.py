@@ -17,8 +17,9 @@ makes the same choices, each of which was right. A choice that no call answers t
 stays the reference's, and what depends on it must agree with that.
 
 Choices within the bodies of loops and branches, and loops that computed values end, cannot be seen
-from outside. Outputs behind them are compared by number too; where they differ on every draw of the
-inputs, rounding may be the reason or an error may, and they are called unverified.
+from outside. Outputs behind them are compared by number too. Where they differ, the reference is
+asked whether rounding can be why (`service.rounding`): if it cannot, the program is wrong. Where it
+may, on every draw of the inputs, they are called unverified.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from compiler.runtime.native_functions import native_signature
 from compiler.runtime.program import BufferRef, Copy, Instruction, NativeCall, Port, Program, Space
 from compiler.target import host_target
 from service.planning import Planned
+from service.rounding import clearly_wrong
 from service.tuning import VERIFY_SEED, random_arrays
 
 MODEL_TOLERANCE = 1e-4
@@ -153,8 +155,9 @@ def verify_artifact(
     `expected` are the outputs of the reference on the first draw, should somebody compute them.
 
     Raises:
-        CompilerError: if the error is over the tolerance, or a choice is another than the values
-            say: the artifact must not be used; or if a loop of the model does not end.
+        CompilerError: if the error is over the tolerance and rounding cannot be why, or a choice is
+            another than the values say: the artifact must not be used; or if a loop of the model
+            does not end.
     """
     if not planned.target.runs_on(host_target()):
         return Verification(None)
@@ -208,8 +211,10 @@ def _verify(
     pairs = zip(graph.outputs, results[: len(expected)], expected, strict=True)
     errors = {name: largest_model_error([ours], [theirs]) for name, ours, theirs in pairs}
     unverified = tuple(n for n, e in errors.items() if n in hidden and not e <= MODEL_TOLERANCE)
+    doubted = {name: errors[name] for name in unverified}
+    wrong = clearly_wrong(graph, inputs, expected, doubted, largest_model_error) if doubted else ()
     verified = [error for name, error in errors.items() if name not in unverified]
-    error = max(verified, default=0.0)
+    error = max([*verified, *(errors[name] for name in wrong)], default=0.0)
     if error <= MODEL_TOLERANCE:
         return Verification(error if verified else None, unverified)
     if choices.undecided:

@@ -1,0 +1,59 @@
+"""Whether rounding can be why outputs differ: the reference with its numbers moved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compiler.dtypes import DType
+from compiler.graph.ir import Graph
+from compiler.ops.interpret import run_graph
+from service.rounding import clearly_wrong
+from service.verification import largest_model_error
+from tests.graphs import Maker
+
+X = np.random.default_rng(5).standard_normal((4, 64), dtype=np.float32)
+
+
+def chooser(threshold: float) -> Graph:
+    """x where the sum of a row is over the threshold, else -x; beside it 2x."""
+    make = Maker()
+    x = make.input("x", 4, 64)
+    total = make("reduce_sum", x, axes=(1,), keepdims=1)
+    over = make("greater", total, make.constant("threshold", threshold))
+    return make.graph(make("where", over, x, make("neg", x)), make("add", x, x))
+
+
+def wrong(graph: Graph, *errors: float) -> tuple[str, ...]:
+    expected = run_graph(graph, {"x": X})
+    named = dict(zip(graph.outputs, errors, strict=False))
+    return clearly_wrong(graph, {"x": X}, expected, named, largest_model_error)
+
+
+def test_what_hangs_on_a_tie_may_be_rounding() -> None:
+    tie = float(X.sum(axis=1)[2])
+    graph = chooser(tie)
+    assert wrong(graph, 1.9) == ()
+    # beside it nothing is chosen
+    assert wrong(graph, 1.9, 1e-2) == graph.outputs[1:]
+
+
+@pytest.mark.parametrize("error", [1e-2, 1.9, float("inf")])
+def test_what_no_move_changes_is_not_rounding(error: float) -> None:
+    graph = chooser(float(X.sum(axis=1)[2]) + 1.0)
+    assert wrong(graph, error) == graph.outputs[:1]
+
+
+def test_errors_of_the_size_of_moves_may_be_rounding() -> None:
+    assert wrong(chooser(1000.0), 1e-4) == ()
+
+
+def test_without_numbers_to_move_nothing_is_said() -> None:
+    make = Maker()
+    x = make.input("x", 4, dtype=DType.INT64)
+    graph = make.graph(make("neg", x))
+    inputs = {"x": np.arange(4)}
+    expected = run_graph(graph, inputs)
+    assert (
+        clearly_wrong(graph, inputs, expected, {graph.outputs[0]: 1.0}, largest_model_error) == ()
+    )
