@@ -29,8 +29,8 @@ DRAFT_SHARE, DRAFT_DEVIATION = 0.5, 0.4
 
 RULES_SHARE, RULES_DEVIATION = 0.03, 0.03
 """What it costs to turn a knob through its whole range from where the rules put it. Of 153 tasks
-(constrained) and 272 (not), tables of some 35 candidates each, a fifth to a quarter of those that turn
-one or two knobs from the untuned default are faster than it, a tenth of those that turn five."""
+(constrained) and 272 (not), tables of some 35 candidates each, a fifth to a quarter of what turns
+one or two knobs from the untuned default is faster than it, a tenth of what turns five."""
 
 OTHER_ALGORITHM = 0.15
 LEVEL_SHARE = 0.65
