@@ -1,4 +1,4 @@
-"""Packed constants in a file, written while the next are packed."""
+"""Packed constants in a file, written and hashed while the next are packed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros,
 from compiler.runtime.weights import PackedWeights, aligned_bytes
 
 AHEAD_BYTES = 32 << 20
-"""Packed weights that wait for the thread that writes, at most, or a single one."""
+"""Packed weights that wait to be written and hashed, at most, or a single one."""
 
 LEAST_BUFFER_BYTES = 1 << 20
 """What a buffer has at least, so that it serves weights of several sizes."""
 
 
 class WeightFile(PackedWeights):
-    """Weights in a file. A thread writes and hashes them.
+    """Weights in a file. One thread writes them, another hashes them.
 
     All of them are never in memory: a weight is packed into one of a few buffers, and what is in
     the file is mapped. A weight whose packed form is the model's own array is written from there.
@@ -42,8 +42,10 @@ class WeightFile(PackedWeights):
         self._path = path
         self._file = path.open("wb")
         self._digest = hashlib.sha256()
-        self._pool = ThreadPoolExecutor(1, "tilewright-weights")
-        self._waiting: deque[tuple[Future[None], int, Bytes | None]] = deque()
+        # one thread each: what they do is done in the order of the weights
+        self._writer = ThreadPoolExecutor(1, "tilewright-writer")
+        self._hasher = ThreadPoolExecutor(1, "tilewright-digest")
+        self._waiting: deque[tuple[list[Future[None]], int, Bytes | None]] = deque()
         self._idle: list[Bytes] = []
         self._used: Bytes | None = None
         """The buffer that was packed into last; None: it is the model's own array."""
@@ -59,16 +61,17 @@ class WeightFile(PackedWeights):
     def finish(self) -> dict[str, Any]:
         """Wait until all is written; the file's size and checksum. Its flush goes on."""
         self._settle()
-        self._synced = self._pool.submit(os.fsync, self._file.fileno())
+        self._synced = self._writer.submit(os.fsync, self._file.fileno())
         return {"bytes": self._end, "sha256": self._digest.hexdigest()}
 
     def close(self) -> None:
-        """Wait for the thread, and for the flush if it was finished."""
+        """Wait for the threads, and for the flush if it was finished."""
         try:
             if self._synced is not None:
                 self._synced.result()
         finally:
-            self._pool.shutdown(cancel_futures=True)
+            self._writer.shutdown(cancel_futures=True)
+            self._hasher.shutdown(cancel_futures=True)
             self._file.close()
 
     def _pack(self, spec: BufferSpec, source: Array, size: int) -> Bytes:
@@ -82,8 +85,12 @@ class WeightFile(PackedWeights):
         return form
 
     def _keep(self, form: Bytes) -> None:
-        written = self._pool.submit(self._write, form)
-        self._waiting.append((written, form.nbytes, self._used))
+        padding = bytes(aligned_bytes(form.nbytes) - form.nbytes)
+        done = [
+            self._writer.submit(self._write, form, padding),
+            self._hasher.submit(self._hash, form, padding),
+        ]
+        self._waiting.append((done, form.nbytes, self._used))
 
     def _drop(self, form: Bytes) -> None:
         if self._used is not None:
@@ -95,10 +102,13 @@ class WeightFile(PackedWeights):
             return aligned_empty(0)
         return np.memmap(self._path, np.uint8, "r", offset, (size,))
 
-    def _write(self, form: Bytes) -> None:
-        for data in (form.data, bytes(aligned_bytes(form.nbytes) - form.nbytes)):
-            self._digest.update(data)
-            self._file.write(data)
+    def _write(self, form: Bytes, padding: bytes) -> None:
+        self._file.write(form.data)
+        self._file.write(padding)
+
+    def _hash(self, form: Bytes, padding: bytes) -> None:
+        self._digest.update(form.data)
+        self._digest.update(padding)
 
     def _settle(self) -> None:
         """Wait until all that was added can be read."""
@@ -108,8 +118,9 @@ class WeightFile(PackedWeights):
     def _land(self, limit: int) -> None:
         """Wait until no more than so many bytes are to be written."""
         while sum(size for _, size, _ in self._waiting) > limit:
-            written, _, buffer = self._waiting.popleft()
-            written.result()
+            done, _, buffer = self._waiting.popleft()
+            for each in done:
+                each.result()
             if buffer is not None:
                 self._idle.append(buffer)
 

@@ -173,6 +173,22 @@ def test_an_artifact_with_choices_is_verified(planned: Planned, tmp_path: Path) 
 
 
 @pytest.mark.skipif(not linkers(), reason="no linker")
+def test_a_wrong_artifact_does_not_take_the_place_of_another(tmp_path: Path) -> None:
+    given = plan_model(ModelRequest(plain()))
+    wrong = replace(given, graph=_with_weight_moved(given).graph)
+    builder = driver.ProgramBuilder(None, given.target)
+    with Verifier([given]) as verifier:
+        driver.save_artifact({(): given.plan}, builder, tmp_path / "a", check=verifier.verify)
+    assert verifier.found.complete
+    before = (tmp_path / "a" / "manifest.json").stat()
+    for place in ("a", "b"):
+        with Verifier([wrong]) as verifier, pytest.raises(CompilerError, match="differs from its"):
+            driver.save_artifact({(): given.plan}, builder, tmp_path / place, check=verifier.verify)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / "manifest.json").stat() == before
+
+
+@pytest.mark.skipif(not linkers(), reason="no linker")
 @pytest.mark.parametrize("choosing", [True, False])
 def test_references_that_are_computed_meanwhile_say_the_same(
     planned: Planned, choosing: bool, tmp_path: Path
