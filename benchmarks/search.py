@@ -195,15 +195,28 @@ def _without_trials(picks: Mapping[str, FirstPicks]) -> str:
     """What a warm database picks of each table before anything is measured; empty if it is cold."""
     if not picks:
         return ""
-    header = ["workload, 0 trials", "the base model's pick", "the draft's pick", "the default"]
+    header = [
+        "workload, 0 trials",
+        "the base model's pick",
+        "refused by the builder before it",
+        "the draft's pick",
+        "the default",
+    ]
     rows = [
-        [name, *(_share(each) for each in (pick.model, pick.draft, pick.default))]
+        [
+            name,
+            _share(pick.model),
+            str(pick.refused or ""),
+            _share(pick.draft),
+            _share(pick.default),
+        ]
         for name, pick in picks.items()
     ]
     middle = [
         median(getattr(p, of) for p in picks.values()) for of in ("model", "draft", "default")
     ]
-    rows.append(["median", *map(_share, middle)])
+    model, *others = map(_share, middle)
+    rows.append(["median", model, "", *others])
     return "\n" + markdown_table(header, rows, 1) + "\n"
 
 

@@ -21,6 +21,7 @@ from compiler.target import resolve_target
 from tuner.cost_model.protocol import Sample
 from tuner.cost_model.xgboost import BASE_OBJECTIVE, XGBoostModel
 from tuner.features import FeatureExtractor, target_facts
+from tuner.measure.measurement import Status
 from tuner.replay import restricted
 
 SAME_WORK = 0.02
@@ -61,17 +62,24 @@ def base_model(folder: Path, unseen: Sequence[Table]) -> bytes:
     return model.save()
 
 
+REFUSED = frozenset({Status.BUILD_ERROR, Status.BUILD_TIMEOUT, Status.SPILLS})
+"""What the builder finds out: no trial is spent, and the next choice takes the place."""
+
+
 @dataclass(frozen=True, slots=True)
 class FirstPicks:
-    """Regrets without a trial: of the base model's first choice, of the draft's, of the default."""
+    """Regrets without a trial: of the base model's first choice that builds, of the draft's, of the
+    default. `refused` is how many choices of the model the builder refused before."""
 
     model: float
+    refused: int
     draft: float
     default: float
 
 
 def first_picks(table: Table, base: bytes) -> FirstPicks:
-    """What is chosen of a table before anything of it is measured; infinite for a failure."""
+    """What is chosen of a table before anything of it is measured; infinite for a failure that
+    only a device shows."""
     task = restricted(table.task, list(table.known))
     features = FeatureExtractor(
         task.lower, task.space.default(), target_facts(task.target, task.threads)
@@ -81,12 +89,15 @@ def first_picks(table: Table, base: bytes) -> FirstPicks:
     schedules, rows = features.rows(list(table.known))
     drafts = [features.draft_seconds(schedule) or float("inf") for schedule in schedules]
 
-    def regret(place: int) -> float:
-        seconds = table.known[schedules[place]].run_seconds
-        return float("inf") if seconds is None else seconds / table.best_seconds - 1
+    def first(costs: Sequence[float] | np.ndarray) -> tuple[float, int]:
+        """The regret of the cheapest that builds, and how many were refused before it."""
+        order = [table.known[schedules[n]] for n in np.argsort(costs, kind="stable")]
+        built = [measured for measured in order if measured.status not in REFUSED]
+        seconds = built[0].run_seconds
+        found = float("inf") if seconds is None else seconds / table.best_seconds - 1
+        return found, order.index(built[0])
 
-    return FirstPicks(
-        regret(int(np.argmax(model.predict(rows)))),
-        regret(int(np.argmin(drafts))),
-        regret(schedules.index(task.space.default())),
-    )
+    chosen, refused = first(-model.predict(rows))
+    drafted, _ = first(drafts)
+    default, _ = first([float(schedule != task.space.default()) for schedule in schedules])
+    return FirstPicks(chosen, refused, drafted, default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,23 @@ def test_a_model_that_knows_the_table_picks_its_best(table: Table) -> None:
     assert default is not None
     assert picks.model == 0
     assert picks.default == pytest.approx(default / table.best_seconds - 1)
-    assert picks.draft >= 0
+    assert picks.draft >= 0 and picks.refused == 0
+
+
+def test_what_the_builder_refuses_is_passed_over(table: Table) -> None:
+    """The choice falls to the next that builds; what fails on the device is a bad choice."""
+    best = min(table.known, key=lambda s: table.known[s].run_seconds or 0.0)
+    refused = [s for s in table.known if s.integer("vectors") == best.integer("vectors")]
+    base = _base(table)
+
+    def failing(status: Status) -> Table:
+        failures = dict.fromkeys(refused, Measurement(status))
+        return replace(table, known={**table.known, **failures})
+
+    picks = first_picks(failing(Status.SPILLS), base)
+    assert picks.refused == len(refused) > 0
+    assert picks.model == 0
+    assert first_picks(failing(Status.WRONG_ANSWER), base).model == float("inf")
 
 
 def test_only_a_warm_search_starts_from_the_base_model(table: Table) -> None:
