@@ -393,14 +393,12 @@ def _buffer(use: BufferUse) -> list[float]:
 def _totals(nest: LoopNest, found: Sequence[Statement], order: Sequence[int]) -> list[float]:
     """The values of TOTAL_COLUMNS; `order` has the heaviest statement first."""
     heaviest_first = [found[number] for number in order]
-    work = sum([s.vector_operations for s in heaviest_first])
+    totals = [*map(sum, zip(*[s.totals for s in heaviest_first], strict=True))]
+    work = totals[0]
     shared = sum([b.bytes for b in nest.buffers if b.role is Role.SHARED])
     weights = sum([b.bytes for b in nest.buffers if b.role is Role.WEIGHT])
     return [
-        _log(work),
-        _log(sum([s.vector_loads + s.broadcast_loads for s in heaviest_first])),
-        _log(sum([s.scattered_loads + s.scattered_stores for s in heaviest_first])),
-        _log(sum([s.stores for s in heaviest_first])),
+        *map(_log, totals),
         *[_log(sum(moved)) for moved in zip(*map(_traffic, found), strict=True)],
         heaviest_first[0].vector_operations / work if work else 0.0,
         float(len(found)),

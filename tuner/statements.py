@@ -118,6 +118,16 @@ class Statement:
         return self.vector_operations + self.vector_loads + self.broadcast_loads
 
     @cached_property
+    def totals(self) -> tuple[float, float, float, float]:
+        """Operations, loads, scattered accesses and stores, as they count for the whole nest."""
+        return (
+            self.vector_operations,
+            self.vector_loads + self.broadcast_loads,
+            self.scattered_loads + self.scattered_stores,
+            self.stores,
+        )
+
+    @cached_property
     def spans(self) -> Mapping[Form, tuple[float, ...]]:
         """Bytes that each form touches in the tile, then in one run of each loop of `around`."""
         return {form: self.tiling.span(form) for forms in self.tensors for form in forms}

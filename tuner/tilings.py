@@ -162,6 +162,12 @@ class Tiling:
 
 
 @lru_cache(maxsize=1024)
+def _level(axis: Axis, trips: int, extent: int) -> Around:
+    """A run-time loop of a reduction."""
+    return Around(axis, frozenset((axis,)), trips, extent)
+
+
+@lru_cache(maxsize=1024)
 def tiling(
     loops: Loops, reduce: tuple[Tile, ...], unroll: tuple[Tile, ...], vector: Axis | None
 ) -> Tiling:
@@ -175,7 +181,7 @@ def tiling(
         if level.unroll:
             written_out *= trips
         else:
-            levels.append(Around(level.axis, frozenset((level.axis,)), trips, extent))
+            levels.append(_level(level.axis, trips, extent))
         tile[level.axis] = min(level.step, extent)
     lanes, useful = 1, 1.0
     counts: dict[Axis, int] = {}
@@ -191,10 +197,10 @@ def tiling(
         around=(*reversed(levels), *loops.around),
         reduce_levels=len(levels),
         reduce_unroll=written_out,
-        reduce_trips=prod(level.trips for level in levels),
-        outer_trips=prod(around.trips for around in loops.around),
+        reduce_trips=prod([level.trips for level in levels]),
+        outer_trips=prod([around.trips for around in loops.around]),
         parallel_tiles=prod(
-            around.trips for loop, around in outer if loop.binding is Binding.PARALLEL
+            [around.trips for loop, around in outer if loop.binding is Binding.PARALLEL]
         ),
         tile=tile,
         counts=counts,

@@ -88,16 +88,16 @@ class _Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Product:
-    """The products of a part of all points: `V[left] * U[right]`, summed into `M[target]`.
+    """The products of a part of all points: `V[left] * U[right]`, stored in M.
 
-    `at` are the axes of points, `phases` those of phases.
+    `loops` run over points, `steps` over phases.
     """
 
-    at: tuple[Axis, ...]
-    phases: tuple[Axis, ...]
+    loops: tuple[Loop, ...]
+    steps: tuple[Tile, ...]
     left: Load
     right: tuple[Affine, ...]
-    target: Load
+    stores: tuple[Store, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -278,7 +278,9 @@ class _Blocks:
             left = Load(self.transformed, (*point, affine(t), *map(affine, phase), affine(ic)))
             target = Load(self.products, (*point, affine(t), affine(oc)))
             right = (*shifted, affine(oc), affine(ic))
-            found.append(_Product(tuple(at), tuple(phase), left, right, target))
+            steps = tuple(Tile(p) for p in phase if p.extent > 1)
+            stores = (Store(target, Accumulator()),)
+            found.append(_Product(tuple(map(Loop, at)), steps, left, right, stores))
         return tuple(found)
 
     @cached_property
@@ -329,19 +331,19 @@ def _products(blocks: _Blocks, panels: _Panels, unroll: int, tile: int) -> tuple
     """One matrix product for each point of the transformed domain."""
     t, oc, ic = blocks.axes
     points = (Tile(ic), Tile(t), Tile(oc, blocks.lanes))
-    across = [Loop(oc, panels.width), Loop(t, tile)]
+    across, step = [Loop(oc, panels.width), Loop(t, tile)], Tile(ic, unroll)
     nodes: list[NestNode] = []
     for part, body in zip(blocks.parts, panels.bodies, strict=True):
         compute = Compute(
-            (Store(part.target, Accumulator()),),
+            part.stores,
             body,
             Combiner.SUM,
-            reduce=(*(Tile(p) for p in part.phases if p.extent > 1), Tile(ic, unroll)),
+            reduce=(*part.steps, step),
             unroll=points,
             vector=oc,
             prefetch=_WEIGHT_PREFETCH,
         )
-        nodes += nest([*map(Loop, part.at), *across], compute)
+        nodes += nest([*part.loops, *across], compute)
     return tuple(nodes)
 
 
