@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from math import prod
+from math import gcd, prod
 
 from compiler.loops.expr import Cast, Expr, Load, Op, Operation, Space, Tensor, walk
 from compiler.loops.index import Axis, FloorDiv
@@ -103,7 +103,8 @@ class Form:
     """What accesses to one tensor have in common that differ in constants only (quadrants, taps).
 
     Equal forms are one object. `dims` holds extent and terms of each dimension, `moving` those that
-    have terms; `numbers` are those of the axes in terms, in order.
+    have terms; `numbers` are those of the axes in terms, in order. `overlaps` is whether several
+    axes move one dimension: then different points may read one place, as the taps of a window do.
     """
 
     tensor: Tensor
@@ -114,9 +115,11 @@ class Form:
     element_bytes: int
     is_indirect: bool
     numbers: dict[Axis, int] = field(init=False)
+    overlaps: bool = field(init=False)
 
     def __post_init__(self, order: tuple[Axis, ...]) -> None:
         object.__setattr__(self, "numbers", {axis: n for n, axis in enumerate(order)})
+        object.__setattr__(self, "overlaps", any(len(terms) > 1 for _, terms in self.moving))
 
     def touched(self, sizes: Mapping[Axis, int]) -> float:
         """Bytes that are touched while each axis runs over its size; the whole tensor, if the
@@ -126,6 +129,17 @@ class Form:
     def touched_by(self, sizes: tuple[int, ...]) -> float:
         """`touched`, with a size for each of `numbers`."""
         return _touched(self, sizes)
+
+    def places(self, points: tuple[tuple[int, int], ...]) -> int:
+        """Different places among points, of which each of `numbers` has a count and a step."""
+        return _places(self, points)
+
+    def axes_beside(self, axis: Axis) -> frozenset[Axis]:
+        """The axes that move a dimension which this one moves."""
+        number = self.numbers.get(axis)
+        moved = [{n for n, *_ in terms} for _, terms in self.moving]
+        beside = set().union(*[numbers for numbers in moved if number in numbers])
+        return frozenset(other for other, n in self.numbers.items() if n in beside) - {axis}
 
     def lines(self, sizes: Mapping[Axis, int]) -> float:
         """Cache lines of `touched`: whole runs of neighbours, each rounded up."""
@@ -143,6 +157,28 @@ def _touched(form: Form, sizes: tuple[int, ...]) -> float:
     for extent, terms in form.moving:
         touched *= _reach(extent, terms, sizes)
     return float(touched)
+
+
+@lru_cache(maxsize=16384)
+def _places(form: Form, points: tuple[tuple[int, int], ...]) -> int:
+    places = 1
+    for _, terms in form.moving:
+        if len(terms) == 1:
+            places *= points[terms[0][0]][0]
+            continue
+        runs = sorted((coefficient * points[n][1], points[n][0]) for n, _, coefficient in terms)
+        here, reach, least = 1, 0, 0
+        for step, count in runs:
+            if count == 1:
+                continue
+            if least and step % least == 0 and step <= reach + least:
+                here = (reach + step * (count - 1)) // least + 1  # without a gap
+            else:
+                here *= count
+            least = least or step
+            reach += step * (count - 1)
+        places *= here
+    return places
 
 
 @lru_cache(maxsize=4096)
@@ -222,6 +258,13 @@ def forms_by_tensor(accesses: Iterable[Access]) -> dict[str, dict[Form, None]]:
     return found
 
 
+@lru_cache(maxsize=16384)
+def alignment(load: Load, vector: Axis | None) -> int:
+    """Bytes, a cache line at most, that the place of the first lane is always a multiple of."""
+    axes = [axis for axis in load_axes(load) if axis != vector]
+    return gcd(LINE_BYTES, _address(load, None, 0), *[_byte_step(load, axis) for axis in axes])
+
+
 @lru_cache(maxsize=65536)
 def _byte_step(load: Load, axis: Axis) -> int:
     if axis.extent < 2:
@@ -229,7 +272,7 @@ def _byte_step(load: Load, axis: Axis) -> int:
     return _address(load, axis, 1) - _address(load, axis, 0)
 
 
-def _address(load: Load, axis: Axis, value: int) -> int:
+def _address(load: Load, axis: Axis | None, value: int) -> int:
     position = []
     for index in load.index:
         total = index.constant

@@ -25,10 +25,11 @@ from compiler.target import Target, host_target
 from compiler.timings import Timings, timed
 from tuner.accesses import KINDS, LINE_BYTES
 from tuner.buffers import BufferUse, Reuse, after_others, uses_in_loops
-from tuner.draft import PARTS, Draft, describe, make_draft
+from tuner.draft import PARTS, Draft, make_draft
+from tuner.machine import describe
 from tuner.statements import Placed, Statement, placed
 
-FEATURE_VERSION = 4
+FEATURE_VERSION = 5
 """Raise it when a column's meaning changes; models saved with another version are refused."""
 
 CACHE_BYTES = (32 << 10, 256 << 10, 1 << 20, 8 << 20)

@@ -6,20 +6,21 @@ workload have much in common: what a nest, an expression or an access is, is fou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import prod
 
-from compiler.loops.expr import Expr, Op, Operation
+from compiler.loops.expr import Combiner, Expr, Fold, Load, Op, Operation, Space
 from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, For, LoopNest, Node, Store
+from compiler.loops.nest import Compute, For, LoopNest, Node, Order, Store
 from tuner.accesses import (
     KINDS,
     Access,
     Form,
     Kind,
     access,
+    alignment,
     expression_facts,
     forms_by_tensor,
     load_axes,
@@ -29,7 +30,7 @@ from tuner.tilings import OUTSIDE, Around, Loops, Tiling, tiling
 PAGE_BYTES = 4096
 """Rows whose addresses differ by a multiple of this fall into the same sets of an L1 cache."""
 
-_FMA, _ADD, _MUL = (KINDS.index(kind) for kind in (Kind.FMA, Kind.ADD, Kind.MUL))
+_FMA, _ADD, _MUL, _COMPARE = map(KINDS.index, (Kind.FMA, Kind.ADD, Kind.MUL, Kind.COMPARE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,18 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """An access of a statement: how often it is executed in all, and its step along the lanes."""
+    """An access of a statement: how often it is executed in all, and its step along the lanes.
+
+    It is of the body, or of the start or the end of a sum. The place of its first lane is always a
+    multiple of `alignment` bytes.
+    """
 
     access: Access
     is_store: bool
     executions: float
     lane_step: int
+    in_body: bool
+    alignment: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +68,8 @@ class Statement:
     `operations` is scalar arithmetic in all, `vector_operations` what is issued for it, weighted by
     cost; `counts` is what is issued by kind, in the order of `accesses.KINDS`. `operands` are the
     vectors that are loaded for one step of the innermost reduction, which registers hold beside
-    the accumulators.
+    the accumulators. A maximum or minimum `is_extremum`: each step compares, too. `ending` is what
+    the end of one sum costs, in additions.
     """
 
     operations: float
@@ -85,6 +93,9 @@ class Statement:
     peeled: int
     skips_padding: bool
     is_reduction: bool
+    is_extremum: bool
+    in_program_order: bool
+    ending: float
     lane_reduction: bool
     parallel_tiles: int
     uses: tuple[Use, ...] = field(repr=False)
@@ -195,16 +206,19 @@ class _Facts:
     """What a Compute does at one point, whatever its loops and tiles are.
 
     `loads` and `stores` have the step along the lanes, which `vector` runs along; loads also
-    whether they are in the body, and the axes of the output that they depend on. `body` and
-    `ending` are what is issued for a step of a sum and for its end, by kind, then weighted.
-    `aliased` are the axes whose neighbours lie pages apart.
+    whether they are in the body, and the axes of the output that they depend on. All have the
+    alignment of the first lane. `body` and `ending` are what is issued for a step of a sum and for
+    its end, by kind, then weighted. `density` is the share of the steps that is left where a matrix
+    of constants has zeros. `aliased` are the axes whose neighbours lie pages apart.
     """
 
     vector: Axis | None
     combines: bool
+    is_extremum: bool
+    density: float
     output_axes: frozenset[Axis]
-    loads: tuple[tuple[Access, int, bool, frozenset[Axis]], ...]
-    stores: tuple[tuple[Access, int], ...]
+    loads: tuple[tuple[Access, int, bool, frozenset[Axis], int], ...]
+    stores: tuple[tuple[Access, int, int], ...]
     tensors: tuple[tuple[Form, ...], ...]
     body: tuple[float, ...]
     body_cost: float
@@ -219,8 +233,10 @@ def _facts(
     body: Expr,
     init: Expr | None,
     vector: Axis | None,
-    combines: bool,
+    combiner: Combiner | Fold | None,
 ) -> _Facts:
+    combines = combiner is not None
+    is_extremum = combiner in (Combiner.MAX, Combiner.MIN) and body.dtype.is_float
     inner = expression_facts(body)
     epilogues = [expression_facts(store.value) for store in stores]
     roots = [inner, *epilogues, *([expression_facts(init)] if init is not None else [])]
@@ -228,12 +244,18 @@ def _facts(
     in_body = frozenset(inner.loads)
     output_axes = frozenset(axis for store in stores for axis in load_axes(store.target))
     read = tuple(
-        (found, found.step(vector) if vector else 0, load in in_body, found.axes & output_axes)
+        (
+            found,
+            found.step(vector) if vector else 0,
+            load in in_body,
+            found.axes & output_axes,
+            alignment(load, vector),
+        )
         for load in loads
         if (found := access(load)) is not None
     )
     written = tuple(
-        (found, found.step(vector) if vector else 0)
+        (found, found.step(vector) if vector else 0, alignment(store.target, vector))
         for store in stores
         if (found := access(store.target)) is not None
     )
@@ -244,15 +266,18 @@ def _facts(
         # one multiplication and the addition of the sum are one instruction
         issued[_FMA if is_fused else _ADD] += 1
         issued[_MUL] -= is_fused
+        issued[_COMPARE] += is_extremum  # does a NaN stay
     return _Facts(
         vector=vector,
         combines=combines,
+        is_extremum=is_extremum,
+        density=_density(inner.loads) if is_fused and combiner is Combiner.SUM else 1.0,
         output_axes=output_axes,
         loads=read,
         stores=written,
         tensors=tuple(map(tuple, forms.values())),
         body=tuple(issued),
-        body_cost=inner.cost + float(combines and not is_fused),
+        body_cost=inner.cost + float(combines and not is_fused) + float(is_extremum),
         ending=tuple(map(sum, zip(*(each.counts for each in epilogues), strict=True))),
         ending_cost=sum(each.cost for each in epilogues),
         aliased=frozenset(
@@ -264,16 +289,29 @@ def _facts(
     )
 
 
+def _density(loads: Iterable[Load]) -> float:
+    """The share of a matrix of constants that is not zero: no code is made for what is."""
+    share = 1.0
+    for load in loads:
+        if load.tensor.space is Space.CONSTANT:
+            share *= sum(map(bool, load.tensor.values)) / len(load.tensor.values)
+    return share
+
+
 def _statement(compute: Compute, loops: Loops) -> Statement:
-    combines = compute.combiner is not None
-    facts = _facts(compute.stores, compute.body, compute.init, compute.vector, combines)
+    facts = _facts(compute.stores, compute.body, compute.init, compute.vector, compute.combiner)
     tiled = tiling(loops, compute.reduce, compute.unroll, compute.vector)
-    return _in_tiling(facts, tiled, compute.partial, compute.skip_padding)
+    in_order = compute.order is Order.PROGRAM
+    return _in_tiling(facts, tiled, compute.partial, compute.skip_padding, in_order)
 
 
 @lru_cache(maxsize=4096)
 def _in_tiling(
-    facts: _Facts, tiled: Tiling, joined: tuple[Axis, ...], skips_padding: bool
+    facts: _Facts,
+    tiled: Tiling,
+    joined: tuple[Axis, ...],
+    skips_padding: bool,
+    in_program_order: bool,
 ) -> Statement:
     """A statement by what makes it: neither other statements nor its place in the nest do."""
     counts, output_axes, outer = tiled.counts, facts.output_axes, tiled.outer_trips
@@ -285,11 +323,11 @@ def _in_tiling(
     vector = broadcast = scattered = stores = scattered_stores = 0.0
     operands = 0
     uses: list[Use] = []
-    for found, step, is_inner, held_axes in facts.loads:
+    for found, step, is_inner, held_axes, aligned in facts.loads:
         # What starts or ends a sum is loaded once a tile, not in every step.
         distinct = tiled.points_along(found.axes)
         count = distinct * (executions if is_inner else float(outer))
-        uses.append(Use(found, False, count, step))
+        uses.append(Use(found, False, count, step, is_inner, aligned))
         if step == 0:
             broadcast += count
         elif step == found.element_bytes:
@@ -298,14 +336,14 @@ def _in_tiling(
             scattered += count
         if step and is_inner and facts.combines:
             operands += tiled.points_along(held_axes)
-    for found, step in facts.stores:
+    for found, step, aligned in facts.stores:
         distinct = tiled.points_along(found.axes)
-        uses.append(Use(found, True, float(distinct * outer), step))
+        uses.append(Use(found, True, float(distinct * outer), step, False, aligned))
         stores += distinct * outer
         if facts.vector in output_axes and step not in (0, found.element_bytes):
             scattered_stores += distinct * outer
 
-    steps, ends = executions * points, outer * spatial
+    steps, ends = executions * points * facts.density, outer * spatial
     vector_operations = steps * facts.body_cost + ends * facts.ending_cost
     issued = zip(facts.body, facts.ending, strict=True)
     return Statement(
@@ -330,6 +368,9 @@ def _in_tiling(
         peeled=sum([loop.peel or loop.unroll for loop in tiled.loops.fors]),
         skips_padding=skips_padding,
         is_reduction=facts.combines,
+        is_extremum=facts.is_extremum,
+        in_program_order=in_program_order,
+        ending=facts.ending_cost,
         lane_reduction=facts.vector is not None and facts.vector not in output_axes,
         parallel_tiles=tiled.parallel_tiles,
         uses=tuple(uses),

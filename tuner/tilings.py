@@ -80,7 +80,7 @@ class Tiling:
     `around` is innermost first, reduction loops included; `reduce_levels` is how many those are,
     `reduce_unroll` the steps of reductions that are written out. `tile` is the size of each axis
     inside all loops, `counts` the points along each axis of the register tile. A vector has
-    `lanes`, of which the share `useful` computes something that is needed.
+    `lanes` along the axis `vector`, of which the share `useful` computes something that is needed.
     """
 
     loops: Loops
@@ -94,7 +94,9 @@ class Tiling:
     counts: Mapping[Axis, int]
     lanes: int
     useful: float
+    vector: Axis | None
     _points: dict[frozenset[Axis], int] = field(init=False, default_factory=dict)
+    _places: dict[tuple[Form, tuple[Axis, ...]], int] = field(init=False, default_factory=dict)
     _spans: dict[Form, tuple[float, ...]] = field(init=False, default_factory=dict)
     _footprints: dict[tuple[tuple[Form, ...], ...], tuple[float, ...]] = field(
         init=False, default_factory=dict
@@ -107,6 +109,32 @@ class Tiling:
             known = prod([count for axis, count in self.counts.items() if axis in axes])
             self._points[axes] = known
         return known
+
+    def places(self, form: Form, fixed: tuple[Axis, ...] = ()) -> int:
+        """Different places of a form among the points of the tile, some axes standing still."""
+        known = self._places.get((form, fixed))
+        if known is None:
+            counts = [1 if axis in fixed else self.counts.get(axis, 1) for axis in form.numbers]
+            points = [
+                (count, -(-self.tile[axis] // count) if count > 1 else 1)
+                for axis, count in zip(form.numbers, counts, strict=True)
+            ]
+            self._places[form, fixed] = known = form.places(tuple(points))
+        return known
+
+    def overlap(self, form: Form) -> float:
+        """Places of a form over points that differ in its axes: below 1 where points share some."""
+        return self.places(form) / self.points_along(form.axes)
+
+    def trips_inside(self, form: Form) -> int:
+        """Iterations of the loops inside the innermost one that moves a form."""
+        inside = 1
+        for loop in self.around:
+            if loop.trips > 1:
+                if not loop.axes.isdisjoint(form.axes):
+                    break
+                inside *= loop.trips
+        return inside
 
     def span(self, form: Form) -> tuple[float, ...]:
         """Bytes that a form touches in the tile, then in one run of each loop of `around`."""
@@ -206,4 +234,5 @@ def tiling(
         counts=counts,
         lanes=lanes,
         useful=useful,
+        vector=vector,
     )

@@ -7,20 +7,29 @@ from typing import Any
 
 import pytest
 
+from compiler.dtypes import DType
 from compiler.errors import ScheduleError
-from compiler.loops.expr import Role, Tensor
+from compiler.loops.expr import Accumulator, Combiner, Role, Space, Tensor
 from compiler.loops.index import Axis
+from compiler.loops.layout import ROW_MAJOR, blocked
 from compiler.loops.nest import Binding, Compute, For, LoopNest, Stage, Store, Tile
-from compiler.schedule.schedule import Schedule
+from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import resolve_target
-from tests.unit.schedule.problems import conv, matmul
-from tuner.draft import CYCLES_PER_SECOND, Machine, describe, make_draft, traffic
+from compiler.workload import Workload
+from tests.unit.schedule.problems import conv, matmul, unary
+from tuner.draft import PARTS, make_draft, traffic
 from tuner.features import FeatureExtractor, TargetFacts
+from tuner.machine import CYCLES_PER_SECOND, Machine, describe
 from tuner.statements import statements
 
 V4 = resolve_target("x86-64-v4")
 ZEN = describe(TargetFacts(512, 32, (32 << 10, 1 << 20, 32 << 20)))
+
+
+def part(name: str, nest: LoopNest) -> float:
+    """Cycles of one part of a nest's draft."""
+    return make_draft(nest, statements(nest), ZEN).parts[PARTS.index(name)]
 
 
 def seconds(nest: LoopNest, machine: Machine = ZEN, threads: int = 1) -> float:
@@ -41,8 +50,8 @@ def test_no_draft_is_below_the_arithmetic(gemm: Any) -> None:
 def test_one_accumulator_waits_for_its_own_additions(gemm: Any) -> None:
     """Four cycles a multiply-add, one at a time; a core that looks ahead starts the next sum."""
     nest = gemm.nest(Schedule.of("columns", mr=1, nv=1, unroll=2))
-    blind = replace(ZEN, in_flight=1.0)
-    assert seconds(nest, blind) > 1.5 * seconds(nest)
+    blind, far = (replace(ZEN, in_flight=number) for number in (1.0, 1000.0))
+    assert seconds(nest, blind) > 1.5 * seconds(nest, far)
     assert seconds(nest, blind) > 3.5 * seconds(
         gemm.nest(Schedule.of("columns", mr=8, nv=3, unroll=2))
     )
@@ -90,6 +99,78 @@ def test_threads_share_tiles() -> None:
     one = seconds(nest)
     assert seconds(nest, threads=2) == pytest.approx(one / 2)
     assert seconds(nest, threads=4) == pytest.approx(one * 2 / 6)  # one thread has two of six rows
+
+
+def window(workload: Workload, **knobs: Choice) -> LoopNest:
+    """A window that is written out: tiles of four in one row, unless told otherwise."""
+    chosen: dict[str, Choice] = {"tile": 4, "rows": 1, "taps": "all", "order": "greedy"} | knobs
+    return lower_schedule(workload, Schedule.of("window", **chosen), V4).nest
+
+
+def pool(size: int, operator: str = "average_pool", *, planar: bool = True) -> Workload:
+    return unary(
+        operator, 1, 64, size, size, place=(ROW_MAJOR if planar else blocked(4, 1, 16), ()),
+        kernel=(3, 3), strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1),
+    )  # fmt: skip
+
+
+def test_a_place_that_several_taps_read_is_loaded_once() -> None:
+    """Three rows of three are 9 loads an output; four outputs one below the other share: 18 of 36.
+
+    A loop over the rows of the window shares nothing.
+    """
+    alone, four = (part("loads", window(pool(34), tile=tile)) for tile in (1, 4))
+    assert four == pytest.approx(alone / 2)
+    assert part("loads", window(pool(34), taps="row")) == pytest.approx(alone)
+
+
+def test_loads_that_cross_a_line_take_longer() -> None:
+    """Taps beside the first start in between lines: 15 of 16 cross one. Blocked channels do not."""
+    planar, blocks = (part("loads", window(pool(34, planar=each))) for each in (True, False))
+    assert planar == pytest.approx(blocks * (1 + 1.2 * 60 / 64))
+
+
+def test_what_waits_for_the_next_row_of_a_window_is_spilled() -> None:
+    """Tiles of ten: 30 pixels of a row of taps wait for the next one beside ten sums, in 32
+    registers. The greedy order reads each pixel once, and scatters it."""
+    greedy, program = (window(pool(34), tile=10, order=each) for each in ("greedy", "program"))
+    assert part("stores", program) > part("stores", greedy)
+    assert seconds(program) > 1.1 * seconds(greedy)
+    small = [window(pool(34), tile=4, order=each) for each in ("greedy", "program")]
+    assert seconds(small[0]) == seconds(small[1])
+
+
+def test_a_narrow_end_takes_whole_instructions() -> None:
+    """Of 17 pixels the last one takes half a vector's time, not a sixteenth of one."""
+    one, two = (part("operations", window(pool(size))) / (size - 2) for size in (18, 19))
+    assert two == pytest.approx(one * 1.5)
+
+
+def test_zeros_of_a_constant_matrix_cost_nothing() -> None:
+    """No code is made for them, whatever the tile holds."""
+    rows, inner, columns = Axis("i", 4), Axis("j", 4), Axis("c", 64)
+    x, y = Tensor("x", (4, 64)), Tensor("y", (4, 64), role=Role.OUTPUT)
+    found = []
+    for values in ((1.0, 0.0, 0.0, 0.0) * 4, (1.0,) * 16):
+        matrix = Tensor("m", (4, 4), space=Space.CONSTANT, values=values)
+        compute = Compute(
+            (Store(y[rows, columns], Accumulator(DType.FLOAT32)),),
+            matrix[rows, inner] * x[inner, columns],
+            Combiner.SUM,
+            unroll=(Tile(rows), Tile(inner), Tile(columns, 16)),
+            vector=columns,
+        )
+        nest = LoopNest("sum", (x, y), (), (Stage("s", (For(columns, 16, (compute,)),)),))
+        found.append(part("operations", nest))
+    assert found == [16.0, 64.0]
+
+
+def test_a_maximum_compares_for_nan() -> None:
+    """Two instructions a tap; a mean adds, and multiplies in the end."""
+    mean, largest = (
+        part("operations", window(pool(34, each))) for each in ("average_pool", "max_pool")
+    )
+    assert largest == pytest.approx(mean * 18 / 10)
 
 
 def test_what_fits_a_cache_is_read_once(gemm: Any) -> None:
