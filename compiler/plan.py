@@ -204,8 +204,11 @@ class GraphPlan:
         """All constants by digest, those of bodies among them: what `from_json` asks for."""
         return {digest(a): a for graph in self.graph.walk() for a in graph.constants.values()}
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for `json`; constants larger than a few elements are named by digest."""
+    def to_json(self, *, digests: bool = True) -> dict[str, Any]:
+        """Plain data for `json`; constants larger than a few elements are named by digest.
+
+        `digests` is that of `print_graph`.
+        """
         workloads = {
             step.workload.key: step.workload.text()
             for step in self.steps
@@ -242,13 +245,13 @@ class GraphPlan:
                 case LoopStep() | BranchStep():
                     steps.append(
                         {
-                            "bodies": [body.to_json() for body in bodies_of(step)],
+                            "bodies": [body.to_json(digests=digests) for body in bodies_of(step)],
                             "output": step.output,
                         }
                     )
         return {
             "schema": PLAN_SCHEMA,
-            "graph": print_graph(self.graph),
+            "graph": print_graph(self.graph, digests=digests),
             "workloads": workloads,
             "steps": steps,
             "placements": {

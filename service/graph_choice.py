@@ -14,6 +14,7 @@ from compiler import driver
 from compiler.build import CODEGEN_VERSION
 from compiler.choices import RULE, GraphChoice
 from compiler.errors import CompilerError
+from compiler.graph.text import without_digests
 from compiler.plan import GraphPlan
 from compiler.target import Target, host_target
 from compiler.workload import Workload
@@ -65,7 +66,7 @@ def known_plan(planned: Planned, storage: Storage) -> Planned:
     """The model with the plan that an earlier job chose for it; as it is where none did.
 
     A plan counts for the same model, sizes, target, threads, numerics and code generation, and
-    only if it is still what its choice leads to.
+    only if it is still what its choice leads to; the model's digest stands for its constants.
     """
     request = planned.request
     stored = storage.plans.chosen(
@@ -83,7 +84,8 @@ def known_plan(planned: Planned, storage: Storage) -> Planned:
         plan = planned.plan if choice == RULE else _planner(planned).plan(choice)
     except (CompilerError, KeyError):
         return planned  # an older release's: the choice is made anew
-    if canonical_json(plan.to_json()) != canonical_json(dict(stored.plan)):
+    known = without_digests(canonical_json(dict(stored.plan)))
+    if canonical_json(plan.to_json(digests=False)) != known:
         return planned
     return replace(planned, plan=plan, decision=dict(stored.decision))
 

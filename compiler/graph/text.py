@@ -45,28 +45,31 @@ INLINE_ELEMENTS = 16
 INDENT = "  "
 
 _T = TypeVar("_T")
+_DIGEST = re.compile(r"= sha256:[0-9a-f]{64}\b")
 _WORD = re.compile(r"%?[A-Za-z0-9_./-]+\Z")
 _TOKEN = re.compile(
     r"""\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<word>%?[A-Za-z0-9_./+-]+)|(?P<mark>[:=(){}\[\],]))"""
 )
 
 
-def print_graph(graph: Graph) -> str:
+def print_graph(graph: Graph, *, digests: bool = True) -> str:
     """The text form, with a line break at its end. Equal graphs have equal texts.
 
     Constants stand in the order of their first use, so that the order of the mapping is no part of
-    the text.
+    the text. Without `digests` it does not read large ones, nor tell them apart, and cannot be
+    parsed.
     """
     lines = [f"graph {json.dumps(graph.name)}"]
     for value in graph.inputs:
         lines.append(f"input {_name(value)}: {graph.types[value]}")
     for value in _constants_in_use_order(graph):
-        body = _print_constant(graph.constants[value], graph.types[value].dtype)
+        body = _print_constant(graph.constants[value], graph.types[value].dtype, digests)
         lines.append(f"constant {_name(value)}: {graph.types[value]} = {body}")
     for node in graph.nodes:
         lines.append(_print_node(node, graph.types))
         for inner in node.bodies:
-            lines += [INDENT + line for line in print_graph(inner).splitlines()]
+            text = print_graph(inner, digests=digests)
+            lines += [INDENT + line for line in text.splitlines()]
     lines.extend(f"output {_name(value)}" for value in graph.outputs)
     return "\n".join(lines) + "\n"
 
@@ -156,9 +159,14 @@ def _print_number(value: float) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _print_constant(array: np.ndarray, dtype: DType) -> str:
+def without_digests(text: str) -> str:
+    """What was printed, as it is without `digests`; also where it is a part of JSON."""
+    return _DIGEST.sub("= sha256:", text)
+
+
+def _print_constant(array: np.ndarray, dtype: DType, digests: bool) -> str:
     if array.size > INLINE_ELEMENTS:
-        return f"sha256:{digest(array)}"
+        return f"sha256:{digest(array) if digests else ''}"
     if array.dtype.kind == "f" and np.isnan(array).any():
         return f"bytes:{array.tobytes().hex()}"  # decimal digits do not tell NaNs apart
     return "[" + ", ".join(_print_number(item) for item in array.reshape(-1).tolist()) + "]"

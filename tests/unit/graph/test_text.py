@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +13,14 @@ from hypothesis import strategies as st
 from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import AttrValue, Graph, Node
-from compiler.graph.text import DEPTH_LIMIT, INLINE_ELEMENTS, digest, parse_graph, print_graph
+from compiler.graph.text import (
+    DEPTH_LIMIT,
+    INLINE_ELEMENTS,
+    digest,
+    parse_graph,
+    print_graph,
+    without_digests,
+)
 from compiler.graph.types import TensorType
 
 NAMES = st.text(min_size=0, max_size=8) | st.sampled_from(["x", "%0", "input", "a.b/c", "a b", '"'])
@@ -119,6 +127,19 @@ def test_large_constants_are_named_by_digest() -> None:
         parse_graph(text)
     with pytest.raises(InvalidModelError, match="'w' is not the one"):
         parse_graph(text, {"w": graph.constants["w"] + 1})
+
+
+def test_a_text_without_digests_leaves_nothing_else_out() -> None:
+    graph = example(INLINE_ELEMENTS + 1)
+    short = print_graph(graph, digests=False)
+    assert short == print_graph(graph).replace(digest(graph.constants["w"]), "")
+    for text in (print_graph(graph), short):
+        assert without_digests(text) == short
+        assert without_digests(json.dumps({"graph": text})) == json.dumps({"graph": short})
+    changed = graph.replace(constants={"w": graph.constants["w"] + 1})
+    assert print_graph(changed, digests=False) == short
+    small = example(INLINE_ELEMENTS)
+    assert print_graph(small, digests=False) == print_graph(small) != short
 
 
 def test_the_order_of_mappings_is_no_part_of_the_text() -> None:
