@@ -139,7 +139,7 @@ def choose_plan(
         )
         defaults = Defaults(builder, runner, storage.records, options, references)
         make = partial(task_of, target=target, threads=request.threads, numerics=request.numerics)
-        done = defaults.measure([make(workload) for workload in workloads], stopped)
+        done = defaults.measure(map(make, workloads), stopped)
         measured.extend(workloads)
         complete = done >= len(workloads)
 

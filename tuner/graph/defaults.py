@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from compiler.errors import CompilerError
@@ -42,46 +42,58 @@ class Defaults:
     references: ReferenceCache
     link: Link = link_to_bytes
 
-    def measure(self, tasks: Sequence[Task], stopped: Callable[[], bool]) -> int:
+    def measure(self, tasks: Iterable[Task], stopped: Callable[[], bool]) -> int:
         """Measure each task once, in this order, until `stopped`; how many trials that took.
 
-        A default that fails is a trial, too.
+        A default that fails is a trial, too. Tasks are asked for when the builders want them: to
+        make one takes time, in which those before it are built.
+
+        Raises:
+            CompilerError: if a task cannot be made; what was under way is stopped before.
         """
-        waiting = deque(tasks)
+        coming = iter(tasks)
+        task = next(coming, None)
         building: deque[tuple[Task, Ticket]] = deque()
         running: dict[str, MeasureRequest] = {}
         done = 0
-        while waiting or building or running:
-            if stopped():
+        failed: CompilerError | None = None
+        while task is not None or building or running:
+            if failed is not None or stopped():
                 for _, ticket in building:
                     ticket.cancel()
                 self.runner.cancel(list(running))
-                waiting.clear()
+                task = None
                 building.clear()
-            while waiting and len(building) < AHEAD:
-                task = waiting.popleft()
-                self.references.prepare(task.workload, Phase.SCREEN)
-                building.append((task, self.builder.submit(task, [task.space.default()])))
+            try:
+                while task is not None and len(building) < AHEAD:
+                    self.references.prepare(task.workload, Phase.SCREEN)
+                    building.append((task, self.builder.submit(task, [task.space.default()])))
+                    task = next(coming, None)
+            except CompilerError as error:
+                failed = error
+                continue
             room = self.runner.capacity + WAITING
             while building and building[0][1].done() and len(running) < room:
-                task, ticket = building.popleft()
-                sent = self._send(task, ticket.results()[0])
+                built, ticket = building.popleft()
+                sent = self._send(built, ticket.results()[0])
                 if sent is None:
                     done += 1
                 else:
                     running[sent.request_id] = sent
-            for result in self.runner.poll(POLL_SECONDS):
-                request = running.pop(result.request_id, None)
-                if request is None:
-                    continue
-                trials = [
-                    trial
-                    for trial in trials_of(request, result)
-                    if trial.measurement.status is not Status.CANCELLED
-                ]
+            results = [r for r in self.runner.poll(POLL_SECONDS) if r.request_id in running]
+            trials = [
+                trial
+                for result in results
+                for trial in trials_of(running.pop(result.request_id), result)
+                if trial.measurement.status is not Status.CANCELLED
+            ]
+            if results:
                 self.store.add_trials(trials)
-                self.runner.acknowledge(result.request_id)
                 done += len(trials)
+            for result in results:
+                self.runner.acknowledge(result.request_id)
+        if failed is not None:
+            raise failed
         return done
 
     def _send(self, task: Task, built: Built) -> MeasureRequest | None:

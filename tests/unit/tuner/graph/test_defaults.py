@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
-from tests.unit.tuner.fakes import FakeReferences, World
-from tuner.graph.defaults import Defaults
+from tests.unit.tuner.fakes import FakeReferences, FakeTask, World
+from tuner.graph.defaults import AHEAD, WAITING, Defaults
 from tuner.measure.measurement import Phase, Status
+from tuner.measure.wire import MeasureResult
 from tuner.options import TuneOptions
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -43,6 +47,41 @@ def test_a_default_that_fails_is_a_trial_too(world: World) -> None:
     assert defaults(world).measure(world.tasks, lambda: False) == 2  # type: ignore[arg-type]
     assert {t.measurement.status for t in world.trials()} == {Status.BUILD_ERROR}
     assert {t.measurement.error for t in world.trials()} == {"refused"}
+
+
+def test_the_device_has_several_in_hand_and_tasks_are_made_meanwhile(world: World) -> None:
+    """Nothing that is measured hangs on a result."""
+    world.tasks = [replace(world.tasks[0], name=f"task {n}") for n in range(40)]
+    made: list[int] = []
+    in_hand: list[int] = []
+    poll = world.queue.poll
+
+    def looking(timeout_seconds: float) -> list[MeasureResult]:
+        in_hand.append(len(world.queue.waiting))
+        if len(in_hand) == 1:
+            assert len(made) < len(world.tasks), "all tasks were made before the first was measured"
+        return poll(timeout_seconds)
+
+    def tasks() -> Iterator[FakeTask]:
+        for number, task in enumerate(world.tasks):
+            made.append(number)
+            yield task
+
+    world.queue.poll = looking  # type: ignore[method-assign]
+    assert defaults(world).measure(tasks(), lambda: False) == 40  # type: ignore[arg-type]
+    assert max(in_hand) == world.queue.capacity + WAITING
+    assert len(world.trials()) == len(world.queue.acknowledged) == 40
+
+
+def test_a_task_that_cannot_be_made_leaves_nothing_under_way(world: World) -> None:
+    def tasks() -> Iterator[FakeTask]:
+        for number in range(AHEAD + 2):
+            yield replace(world.tasks[0], name=f"task {number}")
+        raise CompilerError("no template takes it")
+
+    with pytest.raises(CompilerError, match="no template takes it"):
+        defaults(world).measure(tasks(), lambda: False)  # type: ignore[arg-type]
+    assert world.queue.submitted and not world.queue.waiting and not world.queue.results
 
 
 def test_it_stops_when_it_is_told_to(world: World) -> None:
