@@ -5,8 +5,8 @@ once; run again, it goes on (`--seconds`: starts no further workload after that;
 takes the constraints of the machine off the spaces). `python -m benchmarks.search compare` runs the
 tune loop on the tables, with no device: for every method, seed and workload the simple regret after
 each trial, which is how far the best so far is from the best of the table. A method is
-STRATEGY+MODEL, or STRATEGY+MODEL-draft for one that has no drafts of times to start from: the
-learned model alone, as on a device that nobody has described. Results go to
+STRATEGY+MODEL, or STRATEGY+MODEL-draft for one that believes no drafts of times to start from: what
+is learned alone, as on a device that nobody has described. Results go to
 benchmarks/results/search.csv, .md and .png, with the error of the forecasts that the runs made.
 """
 
@@ -72,8 +72,8 @@ UNCONSTRAINED = Question(
     (8, 24, 64),
     0.02,
     (
+        f"{DEFAULT}{WITHOUT_DRAFT}",
         f"evolutionary+xgboost{WITHOUT_DRAFT}",
-        f"epsilon-greedy+xgboost{WITHOUT_DRAFT}",
         DEFAULT,
         RANDOM,
     ),
