@@ -21,7 +21,7 @@ from compiler.loops.nest import LoopNest
 from tuner.accesses import LINE_BYTES
 from tuner.machine import CYCLES_PER_SECOND, Machine
 from tuner.register_tile import CORE_PARTS, RegisterTile, cases
-from tuner.statements import Statement
+from tuner.statements import Placed, Statement
 
 COLD_BYTES = 1 << 20
 """Weights of this size and more come from memory in each run, as they are measured."""
@@ -58,10 +58,10 @@ class Draft:
 
 
 def make_draft(
-    nest: LoopNest, found: Sequence[Statement], machine: Machine, threads: int = 1
+    nest: LoopNest, found: Sequence[Placed], machine: Machine, threads: int = 1
 ) -> Draft:
     """The draft of a nest whose statements were counted."""
-    costs = [_cost(statement, machine, threads) for statement in found]
+    costs = [_cost(one.statement, one.in_program_order, machine, threads) for one in found]
     cycles = sum([each for each, _ in costs])
     cold = sum(b.bytes for b in nest.buffers if b.role is Role.WEIGHT and b.bytes >= COLD_BYTES)
     memory = cold / machine.caches[-1].bytes_per_cycle_behind / threads
@@ -72,25 +72,33 @@ def make_draft(
 
 
 @lru_cache(maxsize=4096)
-def _cost(statement: Statement, machine: Machine, threads: int) -> tuple[float, tuple[float, ...]]:
+def _cost(
+    statement: Statement, in_program_order: bool, machine: Machine, threads: int
+) -> tuple[float, tuple[float, ...]]:
     """Cycles that the busiest thread takes for a statement; those of all threads by PARTS."""
-    parts = _parts(statement, machine)
+    parts = (*_core(statement, in_program_order, machine), *_behind(statement, machine))
     return _with_memory(statement, parts) * _share(statement, threads), parts
 
 
-def _parts(statement: Statement, machine: Machine) -> tuple[float, ...]:
-    """Cycles of one statement in its loops by PARTS."""
+def _core(statement: Statement, in_program_order: bool, machine: Machine) -> list[float]:
+    """Cycles of the core for one statement in its loops, by CORE_PARTS."""
     core = [0.0] * len(CORE_PARTS)
-    tiling, tile = statement.tiling, RegisterTile(statement, machine)
+    tiling = statement.tiling
+    tile = RegisterTile(statement, in_program_order, machine)
     for case in cases(tiling.loops, tiling.vector, tiling.lanes):
         for place, cycles in enumerate(tile.parts(case)):
             core[place] += case.count * cycles
-    sizes = tuple(cache.bytes for cache in machine.caches)
-    behind = [
+    return core
+
+
+@lru_cache(maxsize=4096)
+def _behind(statement: Statement, machine: Machine) -> list[float]:
+    """Cycles of the traffic of one statement in its loops, cache by cache."""
+    sizes = tuple([cache.bytes for cache in machine.caches])
+    return [
         moved / cache.bytes_per_cycle_behind
         for moved, cache in zip(traffic(statement, sizes), machine.caches, strict=True)
     ]
-    return (*core, *behind)
 
 
 def traffic(statement: Statement, cache_bytes: Sequence[int]) -> tuple[float, ...]:
@@ -104,13 +112,10 @@ def traffic(statement: Statement, cache_bytes: Sequence[int]) -> tuple[float, ..
     if footprints[-1] <= cache_bytes[0]:
         return (0.0,) * len(cache_bytes)
     widest = [max(forms, key=lambda each: len(each.axes)) for forms in statement.tensors]
-    lanes = statement.lanes
-    most = sum(
-        [
-            use.executions * use.access.element_bytes * (lanes if use.lane_step else 1)
-            for use in statement.uses
-        ]
-    )
+    most = 0.0
+    for use in statement.uses:
+        lanes = statement.lanes if use.lane_step else 1
+        most += use.executions * use.access.element_bytes * lanes
     moved = []
     for size in cache_bytes:
         place = bisect_right(footprints, size)  # the first loop whose body does not fit
@@ -137,4 +142,6 @@ def _with_memory(statement: Statement, parts: Sequence[float]) -> float:
 
 
 def _joined(first: float, second: float, exponent: float) -> float:
+    if not second:
+        return first
     return float((first**exponent + second**exponent) ** (1 / exponent))

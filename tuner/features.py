@@ -273,8 +273,7 @@ class FeatureExtractor:
     def _absolute(self, schedule: Schedule) -> tuple[np.ndarray, Draft]:
         nest = self._lower(schedule)
         found = placed(nest)
-        statements = [each.statement for each in found]
-        draft = make_draft(nest, statements, self._machine, self._facts.threads)
+        draft = make_draft(nest, found, self._machine, self._facts.threads)
         return nest_features(nest, schedule.algorithm, self._facts, found), draft
 
 

@@ -105,13 +105,13 @@ def cases(loops: Loops, vector: Axis | None, lanes: int) -> list[Case]:
 class RegisterTile:
     """What one execution of a statement's register tile takes, whole or in part."""
 
-    def __init__(self, statement: Statement, machine: Machine) -> None:
+    def __init__(self, statement: Statement, in_program_order: bool, machine: Machine) -> None:
         self._statement = statement
         self._machine = machine
         self._operations = statement.vector_operations / statement.outer_trips
         self._stores = _stores(statement)
         self._loads = _loads(statement, machine)
-        self._window = _window(statement) if statement.is_reduction else None
+        self._window = _window(statement, in_program_order) if statement.is_reduction else None
 
     def parts(self, case: Case) -> tuple[float, ...]:
         """Cycles of one execution, its whole sum included, by CORE_PARTS."""
@@ -170,32 +170,32 @@ def _loads(
     inside is loaded before them, as far as registers are left.
     """
     found = []
-    tiling = statement.tiling
+    tiling, tiles = statement.tiling, statement.outer_trips
     room = machine.registers - 2 - statement.accumulators if statement.is_reduction else 0
     for use in statement.uses:
         if use.is_store:
             continue
-        number = use.executions / statement.outer_trips
+        number = use.executions / tiles
         form = use.access.form
         if form.overlaps:
             number *= tiling.overlap(form)
-        if use.in_body and room > 0:
-            inside = tiling.trips_inside(form)
-            if inside > 1:
-                places = tiling.places(form)
-                kept = min(room, places)
-                room -= kept
-                number *= 1 - kept / places * (1 - 1 / inside)
-        found.append((use.access.axes, number, *_load(statement, use, machine)))
+        if room > 0 and use.in_body and tiling.innermost.isdisjoint(form.axes):
+            places = tiling.places(form)
+            kept = min(room, places)
+            room -= kept
+            number *= 1 - kept / places * (1 - 1 / tiling.trips_inside(form))
+        if use.lane_step:
+            moved, busy = _vectors(statement, use, machine)
+        else:
+            moved, busy = 0.0, 1 / machine.narrow_loads
+        found.append((use.access.axes, number, moved, busy))
     return found
 
 
-def _load(statement: Statement, use: Use, machine: Machine) -> tuple[float, float]:
-    """Shuffles of one load, and cycles: lanes a few elements apart are that many vectors, permuted
-    into one; those further apart are loaded one by one."""
+def _vectors(statement: Statement, use: Use, machine: Machine) -> tuple[float, float]:
+    """Shuffles and cycles of one load along the lanes: of lanes a few elements apart as many
+    vectors, permuted into one; those further apart are loaded one by one."""
     stride = use.lane_step // use.access.element_bytes
-    if stride == 0:
-        return 0.0, 1 / machine.narrow_loads
     if 1 <= stride <= statement.lanes // 2:
         vector = (1 + _CROSSING_LOAD * _crossing(statement, use)) / machine.loads
         return stride - 1.0, stride * vector
@@ -204,23 +204,20 @@ def _load(statement: Statement, use: Use, machine: Machine) -> tuple[float, floa
 
 def _stores(statement: Statement) -> float:
     """Stores of one execution of the tile, in those of one whole line."""
-    stored = sum(
-        [
-            use.executions * (1 + _CROSSING_STORE * _crossing(statement, use))
-            for use in statement.uses
-            if use.is_store
-        ]
-    )
+    stored = 0.0
+    for use in statement.uses:
+        if use.is_store:
+            stored += use.executions * (1 + _CROSSING_STORE * _crossing(statement, use))
     stored += statement.scattered_stores * (statement.lanes - 1)
     return stored / statement.outer_trips
 
 
 def _crossing(statement: Statement, use: Use) -> float:
     """The share of a vector's places at which it lies in two cache lines."""
-    if use.lane_step == 0:
+    if use.lane_step == 0 or use.alignment == LINE_BYTES:
         return 0.0
     width = min(LINE_BYTES, statement.lanes * use.access.element_bytes)
-    return max(0.0, (width - use.alignment) / LINE_BYTES)
+    return max(0, width - use.alignment) / LINE_BYTES
 
 
 def _spills(statement: Statement, case: Case, machine: Machine) -> float:
@@ -246,6 +243,7 @@ class _Window:
     places: int
     waiting: int
     taps: int
+    in_program_order: bool
 
     def spills(self, statement: Statement, case: Case, machine: Machine) -> tuple[float, float]:
         """Loads and stores of what the registers do not hold, for one execution of the tile.
@@ -256,7 +254,7 @@ class _Window:
         accumulators = statement.accumulators * case.share
         saved = max(0.0, accumulators + 2 - machine.registers) * self.taps
         reloaded = saved
-        if statement.in_program_order:
+        if self.in_program_order:
             waiting = self.waiting * case.share
             lost = min(max(0.0, accumulators + waiting + 1 - machine.registers), waiting)
             again = lost * self.places / self.waiting
@@ -266,12 +264,12 @@ class _Window:
         return reloaded * trips / machine.loads, saved * trips
 
 
-def _window(statement: Statement) -> _Window | None:
+def _window(statement: Statement, in_program_order: bool) -> _Window | None:
     """The window that points of the register tile share; None without one."""
     tiling = statement.tiling
     for use in statement.uses:
         form = use.access.form
-        if use.is_store or not use.in_body or not form.overlaps or tiling.overlap(form) == 1:
+        if not form.overlaps or not use.in_body or tiling.overlap(form) == 1:
             continue
         stored = frozenset(a for each in statement.uses if each.is_store for a in each.access.axes)
         taps = [axis for axis, count in tiling.counts.items() if count > 1 and axis not in stored]
@@ -279,6 +277,7 @@ def _window(statement: Statement) -> _Window | None:
             beside = form.axes_beside(tap) & stored
             if any(tiling.counts.get(axis, 1) > 1 for axis in beside):
                 waiting = tiling.places(form, tuple(taps[: number + 1]))
-                return _Window(tiling.places(form), waiting, tiling.counts[tap])
+                places, count = tiling.places(form), tiling.counts[tap]
+                return _Window(places, waiting, count, in_program_order)
         return None
     return None

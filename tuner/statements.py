@@ -94,7 +94,6 @@ class Statement:
     skips_padding: bool
     is_reduction: bool
     is_extremum: bool
-    in_program_order: bool
     ending: float
     lane_reduction: bool
     parallel_tiles: int
@@ -158,13 +157,15 @@ class Placed:
     """A statement where it is in a nest.
 
     `path` says which loops of the nest are around it: the place of each among its neighbours,
-    outermost first. `prefetches` is whether it asks for weights ahead of their use, which changes
-    nothing else of it.
+    outermost first. `prefetches` is whether it asks for weights ahead of their use, and
+    `in_program_order` whether its points are computed as they are written: neither changes what it
+    does.
     """
 
     statement: Statement
     path: tuple[int, ...]
     prefetches: bool
+    in_program_order: bool
 
 
 def statements(nest: LoopNest) -> tuple[Statement, ...]:
@@ -189,7 +190,9 @@ def _visit(node: Node, path: tuple[int, ...], loops: Loops) -> tuple[Placed, ...
     while True:
         match node:
             case Compute():
-                return (Placed(_statement(node, loops), path[:-1], node.prefetch > 0),)
+                in_order = node.order is Order.PROGRAM
+                statement = _statement(node, loops)
+                return (Placed(statement, path[:-1], node.prefetch > 0, in_order),)
             case For(body=(child,)):
                 loops = loops.inside(node)
                 node, path = child, (*path, 0)
@@ -301,17 +304,12 @@ def _density(loads: Iterable[Load]) -> float:
 def _statement(compute: Compute, loops: Loops) -> Statement:
     facts = _facts(compute.stores, compute.body, compute.init, compute.vector, compute.combiner)
     tiled = tiling(loops, compute.reduce, compute.unroll, compute.vector)
-    in_order = compute.order is Order.PROGRAM
-    return _in_tiling(facts, tiled, compute.partial, compute.skip_padding, in_order)
+    return _in_tiling(facts, tiled, compute.partial, compute.skip_padding)
 
 
 @lru_cache(maxsize=4096)
 def _in_tiling(
-    facts: _Facts,
-    tiled: Tiling,
-    joined: tuple[Axis, ...],
-    skips_padding: bool,
-    in_program_order: bool,
+    facts: _Facts, tiled: Tiling, joined: tuple[Axis, ...], skips_padding: bool
 ) -> Statement:
     """A statement by what makes it: neither other statements nor its place in the nest do."""
     counts, output_axes, outer = tiled.counts, facts.output_axes, tiled.outer_trips
@@ -369,7 +367,6 @@ def _in_tiling(
         skips_padding=skips_padding,
         is_reduction=facts.combines,
         is_extremum=facts.is_extremum,
-        in_program_order=in_program_order,
         ending=facts.ending_cost,
         lane_reduction=facts.vector is not None and facts.vector not in output_axes,
         parallel_tiles=tiled.parallel_tiles,

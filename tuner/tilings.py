@@ -126,6 +126,11 @@ class Tiling:
         """Places of a form over points that differ in its axes: below 1 where points share some."""
         return self.places(form) / self.points_along(form.axes)
 
+    @cached_property
+    def innermost(self) -> frozenset[Axis]:
+        """The axes of the innermost loop that iterates."""
+        return next((loop.axes for loop in self.around if loop.trips > 1), frozenset())
+
     def trips_inside(self, form: Form) -> int:
         """Iterations of the loops inside the innermost one that moves a form."""
         inside = 1

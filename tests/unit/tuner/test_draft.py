@@ -21,7 +21,7 @@ from tests.unit.schedule.problems import conv, matmul, unary
 from tuner.draft import PARTS, make_draft, traffic
 from tuner.features import FeatureExtractor, TargetFacts
 from tuner.machine import CYCLES_PER_SECOND, Machine, describe
-from tuner.statements import statements
+from tuner.statements import placed, statements
 
 V4 = resolve_target("x86-64-v4")
 ZEN = describe(TargetFacts(512, 32, (32 << 10, 1 << 20, 32 << 20)))
@@ -29,11 +29,11 @@ ZEN = describe(TargetFacts(512, 32, (32 << 10, 1 << 20, 32 << 20)))
 
 def part(name: str, nest: LoopNest) -> float:
     """Cycles of one part of a nest's draft."""
-    return make_draft(nest, statements(nest), ZEN).parts[PARTS.index(name)]
+    return make_draft(nest, placed(nest), ZEN).parts[PARTS.index(name)]
 
 
 def seconds(nest: LoopNest, machine: Machine = ZEN, threads: int = 1) -> float:
-    return make_draft(nest, statements(nest), machine, threads).seconds
+    return make_draft(nest, placed(nest), machine, threads).seconds
 
 
 def test_no_draft_is_below_the_arithmetic(gemm: Any) -> None:
