@@ -92,13 +92,19 @@ class Winograd:
 
     def tile_counts(self, outputs: int) -> tuple[int, ...]:
         """Tiles along each dimension of `shape`; the last one may overlap."""
-        steps = self.steps(outputs)
-        return tuple(-(-extent // step) for extent, step in zip(self.shape, steps, strict=True))
+        return _tile_counts(self, outputs)
 
     def starts(self, outputs: int) -> tuple[int, ...]:
         """Where tiles may start along each dimension of `shape`: how many values there are."""
         steps = self.steps(outputs)
         return tuple(extent - step + 1 for extent, step in zip(self.shape, steps, strict=True))
+
+
+@lru_cache(maxsize=1024)
+def _tile_counts(found: Winograd, outputs: int) -> tuple[int, ...]:
+    """Of a few sizes of tiles; each of ten thousands of assignments of the knobs asks for it."""
+    steps = found.steps(outputs)
+    return tuple(-(-extent // step) for extent, step in zip(found.shape, steps, strict=True))
 
 
 @lru_cache(maxsize=256)
