@@ -23,7 +23,7 @@ def _tasks(family: str) -> set[str]:
 
 def test_every_task_is_left_out_once() -> None:
     everything = set().union(*map(_tasks, SAMPLES))
-    for folds in (folds_of_tasks(SAMPLES, 0), folds_of_families(SAMPLES)):
+    for folds in (folds_of_tasks(SAMPLES), folds_of_families(SAMPLES)):
         assert len(folds) == FOLDS
         assert sum(map(len, folds)) == len(everything) == len(set().union(*folds))
 
@@ -34,5 +34,5 @@ def test_of_a_family_left_out_nothing_is_learned() -> None:
 
 
 def test_of_tasks_left_out_others_of_their_family_are_learned_from() -> None:
-    for fold in folds_of_tasks(SAMPLES, 0):
+    for fold in folds_of_tasks(SAMPLES):
         assert not any(_tasks(family) <= set(fold) for family in SAMPLES)
