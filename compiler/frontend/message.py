@@ -48,6 +48,7 @@ def split_message(stream: BinaryIO, size: int) -> tuple[bytes, dict[int, Bytes]]
     Raises:
         UnusualError: if it is cut off, or no message of a model that any tool writes.
         OSError: if it cannot be read.
+        MemoryError: if there is no room for the data.
     """
     splitter = _Splitter(stream, size)
     rest = splitter.model(size)
@@ -64,7 +65,10 @@ class _Splitter:
         self._at = 0
         # What is aligned takes at most so much more; pages that nothing touches take no memory.
         # NumPy's own memory would be of huge pages: emptying those takes longer than reading.
-        memory = mmap.mmap(-1, size + size * aligned_bytes(1) // LEAST_BYTES)
+        try:
+            memory = mmap.mmap(-1, size + size * aligned_bytes(1) // LEAST_BYTES)
+        except OSError as error:
+            raise MemoryError(f"{error.strerror} for {size} bytes") from error
         self._block: Bytes = np.frombuffer(memory, np.uint8)
         self._used = 0
         self._places: dict[int, tuple[int, int]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.errors import InvalidModelError
+from compiler.driver import compile_model
+from compiler.errors import InvalidModelError, OutOfMemoryError
 from compiler.frontend import onnx_import
 from compiler.frontend.message import LEAST_BYTES, UnusualError, split_message
 from compiler.frontend.onnx_import import import_model, read_model, with_tensors
@@ -88,6 +90,15 @@ def test_a_message_that_is_cut_off_is_refused(split: None) -> None:
     for end in (1, 5, 40, 400, 4000, 12_000, 20_000, len(data) - 1):
         with pytest.raises(InvalidModelError, match=r"was cut off|is not ONNX"):
             import_model(data[:end], {"n": 3})
+
+
+def test_memory_that_is_not_there_is_said_so(split: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: int) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("compiler.frontend.message.mmap.mmap", nothing)
+    with pytest.raises(OutOfMemoryError, match="to read the model: Cannot allocate memory for"):
+        compile_model(model().SerializeToString(), dims={"n": 3})
 
 
 def test_a_tensor_whose_data_has_another_size_is_named(split: None) -> None:
