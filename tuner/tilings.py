@@ -53,7 +53,7 @@ OUTSIDE = Loops()
 """No loops at all."""
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=4096)
 def _inside(
     loops: Loops,
     axis: Axis,
