@@ -173,6 +173,7 @@ class Pipeline:
         ready = []
         while (done := self._next_finished()) is not None:
             self._batches.remove(done)
+            _put_in_order(done)
             self._journal.append(done.number)
             ready.append(done)
             if self._options.in_order or self._given is not None:
@@ -304,6 +305,13 @@ class Pipeline:
             self._options.codegen_version,
             entry.origin,
         )
+
+
+def _put_in_order(batch: Batch) -> None:
+    """The trials as they were proposed: that some were known without the runner, or failed before,
+    depends on how long builds took, and what is learned would depend on it, too."""
+    places = {name: place for place, (name, _) in enumerate(batch.schedules)}
+    batch.trials.sort(key=lambda trial: places.get(trial.id, 0))
 
 
 def _sent(phase: Phase) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from compiler.schedule.schedule import Schedule
-from tests.unit.tuner.fakes import Clock, Killed, World
+from tests.unit.tuner.fakes import Clock, FakeBuilder, FakeTicket, Killed, World
 from tuner.events import Event, Finished, Progress, Started
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tuner.measure.wire import MeasureRequest
@@ -81,6 +81,33 @@ def test_a_run_is_repeated_to_the_trial(world: World, options: dict[str, Any]) -
     assert _proposals(world, store) == _proposals(world, world.store)
     curve = [e.model_seconds for e in world.events if isinstance(e, Progress)]
     assert [e.model_seconds for e in events if isinstance(e, Progress)] == curve
+
+
+@dataclass
+class LateTicket(FakeTicket):
+    """Built a while after it was submitted: batches before it are taken meanwhile."""
+
+    looks: int = 0
+
+    def done(self) -> bool:
+        self.looks += 1
+        return self.looks > 4
+
+
+class LateBuilder(FakeBuilder):
+    def submit(self, task: Any, schedules: Sequence[Schedule]) -> FakeTicket:
+        return LateTicket(super().submit(task, schedules).built)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_how_long_builds_took_decides_nothing(world: World, seed: int) -> None:
+    """Code that is known by the time it is built is not sent; a replay builds at once, and asks."""
+    world.builder = LateBuilder()
+    world.builder.code = lambda s: f"{s.algorithm}-{s.integer('mr')}-{s.integer('nv') % 3}"
+    finished = world.tune(trials=96, job_id="job", seed=seed)
+    again, store = replay(_recorded(world, finished), world.tasks)  # type: ignore[arg-type]
+    assert again.records == finished.records
+    assert _proposals(world, store) == _proposals(world, world.store)
 
 
 def test_what_was_lost_and_sent_again_is_so_again(world: World) -> None:
