@@ -142,7 +142,7 @@ def test_a_run_corrects_a_base_model(gemm: Any, objective: Objective) -> None:
     for _ in range(2):  # each time from the base, not from the time before
         model.train(own[::4])
         assert model.rounds == trees + LOCAL_ROUNDS
-    assert evaluate(own, model.predict).pairwise > before + 0.3
+    assert evaluate(own, model.predict).pairwise > before + 0.15
     # a handful says less than the base does
     again = XGBoostModel(1)
     again.load(base.save())
@@ -231,7 +231,21 @@ def test_more_cycles_are_never_faster_to_a_base_model(gemm: Any) -> None:
     model = XGBoostModel(0)
     model.load(base.data)
     assert (np.diff(model.predict(rows)) <= 0).all()
+    unseen = confused("own")
+    before = evaluate(unseen, model.predict).pairwise
     model.train(confused("own"))
     assert (np.diff(model.predict(rows)) > 0).any()
-    own = confused("own")
-    assert evaluate(own, model.predict).pairwise > 0.7
+    assert evaluate(unseen, model.predict).pairwise > before + 0.15
+
+
+def test_scores_for_all_pairs_start_from_the_draft() -> None:
+    """Where no tree says anything the order is the draft's, in what is saved, too."""
+    rows = np.random.default_rng(1).normal(size=(40, len(COLUMNS))).astype(np.float32)
+    same = [Sample(f"t{n // 10}", row, 1e-3) for n, row in enumerate(np.zeros_like(rows))]
+    model = XGBoostModel(0, Objective.ALL_PAIRS)
+    model.train(same)
+    again = XGBoostModel(0)
+    again.load(model.save())
+    order = np.argsort(rows[:, COLUMNS.index("draft")])
+    assert np.array_equal(np.argsort(-model.predict(rows), kind="stable"), order)
+    assert np.allclose(again.predict(rows), model.predict(rows))
