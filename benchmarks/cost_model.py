@@ -39,7 +39,7 @@ from tuner.cost_model.metrics import (
     random_order,
 )
 from tuner.cost_model.protocol import Sample
-from tuner.cost_model.xgboost import BASE_OBJECTIVE, DEFAULT_OBJECTIVE, Objective, XGBoostModel
+from tuner.cost_model.xgboost import DEFAULT_OBJECTIVE, Objective, XGBoostModel
 from tuner.features import COLUMNS, FEATURE_VERSION
 from tuner.measure.measurement import RecordKey, Trial
 
@@ -49,7 +49,7 @@ CORRECTIONS = (8, 24)
 """Own samples of a task that correct a base model."""
 
 OBJECTIVES = tuple(Objective)
-BASE = (BASE_OBJECTIVE,)
+DEFAULT = (DEFAULT_OBJECTIVE,)
 
 FOLDS = 6
 """Parts that are left out, one at a time."""
@@ -123,8 +123,8 @@ def score(
 ) -> Iterator[Row]:
     """Learn from all parts but one, order the candidates of that one; each in turn.
 
-    `beside` are samples of other spaces to learn from. The next part says when to stop. What base
-    models are trained for is also judged with a few of a task's own samples, where it is one of
+    `beside` are samples of other spaces to learn from. The next part says when to stop. What models
+    are trained for by default is also judged with a few of a task's own samples, where it is one of
     several.
     """
     everything = [s for found in (judged, beside) for group in found.values() for s in group]
@@ -142,7 +142,7 @@ def score(
             model.train_base(learning, stopping)
             for name, found in usable.items():
                 yield Row(str(objective), name, evaluate(found, model.predict))
-                if objective is BASE_OBJECTIVE and len(objectives) > 1:
+                if objective is DEFAULT_OBJECTIVE and len(objectives) > 1:
                     yield from _corrected(name, found, model, seed)
             print(f"part {number + 1}, {objective}: {model.rounds} trees", flush=True)
 
@@ -245,9 +245,9 @@ def report(folder: Path, seed: int) -> None:
     rows, counts = {}, {}
     for title, judged, beside, split, objectives in (
         ("Unconstrained spaces, tasks left out", free, constrained, folds_of_tasks, OBJECTIVES),
-        ("Unconstrained spaces, families left out", free, constrained, folds_of_families, BASE),
+        ("Unconstrained spaces, families left out", free, constrained, folds_of_families, DEFAULT),
         # narrow by design: half of their candidates are within 5 % of the best
-        ("Constrained spaces, tasks left out", constrained, free, folds_of_tasks, BASE),
+        ("Constrained spaces, tasks left out", constrained, free, folds_of_tasks, DEFAULT),
     ):
         if sum(len(by_task(found)) for found in judged.values()) < FOLDS:
             continue

@@ -19,7 +19,7 @@ from benchmarks.search_tables import Table
 from compiler import costs
 from compiler.target import resolve_target
 from tuner.cost_model.protocol import Sample
-from tuner.cost_model.xgboost import BASE_OBJECTIVE, XGBoostModel
+from tuner.cost_model.xgboost import XGBoostModel
 from tuner.features import FeatureExtractor, target_facts
 from tuner.measure.measurement import Status
 from tuner.replay import restricted
@@ -56,7 +56,7 @@ def base_model(folder: Path, unseen: Sequence[Table]) -> bytes:
     stopping: list[Sample] = []
     for number, task in enumerate(sorted(found)):
         (learning if number % STOPPING else stopping).extend(found[task])
-    model = XGBoostModel(0, BASE_OBJECTIVE, threads=2)
+    model = XGBoostModel(0, threads=2)
     model.train_base(learning, stopping)
     print(f"base model: {len(found)} tasks without {len(left_out)}, {model.rounds} rounds")
     return model.save()

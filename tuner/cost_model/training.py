@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tuner.cost_model.metrics import Scores, evaluate, random_order
 from tuner.cost_model.protocol import Sample
-from tuner.cost_model.xgboost import BASE_OBJECTIVE, Objective, XGBoostModel
+from tuner.cost_model.xgboost import DEFAULT_OBJECTIVE, Objective, XGBoostModel
 
 HELD_OUT = 5
 """One task in this many is never trained on: what versions are compared by."""
@@ -63,7 +63,7 @@ def train_base_model(
     samples: Sequence[Sample],
     target_key: str,
     seed: int = 0,
-    objective: Objective = BASE_OBJECTIVE,
+    objective: Objective = DEFAULT_OBJECTIVE,
 ) -> BaseModel | None:
     """A base model for a target; None if there are too few tasks to learn from or to judge by."""
     parts = split(samples, target_key)
