@@ -56,7 +56,7 @@ def base_model(folder: Path, unseen: Sequence[Table]) -> bytes:
     stopping: list[Sample] = []
     for number, task in enumerate(sorted(found)):
         (learning if number % STOPPING else stopping).extend(found[task])
-    model = XGBoostModel(0, threads=2)
+    model = XGBoostModel(0)
     model.train_base(learning, stopping)
     print(f"base model: {len(found)} tasks without {len(left_out)}, {model.rounds} rounds")
     return model.save()
