@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import re
 import inspect
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
