@@ -116,21 +116,19 @@ def folds_of_families(samples: Mapping[str, Sequence[Sample]]) -> Folds:
 
 def score(
     judged: Mapping[str, Sequence[Sample]],
-    beside: Mapping[str, Sequence[Sample]],
     folds: Folds,
     objectives: Sequence[Objective],
     seed: int,
 ) -> Iterator[Row]:
     """Learn from all parts but one, order the candidates of that one; each in turn.
 
-    `beside` are samples of other spaces to learn from. The next part says when to stop. What models
-    are trained for by default is also judged with a few of a task's own samples, where it is one of
-    several.
+    The next part says when to stop. What models are trained for by default is also judged with a few
+    of a task's own samples, where it is one of several.
     """
-    everything = [s for found in (judged, beside) for group in found.values() for s in group]
+    everything = [sample for found in judged.values() for sample in found]
     for number, fold in enumerate(folds):
         following = folds[(number + 1) % len(folds)]
-        stopping = [s for s in everything if s.task in following and s.task not in fold]
+        stopping = [s for s in everything if s.task in following]
         learning = [s for s in everything if s.task not in following and s.task not in fold]
         unseen = {n: [s for s in found if s.task in fold] for n, found in judged.items()}
         usable = {name: found for name, found in unseen.items() if _says_something(found)}
@@ -243,15 +241,15 @@ def report(folder: Path, seed: int) -> None:
     """Score every objective in both kinds of space, and write the results."""
     free, constrained = (read_samples(folder, unconstrained) for unconstrained in (True, False))
     rows, counts = {}, {}
-    for title, judged, beside, split, objectives in (
-        ("Unconstrained spaces, tasks left out", free, constrained, folds_of_tasks, OBJECTIVES),
-        ("Unconstrained spaces, families left out", free, constrained, folds_of_families, DEFAULT),
+    for title, judged, split, objectives in (
+        ("Unconstrained spaces, tasks left out", free, folds_of_tasks, OBJECTIVES),
+        ("Unconstrained spaces, families left out", free, folds_of_families, DEFAULT),
         # narrow by design: half of their candidates are within 5 % of the best
-        ("Constrained spaces, tasks left out", constrained, free, folds_of_tasks, DEFAULT),
+        ("Constrained spaces, tasks left out", constrained, folds_of_tasks, DEFAULT),
     ):
         if sum(len(by_task(found)) for found in judged.values()) < FOLDS:
             continue
-        rows[title] = list(score(judged, beside, split(judged), objectives, seed))
+        rows[title] = list(score(judged, split(judged), objectives, seed))
         counts[title] = sum(s.run_seconds is not None for v in judged.values() for s in v)
     print(write_results(rows, counts))
 
