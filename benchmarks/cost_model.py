@@ -122,8 +122,8 @@ def score(
 ) -> Iterator[Row]:
     """Learn from all parts but one, order the candidates of that one; each in turn.
 
-    The next part says when to stop. What models are trained for by default is also judged with a few
-    of a task's own samples, where it is one of several.
+    The next part says when to stop. What models are trained for by default is also judged with a
+    few of a task's own samples, where it is one of several.
     """
     everything = [sample for found in judged.values() for sample in found]
     for number, fold in enumerate(folds):
