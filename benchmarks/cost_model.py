@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -53,9 +56,6 @@ DEFAULT = (DEFAULT_OBJECTIVE,)
 
 FOLDS = 6
 """Parts that are left out, one at a time."""
-
-THREADS = 1
-"""To train on: beside other work, threads that spin cost more than they bring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,35 +114,35 @@ def folds_of_families(samples: Mapping[str, Sequence[Sample]]) -> Folds:
     ]
 
 
-def score(
+def score_part(
     judged: Mapping[str, Sequence[Sample]],
-    folds: Folds,
+    part: Collection[str],
+    following: Collection[str],
     objectives: Sequence[Objective],
     seed: int,
-) -> Iterator[Row]:
-    """Learn from all parts but one, order the candidates of that one; each in turn.
+) -> list[Row]:
+    """Learn from all tasks but those of a part, and order the candidates of that one.
 
-    The next part says when to stop. What models are trained for by default is also judged with a
-    few of a task's own samples, where it is one of several.
+    The part that follows says when to stop. What models are trained for by default is also judged
+    with a few of a task's own samples, where it is one of several.
     """
     everything = [sample for found in judged.values() for sample in found]
-    for number, fold in enumerate(folds):
-        following = folds[(number + 1) % len(folds)]
-        stopping = [s for s in everything if s.task in following]
-        learning = [s for s in everything if s.task not in following and s.task not in fold]
-        unseen = {n: [s for s in found if s.task in fold] for n, found in judged.items()}
-        usable = {name: found for name, found in unseen.items() if _says_something(found)}
+    stopping = [s for s in everything if s.task in following]
+    learning = [s for s in everything if s.task not in following and s.task not in part]
+    unseen = {n: [s for s in found if s.task in part] for n, found in judged.items()}
+    usable = {name: found for name, found in unseen.items() if _says_something(found)}
+    rows = []
+    for name, found in usable.items():
+        rows.append(Row("random order", name, random_order(found, seed)))
+        rows.append(Row("draft", name, evaluate(found, _draft)))
+    for objective in objectives:
+        model = XGBoostModel(seed, objective)
+        model.train_base(learning, stopping)
         for name, found in usable.items():
-            yield Row("random order", name, random_order(found, seed))
-            yield Row("draft", name, evaluate(found, _draft))
-        for objective in objectives:
-            model = XGBoostModel(seed, objective, threads=THREADS)
-            model.train_base(learning, stopping)
-            for name, found in usable.items():
-                yield Row(str(objective), name, evaluate(found, model.predict))
-                if objective is DEFAULT_OBJECTIVE and len(objectives) > 1:
-                    yield from _corrected(name, found, model, seed)
-            print(f"part {number + 1}, {objective}: {model.rounds} trees", flush=True)
+            rows.append(Row(str(objective), name, evaluate(found, model.predict)))
+            if objective is DEFAULT_OBJECTIVE and len(objectives) > 1:
+                rows += _corrected(name, found, model, seed)
+    return rows
 
 
 def _says_something(samples: Sequence[Sample]) -> bool:
@@ -237,20 +237,30 @@ def _line(name: str, scores: Scores) -> str:
     return f"| {name} | {scores.tasks} | {' | '.join(f'{f:.3f}' for f in figures)} |"
 
 
-def report(folder: Path, seed: int) -> None:
-    """Score every objective in both kinds of space, and write the results."""
+def report(folder: Path, objectives: Sequence[Objective], seed: int, processes: int) -> None:
+    """Score objectives in both kinds of space, and write the results."""
     free, constrained = (read_samples(folder, unconstrained) for unconstrained in (True, False))
-    rows, counts = {}, {}
-    for title, judged, split, objectives in (
-        ("Unconstrained spaces, tasks left out", free, folds_of_tasks, OBJECTIVES),
-        ("Unconstrained spaces, families left out", free, folds_of_families, DEFAULT),
-        # narrow by design: half of their candidates are within 5 % of the best
-        ("Constrained spaces, tasks left out", constrained, folds_of_tasks, DEFAULT),
-    ):
-        if sum(len(by_task(found)) for found in judged.values()) < FOLDS:
-            continue
-        rows[title] = list(score(judged, split(judged), objectives, seed))
-        counts[title] = sum(s.run_seconds is not None for v in judged.values() for s in v)
+    rows: dict[str, list[Row]] = {}
+    counts: dict[str, int] = {}
+    # not forked: this process may have threads
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        running = []
+        for title, judged, split, wanted in (
+            ("Unconstrained spaces, tasks left out", free, folds_of_tasks, objectives),
+            ("Unconstrained spaces, families left out", free, folds_of_families, DEFAULT),
+            # narrow by design: half of their candidates are within 5 % of the best
+            ("Constrained spaces, tasks left out", constrained, folds_of_tasks, DEFAULT),
+        ):
+            if sum(len(by_task(found)) for found in judged.values()) < FOLDS:
+                continue
+            counts[title] = sum(s.run_seconds is not None for v in judged.values() for s in v)
+            folds = split(judged)
+            for part, following in zip(folds, (*folds[1:], folds[0]), strict=True):
+                job = pool.submit(score_part, judged, part, following, wanted, seed)
+                running.append((title, job))
+        for title, job in running:
+            rows.setdefault(title, []).extend(job.result())
+            print(f"{title}: another part", flush=True)
     print(write_results(rows, counts))
 
 
@@ -263,13 +273,18 @@ def main() -> None:
     for each in (collecting, reporting):
         each.add_argument("folder", type=Path)
         each.add_argument("--seed", type=int, default=0)
+    names = ", ".join(Objective)
+    reporting.add_argument(
+        "--objectives", nargs="+", type=Objective, default=OBJECTIVES, help=names
+    )
+    reporting.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     collecting.add_argument("--seconds", type=float, default=170.0)
     collecting.add_argument("--trials", type=int, default=48)
     collecting.add_argument("--unconstrained", action="store_true")
     collecting.add_argument("--turn", type=int, default=1)
     chosen = parser.parse_args()
     if chosen.command == "report":
-        report(chosen.folder, chosen.seed)
+        report(chosen.folder, chosen.objectives, chosen.seed, chosen.processes)
         return
     chosen.folder.mkdir(parents=True, exist_ok=True)
     collect(
