@@ -38,7 +38,7 @@ SEEDS = [int(text) for text in os.environ.get("TILEWRIGHT_KILL_SEEDS", "1").spli
 TRIALS = 170
 PATIENCE_SECONDS = 180.0
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 
 
 def small_model(path: Path) -> None:
