@@ -5,9 +5,10 @@ of eleven networks and six operators of random sizes and keeps them as trials in
 own; run again, it goes on where it stopped. `--turn 2` measures the same candidates once more, at
 another time: the fastest counts. `--unconstrained` takes the constraints off the spaces first.
 `python -m benchmarks.cost_model report FOLDER` leaves out a sixth at a time, of the tasks and then
-of the families (a network, an operator), trains every objective on the rest, and orders the
-candidates of those left out; also with a few of its own samples to correct the model by. Results
-go to benchmarks/results/cost_model.json and .md.
+of the families (a network, an operator), trains on the rest, and orders the candidates of those
+left out: every objective where tasks are left out, also with a few of a task's own samples to
+correct the model by, and the default one elsewhere. Results go to
+benchmarks/results/cost_model.json and .md.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tuner.measure.wire import MeasureRequest, MeasureResult, ProtocolError
 
 POLL_SECONDS = 0.02
 REQUESTS_PER_WORKER = 3
-"""In the queue for each worker: two that are measured, in turns, and one that lies ready."""
+"""In the queue for each worker: some that are measured, in turns, while the others lie ready."""
 
 
 class Interrupted(Exception):

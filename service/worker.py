@@ -29,7 +29,7 @@ from tuner.measure.sandbox import Sandbox
 from tuner.measure.wire import PROTOCOL, MeasureRequest, MeasureResult, ProtocolError
 
 PREFETCHED = 4
-"""Leases in hand: two are measured, in turns, and the next ones lie ready."""
+"""Leases in hand: those that were ready are measured, in turns, and the next ones lie ready."""
 
 PROBE_SECONDS = 20.0
 """Longest time between two readings of the device's speed."""

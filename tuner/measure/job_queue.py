@@ -53,10 +53,6 @@ class JobQueue(Generic[Item]):
             self._closed = True
             self._changed.notify_all()
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def take(self, timeout_seconds: float | None = None) -> list[Item]:
         """The next items for one job, waiting for a first; none when time is up."""
         with self._changed:

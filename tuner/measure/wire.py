@@ -36,7 +36,7 @@ class Distribution(StrEnum):
     """Uniform in [0.25, 1.25): for workloads that are not defined on negative numbers."""
     WIDE = "wide"
     """Standard normal times 10^u, u uniform in [-2, 2): magnitudes that differ by four decades.
-    Sums are ruled by few terms, and what saturates or could overflow does."""
+    Sums are ruled by few terms."""
     INTEGERS = "integers"
     """Uniform integers in [low, high)."""
 

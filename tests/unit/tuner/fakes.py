@@ -122,6 +122,8 @@ class FakeQueue:
     fails: Callable[[Candidate, int], Status | None] = lambda candidate, serial: None
     kill_at: int = -1
     """Number of the call of poll that kills the tuner."""
+    kill_at_acknowledgement: int = -1
+    """The same of acknowledge."""
     waiting: dict[str, MeasureRequest] = field(default_factory=dict)
     results: dict[str, MeasureResult] = field(default_factory=dict)
     submitted: list[MeasureRequest] = field(default_factory=list)
@@ -171,6 +173,9 @@ class FakeQueue:
         self.results[request.request_id] = MeasureResult(request.request_id, tuple(measured))
 
     def acknowledge(self, request_id: str) -> None:
+        if len(self.acknowledged) + 1 == self.kill_at_acknowledgement:
+            self.kill_at_acknowledgement = -1
+            raise Killed
         self.acknowledged.append(request_id)
         self.results.pop(request_id, None)
 

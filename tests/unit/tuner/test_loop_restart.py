@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -90,14 +89,7 @@ def test_a_killed_run_goes_on_without_repeating_or_losing(world: World, poll: in
 
 
 def test_killed_between_the_trials_and_their_acknowledgement(world: World) -> None:
-    real, calls = world.queue.acknowledge, itertools.count()
-
-    def acknowledge(request_id: str) -> None:
-        if next(calls) == 2:
-            raise Killed
-        real(request_id)
-
-    world.queue.acknowledge = acknowledge  # type: ignore[method-assign]
+    world.queue.kill_at_acknowledgement = 3
     with pytest.raises(Killed):
         world.tune(trials=40, job_id="job")
     finished = world.tune(trials=40, job_id="job")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -179,14 +178,7 @@ def test_a_run_that_was_killed_and_taken_up_is_repeated(
 
 def test_a_run_that_was_killed_with_its_trials_stored_is_repeated(world: World) -> None:
     """The request is taken over, and its trials are known: they are learned from once."""
-    real, calls = world.queue.acknowledge, itertools.count()
-
-    def acknowledge(request_id: str) -> None:
-        if next(calls) == 2:
-            raise Killed
-        real(request_id)
-
-    world.queue.acknowledge = acknowledge  # type: ignore[method-assign]
+    world.queue.kill_at_acknowledgement = 3
     with pytest.raises(Killed):
         world.tune(trials=40, job_id="job")
     finished = world.tune(trials=40, job_id="job")

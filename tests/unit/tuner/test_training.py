@@ -142,7 +142,7 @@ def test_a_run_corrects_a_base_model(gemm: Any, objective: Objective) -> None:
     for _ in range(2):  # each time from the base, not from the time before
         model.train(own[::4])
         assert model.rounds == trees + LOCAL_ROUNDS
-    assert evaluate(own, model.predict).pairwise > before + 0.15
+    assert evaluate(own, model.predict).pairwise > before + 0.3
     # a handful says less than the base does
     again = XGBoostModel(1)
     again.load(base.save())
