@@ -33,6 +33,7 @@ from compiler.target import resolve_target
 from db.engine import open_engine
 from db.migrate import upgrade
 from db.stores.records import RecordStore
+from tuner.analysis.features import COLUMNS, FEATURE_VERSION
 from tuner.cost_model.dataset import samples_of
 from tuner.cost_model.metrics import (
     LEAST_SAMPLES,
@@ -44,7 +45,6 @@ from tuner.cost_model.metrics import (
 )
 from tuner.cost_model.protocol import Sample
 from tuner.cost_model.xgboost import DEFAULT_OBJECTIVE, Objective, XGBoostModel
-from tuner.features import COLUMNS, FEATURE_VERSION
 from tuner.measure.measurement import RecordKey, Trial
 
 RESULTS_FOLDER = Path(__file__).parent / "results"

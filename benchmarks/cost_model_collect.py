@@ -23,8 +23,8 @@ from db.engine import open_engine
 from db.migrate import upgrade
 from db.stores.records import RecordStore
 from db.stores.tasks import WorkloadStore
-from service.planning import workload_name
-from service.worker_facts import device_facts
+from service.jobs.planning import workload_name
+from service.worker.facts import device_facts
 from tuner.measure.batch import Entry, link_to_bytes, make_request, trials_of
 from tuner.measure.builder import ProcessBuilder, Ticket
 from tuner.measure.local_runner import LocalRunner

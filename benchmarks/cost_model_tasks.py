@@ -17,7 +17,7 @@ from compiler import costs
 from compiler.schedule.select import schedule_space
 from compiler.target import Target
 from compiler.workload import Workload
-from service.planning import ModelRequest, plan_model, workload_name
+from service.jobs.planning import ModelRequest, plan_model, workload_name
 
 NETWORKS = (
     "resnet50",

@@ -114,11 +114,11 @@ def load_tuned(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
     if (Path(schedules) / "manifest.json").exists():
         executable = load_artifact(Path(schedules), threads=threads)
     else:
-        from service.known_model import KnownModel
+        from service.jobs.known_model import KnownModel
         from service.settings import Settings
-        from service.storage import Storage
+        from service.storage import open_storage
 
-        storage = Storage.open(Settings(data_folder=Path(schedules)))
+        storage = open_storage(Settings(data_folder=Path(schedules)))
         executable = KnownModel(model.SerializeToString(), storage, threads).compile()
         storage.close()
     return lambda: executable.run(feeds)

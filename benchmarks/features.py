@@ -27,8 +27,8 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space
 from compiler.target import resolve_target
 from compiler.workload import Workload
-from service.planning import ModelRequest, plan_model
-from tuner.features import FeatureExtractor, target_facts
+from service.jobs.planning import ModelRequest, plan_model
+from tuner.analysis.features import FeatureExtractor, target_facts
 from tuner.tasks import make_task
 
 NAME = "features"

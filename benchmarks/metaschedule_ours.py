@@ -19,7 +19,7 @@ from compiler import driver
 from compiler.build import CODEGEN_VERSION
 from compiler.target import host_target
 from service.settings import Settings
-from service.storage import Storage
+from service.storage import open_storage
 from tuner.events import Ended
 from tuner.loop import tune
 from tuner.measure.builder import ProcessBuilder
@@ -33,7 +33,7 @@ def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> 
     """Tune within both budgets; the database in `folder` holds what was found."""
     tell("start")
     started = time.time()
-    storage = Storage.open(Settings(data_folder=folder))
+    storage = open_storage(Settings(data_folder=folder))
     builder, runner = ProcessBuilder(), LocalRunner()
     try:
         target = host_target()

@@ -18,11 +18,11 @@ from typing import Any
 from benchmarks.models import MODELS, build
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table
-from service.graph_choice import choose_plan
-from service.planning import ModelRequest, plan_model
+from service.jobs.graph_choice import choose_plan
+from service.jobs.planning import ModelRequest, plan_model
+from service.jobs.tuning import Budget, default_builders
 from service.settings import Settings
-from service.storage import Storage
-from service.tuning import Budget, default_builders
+from service.storage import open_storage
 from tuner.cancel import CancelToken
 from tuner.measure.builder import ProcessBuilder
 from tuner.measure.local_runner import LocalRunner
@@ -37,7 +37,7 @@ BEST = 3
 def measure(name: str, trials: int) -> dict[str, Any]:
     """The decision for one model, and what it took."""
     with tempfile.TemporaryDirectory(prefix="tilewright-plans-") as folder:
-        storage = Storage.open(Settings(data_folder=Path(folder)))
+        storage = open_storage(Settings(data_folder=Path(folder)))
         builder, runner = ProcessBuilder(default_builders()), LocalRunner()
         started = time.monotonic()
         try:

@@ -36,7 +36,7 @@ from benchmarks.search_tables import (
 from benchmarks.warm import FirstPicks, base_model, first_picks
 from compiler.build import CODEGEN_VERSION
 from compiler.target import resolve_target
-from service.worker_facts import device_facts
+from service.worker.facts import device_facts
 from tuner.forecast import ForecastError
 from tuner.measure.builder import ProcessBuilder
 from tuner.measure.local_runner import LocalRunner

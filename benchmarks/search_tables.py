@@ -21,7 +21,7 @@ from compiler.costs import cost
 from compiler.schedule.schedule import Schedule
 from compiler.target import Target, resolve_target
 from compiler.workload import Workload
-from service.planning import ModelRequest, plan_model
+from service.jobs.planning import ModelRequest, plan_model
 from tuner.loop import tune
 from tuner.measure.builder import Builder
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial, trial_id

@@ -18,9 +18,9 @@ from benchmarks.cost_model_tasks import families
 from benchmarks.search_tables import Table
 from compiler import costs
 from compiler.target import resolve_target
+from tuner.analysis.features import FeatureExtractor, target_facts
 from tuner.cost_model.protocol import Sample
 from tuner.cost_model.xgboost import XGBoostModel
-from tuner.features import FeatureExtractor, target_facts
 from tuner.measure.measurement import Status
 from tuner.replay import restricted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 
-from compiler.codegen.lower import lower_nest, scratch_layout, stage_extent, stage_symbol
+from compiler.codegen.cpu.lower import lower_nest, scratch_layout, stage_extent, stage_symbol
 from compiler.codegen.object import emit_assembly, emit_object
 from compiler.loops.expr import Role, Tensor
 from compiler.loops.nest import LoopNest

@@ -30,10 +30,10 @@ from examples.demo_processes import (
     wait_until_answering,
 )
 from examples.demo_view import cost, progress_view, race_table, summary, task_table
+from service.api.schemas import JobRequest, JobView, ProgressView, TaskView
 from service.archive import unpack
 from service.cli.view import progress_line
 from service.client import Client, ClientError
-from service.schemas import JobRequest, JobView, ProgressView, TaskView
 
 FOLDER = Path(__file__).parent.parent / ".demo"
 LARGEST_ERROR = 1e-4

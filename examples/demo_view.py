@@ -10,9 +10,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from service.api.schemas import ProgressView, TaskView
 from service.cli.common import duration, milliseconds
 from service.cli.view import microseconds, progress_line, schedule_text
-from service.schemas import ProgressView, TaskView
 
 
 def progress_view(progress: ProgressView, more: Mapping[str, Any]) -> RenderableType:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx2
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from service.schemas import (
+from service.api.schemas import (
     HealthView,
     JobEventView,
     JobRequest,

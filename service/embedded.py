@@ -7,9 +7,9 @@ import secrets
 from pathlib import Path
 
 from db.errors import StorageError, StorageKind
+from db.storage import Storage
 from db.stores.tokens import Scope
 from service.settings import Settings
-from service.storage import Storage
 
 
 def owner_token(settings: Settings, storage: Storage) -> str:

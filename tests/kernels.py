@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from compiler.build import build_kernel
-from compiler.codegen.lower import lower_nest, scratch_layout, stage_extent, stage_symbol
+from compiler.codegen.cpu.lower import lower_nest, scratch_layout, stage_extent, stage_symbol
 from compiler.codegen.object import JitLibrary, emit_object, load_objects
 from compiler.graph.ir import Graph
 from compiler.loops.layout import ROW_MAJOR, Layout

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from compiler.errors import ScheduleError
 from compiler.schedule.schedule import Schedule
+from tuner.analysis.compute_costs import statements
+from tuner.analysis.features import FeatureExtractor, target_facts
 from tuner.cost_model.protocol import CostModel, Sample
 from tuner.events import TaskStatus
-from tuner.features import FeatureExtractor, target_facts
 from tuner.measure.measurement import (
     Measurement,
     Phase,
@@ -23,7 +24,6 @@ from tuner.measure.measurement import (
 from tuner.measure.wire import MeasureRequest
 from tuner.options import TuneOptions
 from tuner.search import Observed, SearchContext, SearchStrategy, Suggestion, make_strategy
-from tuner.statements import statements
 from tuner.task_scheduler import Profile
 from tuner.tasks import Task
 

@@ -24,10 +24,10 @@ MAX_THREADS = 256
 """As in `compiler.runtime.native`, which is not imported before a command runs."""
 
 STOP_GAIN = "0.5%"
-"""As in `service.schemas` and `tuner.options`."""
+"""As in `service.api.schemas` and `tuner.options`."""
 
 MAX_DIMENSION = 1 << 40
-"""As in `service.schemas`."""
+"""As in `service.api.schemas`."""
 
 
 class Numerics(StrEnum):

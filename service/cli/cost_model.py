@@ -12,8 +12,8 @@ from service.cli.common import TargetOption, UserError, console, load_settings
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from db.storage import Storage
     from db.stores.cost_models import StoredCostModel
-    from service.storage import Storage
 
 
 def add_to(app: typer.Typer) -> None:
@@ -32,7 +32,7 @@ def list_models(
     ] = None,
 ) -> None:
     """List versions, the newest first."""
-    from service.worker_targets import target_key
+    from service.jobs.targets import target_key
 
     storage = _storage()
     models = storage.cost_models.list(None if target is None else target_key(target))
@@ -42,8 +42,8 @@ def list_models(
 
 def train(target: TargetOption = "host") -> None:
     """Train a version on all trials of a target; it is promoted if it is better."""
-    from service.cost_models import describe, train_cost_model
-    from service.worker_targets import target_key
+    from service.jobs.cost_models import describe, train_cost_model
+    from service.jobs.targets import target_key
 
     storage = _storage()
     trained = train_cost_model(storage, target_key(target))
@@ -58,7 +58,7 @@ def promote(
     target: TargetOption = "host",
 ) -> None:
     """Let tuning runs start from a version."""
-    from service.worker_targets import target_key
+    from service.jobs.targets import target_key
 
     storage = _storage()
     model = storage.cost_models.promote(target_key(target), version)
@@ -68,7 +68,7 @@ def promote(
 
 def rollback(target: TargetOption = "host") -> None:
     """Bring back the version that was promoted before."""
-    from service.worker_targets import target_key
+    from service.jobs.targets import target_key
 
     storage = _storage()
     model = storage.cost_models.roll_back(target_key(target))
@@ -77,9 +77,9 @@ def rollback(target: TargetOption = "host") -> None:
 
 
 def _storage() -> Storage:
-    from service.storage import Storage
+    from service.storage import open_storage
 
-    return Storage.open(load_settings())
+    return open_storage(load_settings())
 
 
 def _table(models: Sequence[StoredCostModel], names: Mapping[str, str]) -> Table:

@@ -11,7 +11,7 @@ from rich.text import Text
 from compiler.codegen.statistics import InnerLoop
 from service.cli.inspect_view import quantity, size
 from service.cli.view import make_table, microseconds
-from service.explain import KernelReport, ModelReport
+from service.jobs.explain import KernelReport, ModelReport
 
 LEGEND = (
     "us: one run of the kernel, in its place in the model; share: of the model's time, all runs. "

@@ -63,17 +63,17 @@ def explain(
     from service.cli.explain_view import assembly_text, kernel_view, report_view
     from service.cli.plan_view import decision_view
     from service.cli.view import settled_line, timings_table
-    from service.explain import explain as explain_model
-    from service.graph_choice import known_plan
-    from service.no_regret import settle
-    from service.planning import ModelRequest, plan_model
-    from service.storage import Storage
+    from service.jobs.explain import explain as explain_model
+    from service.jobs.graph_choice import known_plan
+    from service.jobs.no_regret import settle
+    from service.jobs.planning import ModelRequest, plan_model
+    from service.storage import open_storage
 
     check_printing(as_json, dump_after)
     recorder = Timings()
     request = ModelRequest(existing_file(model), target, threads, numerics.value, parse_dims(dim))
     planned = plan_model(request, dump_observer(dump_after), recorder)
-    storage = Storage.open(load_settings())
+    storage = open_storage(load_settings())
     try:
         settled = settle([known_plan(planned, storage)], storage, race=False)
     finally:

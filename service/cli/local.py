@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from compiler.runtime.executable import Executable
     from compiler.runtime.sized import SizedExecutable
-    from service.known_model import KnownModel
+    from service.jobs.known_model import KnownModel
 
 
 class Peer(StrEnum):
@@ -65,16 +65,16 @@ def inspect(
     from compiler.costs import plan_summary
     from service.cli.inspect_view import summary_view
     from service.cli.plan_view import decision_view
-    from service.graph_choice import known_plan
-    from service.planning import ModelRequest, plan_model, workload_name
-    from service.storage import Storage
+    from service.jobs.graph_choice import known_plan
+    from service.jobs.planning import ModelRequest, plan_model, workload_name
+    from service.storage import open_storage
 
     check_printing(as_json, dump_after)
     planned = plan_model(
         ModelRequest(existing_file(model), target, 1, numerics.value, parse_dims(dim)),
         dump_observer(dump_after),
     )
-    storage = Storage.open(load_settings())
+    storage = open_storage(load_settings())
     try:
         planned = known_plan(planned, storage)
     finally:
@@ -109,16 +109,16 @@ def compile_(
     from compiler.timings import Timings
     from service.cli.inspect_view import size
     from service.cli.view import settled_line, timings_table
-    from service.graph_choice import known_plan
-    from service.no_regret import settle
-    from service.planning import ModelRequest, plan_sizes
-    from service.storage import Storage
-    from service.tuning import build_artifact
+    from service.jobs.graph_choice import known_plan
+    from service.jobs.no_regret import settle
+    from service.jobs.planning import ModelRequest, plan_sizes
+    from service.jobs.tuning import build_artifact
+    from service.storage import open_storage
 
     request = ModelRequest(existing_file(model), target, threads, numerics.value)
     recorder = Timings()
     plans = plan_sizes(request, parse_sizes(dim), dump_observer(dump_after), recorder)
-    storage = Storage.open(load_settings())
+    storage = open_storage(load_settings())
     try:
         plans = tuple(known_plan(planned, storage) for planned in plans)
         settled = settle(plans, storage, race=False)
@@ -149,7 +149,7 @@ def run(
     dim: DimsOption = None,
 ) -> None:
     """Run a model, or an artifact, on arrays from a file."""
-    from service.arrays import save_arrays
+    from service.cli.arrays import save_arrays
 
     _check_place(outputs)  # now, and not when the results are there
     arrays = _load_arrays(inputs)
@@ -172,7 +172,7 @@ def _check_place(path: Path) -> None:
 
 
 def _load_arrays(path: Path) -> dict[str, Any]:
-    from service.arrays import ArraysError, load_arrays
+    from service.cli.arrays import ArraysError, load_arrays
 
     try:
         return dict(load_arrays(existing_file(path)))
@@ -203,11 +203,11 @@ def _opened(
             raise UserError(f"--numerics {numerics.value}: the artifact '{model}' keeps its own")
         yield load_artifact(model, threads=threads, sizes=dims or None), None
         return
-    from service.known_model import KnownModel
-    from service.storage import Storage
+    from service.jobs.known_model import KnownModel
+    from service.storage import open_storage
 
     existing_file(model)
-    storage = Storage.open(load_settings())
+    storage = open_storage(load_settings())
     try:
         known = KnownModel(model, storage, threads, numerics.value)
         # with dimensions left open it compiles, and asks the database, when it runs
@@ -247,8 +247,8 @@ def bench(
     """Time a model with the schedules that the database knows, in turns with another engine."""
     from rich.table import Table
 
-    from service.comparison import Run, onnxruntime_run, race
-    from service.verification import largest_model_error
+    from service.jobs.comparison import Run, onnxruntime_run, race
+    from service.jobs.verification import largest_model_error
 
     executable, known = _closed(model, threads, numerics, parse_dims(dim))
     arrays = _seeded_inputs(executable)
@@ -285,7 +285,7 @@ def bench(
 
 
 def _seeded_inputs(executable: Executable) -> dict[str, Any]:
-    from service.tuning import random_arrays
+    from service.jobs.tuning import random_arrays
 
     return random_arrays(
         {port.name: (port.shape, port.dtype) for port in executable.program.inputs}

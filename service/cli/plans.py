@@ -12,8 +12,8 @@ from service.cli.common import ModelPath, console, existing_file, load_settings,
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from db.storage import Storage
     from db.stores.plans import StoredPlan
-    from service.storage import Storage
 
 
 def add_to(app: typer.Typer) -> None:
@@ -23,12 +23,12 @@ def add_to(app: typer.Typer) -> None:
 
 def plans(model: ModelPath) -> None:
     """The plans known of a model: for what, what each takes as a whole, which one is in use."""
-    from service.graph_choice import model_digest
-    from service.storage import Storage
+    from service.jobs.graph_choice import model_digest
+    from service.storage import open_storage
 
     digest = model_digest(existing_file(model))
     out = console()
-    storage = Storage.open(load_settings())
+    storage = open_storage(load_settings())
     try:
         known = storage.plans.list(digest)
         if known:

@@ -39,8 +39,8 @@ from service.cli.common import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from service.api.schemas import JobView
     from service.client import Client
-    from service.schemas import JobView
 
 
 def add_to(app: typer.Typer) -> None:
@@ -86,7 +86,7 @@ def submit(
     ] = None,
 ) -> None:
     """Upload a model, make a tuning job of it, and show how it goes."""
-    from service.schemas import JobRequest
+    from service.api.schemas import JobRequest
 
     existing_file(model)
     _check_free(output)
@@ -131,8 +131,8 @@ def _follow(client: Client, job: JobView, out: Console) -> JobView:
     """Show a job's events until it ends; the job as it is then."""
     from rich.live import Live
 
+    from service.api.schemas import ProgressView
     from service.cli.view import progress_line
-    from service.schemas import ProgressView
 
     live = Live(console=out, refresh_per_second=4, transient=True) if out.is_terminal else None
     shown = ""
@@ -280,8 +280,8 @@ def lookup(
     dim: DimsOption = None,
 ) -> None:
     """The best schedules known, of one workload or of a whole model."""
+    from service.api.schemas import LookupRequest
     from service.cli.view import lookup_table
-    from service.schemas import LookupRequest
 
     path = Path(what)
     is_key = len(what) == 64 and not path.exists()

@@ -13,8 +13,8 @@ from service.cli.common import UserError, console, load_settings, milliseconds
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from db.storage import Storage
     from db.stores.runs import StoredRun
-    from service.storage import Storage
 
 
 def add_to(app: typer.Typer) -> None:
@@ -31,10 +31,10 @@ def replay(
     ] = None,
 ) -> None:
     """Repeat a tuning run from what was recorded: its decisions, its curve, its records."""
-    from service.storage import Storage
+    from service.storage import open_storage
 
     out = console()
-    storage = Storage.open(load_settings())
+    storage = open_storage(load_settings())
     try:
         if run_id is None:
             _list(storage, out)
@@ -66,7 +66,7 @@ def _list(storage: Storage, out: Console) -> None:
 
 
 def _repeat(storage: Storage, run: StoredRun, curve: Path | None, out: Console) -> None:
-    from service.replaying import repeat
+    from service.jobs.replaying import repeat
     from tuner.events import Progress, Recorded
 
     points = [("trials", "model_seconds", "forecast_gain")]

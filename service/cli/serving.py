@@ -43,10 +43,10 @@ def serve(
     import uvicorn
 
     from service import logs
-    from service.app import create_app
+    from service.api.app import create_app
+    from service.api.listening import ListenError, listen
     from service.embedded import owner_token
-    from service.listening import ListenError, listen
-    from service.storage import Storage
+    from service.storage import open_storage
 
     settings = load_settings()
     changes = {"host": host, "port": port}
@@ -57,7 +57,7 @@ def serve(
     except ListenError as error:
         raise UserError(str(error)) from error
     port = sockets[0].getsockname()[1]
-    storage = Storage.open(settings)
+    storage = open_storage(settings)
     owner_token(settings, storage)
     tuner_process = None if no_tuner else _start_tuner()
     url = f"http://{settings.host}:{port}"
@@ -143,12 +143,12 @@ def tuner(
 ) -> None:
     """Take jobs from the database and tune; workers do the measuring."""
     from service import logs
-    from service.storage import Storage
-    from service.tuner_process import TunerProcess
+    from service.jobs.tuner_process import TunerProcess
+    from service.storage import open_storage
 
     settings = load_settings()
     logs.set_up(settings)
-    storage = Storage.open(settings)
+    storage = open_storage(settings)
     process = TunerProcess(settings, storage)
     _on_signals(process.stop)
     if with_parent:
@@ -190,7 +190,7 @@ def worker(
     ] = None,
 ) -> None:
     """Measure candidates for a service. (`tilewright-worker` is the same without extras.)"""
-    from service.worker import main
+    from service.worker.process import main
 
     settings = load_settings()
     arguments = ["--server", server or settings.server]
@@ -217,7 +217,7 @@ def token(
 ) -> None:
     """Make a bearer token in the database, and print its secret."""
     from db.stores.tokens import Scope
-    from service.storage import Storage
+    from service.storage import open_storage
 
     try:
         scopes = [Scope(text) for text in scope]
@@ -225,7 +225,7 @@ def token(
         known = ", ".join(scope.value for scope in Scope)
         raise UserError(f"{error}; --scope is one of {known}") from error
     settings: Settings = load_settings()
-    storage = Storage.open(settings)
+    storage = open_storage(settings)
     try:
         secret, _ = storage.tokens.create(
             name, scopes, lifetime_seconds=None if days is None else days * 86400

@@ -37,7 +37,7 @@ from service.cli.common import (
 
 if TYPE_CHECKING:
     from compiler.runtime.artifact import Artifact
-    from service.tracker import Tracker
+    from service.jobs.tracker import Tracker
     from tuner.events import Event, Finished
     from tuner.tasks import Task
 
@@ -75,7 +75,8 @@ def tune(
     from compiler.program_builder import KernelCache
     from compiler.runtime.artifact_writer import check_destination
     from compiler.timings import Timings
-    from service.bounds import machine_bounds
+    from service.api.schemas import ProgressView
+    from service.api.views import failures, task_view
     from service.cli.plan_view import decision_line
     from service.cli.view import (
         ending_line,
@@ -87,14 +88,13 @@ def tune(
         task_table,
         timings_table,
     )
-    from service.cost_models import describe, train_due
-    from service.graph_choice import SHARE, choose_plan, confirm_plan, model_digest
-    from service.no_regret import settle
-    from service.planning import ModelRequest, open_ports, plan_sizes, tasks_of
-    from service.schemas import ProgressView
-    from service.storage import Storage
-    from service.tracker import Tracker
-    from service.tuning import (
+    from service.jobs.bounds import machine_bounds
+    from service.jobs.cost_models import describe, train_due
+    from service.jobs.graph_choice import SHARE, choose_plan, confirm_plan, model_digest
+    from service.jobs.no_regret import settle
+    from service.jobs.planning import ModelRequest, open_ports, plan_sizes, tasks_of
+    from service.jobs.tracker import Tracker
+    from service.jobs.tuning import (
         Budget,
         all_known,
         build_artifact,
@@ -102,9 +102,9 @@ def tune(
         save_texts,
         tune_tasks,
     )
-    from service.verification import Verifier
-    from service.views import failures, task_view
-    from service.worker_facts import device_facts
+    from service.jobs.verification import Verifier
+    from service.storage import open_storage
+    from service.worker.facts import device_facts
     from tuner.cancel import CancelToken
     from tuner.measure.builder import ProcessBuilder
     from tuner.measure.local_runner import LocalRunner
@@ -126,7 +126,7 @@ def tune(
     )
     open_ports(plans, pad=pad)  # says now what padding would refuse after an hour
     settings = load_settings()
-    storage = Storage.open(settings)
+    storage = open_storage(settings)
     # its own: two runs at once, each with its trials
     job_id = f"tune-{secrets.token_hex(8)}"
     token = CancelToken()

@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from compiler.timings import StageTime
+from service.api.schemas import JobView, LookupView, ProgressView, TaskView, WorkerView
 from service.cli.common import duration, milliseconds
-from service.schemas import JobView, LookupView, ProgressView, TaskView, WorkerView
 from tuner.events import Ended, Finished
 
 if TYPE_CHECKING:
-    from service.no_regret import Settled
+    from service.jobs.no_regret import Settled
 
 
 def make_table(*columns: str, title: str | None = None) -> Table:

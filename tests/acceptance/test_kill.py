@@ -23,13 +23,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from db.job_states import JobState
+from db.storage import Storage
 from db.stores.leases import RequestState, RequestStatus
+from service.api.schemas import JobRequest
 from service.client import Client, ClientError
 from service.embedded import read_token
-from service.replaying import repeat
-from service.schemas import JobRequest
+from service.jobs.replaying import repeat
 from service.settings import Settings
-from service.storage import Storage
+from service.storage import open_storage
 from tuner.measure.measurement import Phase
 from tuner.measure.wire import MeasureRequest
 
@@ -280,7 +281,7 @@ def test_a_job_survives_kills_in_every_state_of_a_lease(fleet: Fleet, seed: int)
     fleet.start("web")
     until(lambda: answers(fleet.url), "the service answers")
     fleet.start_missing()
-    storage = Storage.open(fleet.settings)
+    storage = open_storage(fleet.settings)
     with Client(fleet.url, read_token(fleet.settings)) as client:
         digest = client.upload(model).digest
         job_id = client.submit(JobRequest(model=digest, trials=TRIALS, stop_gain=0.0)).id

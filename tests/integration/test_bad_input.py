@@ -26,10 +26,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import compiler
 from db.errors import StorageError
-from service.app import create_app
+from service.api.app import create_app
 from service.embedded import owner_token, read_token
 from service.settings import Settings
-from service.storage import Storage
+from service.storage import open_storage
 
 FLOAT = TensorProto.FLOAT
 LIMIT_SECONDS = 60
@@ -170,7 +170,7 @@ def tilewright(tmp_path: Path) -> CommandLine:
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
     settings = Settings(data_folder=tmp_path / "data", database_url="", token="")
-    storage = Storage.open(settings)
+    storage = open_storage(settings)
     header = {"Authorization": f"Bearer {owner_token(settings, storage)}"}
     with TestClient(
         create_app(settings, storage), headers=header, raise_server_exceptions=False
@@ -325,11 +325,11 @@ def test_no_file_of_the_user_is_in_the_way_of_an_artifact(tilewright: CommandLin
 def test_a_reader_does_not_wait_for_a_writer(tilewright: CommandLine) -> None:
     """Opening a database that is up to date takes no lock."""
     settings = Settings(data_folder=tilewright.data, database_url="", token="")
-    Storage.open(settings).close()
+    open_storage(settings).close()
     with sqlite3.connect(tilewright.data / "tilewright.db", isolation_level=None) as writer:
         writer.execute("begin immediate")
         started = time.monotonic()
-        Storage.open(settings).close()
+        open_storage(settings).close()
         assert time.monotonic() - started < 10
         writer.execute("rollback")
 

@@ -19,9 +19,9 @@ from compiler.errors import CompilerError
 from compiler.ops import control
 from compiler.runtime.artifact import read_artifact
 from compiler.target import host_target
-from service import rounding
-from service.planning import ModelRequest, plan_model
-from service.verification import Verification, verify_artifact, worst
+from service.jobs import rounding
+from service.jobs.planning import ModelRequest, plan_model
+from service.jobs.verification import Verification, verify_artifact, worst
 from tests.integration.control_models import (
     RANDOM,
     agree,

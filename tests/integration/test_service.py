@@ -17,9 +17,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler import load_artifact
+from service.api.schemas import JobRequest, LookupRequest
 from service.archive import unpack
 from service.client import Client, ClientError
-from service.schemas import JobRequest, LookupRequest
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -128,7 +128,7 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(service: Client, tmp_pat
     expected = np.maximum(x @ parameters["w1"], 0) @ parameters["w2"]
     assert np.abs(y - expected).max() <= 1e-4 * np.abs(expected).max()
 
-    lookup = service.lookup(LookupRequest(model=digest, dims={"batch": 4}))
+    lookup = service.api.lookup(LookupRequest(model=digest, dims={"batch": 4}))
     assert lookup.known == len(lookup.schedules)
     (worker,) = service.workers()
     for entry in lookup.schedules:

@@ -67,7 +67,7 @@ def settings() -> list[str]:
 
 
 def routes() -> list[str]:
-    from service.app import create_app
+    from service.api.app import create_app
     from service.settings import Settings
 
     paths = create_app(Settings()).openapi()["paths"]

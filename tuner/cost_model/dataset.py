@@ -11,8 +11,8 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import Target
 from compiler.workload import Workload
+from tuner.analysis.features import FeatureExtractor, target_facts
 from tuner.cost_model.protocol import Sample
-from tuner.features import FeatureExtractor, target_facts
 from tuner.measure.measurement import RecordKey, Trial
 
 

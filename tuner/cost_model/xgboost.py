@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from tuner.analysis.features import COLUMNS, DRAFT_COLUMNS, FEATURE_VERSION
 from tuner.cost_model.metrics import evaluate_order
 from tuner.cost_model.pairs import AllPairs
 from tuner.cost_model.protocol import CostModel, Sample, normalised_throughput
-from tuner.features import COLUMNS, DRAFT_COLUMNS, FEATURE_VERSION
 
 ROUNDS = 60
 """Rounds of a model that is trained from scratch, some twenty times in a run: 80 took 0.1 s of CPU

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.space import ScheduleSpace
+from tuner.analysis.features import FeatureExtractor
 from tuner.cost_model.protocol import CostModel
-from tuner.features import FeatureExtractor
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from compiler.build import lower_workload
-from compiler.codegen.lower import lower_nest
+from compiler.codegen.cpu.lower import lower_nest
 from compiler.codegen.object import emit_assembly
 from compiler.codegen.statistics import KernelStatistics, function_statistics, statistics
 from compiler.loops.text import parse_nest, print_nest

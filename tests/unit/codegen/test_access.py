@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.codegen.access import (
+from compiler.codegen.cpu.access import (
     Bound,
     Kind,
     Linear,
@@ -15,7 +15,7 @@ from compiler.codegen.access import (
     divide,
     locate,
 )
-from compiler.codegen.ssa import Emitter, Value
+from compiler.codegen.cpu.ssa import Emitter, Value
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Space, Tensor

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.lower import lower_nest
+from compiler.codegen.cpu.lower import lower_nest
 from compiler.dtypes import DType
 from compiler.loops.expr import Accumulator, Const, IndexValue, Load, Operation, Role, Tensor, op
 from compiler.loops.index import Axis, affine

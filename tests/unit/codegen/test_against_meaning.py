@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.lower import lower_nest, scratch_layout, stage_extent, stage_symbol
+from compiler.codegen.cpu.lower import lower_nest, scratch_layout, stage_extent, stage_symbol
 from compiler.codegen.object import emit_object, load_objects
 from compiler.dtypes import DType
 from compiler.loops import maths

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.arithmetic import apply as emit_operation
-from compiler.codegen.arithmetic import cast as emit_cast
-from compiler.codegen.combining import neutral
-from compiler.codegen.ssa import Emitter
+from compiler.codegen.cpu.arithmetic import apply as emit_operation
+from compiler.codegen.cpu.arithmetic import cast as emit_cast
+from compiler.codegen.cpu.combining import neutral
+from compiler.codegen.cpu.ssa import Emitter
 from compiler.dtypes import DType
 from compiler.loops import semantics
 from compiler.loops.expr import Cast, Combiner, Const, Expr, Operation, Role, Tensor, op

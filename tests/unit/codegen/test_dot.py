@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.lower import lower_nest
+from compiler.codegen.cpu.lower import lower_nest
 from compiler.codegen.object import emit_assembly
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.codegen.ssa import Emitter, Value, element, suffix, type_text
+from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
 from compiler.dtypes import DType
 from compiler.target import resolve_target
 

@@ -13,7 +13,7 @@ from compiler.dtypes import DType
 from compiler.errors import OutOfMemoryError
 from compiler.runtime import memory
 from compiler.runtime.memory import available_bytes, check_memory
-from service.tuning import random_arrays
+from service.jobs.tuning import random_arrays
 
 GIB = 1 << 30
 

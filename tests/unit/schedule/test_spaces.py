@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.codegen.lower import lower_nest
+from compiler.codegen.cpu.lower import lower_nest
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Role
 from compiler.loops.layout import blocked

@@ -13,11 +13,12 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
+from db.storage import Storage
 from db.stores.tokens import Scope
-from service.app import create_app
+from service.api.app import create_app
 from service.embedded import owner_token
 from service.settings import Settings
-from service.storage import Storage
+from service.storage import open_storage
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 @pytest.fixture
 def storage(settings: Settings) -> Iterator[Storage]:
-    opened = Storage.open(settings)
+    opened = open_storage(settings)
     yield opened
     opened.close()
 

@@ -7,10 +7,10 @@ import stat
 import pytest
 from fastapi.testclient import TestClient
 
+from db.storage import Storage
 from db.stores.tokens import Scope
 from service.embedded import owner_token, read_token
 from service.settings import Settings
-from service.storage import Storage
 
 
 def bearer(storage: Storage, *scopes: Scope) -> dict[str, str]:

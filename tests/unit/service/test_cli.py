@@ -16,13 +16,14 @@ from onnx import TensorProto, helper, numpy_helper
 from compiler.build import CODEGEN_VERSION
 from compiler.choices import GraphChoice
 from compiler.driver import make_plan, optimise
-from service import cli, graph_choice
+from service import cli
+from service.api.schemas import TaskView
 from service.cli.view import origins_line
-from service.graph_choice import keep_plan
-from service.planning import ModelRequest, plan_model
-from service.schemas import TaskView
+from service.jobs import graph_choice
+from service.jobs.graph_choice import keep_plan
+from service.jobs.planning import ModelRequest, plan_model
 from service.settings import Settings
-from service.storage import Storage
+from service.storage import open_storage
 from tuner.graph.search import Decision, Tried
 
 
@@ -86,7 +87,7 @@ def test_inspect_shows_operators_and_workloads(
 def test_a_plan_that_was_chosen_is_shown_and_used(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    storage = Storage.open(Settings())
+    storage = open_storage(Settings())
     request = ModelRequest(model, "host", 1, "fast", {"batch": 2})
     planned = plan_model(request)
     (kernel,) = planned.plan.kernels
@@ -118,7 +119,7 @@ def test_the_plans_of_a_model_and_which_is_in_use(
 ) -> None:
     assert run("plans", model) == 0
     assert "no job has planned this model yet" in capsys.readouterr().out
-    storage = Storage.open(Settings())
+    storage = open_storage(Settings())
     old = {"name": "by rule"}
 
     def put(plan: int, seconds: float | None, decision: Any = None, code: str = "") -> None:
@@ -274,7 +275,7 @@ def test_a_token_is_made_with_its_scopes(
     secret = capsys.readouterr().out.strip()
     from service.settings import Settings
 
-    storage = Storage.open(Settings())
+    storage = open_storage(Settings())
     token = storage.tokens.verify(secret)
     storage.close()
     assert token is not None
@@ -348,8 +349,8 @@ def test_a_mistake_is_one_sentence(
 def test_limits_are_those_of_the_runtime_and_the_service() -> None:
     from compiler.driver import NUMERICS
     from compiler.runtime.native import MAX_THREADS
+    from service.api.schemas import JobRequest, Numerics
     from service.cli import common
-    from service.schemas import JobRequest, Numerics
 
     assert common.MAX_THREADS == MAX_THREADS
     assert tuple(common.Numerics) == get_args(Numerics) == NUMERICS

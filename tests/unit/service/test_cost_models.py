@@ -16,13 +16,13 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space
 from compiler.target import Target, resolve_target
 from compiler.workload import Boundary, Workload, make_workload
+from db.storage import Storage
 from db.stores.cost_models import CostModelState
 from db.stores.tokens import Scope
-from service import tuning
 from service.cli import run
-from service.cost_models import base_model, describe, due_targets, train_cost_model, train_due
-from service.storage import Storage
-from service.tuning import Budget, tune_tasks
+from service.jobs import tuning
+from service.jobs.cost_models import base_model, describe, due_targets, train_cost_model, train_due
+from service.jobs.tuning import Budget, tune_tasks
 from tests.unit.service.conftest import with_scopes
 from tuner.cancel import CancelToken
 from tuner.cost_model.metrics import Scores

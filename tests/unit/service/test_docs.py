@@ -49,7 +49,7 @@ def test_every_command_is_documented() -> None:
 
 def test_every_option_of_the_worker_is_documented() -> None:
     text = (DOCS / "worker.md").read_text()
-    options = set(re.findall(r'"(--[a-z-]+)"', (SOURCE / "worker_options.py").read_text()))
+    options = set(re.findall(r'"(--[a-z-]+)"', (SOURCE / "worker/options.py").read_text()))
     assert options
     assert all(f"`{option}`" in text for option in options)
 
@@ -61,4 +61,4 @@ def test_the_environment_is_read_in_one_file() -> None:
         for path in SOURCE.rglob("*.py")
         if re.search(r"os\.(environ|getenv)", path.read_text())
     }
-    assert readers == {"settings.py", "worker.py"}
+    assert readers == {"settings.py", "process.py"}

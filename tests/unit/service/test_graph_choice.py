@@ -17,18 +17,18 @@ from compiler.plan import GraphPlan
 from compiler.runtime.executable import Executable
 from compiler.runtime.program import KernelCall
 from compiler.target import host_target
-from service import graph_choice
-from service.graph_choice import (
+from db.storage import Storage
+from service.jobs import graph_choice
+from service.jobs.graph_choice import (
     choose_plan,
     confirm_plan,
     keep_plan,
     known_plan,
     race_plans,
 )
-from service.known_model import KnownModel
-from service.planning import ModelRequest, Planned, plan_model
-from service.storage import Storage
-from service.tuning import Budget
+from service.jobs.known_model import KnownModel
+from service.jobs.planning import ModelRequest, Planned, plan_model
+from service.jobs.tuning import Budget
 from tests.unit.tuner.fakes import FakeBuilder, FakeQueue
 from tuner.cancel import CancelToken
 from tuner.events import Finished

@@ -13,12 +13,13 @@ from fastapi.testclient import TestClient
 from db.engine import reading
 from db.job_states import JobState
 from db.models import RequestRow
+from db.storage import Storage
 from db.stores.statements import table_of
-from service.app import create_app
-from service.housekeeping import Tidied, tidy
-from service.remote_runner import RemoteRunner
+from service.api.app import create_app
+from service.api.housekeeping import Tidied, tidy
+from service.jobs.remote_runner import RemoteRunner
 from service.settings import Settings
-from service.storage import Storage
+from service.storage import open_storage
 from tests.unit.service.test_remote_runner import TARGET, make, work
 from tuner.cancel import CancelToken
 
@@ -42,7 +43,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def storage(settings: Settings, clock: Clock) -> Iterator[Storage]:
-    opened = Storage.open(settings, clock)
+    opened = open_storage(settings, clock)
     yield opened
     opened.close()
 

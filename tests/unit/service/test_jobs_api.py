@@ -17,10 +17,10 @@ from compiler.schedule.schedule import Schedule
 from compiler.target import resolve_target
 from db.errors import StorageError, StorageKind
 from db.job_states import JobState
+from db.storage import Storage
 from db.stores.jobs import JobProgress
-from service.app import create_app
+from service.api.app import create_app
 from service.settings import Settings
-from service.storage import Storage
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 
 PROBLEM = "urn:tilewright:problem:"
@@ -355,7 +355,7 @@ def test_a_bug_is_a_problem_without_its_traceback(
         def error(self, event: str, **fields: Any) -> None:
             self.lines.append(fields)
 
-    monkeypatch.setattr("service.errors.log", Log())
+    monkeypatch.setattr("service.api.errors.log", Log())
     monkeypatch.setattr(type(storage.jobs), "list", broken)
     answer = client.get("/v1/jobs")
     assert problem(answer)[:2] == (500, "internal-error")

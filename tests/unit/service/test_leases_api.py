@@ -14,14 +14,14 @@ from rich.console import Console
 
 from compiler.target import known_targets
 from db.engine import writing
+from db.storage import Storage
 from db.stores.leases import LeaseStore, NewRequest, RequestState
 from db.stores.tokens import Scope
 from db.stores.workers import Health
-from service.app import create_app
+from service.api.app import create_app
+from service.api.schemas import WorkerView
 from service.cli.view import worker_table
-from service.schemas import WorkerView
 from service.settings import Settings
-from service.storage import Storage
 from tuner.measure.wire import PROTOCOL
 
 TARGET = known_targets()["x86-64-v3"].key

@@ -18,15 +18,15 @@ from compiler.program_builder import CompiledProgram, ProgramBuilder
 from compiler.runtime.artifact import read_artifact
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
-from service import no_regret
+from db.storage import Storage
 from service.cli import run as run_cli
 from service.cli.view import settled_line, verdict_text
-from service.known_model import KnownModel
-from service.no_regret import Served, Verdict, compare_runs, settle
-from service.planning import ModelRequest, Planned, plan_model, tasks_of
-from service.storage import Storage
-from service.tuning import build_artifact
-from service.verification import verify_artifact
+from service.jobs import no_regret
+from service.jobs.known_model import KnownModel
+from service.jobs.no_regret import Served, Verdict, compare_runs, settle
+from service.jobs.planning import ModelRequest, Planned, plan_model, tasks_of
+from service.jobs.tuning import build_artifact
+from service.jobs.verification import verify_artifact
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 from tuner.measure.statistics import Comparison, Outcome
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import models
-from service.planning import ModelRequest, plan_model, workload_name
+from service.jobs.planning import ModelRequest, plan_model, workload_name
 
 BERT = Path(__file__).parents[2] / "models" / "bert-sdpa.onnx"
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from compiler.schedule.schedule import Schedule
+from db.storage import Storage
 from db.stores.leases import NewRequest
 from service.cli import run as run_cli
-from service.storage import Storage
-from service.tuning import Budget
+from service.jobs.tuning import Budget
 from tests.unit.service.test_jobs_api import onnx_bytes
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 

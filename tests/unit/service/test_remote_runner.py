@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from db.storage import Storage
 from db.stores.leases import LeaseStore, RequestState
-from service.remote_runner import REQUESTS_PER_WORKER, Interrupted, RemoteRunner
-from service.storage import Storage
+from service.jobs.remote_runner import REQUESTS_PER_WORKER, Interrupted, RemoteRunner
 from tuner.cancel import CancelToken
 from tuner.measure.measurement import Measurement, RecordKey, Status
 from tuner.measure.wire import Candidate, Case, MeasureRequest, MeasureResult, digest_bytes

@@ -8,8 +8,8 @@ import pytest
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph
 from compiler.ops.interpret import run_graph
-from service.rounding import clearly_wrong
-from service.verification import largest_model_error
+from service.jobs.rounding import clearly_wrong
+from service.jobs.verification import largest_model_error
 from tests.graphs import Maker
 
 X = np.random.default_rng(5).standard_normal((4, 64), dtype=np.float32)

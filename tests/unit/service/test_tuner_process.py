@@ -13,14 +13,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compiler.choices import RULE
 from db.job_states import JobState
+from db.storage import Storage
 from db.stores.jobs import Job
-from service import tuner_process
-from service.graph_choice import keep_plan
-from service.planning import ModelRequest, plan_model
-from service.remote_runner import RemoteRunner
+from service.jobs import tuner_process
+from service.jobs.graph_choice import keep_plan
+from service.jobs.planning import ModelRequest, plan_model
+from service.jobs.remote_runner import RemoteRunner
+from service.jobs.tuner_process import TunerProcess
 from service.settings import Settings
-from service.storage import Storage
-from service.tuner_process import TunerProcess
 from tuner.events import Finished, Started, TaskStatus
 from tuner.measure.measurement import Status
 
@@ -177,7 +177,7 @@ def test_a_bug_fails_the_job_and_not_the_tuner(
 def test_a_wrong_answer_of_the_whole_model_is_no_artifact(
     storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from service import verification
+    from service.jobs import verification
 
     monkeypatch.setattr(tuner_process, "tune_tasks", loop(lambda runner, token: False))
     zeros = [np.zeros((2, 4), np.float32)]

@@ -14,15 +14,15 @@ import pytest
 import sqlalchemy as sa
 from onnx import TensorProto, helper, numpy_helper
 
-from service import tuning
+from service.api.schemas import JobRequest
 from service.cli import run as run_cli
 from service.cli.common import STOP_GAIN, UserError, parse_share
 from service.cli.remote import submit
 from service.cli.tuning import tune
-from service.schemas import JobRequest
+from service.jobs import tuning
+from service.jobs.tuning import Budget
 from service.settings import Settings
-from service.storage import Storage
-from service.tuning import Budget
+from service.storage import open_storage
 from tuner.events import Finished
 from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
 
@@ -137,7 +137,7 @@ def test_a_run_is_repeated_from_the_database(
     assert "the trials are spent; another 60 s is expected to gain" in told
     assert all(stage in told for stage in ("propose", "idle", "LLVM codegen", "run"))
     assert re.search(r"10 candidates screened in \d+\.\d s: \d+\.\d/s; finalists compared in", told)
-    storage = Storage.open(settings)
+    storage = open_storage(settings)
     (run,) = storage.runs.list()
     assert (run.ended, run.trials) == ("trials", 10) and run.forecast_gain is not None
     bounds = [inputs.bound_seconds for inputs in run.inputs]
@@ -162,7 +162,7 @@ def test_runs_that_cannot_be_repeated_say_why(
 ) -> None:
     from tuner.events import Started
 
-    storage = Storage.open(settings)
+    storage = open_storage(settings)
     storage.runs.start(Started((), 0, TuneOptions(job_id="open")))
     storage.close()
     assert run_cli(["replay", "open"]) == 1
@@ -178,7 +178,7 @@ def test_runs_of_releases_that_kept_less_are_refused(
     from db.models import TuningRunRow
     from tuner.events import Finished, Started
 
-    storage = Storage.open(settings)
+    storage = open_storage(settings)
     for options in (TuneOptions(job_id="killed"), TuneOptions(job_id="killed")):
         run_id = storage.runs.start(Started((), 0, options))
     storage.runs.finish(run_id, Finished((), (), 0, 1.0, False, ""))

@@ -20,9 +20,9 @@ from compiler.graph.ir import Graph
 from compiler.ops.interpret import run_graph
 from compiler.runtime.artifact import read_artifact
 from compiler.runtime.program import NativeCall
-from service.planning import ModelRequest, Planned, plan_model
-from service.tuning import random_arrays
-from service.verification import (
+from service.jobs.planning import ModelRequest, Planned, plan_model
+from service.jobs.tuning import random_arrays
+from service.jobs.verification import (
     Choices,
     Verifier,
     chosen_outputs,

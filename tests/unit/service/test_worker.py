@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from compiler.target import known_targets
+from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState
 from db.stores.workers import Health
-from service import worker as worker_module
-from service.storage import Storage
-from service.worker import Worker, main
-from service.worker_files import BlobCache, Spooled, StateFolder
-from service.worker_http import Api, Refused, Unreachable
-from service.worker_options import WorkerOptions, parse_arguments
+from service.worker import process as worker_module
+from service.worker.http import Api, Refused, Unreachable
+from service.worker.options import WorkerOptions, parse_arguments
+from service.worker.process import Worker, main
+from service.worker.state import BlobCache, Spooled, StateFolder
 from tuner.measure.measurement import Measurement, RecordKey, Status
 from tuner.measure.speed import SpeedWatch
 from tuner.measure.wire import Candidate, Case, MeasureRequest, MeasureResult

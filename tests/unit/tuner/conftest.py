@@ -15,8 +15,8 @@ from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.space import Knob, ScheduleSpace, SubSpace
 from tests.unit.tuner.fakes import FakeQueue, FakeTask, World
+from tuner.analysis.features import FeatureExtractor
 from tuner.cost_model import CostModel, make_cost_model
-from tuner.features import FeatureExtractor
 from tuner.search import SearchContext
 
 M, N, K = 96, 192, 64

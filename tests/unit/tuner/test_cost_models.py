@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tuner.analysis.features import COLUMNS
 from tuner.cost_model import Sample, cost_models, make_cost_model
 from tuner.cost_model.protocol import normalised_throughput
-from tuner.features import COLUMNS
 
 
 def _samples(gemm: Any, step: int = 3, task: str = "gemm", scale: float = 1.0) -> list[Sample]:

@@ -18,10 +18,10 @@ from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import resolve_target
 from compiler.workload import Workload
 from tests.unit.schedule.problems import conv, matmul, unary
-from tuner.draft import PARTS, make_draft, traffic
-from tuner.features import FeatureExtractor, TargetFacts
-from tuner.machine import CYCLES_PER_SECOND, Machine, describe
-from tuner.statements import placed, statements
+from tuner.analysis.compute_costs import placed, statements
+from tuner.analysis.estimate import PARTS, make_draft, traffic
+from tuner.analysis.features import FeatureExtractor, TargetFacts
+from tuner.analysis.machine import CYCLES_PER_SECOND, Machine, describe
 
 V4 = resolve_target("x86-64-v4")
 ZEN = describe(TargetFacts(512, 32, (32 << 10, 1 << 20, 32 << 20)))

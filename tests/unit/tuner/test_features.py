@@ -14,9 +14,10 @@ from compiler.loops.expr import Accumulator, Load, Role, Tensor
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.schedule.schedule import Schedule
-from tuner.accesses import KINDS, Kind, access
-from tuner.buffers import Reuse, buffer_uses
-from tuner.features import (
+from tuner.analysis.accesses import KINDS, Kind, access
+from tuner.analysis.buffers import Reuse, buffer_uses
+from tuner.analysis.compute_costs import placed, statements
+from tuner.analysis.features import (
     BUFFER_COLUMNS,
     BUFFERS,
     COLUMNS,
@@ -25,7 +26,6 @@ from tuner.features import (
     TargetFacts,
     nest_features,
 )
-from tuner.statements import placed, statements
 
 
 def _schedule(**choices: int) -> Schedule:
@@ -126,7 +126,7 @@ def test_a_row_is_computed_once(gemm: Any) -> None:
         calls.append(schedule)
         return gemm.nest(schedule)
 
-    from tuner.features import FeatureExtractor
+    from tuner.analysis.features import FeatureExtractor
 
     extractor = FeatureExtractor(lower, gemm.space.default())  # type: ignore[arg-type]
     for _ in range(3):

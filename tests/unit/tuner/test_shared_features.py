@@ -13,8 +13,8 @@ from compiler.schedule.schedule import Schedule
 from compiler.target import resolve_target
 from tests.differential.workloads import FAMILIES
 from tests.unit.schedule.problems import matmul
-from tuner.features import COLUMNS, FeatureExtractor, target_facts
-from tuner.statements import statements
+from tuner.analysis.compute_costs import statements
+from tuner.analysis.features import COLUMNS, FeatureExtractor, target_facts
 from tuner.tasks import Task, make_task
 
 TARGET = resolve_target("x86-64-v4")

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tuner.analysis.features import COLUMNS
 from tuner.cost_model import make_cost_model
 from tuner.cost_model.dataset import samples_of, task_name
 from tuner.cost_model.metrics import Scores, evaluate, random_order, task_scores
 from tuner.cost_model.protocol import Sample
 from tuner.cost_model.training import judge, split, train_base_model
 from tuner.cost_model.xgboost import LOCAL_ROUNDS, MOST_ROUNDS, ROUNDS, Objective, XGBoostModel
-from tuner.features import COLUMNS
 from tuner.loop import tune
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tuner.options import TuneOptions, TuningError

@@ -1,0 +1,1 @@
+"""Loop nest to LLVM IR for CPUs: explicit vectors and register tiles."""

@@ -1,0 +1,237 @@
+"""From a load's logical index to an address: linear forms over loop variables.
+
+The index is bound to the loop variables in scope, taken through the physical layout (division and
+remainder are proved by ranges, or computed at run time where only run-time variables take part) and
+added up to bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from math import gcd
+
+from compiler.codegen.cpu.ssa import Emitter, Value
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Load, Space, Tensor
+from compiler.loops.index import Affine, Axis, FloorDiv, affine
+
+
+class Kind(Enum):
+    """When the value of a loop variable is known."""
+
+    RUNTIME = auto()
+    UNROLLED = auto()
+    LANE = auto()
+    PACKED = auto()
+    """The elements of one 32-bit operand of a dot instruction."""
+
+
+class Padding(Enum):
+    """What a load may do with a halo."""
+
+    READ = auto()
+    SKIP = auto()
+    """Its zeros change nothing: leave out the points that are known to read it."""
+    NEVER = auto()
+    """Its zeros would be wrong (a maximum): it is out of bounds."""
+
+
+@dataclass(eq=False, slots=True)
+class Variable:
+    """A loop variable over [0, count).
+
+    RUNTIME has an SSA value; a LANE variable stands for `lane // divisor`, and `lanes` is the
+    number of lanes of a whole vector where `count` is that of a ragged last one.
+    """
+
+    kind: Kind
+    count: int
+    value: Value | None = None
+    divisor: int = 1
+    clipped: bool = False
+    lanes: int = 0
+
+
+@dataclass(slots=True)
+class Linear:
+    """`sum(coefficient * variable) + constant`."""
+
+    terms: dict[Variable, int] = field(default_factory=dict)
+    constant: int = 0
+
+    def add(self, other: Linear, factor: int = 1) -> None:
+        self.constant += other.constant * factor
+        for variable, coefficient in other.terms.items():
+            total = self.terms.get(variable, 0) + coefficient * factor
+            if total:
+                self.terms[variable] = total
+            else:
+                self.terms.pop(variable, None)
+
+    def bounds(self, *, whole_vectors: bool = False) -> tuple[int, int]:
+        low = high = self.constant
+        for variable, coefficient in self.terms.items():
+            count = max(variable.count, variable.lanes) if whole_vectors else variable.count
+            reach = coefficient * (count - 1)
+            low, high = low + min(reach, 0), high + max(reach, 0)
+        return low, high
+
+    def of(self, kind: Kind) -> dict[Variable, int]:
+        return {v: c for v, c in self.terms.items() if v.kind is kind}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What an axis stands for in the present scope: a tile of `extent` that starts at `start`."""
+
+    start: Linear
+    extent: int
+
+
+Environment = Mapping[Axis, Bound]
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """`0 <= index < extent` must hold, and ranges do not prove it."""
+
+    index: Linear
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Byte offset from the start of a buffer, and the conditions under which it is in bounds."""
+
+    offset: Linear
+    guards: tuple[Guard, ...]
+
+
+def bind(emitter: Emitter, environment: Environment, index: Affine) -> Linear:
+    """An index over axes as a linear form over the loop variables in scope."""
+    result = Linear({}, index.constant)
+    for term, coefficient in index.terms:
+        if term.extent == 1 and isinstance(term, Axis):
+            continue
+        if isinstance(term, FloorDiv):
+            inner = bind(emitter, environment, affine(term.axis))
+            result.add(divide(emitter, inner, term.divisor)[0], coefficient)
+        else:
+            result.add(environment[term].start, coefficient)
+    return result
+
+
+def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear]:
+    """Quotient and remainder.
+
+    Raises:
+        ScheduleError: if tiles or lanes do not align with the divisor.
+    """
+    whole = {v: c // divisor for v, c in form.terms.items() if c % divisor == 0}
+    rest = Linear({v: c for v, c in form.terms.items() if c % divisor}, form.constant % divisor)
+    quotient = Linear(whole, form.constant // divisor)
+    low, high = rest.bounds(whole_vectors=True)
+    if low >= 0 and high < divisor:
+        return quotient, rest
+    lanes = rest.of(Kind.LANE)
+    others = Linear({v: c for v, c in rest.terms.items() if v not in lanes}, rest.constant)
+    if lanes and not others.terms and not others.constant:
+        ((variable, coefficient),) = lanes.items()
+        if coefficient == 1:
+            part = Variable(
+                Kind.LANE,
+                -(-variable.count // divisor),
+                divisor=variable.divisor * divisor,
+                lanes=-(-max(variable.lanes, variable.count) // divisor),
+            )
+            quotient.add(Linear({part: 1}))
+            rest.add(Linear({part: 1}), -divisor)
+            return quotient, rest
+    # What is known to the generator must stay inside one step of what is not.
+    runtime = rest.of(Kind.RUNTIME)
+    step = gcd(divisor, *runtime.values())
+    inside = Linear({v: c for v, c in rest.terms.items() if v not in runtime}, rest.constant % step)
+    least, most = inside.bounds(whole_vectors=True)
+    if low < 0 or least < 0 or most >= step:
+        raise ScheduleError(
+            f"a tile does not align with the layout: remainder {low}..{high} of {divisor}"
+        )
+    steps = Linear({v: c // step for v, c in runtime.items()}, rest.constant // step)
+    value = evaluate(emitter, steps)
+    size = emitter.const(divisor // step, DType.INT64)
+    over = emitter.emit(DType.INT64, 1, "udiv i64 %s, %s", value, size)
+    left = emitter.emit(DType.INT64, 1, "urem i64 %s, %s", value, size)
+    quotient.add(Linear({Variable(Kind.RUNTIME, high // divisor + 1, over): 1}))
+    inside.add(Linear({Variable(Kind.RUNTIME, divisor // step, left): step}))
+    return quotient, inside
+
+
+def evaluate(emitter: Emitter, form: Linear) -> Value:
+    """The run-time part and constant of a form as an i64, outermost variables first."""
+    total = emitter.const(form.constant, DType.INT64)
+    runtime = sorted(form.of(Kind.RUNTIME).items(), key=lambda item: _depth(item[0]))
+    for variable, coefficient in runtime:
+        assert variable.value is not None
+        term = emitter.multiple(variable.value, coefficient)
+        total = emitter.emit(DType.INT64, 1, "add nsw i64 %s, %s", total, term)
+    return total
+
+
+def locate(emitter: Emitter, environment: Environment, load: Load, padding: Padding) -> Address:
+    """Where an element lies, in bytes from the start of its buffer."""
+    tensor = load.tensor
+    indices = [bind(emitter, environment, index) for index in load.index]
+    offset = Linear()
+    factors = tensor.layout.resolved(len(tensor.shape))
+    for factor, stride in zip(factors, tensor.byte_strides, strict=True):
+        part = Linear(dict(indices[factor.dim].terms), indices[factor.dim].constant)
+        part.constant += tensor.halo_of(factor.dim)[0]
+        if factor.div > 1:
+            part = divide(emitter, part, factor.div)[0]
+        if factor.mod is not None:
+            part = divide(emitter, part, factor.mod)[1]
+        offset.add(part, stride)
+    return Address(offset, tuple(_guards(tensor, indices, padding)))
+
+
+def _guards(tensor: Tensor, indices: list[Linear], padding: Padding) -> list[Guard]:
+    guards: list[Guard] = []
+    if tensor.space is Space.REGISTER:
+        return guards
+    for dim, index in enumerate(indices):
+        if any(v.clipped for v in index.terms):
+            continue
+        low, high = index.bounds()
+        before, after = tensor.halo_of(dim)
+        extent = tensor.shape[dim]
+        outside = low < -before or high >= extent + after
+        in_halo = low < 0 or high >= extent
+        static = all(v.kind is Kind.UNROLLED for v in index.terms)
+        skipped = padding is Padding.NEVER or (padding is Padding.SKIP and static)
+        if outside or (in_halo and skipped):
+            guards.append(Guard(index, extent))
+    return guards
+
+
+def pointer(emitter: Emitter, base: Value, offset: Linear) -> Value:
+    """The run-time part of an address, outermost variables first so that it is hoisted."""
+    address = base
+    runtime = sorted(offset.of(Kind.RUNTIME).items(), key=lambda item: _depth(item[0]))
+    for variable, coefficient in runtime:
+        assert variable.value is not None
+        bytes_ = emitter.multiple(variable.value, coefficient)
+        address = emitter.emit(None, 1, "getelementptr i8, ptr %s, i64 %s", address, bytes_)
+    return address
+
+
+def alignment(offset: Linear, limit: int) -> int:
+    """Largest power of two up to `limit` that divides every run-time coefficient."""
+    return gcd(limit, *offset.of(Kind.RUNTIME).values())
+
+
+def _depth(variable: Variable) -> int:
+    assert variable.value is not None
+    return variable.value.depth

@@ -1,0 +1,338 @@
+"""Scalar and vector operations as LLVM instructions.
+
+All semantics are those of `compiler.loops.expr.Operation`; the only simplifications are exact in
+IEEE arithmetic.
+"""
+
+from __future__ import annotations
+
+from math import copysign
+from typing import assert_never
+
+import numpy as np
+
+from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
+from compiler.dtypes import DType
+from compiler.loops import semantics
+from compiler.loops.expr import Operation
+
+_FLOAT_PREDICATES = {
+    Operation.LT: "olt",
+    Operation.LE: "ole",
+    Operation.EQ: "oeq",
+    Operation.NE: "une",
+}
+_INTEGER_PREDICATES = {
+    Operation.LT: "lt",
+    Operation.LE: "le",
+    Operation.EQ: "eq",
+    Operation.NE: "ne",
+}
+
+
+def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
+    """One operation on values of one type, scalars being splatted where others are vectors."""
+    lanes = max([a.lanes for a in args])
+    values = args if lanes == 1 else tuple([emitter.splat(a, lanes) for a in args])
+    dtype = values[-1].dtype
+    assert dtype is not None
+    text = type_text(dtype, lanes)
+    match operation:
+        case Operation.FMA:
+            return _fma(emitter, *values)
+        case Operation.REM if dtype.is_float:
+            # it is made of the operations here
+            from compiler.codegen.cpu.remainder import float_remainder
+
+            return float_remainder(emitter, *values)
+        case Operation.ADD | Operation.SUB | Operation.MUL | Operation.DIV | Operation.REM:
+            simple = _identity(emitter, operation, *values)
+            if simple is not None:
+                return simple
+            if not dtype.is_float and operation in (Operation.DIV, Operation.REM):
+                return _integer_division(emitter, operation, *values)
+            name = _arithmetic_name(operation, dtype)
+            return emitter.emit(dtype, lanes, f"{name} {text} %s, %s", *values)
+        case Operation.MAX | Operation.MIN:
+            return _extremum(emitter, operation, *values)
+        case Operation.NEG if dtype.is_float:
+            return emitter.emit(dtype, lanes, f"fneg {text} %s", *values)
+        case Operation.NEG:
+            return emitter.emit(dtype, lanes, f"sub {text} zeroinitializer, %s", *values)
+        case Operation.ABS if not dtype.is_float:
+            if not dtype.is_signed:
+                return values[0]
+            negative = emitter.emit(dtype, lanes, f"sub {text} zeroinitializer, %s", *values)
+            return _extremum(emitter, Operation.MAX, values[0], negative)
+        case Operation.ABS | Operation.SQRT | Operation.FLOOR | Operation.CEIL | Operation.RINT:
+            if not dtype.is_float:
+                return values[0]
+            name = "fabs" if operation is Operation.ABS else operation.value
+            return emitter.call(dtype, lanes, f"llvm.{name}.{suffix(dtype, lanes)}", *values)
+        case Operation.SCALE:
+            return _scale(emitter, *values)
+        case Operation.EXPONENT | Operation.MANTISSA:
+            return _float_parts(emitter, operation, values[0])
+        case Operation.LT | Operation.LE | Operation.EQ | Operation.NE:
+            return _compare(emitter, operation, *values)
+        case Operation.AND | Operation.OR | Operation.XOR:
+            return emitter.emit(dtype, lanes, f"{operation.value} {text} %s, %s", *values)
+        case Operation.NOT:
+            ones = emitter.const(1 if dtype is DType.BOOL else -1, dtype, lanes)
+            return emitter.emit(dtype, lanes, f"xor {text} %s, %s", values[0], ones)
+        case Operation.SELECT:
+            condition = type_text(DType.BOOL, lanes)
+            template = f"select {condition} %s, {text} %s, {text} %s"
+            return emitter.emit(dtype, lanes, template, *values)
+    assert_never(operation)
+
+
+def cast(emitter: Emitter, value: Value, to: DType) -> Value:
+    """Conversion as C does it; out-of-range floats saturate, where C leaves them undefined."""
+    source = value.dtype
+    assert source is not None
+    if source is to:
+        return value
+    lanes, text = value.lanes, type_text(to, value.lanes)
+    if value.const is not None:
+        exact = np.asarray(value.const, semantics.compute_type(source))
+        return emitter.const(semantics.cast(exact, to).item(), to, lanes)
+    if to is DType.BOOL:
+        zero = emitter.const(0, source, lanes)
+        return _compare(emitter, Operation.NE, value, zero)
+    if source.is_float and to.is_float:
+        if source.bytes == to.bytes:
+            return cast(emitter, cast(emitter, value, DType.FLOAT32), to)
+        if source is DType.FLOAT64 and to.bytes == 2:
+            return cast(emitter, _rounded_to_odd(emitter, value), to)
+        name = "fpext" if to.bytes > source.bytes else "fptrunc"
+    elif source.is_float:
+        kind = "fptosi" if to.is_signed else "fptoui"
+        function = f"llvm.{kind}.sat.{suffix(to, lanes)}.{suffix(source, lanes)}"
+        return emitter.call(to, lanes, function, value)
+    elif to.is_float:
+        name = "sitofp" if source.is_signed else "uitofp"
+    elif element(source) == element(to):
+        return Value(value.name, to, lanes, value.depth)
+    elif source is not DType.BOOL and to.bytes < source.bytes:
+        name = "trunc"
+    else:
+        name = "sext" if source.is_signed else "zext"
+    return emitter.emit(to, lanes, f"{name} {value.type} %s to {text}", value)
+
+
+def _rounded_to_odd(emitter: Emitter, value: Value) -> Value:
+    """float64 as the float32 toward zero, its last bit set where anything is lost.
+
+    Rounding that once more gives a 16-bit float as if it had been rounded once (Boldo and
+    Melquiond, Emulation of FMA and correctly rounded sums, 2008); the direct conversion is a call
+    into a C library on most targets.
+    """
+    lanes = value.lanes
+    number, text = type_text(DType.FLOAT32, lanes), type_text(DType.INT32, lanes)
+    narrow = emitter.emit(DType.FLOAT32, lanes, f"fptrunc {value.type} %s to {number}", value)
+    back = cast(emitter, narrow, DType.FLOAT64)
+    bits = emitter.emit(DType.INT32, lanes, f"bitcast {number} %s to {text}", narrow)
+    one = emitter.const(1, DType.INT32, lanes)
+    away = _compare(
+        emitter,
+        Operation.LT,
+        apply(emitter, Operation.ABS, value),
+        apply(emitter, Operation.ABS, back),
+    )
+    shorter = apply(emitter, Operation.SUB, bits, one)
+    bits = apply(emitter, Operation.SELECT, away, shorter, bits)
+    lost = _compare(emitter, Operation.NE, back, value)
+    odd = apply(emitter, Operation.OR, bits, one)
+    bits = apply(emitter, Operation.SELECT, lost, odd, bits)
+    return emitter.emit(DType.FLOAT32, lanes, f"bitcast {text} %s to {number}", bits)
+
+
+def extract_lane(emitter: Emitter, value: Value, lane: int) -> Value:
+    """One lane of a vector as a scalar."""
+    return emitter.emit(value.dtype, 1, f"extractelement {value.type} %s, i32 {lane}", value)
+
+
+def _arithmetic_name(operation: Operation, dtype: DType) -> str:
+    if dtype.is_float:
+        return f"f{operation.value}"
+    match operation:
+        case Operation.DIV:
+            return "sdiv" if dtype.is_signed else "udiv"
+        case Operation.REM:
+            return "srem" if dtype.is_signed else "urem"
+        case _:
+            return operation.value
+
+
+def _identity(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Value | None:
+    """The operand itself where the other one is the identity, exactly; else None."""
+    is_float = a.dtype is not None and a.dtype.is_float
+    match operation:
+        case Operation.ADD if a.const == 0 and not is_float:
+            return b
+        case Operation.ADD | Operation.SUB if b.const == 0 and not is_float:
+            return a
+        case Operation.MUL if a.const == 1:
+            return b
+        case Operation.MUL | Operation.DIV if b.const == 1:
+            return a
+        case Operation.MUL if is_float and -1 in (a.const, b.const):
+            return apply(emitter, Operation.NEG, b if a.const == -1 else a)
+        case _:
+            return None
+
+
+def _fma(emitter: Emitter, x: Value, y: Value, z: Value) -> Value:
+    dtype = z.dtype
+    assert dtype is not None
+    if not dtype.is_float:
+        return apply(emitter, Operation.ADD, apply(emitter, Operation.MUL, x, y), z)
+    if x.const is not None:
+        x, y = y, x
+    if z.const == 0 and copysign(1, z.const) < 0:
+        # Only -0.0 leaves every product as it is.
+        return apply(emitter, Operation.MUL, x, y)
+    if y.const == 1:
+        return apply(emitter, Operation.ADD, z, x)
+    if y.const == -1:
+        return apply(emitter, Operation.SUB, z, x)
+    if not emitter.target.fma:
+        # Without the instruction, llvm.fma is a call into a C library.
+        return apply(emitter, Operation.ADD, apply(emitter, Operation.MUL, x, y), z)
+    if dtype.bytes == 2:
+        # The product is exact in float32; LLVM would go through float64 and a C library.
+        wide = (cast(emitter, operand, DType.FLOAT32) for operand in (x, y, z))
+        return cast(emitter, _fma(emitter, *wide), dtype)
+    return emitter.call(dtype, z.lanes, f"llvm.fma.{suffix(dtype, z.lanes)}", x, y, z)
+
+
+def _integer_division(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Value:
+    """Quotient or remainder that never traps: x / 0 is x, and the smallest number / -1 wraps.
+
+    C leaves both undefined and x86 faults, also on the unused lanes of a ragged vector.
+    """
+    dtype, lanes = b.dtype, b.lanes
+    assert dtype is not None
+    name, text = _arithmetic_name(operation, dtype), type_text(dtype, lanes)
+    if b.const is not None and b.const not in (0, -1):
+        return emitter.emit(dtype, lanes, f"{name} {text} %s, %s", a, b)
+    one = emitter.const(1, dtype, lanes)
+    unsafe = _compare(emitter, Operation.EQ, b, emitter.const(0, dtype, lanes))
+    negating = None
+    if dtype.is_signed:
+        negating = _compare(emitter, Operation.EQ, b, emitter.const(-1, dtype, lanes))
+        unsafe = apply(emitter, Operation.OR, unsafe, negating)
+    divisor = apply(emitter, Operation.SELECT, unsafe, one, b)
+    result = emitter.emit(dtype, lanes, f"{name} {text} %s, %s", a, divisor)
+    if negating is None or operation is Operation.REM:
+        return result
+    negated = apply(emitter, Operation.NEG, a)
+    return apply(emitter, Operation.SELECT, negating, negated, result)
+
+
+def _extremum(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Value:
+    dtype = a.dtype
+    assert dtype is not None
+    if not dtype.is_float:
+        sign = "s" if dtype.is_signed else "u"
+        name = f"llvm.{sign}{operation.value}.{suffix(dtype, a.lanes)}"
+        return emitter.call(dtype, a.lanes, name, a, b)
+    # `a > b ? a : b` is one maxps, and gives b where either is NaN: with a constant first, a NaN
+    # passes through, as ReLU and Clip want it.
+    if b.const is not None:
+        a, b = b, a
+    predicate = "ogt" if operation is Operation.MAX else "olt"
+    condition = emitter.emit(DType.BOOL, a.lanes, f"fcmp {predicate} {a.type} %s, %s", a, b)
+    return apply(emitter, Operation.SELECT, condition, a, b)
+
+
+def _compare(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Value:
+    dtype = a.dtype
+    assert dtype is not None
+    if dtype.is_float:
+        text = f"fcmp {_FLOAT_PREDICATES[operation]} {a.type} %s, %s"
+    else:
+        predicate = _INTEGER_PREDICATES[operation]
+        if operation in (Operation.LT, Operation.LE):
+            predicate = ("s" if dtype.is_signed else "u") + predicate
+        text = f"icmp {predicate} {a.type} %s, %s"
+    return emitter.emit(DType.BOOL, a.lanes, text, a, b)
+
+
+def _scale(emitter: Emitter, x: Value, n: Value) -> Value:
+    """x * 2**n; without an instruction in two steps, so that no power overflows on the way."""
+    dtype, lanes = x.dtype, x.lanes
+    assert dtype is not None
+    bits = {4: "128", 8: "256", 16: "512"}.get(lanes, "")
+    wide = "avx512f" if bits == "512" else "avx512vl"
+    if dtype is DType.FLOAT32 and bits and emitter.target.has(wide):
+        return _scalef(emitter, x, n, bits)
+    integer, mantissa, bias = _format(dtype)
+    limit = 2 * bias + mantissa
+    low, high = emitter.const(-limit, dtype, lanes), emitter.const(limit, dtype, lanes)
+    n = _extremum(emitter, Operation.MIN, _extremum(emitter, Operation.MAX, n, low), high)
+    whole = cast_unchecked(emitter, n, integer)
+    half = emitter.emit(
+        integer, lanes, f"ashr {whole.type} %s, %s", whole, emitter.const(1, integer, lanes)
+    )
+    rest = apply(emitter, Operation.SUB, whole, half)
+    for part in (half, rest):
+        biased = apply(emitter, Operation.ADD, part, emitter.const(bias, integer, lanes))
+        shift = emitter.const(mantissa, integer, lanes)
+        shifted = emitter.emit(integer, lanes, f"shl {biased.type} %s, %s", biased, shift)
+        power = emitter.emit(
+            dtype, lanes, f"bitcast {shifted.type} %s to {type_text(dtype, lanes)}", shifted
+        )
+        x = apply(emitter, Operation.MUL, x, power)
+    return x
+
+
+def _scalef(emitter: Emitter, x: Value, n: Value, bits: str) -> Value:
+    """AVX-512's vscalefps; the wide form takes a rounding mode, 4 being the current one."""
+    lanes, text = x.lanes, x.type
+    mask = f"i{max(8, lanes)}"
+    name = f"llvm.x86.avx512.mask.scalef.ps.{bits}"
+    rounding = ", i32" if bits == "512" else ""
+    emitter.declarations.add(f"declare {text} @{name}({text}, {text}, {text}, {mask}{rounding})")
+    last = f"{text} zeroinitializer, {mask} -1{', i32 4' if bits == '512' else ''}"
+    call = f"call {text} @{name}({text} %s, {text} %s, {last})"
+    return emitter.emit(x.dtype, lanes, call, x, n)
+
+
+def cast_unchecked(emitter: Emitter, value: Value, to: DType) -> Value:
+    """Float to integer where the value is known to be in range: one instruction."""
+    return emitter.emit(
+        to, value.lanes, f"fptosi {value.type} %s to {type_text(to, value.lanes)}", value
+    )
+
+
+def _float_parts(emitter: Emitter, operation: Operation, x: Value) -> Value:
+    dtype, lanes = x.dtype, x.lanes
+    assert dtype is not None
+    integer, mantissa, bias = _format(dtype)
+    bits = emitter.emit(integer, lanes, f"bitcast {x.type} %s to {type_text(integer, lanes)}", x)
+    if operation is Operation.EXPONENT:
+        shift = emitter.const(mantissa, integer, lanes)
+        biased = emitter.emit(integer, lanes, f"lshr {bits.type} %s, %s", bits, shift)
+        unbiased = apply(emitter, Operation.SUB, biased, emitter.const(bias, integer, lanes))
+        return cast(emitter, unbiased, dtype)
+    fraction = apply(
+        emitter, Operation.AND, bits, emitter.const((1 << mantissa) - 1, integer, lanes)
+    )
+    one = emitter.const(bias << mantissa, integer, lanes)
+    joined = apply(emitter, Operation.OR, fraction, one)
+    return emitter.emit(
+        dtype, lanes, f"bitcast {joined.type} %s to {type_text(dtype, lanes)}", joined
+    )
+
+
+def _format(dtype: DType) -> tuple[DType, int, int]:
+    """The integer of the same width, bits of the mantissa, and the exponent's bias."""
+    match dtype:
+        case DType.FLOAT32:
+            return DType.INT32, 23, 127
+        case DType.FLOAT64:
+            return DType.INT64, 52, 1023
+        case _:
+            raise TypeError(f"no vector maths for {dtype}")

@@ -1,0 +1,131 @@
+"""Joining partial results of a reduction: accumulators, and the lanes of a vector.
+
+A partial result is a tuple of values, one for each item of a Fold; the plain combiners have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from compiler.codegen.cpu.arithmetic import apply, cast, extract_lane
+from compiler.codegen.cpu.ssa import Emitter, Value
+from compiler.dtypes import DType
+from compiler.loops.expr import (
+    Accumulator,
+    Cast,
+    Combiner,
+    Const,
+    Expr,
+    Fold,
+    Incoming,
+    Op,
+    Operation,
+)
+
+Partial = tuple[Value, ...]
+
+
+def neutral(combiner: Combiner, dtype: DType) -> float:
+    """The value that a reduction starts from."""
+    match combiner:
+        case Combiner.SUM:
+            return 0
+        case Combiner.PRODUCT:
+            return 1
+        case Combiner.MAX if dtype.is_float:
+            return float("-inf")
+        case Combiner.MIN if dtype.is_float:
+            return float("inf")
+        case Combiner.MAX:
+            return -(1 << (dtype.bytes * 8 - 1)) if dtype.is_signed else 0
+        case Combiner.MIN:
+            bits = 1 if dtype is DType.BOOL else dtype.bytes * 8
+            return (1 << (bits - dtype.is_signed)) - 1
+    assert_never(combiner)
+
+
+def start(emitter: Emitter, combiner: Combiner | Fold, dtype: DType) -> Partial:
+    """The constants that change nothing."""
+    if isinstance(combiner, Fold):
+        return tuple(emitter.const(c.value, c.type) for c in combiner.neutral)
+    return (emitter.const(neutral(combiner, dtype), dtype),)
+
+
+def join(emitter: Emitter, combiner: Combiner | Fold, a: Partial, b: Partial) -> Partial:
+    """Two partial results as one."""
+    if isinstance(combiner, Fold):
+        return _joined(emitter, combiner, a, b)
+    ((x,), (y,)) = a, b
+    return (_combine(emitter, combiner, x, y),)
+
+
+def join_lanes(emitter: Emitter, combiner: Combiner | Fold, partial: Partial) -> Partial:
+    """The lanes of vectors of one width joined to scalars, pairwise: log2(lanes) shuffles each."""
+    lanes = partial[0].lanes
+    while lanes > 1:
+        half = lanes // 2
+        lower = tuple(_part(emitter, value, 0, half) for value in partial)
+        upper = tuple(_part(emitter, value, half, lanes) for value in partial)
+        partial = join(emitter, combiner, lower, upper)
+        lanes = half
+    return partial
+
+
+def _part(emitter: Emitter, value: Value, first: int, end: int) -> Value:
+    if end - first == 1:
+        return extract_lane(emitter, value, first)
+    return emitter.shuffle(value, None, range(first, end))
+
+
+def _combine(emitter: Emitter, combiner: Combiner, a: Value, b: Value) -> Value:
+    match combiner:
+        case Combiner.SUM:
+            return apply(emitter, Operation.ADD, a, b)
+        case Combiner.PRODUCT:
+            return apply(emitter, Operation.MUL, a, b)
+        case Combiner.MAX | Combiner.MIN:
+            operation = Operation.MAX if combiner is Combiner.MAX else Operation.MIN
+            joined = apply(emitter, operation, a, b)
+            if b.dtype is None or not b.dtype.is_float:
+                return joined
+            # the native operation gives `b` where either is NaN: with this, any NaN stays (and is
+            # one masked instruction where the target has those)
+            return apply(emitter, Operation.SELECT, apply(emitter, Operation.EQ, a, a), joined, a)
+    assert_never(combiner)
+
+
+def _joined(emitter: Emitter, fold: Fold, a: Partial, b: Partial) -> Partial:
+    memo: dict[Expr, Value] = {}
+
+    def visit(node: Expr) -> Value:
+        if node not in memo:
+            memo[node] = compute(node)
+        return memo[node]
+
+    def compute(node: Expr) -> Value:
+        match node:
+            case Accumulator(number=number):
+                return a[number]
+            case Incoming(number=number):
+                return b[number]
+            case Const(value=value, type=dtype):
+                return emitter.const(value, dtype)
+            case Op(operation=operation, args=args):
+                return apply(emitter, operation, *map(visit, args))
+            case Cast(value=value, type=dtype):
+                return cast(emitter, visit(value), dtype)
+            case _:
+                raise TypeError(f"a fold joins by {type(node).__name__}")
+
+    return tuple(map(visit, fold.joined))
+
+
+def same_lanes(emitter: Emitter, partial: Sequence[Value], lanes: int) -> Partial:
+    """All items with this many lanes: scalars splatted, narrower vectors repeated at their end."""
+    return tuple(
+        emitter.splat(value, lanes)
+        if value.lanes in (1, lanes)
+        else emitter.shuffle(value, value, [min(i, value.lanes - 1) for i in range(lanes)])
+        for value in partial
+    )

@@ -1,0 +1,377 @@
+"""Lowering of one Compute: a tensor expression at its register tile.
+
+The unrolled axes are constants of the generator (partial evaluation): skipped taps, constant
+matrices with zeros and ones, and tails are all 'evaluate the same code at a known point'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from compiler.codegen.cpu import memory
+from compiler.codegen.cpu.access import Padding
+from compiler.codegen.cpu.arithmetic import apply
+from compiler.codegen.cpu.combining import Partial, join, join_lanes, same_lanes, start
+from compiler.codegen.cpu.dot import multiply_add
+from compiler.codegen.cpu.expressions import Evaluator, evaluator, items_evaluator
+from compiler.codegen.cpu.order import constant_points, greedy_points
+from compiler.codegen.cpu.points import Point, Points
+from compiler.codegen.cpu.resolve import (
+    Access,
+    Accesses,
+    RegisterAccess,
+    bounds_check,
+    resolve,
+    resolve_register,
+    resolve_target,
+)
+from compiler.codegen.cpu.ssa import Value
+from compiler.codegen.cpu.transpose import transpose
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Combiner, Fold, Load, Op, Operation, Space, walk
+from compiler.loops.nest import Compute, Order, Store, Tile, dot_operands
+
+if TYPE_CHECKING:
+    from compiler.codegen.cpu.lower import StageLowering
+
+Key = tuple[Point, Point]
+"""Which accumulator: the point of the spatial axes, and that of the partial axes."""
+
+
+class ComputeLowering:
+    """State of one Compute while it is lowered."""
+
+    def __init__(self, stage: StageLowering, compute: Compute) -> None:
+        self.stage = stage
+        self.emitter = stage.emitter
+        self.compute = compute
+        self.output_axes = {
+            axis
+            for store in compute.stores
+            for index in store.target.index
+            for axis in index.axes()
+        }
+        # An axis of one value is in no index; without a reduction all points are stored.
+        every = compute.combiner is None
+        self.spatial = tuple(t for t in compute.unroll if every or t.axis in self.output_axes)
+        self.reduces_lanes = compute.vector is not None and compute.vector not in self.output_axes
+        self.dtype = compute.body.dtype
+        self.padding = Padding.READ
+        if compute.skip_padding:
+            harmless = compute.combiner is Combiner.SUM
+            self.padding = Padding.SKIP if harmless else Padding.NEVER
+        self.hoisted: set[tuple[str, int]] = set()
+        self.accumulators = 0
+
+    def run(self) -> None:
+        """Emit the whole computation into the open scope."""
+        compute, stage = self.compute, self.stage
+        for tile in (*compute.reduce, *compute.unroll):
+            stage.open_axis(tile.axis)
+        saved = dict(stage.environment)
+        if compute.combiner is None:
+            results = self._map()
+        else:
+            initial = self._initial(compute.combiner)
+            flat = [value for partial in initial.values() for value in partial]
+            reduced = self._reduce(0, flat, list(initial))
+            results = self._join(compute.combiner, self._by_key(reduced, list(initial)))
+        self._finish(results)
+        stage.environment = saved
+
+    # ---- accumulators
+
+    def _partial_counts(self) -> list[int]:
+        unroll = {t.axis: t.step for t in self.compute.unroll}
+        counts = []
+        for axis in self.compute.partial:
+            extents = [t.step for t in self.compute.reduce if t.axis == axis]
+            extent = min([self.stage.environment[axis].extent, *extents])
+            counts.append(-(-extent // unroll[axis]))
+        return counts
+
+    def _initial(self, combiner: Combiner | Fold) -> dict[Key, Partial]:
+        """One accumulator (of several items) for each point of the spatial and partial axes."""
+        init = self.compute.init
+        partials = list(product(*map(range, self._partial_counts())))
+        neutral = start(self.emitter, combiner, self.dtype)
+        result: dict[Key, Partial] = {}
+        with self._points(self.spatial) as points:
+            lanes = self.stage.lanes if self.reduces_lanes else points.lanes
+            # Lanes that are joined in the end must see the initial value once: `_join` adds it.
+            items = None
+            if init is not None and not self.reduces_lanes:
+                accesses = resolve(self.stage, init, points, self.padding)
+                items = items_evaluator(self, init, accesses, points)
+            for point in points:
+                for number, partial in enumerate(partials):
+                    values = items(point) if items is not None and number == 0 else neutral
+                    result[point, partial] = same_lanes(self.emitter, values, lanes)
+        self.accumulators = len(result) * len(neutral)
+        return result
+
+    def _by_key(self, values: Sequence[Value], keys: Sequence[Key]) -> dict[Key, Partial]:
+        """The items of accumulators that follow each other, together again."""
+        items = len(values) // len(keys)
+        return {key: tuple(values[i * items : (i + 1) * items]) for i, key in enumerate(keys)}
+
+    def _reduce(self, level: int, values: list[Value], keys: list[Key]) -> list[Value]:
+        """The reduction loops from `level` inwards, carrying the accumulators."""
+        if level == len(self.compute.reduce):
+            return self._leaf(values, keys)
+        tile = self.compute.reduce[level]
+        granularity = next((t.step for t in self.compute.unroll if t.axis == tile.axis), 0)
+        return self.stage.over(
+            tile.axis,
+            tile.step,
+            lambda carried: self._reduce(level + 1, carried, keys),
+            carried=values,
+            unroll=tile.unroll,
+            granularity=granularity,
+            clip=None if tile.unroll else self._clip_loads(tile),
+            padding=self.padding,
+        )
+
+    def _clip_loads(self, tile: Tile) -> tuple[Load, ...]:
+        """Loads that may clip the range of this reduction loop to what is in bounds."""
+        if tile.step != 1:
+            return ()
+        return tuple(
+            node
+            for node in walk(self.compute.body)
+            if isinstance(node, Load) and node.tensor.space is Space.MEMORY
+        )
+
+    def _leaf(self, values: list[Value], keys: list[Key]) -> list[Value]:
+        compute = self.compute
+        combiner = compute.combiner
+        assert combiner is not None
+        current = self._by_key(values, keys)
+        axes = [t.axis for t in compute.unroll]
+        spatial = [axes.index(t.axis) for t in self.spatial]
+        spatial_of = _picker(spatial)
+        partial_of = _picker([axes.index(axis) for axis in compute.partial])
+        with self._points(compute.unroll) as points:
+            accesses = resolve(self.stage, compute.body, points, self.padding)
+            order = [*filter(bounds_check(accesses), points)]
+            order = self._ordered(order, accesses, spatial)
+            if compute.prefetch:
+                memory.prefetch(self.stage, accesses, order, compute.prefetch)
+            accumulate = self._accumulator(combiner, accesses, points)
+            for point in order:
+                key = spatial_of(point), partial_of(point)
+                current[key] = accumulate(current[key], point)
+        return [value for key in keys for value in current[key]]
+
+    def _ordered(
+        self, points: list[Point], accesses: Accesses, spatial: Sequence[int]
+    ) -> list[Point]:
+        match self.compute.body:
+            case Op(operation=Operation.MUL, args=args) if self.compute.combiner is Combiner.SUM:
+                for arg in args:
+                    access = accesses.get(arg) if isinstance(arg, Load) else None
+                    if isinstance(access, Access) and access.tensor.space is Space.CONSTANT:
+                        points = constant_points(points, access, spatial)
+        if self.compute.order is Order.GREEDY:
+            in_memory = [a for a in accesses.values() if isinstance(a, Access)]
+            return greedy_points(points, in_memory, self.emitter.depth)
+        return points
+
+    def _accumulator(
+        self, combiner: Combiner | Fold, accesses: Accesses, points: Points
+    ) -> Callable[[Partial, Point], Partial]:
+        """Adds what a point gives to an accumulator."""
+        lanes = self.stage.lanes
+        if not self.reduces_lanes:
+            return self._whole_accumulator(combiner, accesses, points)
+        if not points.is_ragged:
+            if points.lanes_in_use < lanes:
+                return self._masked_accumulator(combiner, accesses, points)
+            return self._whole_accumulator(combiner, accesses, points)
+        whole = self._whole_accumulator(combiner, accesses, points)
+        masked = self._masked_accumulator(combiner, accesses, points)
+
+        def accumulate(current: Partial, point: Point) -> Partial:
+            return (masked if points.active(point) < lanes else whole)(current, point)
+
+        return accumulate
+
+    def _masked_accumulator(
+        self, combiner: Combiner | Fold, accesses: Accesses, points: Points
+    ) -> Callable[[Partial, Point], Partial]:
+        """That of a vector along the reduction that has fewer lanes in use than it has."""
+        emitter, lanes = self.emitter, self.stage.lanes
+        neutral = start(emitter, combiner, self.dtype)
+        items = items_evaluator(self, self.compute.body, accesses, points)
+
+        def accumulate(current: Partial, point: Point) -> Partial:
+            mask = memory.lane_mask(lanes, points.active(point))
+            values = tuple(
+                emitter.emit(
+                    v.dtype, lanes, f"select {mask}, {v.type} %s, {v.type} %s", v,
+                    emitter.splat(n, lanes),
+                )
+                for v, n in zip(same_lanes(emitter, items(point), lanes), neutral, strict=True)
+            )  # fmt: skip
+            return values if _equal(current, neutral) else join(emitter, combiner, current, values)
+
+        return accumulate
+
+    def _whole_accumulator(
+        self, combiner: Combiner | Fold, accesses: Accesses, points: Points
+    ) -> Callable[[Partial, Point], Partial]:
+        body, emitter = self.compute.body, self.emitter
+        neutral = start(emitter, combiner, self.dtype)
+        operands = dot_operands(body) if self.compute.dot is not None else None
+        if operands is not None:
+            left, right = (evaluator(self, load, accesses, points) for load in operands)
+            types = operands[0].dtype, operands[1].dtype
+
+            def dot(current: Partial, point: Point) -> Partial:
+                (accumulator,) = current
+                x, y = left(point, ()), right(point, ())
+                return (multiply_add(emitter, types, accumulator, x, y),)
+
+            return dot
+        match body:
+            case Op(operation=Operation.MUL, args=args) if combiner is Combiner.SUM:
+                left, right = (evaluator(self, arg, accesses, points) for arg in args)
+
+                def product(current: Partial, point: Point) -> Partial:
+                    x, y = left(point, ()), right(point, ())
+                    if _equal(current, neutral):
+                        return (apply(emitter, Operation.MUL, x, y),)
+                    return (apply(emitter, Operation.FMA, x, y, *current),)
+
+                return product
+        items = items_evaluator(self, body, accesses, points)
+
+        def joined(current: Partial, point: Point) -> Partial:
+            values = items(point)
+            return values if _equal(current, neutral) else join(emitter, combiner, current, values)
+
+        return joined
+
+    def _join(self, combiner: Combiner | Fold, values: dict[Key, Partial]) -> dict[Point, Partial]:
+        """Join partial accumulators in a tree, then lanes."""
+        groups: dict[Point, list[Partial]] = {}
+        for (point, _), partial in values.items():
+            groups.setdefault(point, []).append(partial)
+        result = {}
+        for point, group in groups.items():
+            while len(group) > 1:
+                pairs = [group[i : i + 2] for i in range(0, len(group), 2)]
+                group = [
+                    join(self.emitter, combiner, *pair) if len(pair) == 2 else pair[0]
+                    for pair in pairs
+                ]
+            partial = group[0]
+            if self.reduces_lanes:
+                whole = same_lanes(self.emitter, partial, self.stage.lanes)
+                partial = join_lanes(self.emitter, combiner, whole)
+            result[point] = partial
+        init = self.compute.init
+        if self.reduces_lanes and init is not None:
+            with self._points(self.spatial) as points:
+                items = items_evaluator(self, init, resolve(self.stage, init, points), points)
+                for point, partial in result.items():
+                    result[point] = join(self.emitter, combiner, items(point), partial)
+        return result
+
+    # ---- without a reduction
+
+    def _map(self) -> dict[Point, Partial]:
+        compute = self.compute
+        result: dict[Point, Partial] = {}
+        with self._points(compute.unroll) as points:
+            accesses = resolve(self.stage, compute.body, points, self.padding)
+            in_bounds = bounds_check(accesses)
+            items = items_evaluator(self, compute.body, accesses, points)
+            for point in points:
+                if not in_bounds(point):
+                    raise ScheduleError("a load outside of its tensor, and no reduction to skip")
+                result[point] = items(point)
+        return result
+
+    # ---- stores
+
+    def _finish(self, results: dict[Point, Partial]) -> None:
+        with self._points(self.spatial) as points:
+            if self.compute.store_vector is not None:
+                self._transposed(results, points)
+                return
+            prepared = [self._prepare(store, points) for store in self.compute.stores]
+            for point in points:
+                for value_of, target in prepared:
+                    value = value_of(point, results[point])
+                    if isinstance(target, RegisterAccess):
+                        self.stage.registers[target.key(point)] = value
+                    else:
+                        self._write(target, value, points, point)
+
+    def _prepare(self, store: Store, points: Points) -> tuple[Evaluator, Access | RegisterAccess]:
+        """What a store writes, and where."""
+        value = evaluator(self, store.value, resolve(self.stage, store.value, points), points)
+        if store.target.tensor.space is Space.REGISTER:
+            return value, resolve_register(self.stage, store.target, points)
+        return value, resolve_target(self.stage, store.target, points)
+
+    def _write(self, target: Access, value: Value, points: Points, point: Point) -> None:
+        lanes = 1 if self.reduces_lanes else points.lanes
+        active = 1 if self.reduces_lanes else points.active(point)
+        memory.store(self.stage, target, self.emitter.splat(value, lanes), point, active)
+
+    def _transposed(self, results: dict[Point, Partial], points: Points) -> None:
+        """Lanes along one axis become lanes along another.
+
+        Before: for each j of `store_vector` one vector over `vector`; after: for each lane of
+        `vector` one vector over j.
+        """
+        axis = self.compute.store_vector
+        (store,) = self.compute.stores
+        position = [t.axis for t in self.spatial].index(axis) if axis else 0
+        width = points.lanes
+        target = resolve_target(self.stage, store.target, points)
+        accesses = resolve(self.stage, store.value, points)
+        value_of = evaluator(self, store.value, accesses, points)
+        groups: dict[Point, dict[int, Value]] = {}
+        for point, partial in results.items():
+            value = value_of(point, partial)
+            rest = (*point[:position], *point[position + 1 :])
+            groups.setdefault(rest, {})[point[position]] = value
+        for rest, group in groups.items():
+            first = (*rest[:position], 0, *rest[position:])
+            if width == 1 or len(group) != width or points.active(first) != width:
+                # A ragged tile is scattered lane by lane.
+                for i, value in group.items():
+                    self._write(target, value, points, (*rest[:position], i, *rest[position:]))
+                continue
+            rows = transpose(self.emitter, [group[i] for i in range(width)])
+            for lane, row in enumerate(rows):
+                across = target.transposed(position, lane)
+                memory.store(self.stage, across, row, first, width)
+
+    def _points(self, tiles: Sequence[Tile]) -> Points:
+        return Points(self.stage, tiles, self.compute.vector, self.compute.dot)
+
+
+def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:
+    """The part of a point at some positions."""
+    match positions:
+        case []:
+            return lambda point: ()
+        case [one]:
+            return lambda point: (point[one],)
+        case _:
+            return itemgetter(*positions)
+
+
+def _equal(values: Partial, constants: Partial) -> bool:
+    """Whether all values are these constants: an accumulator that nothing was added to."""
+    for value, constant in zip(values, constants, strict=True):
+        if value.const is None or value.const != constant.const:
+            return False
+    return True

@@ -1,0 +1,156 @@
+"""Tensor expressions, prepared once for all points of a register tile.
+
+What a tree says is the same at every point; walking it, and looking up how its loads are accessed,
+is done once. What is left for a point is a list of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from compiler.codegen.cpu import memory
+from compiler.codegen.cpu.access import Kind, Linear, bind, evaluate
+from compiler.codegen.cpu.arithmetic import apply, cast
+from compiler.codegen.cpu.combining import Partial
+from compiler.codegen.cpu.resolve import Accesses, RegisterAccess, resolve_target
+from compiler.codegen.cpu.ssa import Value, element
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import (
+    Accumulator,
+    Cast,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Tee,
+    walk,
+)
+from compiler.loops.semantics import items_of
+
+if TYPE_CHECKING:
+    from compiler.codegen.cpu.compute import ComputeLowering
+    from compiler.codegen.cpu.points import Point, Points
+
+Evaluator = Callable[["Point", Partial], Value]
+"""The value of an expression at a point, given the items of its accumulator."""
+
+_Step = Callable[["Point", Partial, list[Value]], Value]
+"""One node's value; the list holds those of the nodes before it."""
+
+
+def evaluator(
+    compute: ComputeLowering, expr: Expr, accesses: Accesses, points: Points
+) -> Evaluator:
+    """An expression, prepared for the points of a tile that is open."""
+    numbers: dict[Expr, int] = {}
+    steps: list[_Step] = []
+    for node in walk(expr):
+        steps.append(_step(compute, node, numbers, accesses, points))
+        numbers[node] = len(numbers)
+    if len(steps) == 1 and isinstance(steps[0], memory.Loader):
+        return steps[0]
+
+    def run(point: Point, accumulator: Partial) -> Value:
+        values: list[Value] = []
+        for step in steps:
+            values.append(step(point, accumulator, values))
+        return values[-1]
+
+    return run
+
+
+def items_evaluator(
+    compute: ComputeLowering, expr: Expr, accesses: Accesses, points: Points
+) -> Callable[[Point], Partial]:
+    """The items of a tuple, prepared likewise; a single value is a tuple of one."""
+    items = [evaluator(compute, item, accesses, points) for item in items_of(expr)]
+    return lambda point: tuple([item(point, ()) for item in items])
+
+
+def _step(
+    compute: ComputeLowering,
+    node: Expr,
+    numbers: Mapping[Expr, int],
+    accesses: Accesses,
+    points: Points,
+) -> _Step:
+    stage, emitter = compute.stage, compute.emitter
+    match node:
+        case Load(tensor=tensor, indirect=indirect):
+            access = accesses[node]
+            if isinstance(access, RegisterAccess):
+                return partial(_register, stage.registers, access, tensor.name)
+            load = memory.Loader(stage, compute, access, points)
+            moved = [numbers[e] for _, e in indirect]
+            if moved:
+                return lambda point, _, values: load.indirect(point, [values[n] for n in moved])
+            return load
+        case Const(value=value, type=dtype):
+            constant = emitter.const(value, dtype)
+            return lambda point, accumulator, values: constant
+        case Accumulator(number=number):
+            return lambda point, accumulator, values: accumulator[number]
+        case IndexValue(index=index, type=dtype):
+            form = bind(emitter, stage.environment, index)
+            return lambda point, accumulator, values: _index_value(
+                compute, form, points, point, dtype
+            )
+        case Op(operation=operation, args=args):
+            operands = [numbers[a] for a in args]
+            return lambda point, accumulator, values: apply(
+                emitter, operation, *[values[n] for n in operands]
+            )
+        case Cast(value=inner, type=dtype):
+            number = numbers[inner]
+            return lambda point, accumulator, values: cast(emitter, values[number], dtype)
+        case Tee(value=inner, target=target):
+            number = numbers[inner]
+
+            def keep(point: Point, accumulator: Partial, values: list[Value]) -> Value:
+                access = resolve_target(stage, target, points)
+                splat = emitter.splat(values[number], points.lanes)
+                memory.store(stage, access, splat, point, points.active(point))
+                return values[number]
+
+            return keep
+        case Reduce():
+            raise ScheduleError("a reduction was left inside an expression")
+        case _:
+            raise TypeError(f"unknown expression {type(node).__name__}")
+
+
+def _register(
+    registers: Mapping[tuple[object, ...], Value],
+    access: RegisterAccess,
+    name: str,
+    point: Point,
+    accumulator: Partial,
+    values: list[Value],
+) -> Value:
+    stored = registers.get(access.key(point))
+    if stored is None:
+        raise ScheduleError(f"register tensor '{name}' is read before it is written")
+    return stored
+
+
+def _index_value(
+    compute: ComputeLowering, form: Linear, points: Points, point: Point, dtype: DType
+) -> Value:
+    emitter, static = compute.emitter, points.static(form, point)
+    whole = DType.INT64 if dtype.is_float or dtype is DType.BOOL else dtype
+    base = cast(emitter, evaluate(emitter, Linear(form.of(Kind.RUNTIME), static)), whole)
+    lanes = form.of(Kind.LANE)
+    if lanes and points.lanes > 1:
+        name = element(whole)
+        steps = ", ".join(
+            f"{name} {sum(c * (lane // v.divisor) for v, c in lanes.items())}"
+            for lane in range(points.lanes)
+        )
+        base = emitter.splat(base, points.lanes)
+        base = emitter.emit(whole, points.lanes, f"add {base.type} %s, <{steps}>", base)
+    return cast(emitter, base, dtype)

@@ -1,0 +1,325 @@
+"""Loads and stores at points of a register tile.
+
+The lane stride of an access picks the instruction: 0 is a scalar (splatted where it is used), the
+element size a vector, `lane // n` one vector and a constant permutation, a few elements as many
+vectors and permutations, anything else a gather or a scatter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+from typing import TYPE_CHECKING
+
+from compiler.codegen.cpu.arithmetic import apply, cast, extract_lane
+from compiler.codegen.cpu.resolve import LINE, Access, Accesses
+from compiler.codegen.cpu.ssa import Value, element, suffix, type_text
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Operation, Role, Space
+
+if TYPE_CHECKING:
+    from compiler.codegen.cpu.compute import ComputeLowering
+    from compiler.codegen.cpu.lower import StageLowering
+    from compiler.codegen.cpu.points import Point, Points
+
+
+def lane_mask(lanes: int, active: int) -> str:
+    """A constant mask operand with the first `active` lanes set."""
+    bits = ", ".join(f"i1 {'true' if i < active else 'false'}" for i in range(lanes))
+    return f"<{lanes} x i1> <{bits}>"
+
+
+class Loader:
+    """Reads what an access gives at a point, once for each place."""
+
+    def __init__(
+        self, stage: StageLowering, compute: ComputeLowering, access: Access, points: Points
+    ) -> None:
+        self._stage = stage
+        self._compute = compute
+        self._access = access
+        self._points = points
+        self._is_written = access.tensor.name in stage.written
+        self._known: dict[tuple[int, int, int], Value] = {}
+
+    def __call__(self, point: Point, _: Sequence[Value] = (), __: Sequence[Value] = ()) -> Value:
+        """The element, or lanes; callable as a step of an expression."""
+        access = self._access
+        offset = access.constant
+        for i, stride in access.unrolled:  # `offset`, which is called for every operand
+            offset += stride * point[i]
+        active = self._points.active(point) if self._points.is_ragged else 0
+        epoch = self._stage.epochs.get(access.tensor.name, 0) if self._is_written else 0
+        key = offset, active, epoch
+        value = self._known.get(key)
+        if value is None:
+            value = self._known[key] = self._load(offset, self._points.active(point), ())
+        return value
+
+    def indirect(self, point: Point, positions: Sequence[Value]) -> Value:
+        """The element, or lanes, moved along the dimensions of an indirect access."""
+        return self._load(self._access.offset(point), self._points.active(point), positions)
+
+    def _load(self, offset: int, active: int, positions: Sequence[Value]) -> Value:
+        stage, access, tensor = self._stage, self._access, self._access.tensor
+        emitter, lanes = stage.emitter, self._points.lanes
+        if tensor.space is Space.CONSTANT:
+            return emitter.const(tensor.values[offset // tensor.dtype.bytes], tensor.dtype)
+        base = access.base
+        assert base is not None
+        depth, tag = _placement(stage, self._compute, access, offset)
+        stored = DType.INT32 if access.packed > 1 else _stored_dtype(tensor.dtype)
+        lane_positions = None
+        if positions:
+            base, lane_positions = self._moved(base, positions)
+        if lane_positions is not None:
+            offsets = access.lane_offsets or (0,) * lanes
+            pointers = [
+                emitter.emit(
+                    None, 1, "getelementptr i8, ptr %s, i64 %s",
+                    emitter.offset(base, offset + offsets[lane]),
+                    extract_lane(emitter, lane_positions, min(lane, active - 1)),
+                )
+                for lane in range(active)
+            ]  # fmt: skip
+            value = _gather(stage, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
+        elif not access.is_vector:
+            where = emitter.offset(base, offset, depth)
+            value = _scalar_load(stage, where, stored, depth, tag, tensor.dtype.bytes)
+        elif access.contiguous:
+            where = emitter.offset(base, offset, depth)
+            # an element of several may lie anywhere, any other at a multiple of its size
+            least = 1 if access.packed > 1 else stored.bytes
+            align = max(least, gcd(LINE, offset, access.alignment))
+            value = _vector_load(stage, where, stored, lanes, active, align, depth, tag)
+        else:
+            permuted = _permuted_load(stage, access, base, offset, lanes, stored, depth, tag)
+            if permuted is None:
+                permuted = _strided_load(stage, access, base, offset, active, stored, depth, tag)
+            if permuted is None:
+                pointers = [
+                    emitter.offset(base, offset + access.lane_offsets[lane], depth)
+                    for lane in range(active)
+                ]
+                permuted = _gather(stage, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
+            value = permuted
+        return value if access.packed > 1 else _from_storage(stage, value, tensor.dtype)
+
+    def _moved(self, base: Value, positions: Sequence[Value]) -> tuple[Value, Value | None]:
+        """The base at run-time positions, and bytes from it for each lane where lanes differ."""
+        emitter = self._stage.emitter
+        lanes: Value | None = None
+        for value, stride in zip(positions, self._access.indirect_strides, strict=True):
+            position = cast(emitter, value, DType.INT64)
+            bytes_ = apply(emitter, Operation.MUL, position, emitter.const(stride, DType.INT64))
+            if bytes_.lanes == 1:
+                base = emitter.emit(None, 1, "getelementptr i8, ptr %s, i64 %s", base, bytes_)
+            else:
+                lanes = bytes_ if lanes is None else apply(emitter, Operation.ADD, lanes, bytes_)
+        return base, lanes
+
+
+def _placement(
+    stage: StageLowering, compute: ComputeLowering, access: Access, offset: int
+) -> tuple[int, str]:
+    """The scope depth of a load, and a tag that tells apart reads before and after a write.
+
+    What is only read may move out of loops, as far as registers are left for it.
+    """
+    emitter, base = stage.emitter, access.base
+    assert base is not None
+    if access.tensor.name in stage.written:
+        return emitter.depth, f" ; {stage.epochs.get(access.tensor.name, 0)}"
+    if base.depth == emitter.depth:
+        return base.depth, ""
+    key = (base.name, offset)
+    if key not in compute.hoisted:
+        if len(compute.hoisted) + compute.accumulators + 2 > stage.registers_available:
+            return emitter.depth, ""
+        compute.hoisted.add(key)
+    return base.depth, ""
+
+
+def _scalar_load(
+    stage: StageLowering, where: Value, dtype: DType, depth: int, tag: str, align: int
+) -> Value:
+    text = f"load {element(dtype)}, ptr %s, align {align}{tag}"
+    return stage.emitter.emit(dtype, 1, text, where, depth=depth)
+
+
+def _vector_load(
+    stage: StageLowering,
+    where: Value,
+    dtype: DType,
+    lanes: int,
+    active: int,
+    align: int,
+    depth: int,
+    tag: str,
+) -> Value:
+    vector = type_text(dtype, lanes)
+    align = gcd(align, lanes * dtype.bytes)
+    if active == lanes:
+        text = f"load {vector}, ptr %s, align {align}{tag}"
+        return stage.emitter.emit(dtype, lanes, text, where, depth=depth)
+    name = f"llvm.masked.load.{suffix(dtype, lanes)}.p0"
+    stage.emitter.declarations.add(f"declare {vector} @{name}(ptr, i32, <{lanes} x i1>, {vector})")
+    text = (
+        f"call {vector} @{name}(ptr %s, i32 {min(align, dtype.bytes)}, {lane_mask(lanes, active)},"
+        f" {vector} zeroinitializer){tag}"
+    )
+    return stage.emitter.emit(dtype, lanes, text, where, depth=depth)
+
+
+def _permuted_load(
+    stage: StageLowering,
+    access: Access,
+    base: Value,
+    offset: int,
+    lanes: int,
+    dtype: DType,
+    depth: int,
+    tag: str,
+) -> Value | None:
+    """One aligned vector and a constant permutation, where all lanes lie inside one vector."""
+    size = dtype.bytes
+    span = lanes * size
+    start = offset - offset % span
+    picks = [(offset - start + o) // size for o in access.lane_offsets]
+    if access.alignment % span or min(picks) < 0 or max(picks) >= lanes:
+        return None
+    if access.tensor.bytes < start + span:
+        return None
+    where = stage.emitter.offset(base, start, depth)
+    whole = _vector_load(stage, where, dtype, lanes, lanes, span, depth, tag)
+    return stage.emitter.shuffle(whole, None, picks)
+
+
+def _strided_load(
+    stage: StageLowering,
+    access: Access,
+    base: Value,
+    offset: int,
+    active: int,
+    dtype: DType,
+    depth: int,
+    tag: str,
+) -> Value | None:
+    """Lanes a few elements apart: the vectors that hold them, joined by constant permutations.
+
+    At most half as many vectors as lanes; beyond that, one load a lane is as good. The last vector
+    ends at the last lane, so that nothing beyond what is asked for is read.
+    """
+    lanes, size = len(access.lane_offsets), dtype.bytes
+    stride = access.lane_offsets[1] // size if lanes > 1 else 0
+    if not 1 < stride <= lanes // 2 or access.lane_offsets != tuple(
+        lane * stride * size for lane in range(lanes)
+    ):
+        return None
+    span = (active - 1) * stride + 1
+    if span < lanes:
+        return None
+    joined: Value | None = None
+    picks: dict[int, int] = {}
+    for first in dict.fromkeys(min(start, span - lanes) for start in range(0, span, lanes)):
+        where = stage.emitter.offset(base, offset + first * size, depth)
+        align = gcd(LINE, offset + first * size, access.alignment)
+        part = _vector_load(stage, where, dtype, lanes, lanes, align, depth, tag)
+        inside = [i for i in range(active) if i not in picks and i * stride < first + lanes]
+        here = 0 if joined is None else lanes
+        picks |= {lane: here + lane * stride - first for lane in inside}
+        if joined is not None or span == lanes:
+            order = [picks.get(lane, 0) for lane in range(lanes)]
+            part = stage.emitter.shuffle(part if joined is None else joined, joined and part, order)
+            picks = {lane: lane for lane in picks}
+        joined = part
+    return joined
+
+
+def _gather(
+    stage: StageLowering,
+    pointers: Sequence[Value],
+    dtype: DType,
+    lanes: int,
+    depth: int,
+    tag: str,
+    align: int,
+) -> Value:
+    value = Value("poison", dtype, lanes)
+    for lane, where in enumerate(pointers):
+        item = _scalar_load(stage, where, dtype, depth, tag, align)
+        text = f"insertelement {value.type} %s, {item.type} %s, i32 {lane}"
+        value = stage.emitter.emit(dtype, lanes, text, value, item)
+    return value
+
+
+def store(stage: StageLowering, access: Access, value: Value, point: Point, active: int) -> None:
+    """Write a value (scalar, or `active` lanes of a vector) at a point."""
+    tensor, emitter = access.tensor, stage.emitter
+    offset = access.offset(point)
+    assert access.base is not None
+    value = _to_storage(stage, value, tensor.dtype)
+    dtype = value.dtype
+    assert dtype is not None
+    depth = emitter.depth
+    stage.epochs[tensor.name] = stage.epochs.get(tensor.name, 0) + 1
+    if value.lanes == 1:
+        where = emitter.offset(access.base, offset, depth)
+        emitter.effect(f"store {value.type} {value.name}, ptr {where.name}, align {dtype.bytes}")
+    elif not access.is_vector:
+        raise ScheduleError(f"lanes are stored to one element of '{tensor.name}'")
+    elif not access.contiguous:
+        for lane in range(active):
+            where = emitter.offset(access.base, offset + access.lane_offsets[lane], depth)
+            item = extract_lane(emitter, value, lane)
+            emitter.effect(f"store {item.type} {item.name}, ptr {where.name}, align {dtype.bytes}")
+    elif active < value.lanes:
+        where = emitter.offset(access.base, offset, depth)
+        name = f"llvm.masked.store.{suffix(dtype, value.lanes)}.p0"
+        emitter.declarations.add(
+            f"declare void @{name}({value.type}, ptr, i32, <{value.lanes} x i1>)"
+        )
+        emitter.effect(
+            f"call void @{name}({value.type} {value.name}, ptr {where.name}, i32 {dtype.bytes},"
+            f" {lane_mask(value.lanes, active)})"
+        )
+    else:
+        where = emitter.offset(access.base, offset, depth)
+        align = max(dtype.bytes, gcd(value.lanes * dtype.bytes, offset, access.alignment))
+        align = min(align, LINE)
+        emitter.effect(f"store {value.type} {value.name}, ptr {where.name}, align {align}")
+
+
+def prefetch(
+    stage: StageLowering, accesses: Accesses, points: Sequence[Point], distance: int
+) -> None:
+    """Ask for the cache lines of weights, and of vectors of inputs, `distance` bytes ahead."""
+    emitter = stage.emitter
+    for access in accesses.values():
+        if not isinstance(access, Access) or access.tensor.space is not Space.MEMORY:
+            continue
+        role = access.tensor.role
+        if role is not Role.WEIGHT and not (role is Role.INPUT and access.is_vector):
+            continue
+        if not access.contiguous or access.base is None or access.base.depth < emitter.depth:
+            continue
+        emitter.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        lines = sorted({access.offset(point) // LINE for point in points})
+        for line in lines:
+            where = emitter.offset(access.base, line * LINE + distance, emitter.depth)
+            emitter.effect(f"call void @llvm.prefetch.p0(ptr {where.name}, i32 0, i32 3, i32 1)")
+
+
+def _stored_dtype(dtype: DType) -> DType:
+    return DType.UINT8 if dtype is DType.BOOL else dtype
+
+
+def _from_storage(stage: StageLowering, value: Value, dtype: DType) -> Value:
+    return cast(stage.emitter, value, dtype) if dtype is DType.BOOL else value
+
+
+def _to_storage(stage: StageLowering, value: Value, dtype: DType) -> Value:
+    if value.dtype is not dtype:
+        raise TypeError(f"a {value.dtype} is stored to a tensor of {dtype}")
+    return cast(stage.emitter, value, DType.UINT8) if dtype is DType.BOOL else value

@@ -1,0 +1,79 @@
+"""The order in which the points of a register tile are emitted."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+from compiler.codegen.cpu.points import Point
+from compiler.codegen.cpu.resolve import Access
+from compiler.loops.expr import Space
+
+
+def constant_points(points: list[Point], matrix: Access, spatial: Sequence[int]) -> list[Point]:
+    """Drop the zeros of a constant matrix, and start each sum with a coefficient of one.
+
+    A transform by a constant matrix (Winograd) so costs what its nonzero coefficients cost.
+    """
+    size = matrix.tensor.dtype.bytes
+    coefficients = {p: matrix.tensor.values[matrix.offset(p) // size] for p in points}
+    rank: dict[Point, int] = {}
+    for point in points:
+        rank.setdefault(tuple(point[i] for i in spatial), len(rank))
+    return sorted(
+        (p for p in points if coefficients[p]),
+        key=lambda p: (rank[tuple(p[i] for i in spatial)], coefficients[p] != 1),
+    )
+
+
+def greedy_points(points: list[Point], accesses: Iterable[Access], depth: int) -> list[Point]:
+    """Fewest new loads first; ties in program order.
+
+    An outer product for GEMM, and 'read each pixel once, scatter' for a depthwise convolution, both
+    fall out. Loads that move out of the loop do not count.
+    """
+    inner = [
+        access
+        for access in accesses
+        if access.tensor.space is Space.MEMORY
+        and access.base is not None
+        and access.base.depth >= depth
+    ]
+    if not inner or len(points) < 2:
+        return points
+    users: dict[tuple[int, int], list[int]] = {}
+    needs: list[list[tuple[int, int]]] = []
+    for number, point in enumerate(points):
+        keys = [(i, access.offset(point)) for i, access in enumerate(inner)]
+        needs.append(keys)
+        for key in keys:
+            users.setdefault(key, []).append(number)
+    missing = [len(keys) for keys in needs]
+    queues: list[list[int]] = [[] for _ in range(len(inner) + 1)]
+    for number, count in enumerate(missing):
+        heapq.heappush(queues[count], number)
+    loaded: set[tuple[int, int]] = set()
+    done = [False] * len(points)
+    result: list[Point] = []
+    while len(result) < len(points):
+        number = _next(queues, done, missing)
+        done[number] = True
+        result.append(points[number])
+        for key in needs[number]:
+            if key in loaded:
+                continue
+            loaded.add(key)
+            for user in users[key]:
+                missing[user] -= 1
+                if not done[user]:
+                    heapq.heappush(queues[missing[user]], user)
+    return result
+
+
+def _next(queues: list[list[int]], done: list[bool], missing: list[int]) -> int:
+    for count, queue in enumerate(queues):
+        while queue and (done[queue[0]] or missing[queue[0]] != count):
+            heapq.heappop(queue)
+        if queue:
+            return heapq.heappop(queue)
+    raise AssertionError("no point left")

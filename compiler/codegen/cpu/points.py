@@ -1,0 +1,110 @@
+"""The unrolled axes of a Compute, opened as generator-time points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Self
+
+from compiler.codegen.cpu.access import Bound, Kind, Linear, Variable
+from compiler.errors import ScheduleError
+from compiler.loops.index import Axis
+from compiler.loops.nest import Tile
+
+if TYPE_CHECKING:
+    from compiler.codegen.cpu.lower import StageLowering
+
+Point = tuple[int, ...]
+
+
+class Points:
+    """A context manager that binds unrolled axes to generator-time variables, and the vector axis
+    to lanes; `dot` runs through packed elements. Iterating gives the points in program order.
+    """
+
+    def __init__(
+        self,
+        stage: StageLowering,
+        tiles: Sequence[Tile],
+        vector: Axis | None,
+        dot: Axis | None = None,
+    ) -> None:
+        self._stage = stage
+        self._tiles = tiles
+        self._vector = vector
+        self._dot = dot
+        self._saved: dict[Axis, Bound] = {}
+        self.variables: list[Variable] = []
+        self.position: dict[Variable, int] = {}
+        self.lanes = 1
+        self._active = 1
+        self._ragged: tuple[int, int, int] | None = None
+        self.is_ragged = False
+        """Whether the last vector has fewer lanes in use than the others."""
+
+    def __enter__(self) -> Self:
+        stage = self._stage
+        self._saved = dict(stage.environment)
+        for tile in self._tiles:
+            bound = stage.environment[tile.axis]
+            count, rest, step = bound.extent // tile.step, bound.extent % tile.step, tile.step
+            if count == 0:
+                count, step = 1, bound.extent
+            elif rest:
+                if tile.axis != self._vector:
+                    raise ScheduleError(
+                        f"axis {tile.axis.name}: a tile of {bound.extent} is no multiple of {step}"
+                    )
+                self._ragged = (len(self.variables), step, bound.extent)
+                self.is_ragged = True
+                count += 1
+            variable = Variable(Kind.UNROLLED, count)
+            self.position[variable] = len(self.variables)
+            self.variables.append(variable)
+            start = Linear(dict(bound.start.terms), bound.start.constant)
+            if count > 1:
+                start.add(Linear({variable: step}))
+            if tile.axis == self._dot:
+                start.add(Linear({Variable(Kind.PACKED, step): 1}))
+            stage.environment[tile.axis] = Bound(start, step)
+        if self._vector is not None:
+            self._open_lanes(self._vector)
+        return self
+
+    def _open_lanes(self, axis: Axis) -> None:
+        bound = self._stage.environment.get(axis)
+        if bound is None:
+            bound = Bound(Linear(), axis.extent)
+        self._active = bound.extent
+        # A narrow power of two is a narrower vector; any other width a masked one.
+        self.lanes = 1 << (bound.extent - 1).bit_length()
+        start = Linear(dict(bound.start.terms), bound.start.constant)
+        if self.lanes > 1:
+            # A ragged last vector ends early, for bounds; for divisions all lanes count.
+            last = self._ragged[2] % self._ragged[1] if self._ragged else bound.extent
+            start.add(Linear({Variable(Kind.LANE, last, lanes=bound.extent): 1}))
+        self._stage.environment[axis] = Bound(start, 1)
+
+    def __exit__(self, *exc: object) -> None:
+        self._stage.environment = self._saved
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(product(*[range(v.count) for v in self.variables]))
+
+    @property
+    def lanes_in_use(self) -> int:
+        """Lanes in use at every point, where none is ragged."""
+        return self._active
+
+    def active(self, point: Point) -> int:
+        """Lanes in use at a point."""
+        if self._ragged is None:
+            return self._active
+        position, step, extent = self._ragged
+        return min(step, extent - point[position] * step)
+
+    def static(self, form: Linear, point: Point) -> int:
+        """The generator-time part of a form at a point."""
+        return form.constant + sum(
+            c * point[self.position[v]] for v, c in form.of(Kind.UNROLLED).items()
+        )

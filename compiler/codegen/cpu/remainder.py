@@ -1,0 +1,102 @@
+"""The remainder of a float division, exact whatever the quotient, without a C library.
+
+LLVM's frem is a call to fmod on every target.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from compiler.codegen.cpu.arithmetic import apply, cast, cast_unchecked
+from compiler.codegen.cpu.combining import join_lanes
+from compiler.codegen.cpu.ssa import Emitter, Value, suffix
+from compiler.dtypes import DType
+from compiler.loops.expr import Combiner, Operation
+
+_STEP = 25
+"""Bits of the quotient that are found at once: times half a mantissa they make an exact product."""
+_HALF = 2.0**25
+_INFINITY = float("inf")
+_SMALLEST = 2.2250738585072014e-308
+
+
+class _Do(Protocol):
+    def __call__(self, operation: Operation, *args: Value | float) -> Value: ...
+
+
+def float_remainder(emitter: Emitter, a: Value, b: Value) -> Value:
+    """fmod(a, b): a - trunc(a / b) b, with the sign of a. NaN where a is infinite or b is 0.
+
+    With mantissas in [1, 2) and d = exponent(a) - exponent(b), it is 2**exponent(b) times
+    (mantissa(a) 2**d) mod mantissa(b), found by a loop that shifts in up to `_STEP` of the d bits
+    a time. It runs as often as the lane with the largest d needs, mostly once or twice.
+    """
+    dtype = a.dtype
+    assert dtype is not None
+    if dtype is not DType.FLOAT64:
+        # exact: a float64 holds every narrower number, and the remainder has no more bits than b
+        wide = (cast(emitter, value, DType.FLOAT64) for value in (a, b))
+        return cast(emitter, float_remainder(emitter, *wide), dtype)
+    lanes = max(a.lanes, b.lanes)
+    a, b = (emitter.splat(value, lanes) for value in (a, b))
+
+    def do(operation: Operation, *args: Value | float) -> Value:
+        return apply(
+            emitter,
+            operation,
+            *(v if isinstance(v, Value) else emitter.const(v, DType.FLOAT64, lanes) for v in args),
+        )
+
+    dividend, divisor = do(Operation.ABS, a), do(Operation.ABS, b)
+    (a_power, a_part), (b_power, b_part) = _split(do, dividend), _split(do, divisor)
+    bits = do(Operation.MAX, do(Operation.SUB, a_power, b_power), 0.0)
+    high = do(Operation.DIV, do(Operation.FLOOR, do(Operation.MUL, b_part, _HALF)), _HALF)
+    low = do(Operation.SUB, b_part, high)
+
+    def reduced(rest: Value) -> Value:
+        """rest mod b_part, where the quotient has at most `_STEP` bits: every step is exact."""
+        whole = do(Operation.DIV, rest, b_part)
+        whole = emitter.call(
+            DType.FLOAT64, lanes, f"llvm.trunc.{suffix(DType.FLOAT64, lanes)}", whole
+        )
+        rest = do(Operation.SUB, rest, do(Operation.MUL, whole, high))
+        rest = do(Operation.SUB, rest, do(Operation.MUL, whole, low))
+        # the quotient may have been rounded up to a whole number
+        return do(
+            Operation.SELECT, do(Operation.LT, rest, 0.0), do(Operation.ADD, rest, b_part), rest
+        )
+
+    def step(_counter: Value, carried: list[Value]) -> list[Value]:
+        rest, left = carried
+        now = do(Operation.MIN, left, float(_STEP))
+        shifted = reduced(do(Operation.SCALE, rest, now))
+        return [shifted, do(Operation.SUB, left, now)]
+
+    (most,) = join_lanes(emitter, Combiner.MAX, (bits,))
+    turns = apply(
+        emitter,
+        Operation.CEIL,
+        apply(emitter, Operation.DIV, most, emitter.const(float(_STEP), DType.FLOAT64)),
+    )
+    zero = emitter.const(0, DType.INT64)
+    count = cast_unchecked(emitter, turns, DType.INT64)
+    rest, _ = emitter.loop(zero, count, [reduced(a_part), bits], step, may_be_empty=True)
+    rest = do(Operation.SCALE, rest, b_power)
+    signed = do(Operation.SELECT, do(Operation.LT, a, 0.0), do(Operation.NEG, rest), rest)
+    result = do(Operation.SELECT, do(Operation.LT, dividend, divisor), a, signed)
+    defined = do(
+        Operation.AND,
+        do(Operation.LT, dividend, _INFINITY),
+        do(Operation.LT, 0.0, divisor),
+    )
+    nan = do(Operation.MUL, do(Operation.SUB, a, a), do(Operation.DIV, b, b))
+    return do(Operation.SELECT, defined, result, nan)
+
+
+def _split(do: _Do, x: Value) -> tuple[Value, Value]:
+    """Exponent and mantissa of a positive number, subnormal ones too."""
+    subnormal = do(Operation.LT, x, _SMALLEST)
+    normal = do(Operation.SELECT, subnormal, do(Operation.MUL, x, 2.0**54), x)
+    power = do(Operation.EXPONENT, normal)
+    power = do(Operation.SELECT, subnormal, do(Operation.SUB, power, 54.0), power)
+    return power, do(Operation.MANTISSA, normal)

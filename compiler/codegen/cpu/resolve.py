@@ -1,0 +1,197 @@
+"""Loads and stores of a compute, resolved once for all points of its register tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import gcd
+from typing import TYPE_CHECKING
+
+from compiler.codegen.cpu.access import (
+    Guard,
+    Kind,
+    Linear,
+    Padding,
+    alignment,
+    bind,
+    locate,
+    pointer,
+)
+from compiler.codegen.cpu.ssa import Value
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Expr, Load, Space, Tensor, walk
+
+if TYPE_CHECKING:
+    from compiler.codegen.cpu.lower import StageLowering
+    from compiler.codegen.cpu.points import Point, Points
+
+LINE = 64
+"""Bytes to which buffers are aligned: a cache line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A load or store, resolved once for all points of a tile. Offsets and strides are bytes."""
+
+    tensor: Tensor
+    base: Value | None
+    constant: int
+    unrolled: tuple[tuple[int, int], ...]
+    """Pairs of a position in the point and the stride along it."""
+    lane_offsets: tuple[int, ...]
+    """Offset of each lane; empty for a scalar."""
+    guards: tuple[tuple[tuple[tuple[int, int], ...], int, int], ...]
+    """Static guards: strides over the point, constant, extent."""
+    alignment: int
+    indirect_strides: tuple[int, ...] = ()
+    packed: int = 1
+    """Neighbouring elements that are loaded as one of 32 bits."""
+    contiguous: bool = field(init=False, default=False)
+    """Whether the lanes lie side by side, in order."""
+
+    def __post_init__(self) -> None:
+        size = self.tensor.dtype.bytes * self.packed
+        side_by_side = range(0, size * len(self.lane_offsets), size)
+        object.__setattr__(self, "contiguous", self.lane_offsets == tuple(side_by_side))
+
+    def offset(self, point: Point) -> int:
+        total = self.constant
+        for i, stride in self.unrolled:
+            total += stride * point[i]
+        return total
+
+    def transposed(self, position: int, lane: int) -> Access:
+        """The access whose lanes run along an unrolled axis, at one lane of the old vector axis."""
+        stride = next((s for i, s in self.unrolled if i == position), 0)
+        offsets = tuple(stride * i for i in range(len(self.lane_offsets)))
+        return replace(self, constant=self.constant + self.lane_offsets[lane], lane_offsets=offsets)
+
+    @property
+    def is_vector(self) -> bool:
+        return bool(self.lane_offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterAccess:
+    """A register tensor's element: its name, and for each index the run-time loops that it depends
+    on, its constant, and pairs of a position in the point and the coefficient along it.
+    """
+
+    name: str
+    indices: tuple[tuple[frozenset[tuple[int, int]], int, tuple[tuple[int, int], ...]], ...]
+
+    def key(self, point: Point) -> tuple[object, ...]:
+        return (
+            self.name,
+            *[
+                (runtime, constant + sum(c * point[i] for i, c in unrolled))
+                for runtime, constant, unrolled in self.indices
+            ],
+        )
+
+
+Accesses = Mapping[Load, Access | RegisterAccess]
+
+
+def resolve(
+    stage: StageLowering, expr: Expr, points: Points, padding: Padding = Padding.READ
+) -> dict[Load, Access | RegisterAccess]:
+    """Every load of an expression."""
+    return {
+        node: resolve_register(stage, node, points)
+        if node.tensor.space is Space.REGISTER
+        else _resolve(stage, node, points, padding)
+        for node in walk(expr)
+        if isinstance(node, Load)
+    }
+
+
+def resolve_register(stage: StageLowering, load: Load, points: Points) -> RegisterAccess:
+    """An element of a register tensor, for reading or writing."""
+    indices = []
+    for index in load.index:
+        form = bind(stage.emitter, stage.environment, index)
+        runtime = frozenset((id(v), c) for v, c in form.of(Kind.RUNTIME).items())
+        unrolled = tuple((points.position[v], c) for v, c in form.of(Kind.UNROLLED).items())
+        indices.append((runtime, form.constant, unrolled))
+    return RegisterAccess(load.tensor.name, tuple(indices))
+
+
+def resolve_target(stage: StageLowering, target: Load, points: Points) -> Access:
+    """Where a store goes."""
+    access = _resolve(stage, target, points, Padding.READ)
+    if access.guards:
+        raise ScheduleError(f"a store to '{target.tensor.name}' may be out of bounds")
+    return access
+
+
+def _resolve(stage: StageLowering, load: Load, points: Points, padding: Padding) -> Access:
+    tensor = load.tensor
+    address = locate(stage.emitter, stage.environment, load, padding)
+    offset = address.offset
+    unrolled = tuple((points.position[v], stride) for v, stride in offset.of(Kind.UNROLLED).items())
+    packed = _packed(tensor, offset)
+    lanes = offset.of(Kind.LANE)
+    lane_offsets: tuple[int, ...] = ()
+    if lanes:
+        terms = [(stride, variable.divisor) for variable, stride in lanes.items()]
+        lane_offsets = tuple(
+            [sum([stride * (lane // by) for stride, by in terms]) for lane in range(points.lanes)]
+        )
+    base = None
+    if tensor.space is Space.MEMORY:
+        base = pointer(stage.emitter, stage.base(tensor), offset)
+    elif offset.of(Kind.RUNTIME) or lanes:
+        raise ScheduleError(f"constant '{tensor.name}' needs a static index")
+    indirect = []
+    for dim, _ in load.indirect:
+        if tensor.layout.factors:
+            raise ScheduleError(f"indirect read of '{tensor.name}' needs a row-major layout")
+        indirect.append(tensor.byte_strides[dim])
+    return Access(
+        tensor,
+        base,
+        offset.constant,
+        unrolled,
+        lane_offsets,
+        tuple(_static_guard(tensor, guard, points) for guard in address.guards),
+        gcd(alignment(offset, LINE), *indirect),
+        tuple(indirect),
+        packed,
+    )
+
+
+def _packed(tensor: Tensor, offset: Linear) -> int:
+    """How many elements one operand of a dot instruction takes: they must be neighbours."""
+    group = offset.of(Kind.PACKED)
+    if not group:
+        return 1
+    ((variable, stride),) = group.items()
+    if stride != tensor.dtype.bytes or tensor.space is not Space.MEMORY:
+        raise ScheduleError(f"elements of '{tensor.name}' that are packed do not lie side by side")
+    return variable.count
+
+
+def _static_guard(
+    tensor: Tensor, guard: Guard, points: Points
+) -> tuple[tuple[tuple[int, int], ...], int, int]:
+    form = guard.index
+    if any(form.of(kind) for kind in (Kind.RUNTIME, Kind.LANE, Kind.PACKED)):
+        raise ScheduleError(
+            f"'{tensor.name}' is accessed outside of its bounds at run time: halo, clip or peel"
+        )
+    terms = tuple((points.position[v], c) for v, c in form.terms.items())
+    return terms, form.constant, guard.extent
+
+
+def bounds_check(accesses: Accesses) -> Callable[[Point], bool]:
+    """Whether every load of the expression is in bounds at a point."""
+    guards = [g for a in accesses.values() if isinstance(a, Access) for g in a.guards]
+
+    def in_bounds(point: Point) -> bool:
+        for terms, constant, extent in guards:
+            if not 0 <= constant + sum(c * point[i] for i, c in terms) < extent:
+                return False
+        return True
+
+    return in_bounds

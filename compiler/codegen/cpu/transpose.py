@@ -1,0 +1,22 @@
+"""Transposition of square tiles in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.codegen.cpu.ssa import Emitter, Value
+
+
+def transpose(emitter: Emitter, rows: Sequence[Value]) -> list[Value]:
+    """A square of n vectors of n lanes, n a power of two, in log2(n) stages of shuffles."""
+    width, result, step = len(rows), list(rows), 1
+    while step < width:
+        low = [lane if not lane & step else (lane & ~step) + width for lane in range(width)]
+        high = [lane | step if not lane & step else lane + width for lane in range(width)]
+        for i in range(width):
+            if not i & step:
+                first, second = result[i], result[i | step]
+                result[i] = emitter.shuffle(first, second, low)
+                result[i | step] = emitter.shuffle(first, second, high)
+        step *= 2
+    return result

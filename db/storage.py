@@ -1,0 +1,94 @@
+"""All stores over one database and one folder of blobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from db.clock import Clock, system_clock
+from db.engine import open_engine
+from db.migrate import upgrade
+from db.stores.blobs import BlobStore
+from db.stores.cost_models import CostModelStore
+from db.stores.events import EventStore
+from db.stores.jobs import JobStore
+from db.stores.leases import LeaseStore
+from db.stores.models import ModelStore
+from db.stores.plans import GraphPlanStore
+from db.stores.records import RecordStore
+from db.stores.runs import RunStore
+from db.stores.tasks import TaskStore, WorkloadStore
+from db.stores.tokens import TokenStore
+from db.stores.verdicts import VerdictStore
+from db.stores.workers import WorkerStore
+
+WORKER_LOST_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What the web process, the tuner process and the embedded commands share."""
+
+    engine: sa.Engine
+    clock: Clock
+    blobs: BlobStore
+    models: ModelStore
+    jobs: JobStore
+    events: EventStore
+    tasks: TaskStore
+    workloads: WorkloadStore
+    records: RecordStore
+    plans: GraphPlanStore
+    verdicts: VerdictStore
+    cost_models: CostModelStore
+    runs: RunStore
+    leases: LeaseStore
+    workers: WorkerStore
+    tokens: TokenStore
+
+    @staticmethod
+    def open(
+        database_url: str,
+        blob_folder: Path,
+        clock: Clock = system_clock,
+        *,
+        worker_lost_seconds: float = WORKER_LOST_SECONDS,
+    ) -> Storage:
+        """Open a database and bring it to this release's schema.
+
+        Args:
+            database_url: `sqlite:///FILE` or `postgresql://user:password@host/name`.
+            blob_folder: where large bytes lie; made if it is not there.
+            clock: the time in seconds since the epoch.
+            worker_lost_seconds: silence after which a worker counts as lost.
+
+        Raises:
+            DatabaseError: if it cannot be opened, or is of a newer release.
+        """
+        engine = open_engine(database_url)
+        upgrade(engine)
+        blobs = BlobStore(blob_folder)
+        return Storage(
+            engine=engine,
+            clock=clock,
+            blobs=blobs,
+            models=ModelStore(engine, blobs, clock),
+            jobs=JobStore(engine, clock),
+            events=EventStore(engine, clock),
+            tasks=TaskStore(engine, clock),
+            workloads=WorkloadStore(engine, clock),
+            records=RecordStore(engine, clock),
+            plans=GraphPlanStore(engine, clock),
+            verdicts=VerdictStore(engine, clock),
+            cost_models=CostModelStore(engine, blobs, clock),
+            runs=RunStore(engine, clock),
+            leases=LeaseStore(engine, clock),
+            workers=WorkerStore(engine, clock, lost_after_seconds=worker_lost_seconds),
+            tokens=TokenStore(engine, clock),
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.engine.dispose()

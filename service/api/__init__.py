@@ -1,0 +1,1 @@
+"""The REST application: routes, schemas, and what requests go through."""

@@ -1,0 +1,76 @@
+"""The web application: routes under /v1, problem documents for errors, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import pkgutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from db.storage import Storage
+from service.api import errors, routes
+from service.api.body_limit import BodyLimitMiddleware
+from service.api.housekeeping import keep_house
+from service.api.metrics import Metrics, MetricsMiddleware
+from service.api.plain_text import PlainTextMiddleware
+from service.api.schemas import ProblemView
+from service.settings import Settings
+from service.storage import open_storage
+from service.version import version
+
+_PROBLEMS = (401, 403, 404, 409, 413, 422, 503, 507)
+
+
+def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
+    """The application. Without `storage` it opens its own at start and closes it at the end."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.stopping = False
+        opened = storage
+        if opened is None:
+            opened = await run_in_threadpool(open_storage, settings)
+        app.state.storage = opened
+        house = asyncio.create_task(keep_house(opened, settings, app.state.metrics))
+        try:
+            yield
+        finally:
+            app.state.stopping = True
+            house.cancel()
+            if storage is None:
+                opened.close()
+
+    app = FastAPI(
+        title="Tilewright",
+        version=version(),
+        summary="A search-based auto-tuning compiler service for ONNX models",
+        lifespan=lifespan,
+        responses={
+            status: {
+                "model": ProblemView,
+                "content": {errors.MEDIA_TYPE: {}},
+                "description": "A problem document",
+            }
+            for status in _PROBLEMS
+        },
+    )
+    app.state.settings = settings
+    app.state.metrics = Metrics()
+    app.add_middleware(PlainTextMiddleware)
+    app.add_middleware(BodyLimitMiddleware, limit_bytes=settings.max_body_bytes)
+    app.add_middleware(MetricsMiddleware, metrics=app.state.metrics)
+    errors.install(app)
+    for router in route_modules():
+        app.include_router(router, prefix="/v1")
+    return app
+
+
+def route_modules() -> list[APIRouter]:
+    """The `router` of every module in service.api.routes: a new file is a new group of routes."""
+    names = sorted(module.name for module in pkgutil.iter_modules(routes.__path__))
+    modules = (importlib.import_module(f"{routes.__name__}.{name}") for name in names)
+    return [module.router for module in modules]

@@ -1,0 +1,153 @@
+"""Prometheus metrics: requests as they pass, and the queues as they stand when asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from db.storage import Storage
+from db.stores.leases import RequestState
+
+# A long poll and an event stream take as long as they like; their time says nothing.
+_UNTIMED = frozenset({"/v1/leases/claim", "/v1/jobs/{job_id}/events"})
+
+
+class Metrics:
+    """One registry an application, so that several in one process (tests) do not collide."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "tilewright_http_requests",
+            "Requests by route and status",
+            ("method", "route", "status"),
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "tilewright_http_seconds",
+            "Time to the end of the answer",
+            ("method", "route"),
+            registry=self.registry,
+        )
+        self._requests_queued = Gauge(
+            "tilewright_measure_requests",
+            "Measurement requests by state",
+            ("state",),
+            registry=self.registry,
+        )
+        self._jobs = Gauge(
+            "tilewright_jobs_open", "Jobs that are not final", ("state",), registry=self.registry
+        )
+        self._served = _Totals(
+            "tilewright_served",
+            "Models by what was served after the race with the untuned program",
+            "served",
+        )
+        self.registry.register(self._served)
+        self._fallbacks = _Totals(
+            "tilewright_fallbacks", "Models of which tuned schedules fell back to defaults"
+        )
+        self.registry.register(self._fallbacks)
+        self.leases_over = Counter(
+            "tilewright_leases_over", "Leases that ran out", registry=self.registry
+        )
+        self._removed = Counter(
+            "tilewright_removed",
+            "What housekeeping removed: finished requests, bytes of blobs, silent workers",
+            ("what",),
+            registry=self.registry,
+        )
+        self._workers_slow = Gauge(
+            "tilewright_workers_throttled",
+            "Living workers whose reference kernel is slow for long",
+            registry=self.registry,
+        )
+        self._workers = Gauge(
+            "tilewright_workers_alive", "Workers with a recent heartbeat", registry=self.registry
+        )
+
+    def count_removed(self, removed: Mapping[str, int]) -> None:
+        """What housekeeping removed, by its kind."""
+        for what, count in removed.items():
+            self._removed.labels(what).inc(count)
+
+    def render(self, storage: Storage) -> bytes:
+        """The exposition text, with the queues read from the database now."""
+        depth = storage.leases.depth()
+        for state in RequestState:
+            self._requests_queued.labels(state.value).set(depth.get(state, 0))
+        for job_state, jobs in storage.jobs.counts().items():
+            if not job_state.final:
+                self._jobs.labels(job_state.value).set(jobs)
+        workers = storage.workers.list(alive=True)
+        self._workers.set(len(workers))
+        self._workers_slow.set(sum(worker.throttled for worker in workers))
+        served = storage.verdicts.counts()
+        self._served.values = served
+        self._fallbacks.values = {"": sum(served.get(name, 0) for name in ("partly", "default"))}
+        return generate_latest(self.registry)
+
+
+class _Totals(Collector):
+    """Counters that the database keeps: they survive restarts, and several processes share them.
+
+    `values` are by the label's value, or one by "" where there is no label.
+    """
+
+    def __init__(self, name: str, text: str, label: str = "") -> None:
+        self._name = name
+        self._text = text
+        self._label = label
+        self.values: dict[str, int] = {}
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        labels = [self._label] if self._label else []
+        family = CounterMetricFamily(self._name, self._text, labels=labels)
+        for value, count in sorted(self.values.items()):
+            family.add_metric([value] if labels else [], count)
+        yield family
+
+
+class MetricsMiddleware:
+    """Counts every request under its route's template, not its path."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500
+        started = time.perf_counter()
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = int(message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            route = _template(scope)
+            method = scope["method"]
+            self._metrics.requests.labels(method, route, str(status)).inc()
+            if route not in _UNTIMED:
+                self._metrics.seconds.labels(method, route).observe(time.perf_counter() - started)
+
+
+def _template(scope: Scope) -> str:
+    """The path with its parameters' names for their values: a label must not grow without end."""
+    if "route" not in scope:
+        return "unmatched"
+    parts = scope["path"].split("/")
+    for name, value in scope.get("path_params", {}).items():
+        parts = [f"{{{name}}}" if part == str(value) else part for part in parts]
+    return "/".join(parts)

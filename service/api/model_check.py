@@ -1,0 +1,39 @@
+"""Refuse at the door what cannot be tuned, so that no job fails a minute later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from service.api.schemas import JobRequest
+from service.jobs.planning import ModelRequest, plan_model
+
+
+def check_model_bytes(path: Path, name: str) -> None:
+    """Whether a file is an ONNX model at all: one that parses and has a graph.
+
+    Raises:
+        InvalidModelError: if it is not.
+    """
+    import onnx
+
+    from compiler.errors import InvalidModelError
+
+    if path.stat().st_size == 0:
+        raise InvalidModelError(f"model '{name}' is empty")
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:
+        raise InvalidModelError(f"model '{name}' is not an ONNX file: {error}") from error
+    if not model.HasField("graph") or not model.opset_import:
+        raise InvalidModelError(f"model '{name}' is not an ONNX model: it has no graph or no opset")
+
+
+def check_job(model: bytes, body: JobRequest) -> None:
+    """Import and plan the model as the tuner will.
+
+    Of bytes, not of a file: an uploaded model has no folder that external data could be read from.
+
+    Raises:
+        CompilerError: what is wrong, in one sentence.
+    """
+    plan_model(ModelRequest(model, body.target, body.threads, body.numerics, body.dims))

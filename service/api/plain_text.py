@@ -1,0 +1,24 @@
+"""URLs hold text that every database can hold; bodies are checked by `service.api.schemas`."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote_to_bytes
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.api.errors import invalid
+
+
+class PlainTextMiddleware:
+    """Refuses URLs with null characters."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (
+            "\0" in scope["path"] or b"\0" in unquote_to_bytes(scope["query_string"])
+        ):
+            await invalid("the URL holds a null character").response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)

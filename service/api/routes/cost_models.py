@@ -1,0 +1,37 @@
+"""Cost models: what there is, and which version tuning runs start from."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from service.api.deps import Admin, Reader, StorageDep
+from service.api.schemas import CostModelView, PromotionRequest, RollbackRequest
+from service.api.views import cost_model_view
+from service.jobs.targets import target_key
+
+router = APIRouter(tags=["cost models"])
+
+
+@router.get("/cost-models")
+def list_cost_models(
+    storage: StorageDep,
+    _: Reader,
+    target: Annotated[str | None, Query(max_length=200, description="Target key or name")] = None,
+) -> list[CostModelView]:
+    """Every version, of one target or of all, the newest first."""
+    key = None if target is None else target_key(target)
+    return [cost_model_view(model) for model in storage.cost_models.list(key)]
+
+
+@router.post("/cost-models/promote")
+def promote_cost_model(body: PromotionRequest, storage: StorageDep, _: Admin) -> CostModelView:
+    """Tuning runs of the target start from this version from now on."""
+    return cost_model_view(storage.cost_models.promote(target_key(body.target), body.version))
+
+
+@router.post("/cost-models/rollback")
+def roll_back_cost_model(body: RollbackRequest, storage: StorageDep, _: Admin) -> CostModelView:
+    """The version that was promoted before the present one is in use again."""
+    return cost_model_view(storage.cost_models.roll_back(target_key(body.target)))

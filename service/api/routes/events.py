@@ -1,0 +1,65 @@
+"""A job's progress as server-sent events, from anywhere: `Last-Event-ID` says where to go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
+
+from db.storage import Storage
+from db.stores.events import JobEvent
+from db.stores.jobs import Job
+from service.api.deps import Reader, StorageDep
+from service.api.schemas import JobEventView
+
+router = APIRouter(tags=["jobs"])
+
+POLL_SECONDS = 0.2
+
+
+def existing_job(job_id: str, storage: StorageDep, _: Reader) -> Job:
+    """Found before the stream starts, so that a wrong id is a 404 and no broken stream."""
+    return storage.jobs.get(job_id)
+
+
+@router.get("/jobs/{job_id}/events", response_class=EventSourceResponse)
+async def job_events(
+    request: Request,
+    job: Annotated[Job, Depends(existing_job)],
+    storage: StorageDep,
+    last_event_id: Annotated[str | None, Header(max_length=20)] = None,
+    after: Annotated[int, Query(ge=0, description="As Last-Event-ID")] = 0,
+) -> AsyncIterator[ServerSentEvent]:
+    """Every event after the given one, then those to come; ends with the job."""
+    sequence = int(last_event_id) if last_event_id and last_event_id.isdecimal() else after
+    while not request.app.state.stopping:
+        events, final = await run_in_threadpool(_look, storage, job.id, sequence)
+        for event in events:
+            sequence = event.sequence
+            yield _encode(event)
+        if final and not events:
+            return
+        if not events:
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def _look(storage: Storage, job_id: str, sequence: int) -> tuple[list[JobEvent], bool]:
+    # the state is read first: an event that came in between is sent before the stream ends
+    final = storage.jobs.get(job_id).state.final
+    return list(storage.events.since(job_id, sequence)), final
+
+
+def _encode(event: JobEvent) -> ServerSentEvent:
+    view = JobEventView(
+        sequence=event.sequence,
+        kind=event.kind,
+        created_at=event.created_at,
+        data=dict(event.data),
+    )
+    return ServerSentEvent(
+        raw_data=view.model_dump_json(), event=event.kind, id=str(event.sequence)
+    )

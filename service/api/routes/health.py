@@ -1,0 +1,28 @@
+"""Whether the service works, and how busy it is."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from service.api.deps import Reader, StorageDep
+from service.api.metrics import Metrics
+from service.api.schemas import HealthView
+from service.version import version
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/health")
+def health(storage: StorageDep) -> HealthView:
+    """Answers once the database does; needs no token."""
+    storage.leases.depth()
+    return HealthView(status="ok", version=version())
+
+
+@router.get("/metrics", response_class=Response)
+def metrics(request: Request, storage: StorageDep, _: Reader) -> Response:
+    """Prometheus text format."""
+    collected = request.app.state.metrics
+    assert isinstance(collected, Metrics)
+    return Response(collected.render(storage), media_type=CONTENT_TYPE_LATEST)

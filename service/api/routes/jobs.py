@@ -1,0 +1,86 @@
+"""Tuning jobs: create, look at, cancel, fetch what came out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import FileResponse
+
+from db.job_states import JobState
+from db.stores.tokens import Scope
+from service.api.deps import Reader, StorageDep, Submitter
+from service.api.errors import Problem, forbidden
+from service.api.model_check import check_job
+from service.api.schemas import JobRequest, JobView, TaskView
+from service.api.views import job_view, task_view
+
+router = APIRouter(tags=["jobs"])
+
+
+@router.post("/jobs", status_code=201)
+def create_job(
+    body: JobRequest,
+    storage: StorageDep,
+    token: Submitter,
+    idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+) -> JobView:
+    """Queue a tuning job. The same `Idempotency-Key` gives the first job back."""
+    check_job(storage.models.data(body.model), body)
+    job = storage.jobs.create(
+        body.model,
+        body.target,
+        threads=body.threads,
+        numerics=body.numerics,
+        options=body.model_dump(exclude={"model", "target", "threads", "numerics"}),
+        owner=token.id,
+        idempotency_key=idempotency_key,
+    )
+    return job_view(job)
+
+
+@router.get("/jobs")
+def list_jobs(
+    storage: StorageDep,
+    _: Reader,
+    state: JobState | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[str | None, Query(max_length=64)] = None,
+) -> list[JobView]:
+    """Jobs, the newest first; `after` is the last id of the page before."""
+    return [job_view(job) for job in storage.jobs.list(state=state, limit=limit, after=after)]
+
+
+@router.get("/jobs/{job_id}")
+def get_job(job_id: str, storage: StorageDep, _: Reader) -> JobView:
+    return job_view(storage.jobs.get(job_id), storage.records.count_trials(job_id))
+
+
+@router.get("/jobs/{job_id}/tasks")
+def list_tasks(job_id: str, storage: StorageDep, _: Reader) -> list[TaskView]:
+    """The tasks of a job: workload, count, default and best time, what was chosen."""
+    storage.jobs.get(job_id)
+    return [task_view(task) for task in storage.tasks.list(job_id)]
+
+
+@router.post("/jobs/{job_id}/cancel")
+def cancel_job(job_id: str, storage: StorageDep, token: Submitter) -> JobView:
+    """Stop a job; what it measured stays. Cancelling a job that ended changes nothing."""
+    job = storage.jobs.get(job_id)
+    if job.owner not in (None, token.id) and not token.allows(Scope.ADMIN):
+        raise forbidden(f"job '{job_id}' is another token's")
+    return job_view(storage.jobs.request_cancel(job_id))
+
+
+@router.get("/jobs/{job_id}/artifact", response_class=FileResponse)
+def get_artifact(job_id: str, storage: StorageDep, _: Reader) -> FileResponse:
+    """The artifact folder as a tar file."""
+    job = storage.jobs.get(job_id)
+    if job.artifact_digest is None:
+        raise Problem(409, "no-artifact", f"job '{job_id}' is {job.state} and has no artifact")
+    return FileResponse(
+        storage.blobs.path(job.artifact_digest),
+        media_type="application/x-tar",
+        filename=f"{job_id}.tar",
+        headers={"Digest": f"sha-256={job.artifact_digest}"},
+    )

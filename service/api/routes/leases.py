@@ -1,0 +1,97 @@
+"""Leasing measurements: claim (a long poll), report, give back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+
+from db.storage import Storage
+from db.stores.leases import Lease, RequestState
+from db.stores.workers import Health, Worker
+from service.api.deps import Measurer, SettingsDep, StorageDep
+from service.api.routes.workers import own_worker
+from service.api.schemas import (
+    ClaimRequest,
+    ClaimView,
+    FailureRequest,
+    FailureView,
+    ReleaseRequest,
+    ReleaseView,
+    ResultRequest,
+    ResultView,
+)
+from service.api.views import lease_view
+
+router = APIRouter(tags=["leases"])
+
+FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 0.01, 0.1
+
+
+@router.post("/leases/claim")
+async def claim(
+    body: ClaimRequest,
+    request: Request,
+    storage: StorageDep,
+    settings: SettingsDep,
+    token: Measurer,
+) -> ClaimView:
+    """Up to `limit` measurements for the worker's targets, waiting for a first one if asked to."""
+    worker = await run_in_threadpool(own_worker, storage, body.worker_id, token)
+    ends = time.monotonic() + min(body.wait_seconds, settings.long_poll_seconds)
+    pause = FIRST_POLL_SECONDS
+    while True:
+        leases = await run_in_threadpool(
+            _claim, storage, worker, body.limit, settings.lease_seconds
+        )
+        over = time.monotonic() >= ends or request.app.state.stopping
+        if leases or over or await request.is_disconnected():
+            return ClaimView(leases=[lease_view(lease) for lease in leases])
+        await asyncio.sleep(min(pause, max(0.0, ends - time.monotonic())))
+        pause = min(pause * 2, LAST_POLL_SECONDS)
+
+
+def _claim(storage: Storage, worker: Worker, limit: int, lease_seconds: float) -> Sequence[Lease]:
+    # read anew: a worker that is drained, or says good-bye, while its long poll waits must get
+    # nothing more
+    current = storage.workers.get(worker.id)
+    if current.draining or current.health is Health.GONE:
+        return ()
+    # a read first: on SQLite a claim takes the write lock even when there is nothing to claim
+    if not storage.leases.depth(worker.target_keys).get(RequestState.QUEUED, 0):
+        return ()
+    return storage.leases.claim(
+        worker.id, worker.target_keys, limit=limit, lease_seconds=lease_seconds
+    )
+
+
+@router.post("/leases/{request_id}/result")
+def report_result(
+    request_id: str, body: ResultRequest, storage: StorageDep, token: Measurer
+) -> ResultView:
+    """Save what was measured. Safe to repeat: the same `result_key` is a duplicate, no error."""
+    own_worker(storage, body.worker_id, token)
+    completion = storage.leases.complete(
+        request_id, body.fencing_token, body.result_key, body.result
+    )
+    return ResultView(completion=completion.value)
+
+
+@router.post("/leases/{request_id}/failure")
+def report_failure(
+    request_id: str, body: FailureRequest, storage: StorageDep, token: Measurer
+) -> FailureView:
+    """The worker cannot work on the request; with `retry`, it may be tried again."""
+    own_worker(storage, body.worker_id, token)
+    state = storage.leases.fail(request_id, body.fencing_token, body.error, retry=body.retry)
+    return FailureView(state=state.value)
+
+
+@router.post("/leases/release")
+def release(body: ReleaseRequest, storage: StorageDep, token: Measurer) -> ReleaseView:
+    """Give leases back unmeasured: the worker shuts down."""
+    own_worker(storage, body.worker_id, token)
+    return ReleaseView(released=storage.leases.release(body.worker_id, body.leases))

@@ -1,0 +1,104 @@
+"""Workers: who measures, on what, and whether it still lives."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from db.storage import Storage
+from db.stores.tokens import Scope, Token
+from db.stores.workers import Worker
+from service.api.deps import Measurer, Reader, SettingsDep, StorageDep
+from service.api.errors import Problem, forbidden
+from service.api.schemas import (
+    DrainRequest,
+    HeartbeatRequest,
+    HeartbeatView,
+    RegistrationView,
+    WorkerRequest,
+    WorkerView,
+)
+from service.api.views import worker_view
+from service.jobs.targets import runnable_targets
+from tuner.measure.wire import PROTOCOL
+
+router = APIRouter(tags=["workers"])
+
+
+def own_worker(storage: Storage, worker_id: str, token: Token) -> Worker:
+    """The worker, if this token registered it. Raises NotFoundError or a 403 problem."""
+    worker = storage.workers.get(worker_id)
+    if worker.owner not in (None, token.id) and not token.allows(Scope.ADMIN):
+        raise forbidden(f"worker '{worker_id}' is another token's")
+    return worker
+
+
+@router.post("/workers", status_code=201)
+def register_worker(
+    body: WorkerRequest, storage: StorageDep, settings: SettingsDep, token: Measurer
+) -> RegistrationView:
+    """A worker introduces itself, or comes back after a restart."""
+    if body.protocol != PROTOCOL:
+        raise Problem(
+            409,
+            "protocol-version",
+            f"worker '{body.name}' speaks protocol {body.protocol}, the service {PROTOCOL}",
+        )
+    if body.worker_id is not None:
+        own_worker(storage, body.worker_id, token)
+    worker = storage.workers.register(
+        body.name,
+        runnable_targets(body.targets, body.device, storage),
+        body.device,
+        protocol=body.protocol,
+        owner=token.id,
+        worker_id=body.worker_id,
+    )
+    return RegistrationView(
+        worker=worker_view(worker),
+        lease_seconds=settings.lease_seconds,
+        heartbeat_seconds=settings.heartbeat_seconds,
+        long_poll_seconds=settings.long_poll_seconds,
+    )
+
+
+@router.get("/workers")
+def list_workers(storage: StorageDep, _: Reader, alive: bool = False) -> list[WorkerView]:
+    in_hand = storage.leases.in_hand()
+    workers = storage.workers.list(alive=alive)
+    return [worker_view(worker, in_hand.get(worker.id, 0)) for worker in workers]
+
+
+@router.post("/workers/{worker_id}/heartbeat")
+def heartbeat(
+    worker_id: str,
+    body: HeartbeatRequest,
+    storage: StorageDep,
+    settings: SettingsDep,
+    token: Measurer,
+) -> HeartbeatView:
+    """The worker lives; its leases are renewed, and those it lost are missing from the answer."""
+    own_worker(storage, worker_id, token)
+    speed = None if body.speed is None else body.speed.model_dump()
+    worker = storage.workers.heartbeat(worker_id, body.device, speed)
+    renewed = (
+        storage.leases.renew(worker_id, body.leases, settings.lease_seconds) if body.leases else {}
+    )
+    return HeartbeatView(renewed=dict(renewed), health=worker.health.value)
+
+
+@router.post("/workers/{worker_id}/drain")
+def drain(worker_id: str, body: DrainRequest, storage: StorageDep, token: Measurer) -> WorkerView:
+    """Give a worker nothing new, or with `draining` false work again; what it has it finishes.
+
+    A worker that is drained stays so when it is started again.
+    """
+    own_worker(storage, worker_id, token)
+    worker = storage.workers.drain(worker_id, body.draining)
+    return worker_view(worker, storage.leases.in_hand().get(worker_id, 0))
+
+
+@router.delete("/workers/{worker_id}", status_code=204)
+def leave(worker_id: str, storage: StorageDep, token: Measurer) -> None:
+    """The worker says good-bye."""
+    own_worker(storage, worker_id, token)
+    storage.workers.leave(worker_id)

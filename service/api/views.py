@@ -1,0 +1,137 @@
+"""Stored values as what travels over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from db.stores.cost_models import StoredCostModel
+from db.stores.jobs import Job
+from db.stores.leases import Lease
+from db.stores.models import Model
+from db.stores.tasks import JobTask
+from db.stores.tokens import Token
+from db.stores.workers import Worker
+from service.api.schemas import (
+    CostModelView,
+    IntervalView,
+    JobView,
+    LeaseView,
+    ModelView,
+    ProgressView,
+    RecordView,
+    TaskView,
+    TokenView,
+    WorkerSpeed,
+    WorkerView,
+)
+from tuner.measure.measurement import Status, TuningRecord
+
+
+def model_view(model: Model) -> ModelView:
+    return ModelView(
+        digest=model.digest, name=model.name, bytes=model.bytes, created_at=model.created_at
+    )
+
+
+def failures(counts: Mapping[Status, int]) -> dict[str, int]:
+    """Trials that failed, by kind, the most frequent first."""
+    failed = {s.value: n for s, n in counts.items() if n and s is not Status.OK}
+    return dict(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
+
+
+def job_view(job: Job, counts: Mapping[Status, int] | None = None) -> JobView:
+    """`counts` are the job's trials by how they ended."""
+    return JobView(
+        id=job.id,
+        state=job.state.value,
+        final=job.state.final,
+        model=job.model_digest,
+        target=job.target,
+        target_key=job.target_key,
+        threads=job.threads,
+        numerics=job.numerics,
+        options=dict(job.options),
+        progress=ProgressView(**asdict(job.progress)),
+        cancel_requested=job.cancel_requested,
+        error=job.error,
+        result=None if job.result is None else dict(job.result),
+        failures=failures(counts or {}),
+        artifact=f"/v1/jobs/{job.id}/artifact" if job.artifact_digest else None,
+        tuner=job.tuner,
+        created_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+    )
+
+
+def task_view(task: JobTask) -> TaskView:
+    return TaskView(
+        workload_key=task.workload_key,
+        name=task.name,
+        count=task.count,
+        weight=task.weight,
+        status=task.status.value,
+        default_seconds=task.default_seconds,
+        best_seconds=task.best_seconds,
+        trials=task.trials,
+        facts=dict(task.facts or {}),
+    )
+
+
+def record_view(record: TuningRecord) -> RecordView:
+    interval = record.measurement.interval
+    return RecordView(
+        **record.key.to_json(),
+        schedule=record.schedule.to_json(),
+        run_seconds=record.run_seconds,
+        interval=None if interval is None else IntervalView(**asdict(interval)),
+        measurement=record.measurement.to_json(),
+        codegen_version=record.codegen_version,
+        compiler_version=record.compiler_version,
+    )
+
+
+def worker_view(worker: Worker, in_hand: int = 0) -> WorkerView:
+    return WorkerView(
+        id=worker.id,
+        name=worker.name,
+        target_keys=list(worker.target_keys),
+        device=dict(worker.device),
+        protocol=worker.protocol,
+        health=worker.health.value,
+        last_heartbeat=worker.last_heartbeat,
+        draining=worker.draining,
+        in_hand=in_hand,
+        leases_lost=worker.leases_lost,
+        created_at=worker.created_at,
+        speed=None if worker.speed is None else WorkerSpeed.model_validate(worker.speed),
+    )
+
+
+def lease_view(lease: Lease) -> LeaseView:
+    return LeaseView(
+        request_id=lease.request_id,
+        job_id=lease.job_id,
+        target_key=lease.target_key,
+        payload=dict(lease.payload),
+        blob_digests=list(lease.blob_digests),
+        attempt=lease.attempt,
+        fencing_token=lease.fencing_token,
+        deadline=lease.deadline,
+    )
+
+
+def token_view(token: Token) -> TokenView:
+    return TokenView(
+        id=token.id,
+        name=token.name,
+        scopes=sorted(token.scopes),
+        created_at=token.created_at,
+        expires_at=token.expires_at,
+        revoked_at=token.revoked_at,
+    )
+
+
+def cost_model_view(model: StoredCostModel) -> CostModelView:
+    return CostModelView(**{**asdict(model), "state": model.state.value})

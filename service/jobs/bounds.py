@@ -1,0 +1,65 @@
+"""What this machine allows each task at best: where tuning has nothing left to find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler import costs
+from compiler.device import find_device
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.roofline import Speeds, bound, measure_speeds
+from compiler.schedule.space import SubSpace
+from compiler.target import host_target
+from service.jobs.planning import TRANSFORMING, executed_flops
+from tuner.tasks import Task
+
+
+def machine_bounds(tasks: Sequence[Task]) -> list[float]:
+    """Seconds that no schedule of each task can beat on this machine; measures it for a second.
+
+    0, nothing known, for tasks whose code does not run here.
+    """
+    runnable = [task for task in tasks if task.target.runs_on(host_target())]
+    if not runnable:
+        return [0.0] * len(tasks)
+    speeds = measure_speeds(runnable[0].target, find_device())
+    return [task_bound(task, speeds) if task in runnable else 0.0 for task in tasks]
+
+
+def task_bound(task: Task, speeds: Speeds) -> float:
+    """Seconds of one run at the machine's measured rates: arithmetic of the algorithm that executes
+    least, and bytes, all from the nearest cache that holds them, as when candidates are timed."""
+    workload = task.workload
+    weights = costs.weight_bytes(workload)
+    moved = costs.bytes_read(workload) + costs.bytes_written(workload)
+    floats = {kind.dtype for kind in workload.graph.types.values()}
+    # the measured peak is that of float32; dot instructions of narrower types do several times that
+    flops = least_flops(task) if floats == {DType.FLOAT32} else 0.0
+    return bound(speeds, flops, weights, moved - weights, weights, task.threads).seconds
+
+
+def least_flops(task: Task) -> float:
+    """Operations of contractions by the algorithm of the space that executes fewest."""
+    direct = 2.0 * costs.macs(task.workload)
+    counts = [direct]
+    for space in task.space.subspaces:
+        if space.algorithm in TRANSFORMING:
+            counts += _counts(task, space)
+    return min(counts)
+
+
+def _counts(task: Task, space: SubSpace) -> list[float]:
+    """Operations of a transforming algorithm with each value of each knob, the others at their
+    defaults: which knob chooses the transform is the template's affair."""
+    counts = []
+    knobs = [knob for knob in space.knobs if knob.name == "outputs"] or space.knobs[:1]
+    for knob in knobs:
+        for value in knob.values:
+            choices = tuple((n, value if n == knob.name else v) for n, v in space.default.choices)
+            schedule = type(space.default)(space.algorithm, choices)
+            try:
+                counts.append(executed_flops(task.workload, schedule, task.lower(schedule)))
+            except ScheduleError:
+                continue
+    return counts

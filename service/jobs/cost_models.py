@@ -1,0 +1,161 @@
+"""Cost models of targets: what runs start from, and new versions when there are enough trials.
+
+A new version replaces the promoted one only if it orders the held-out tasks better, both judged on
+the trials of today.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.build import CODEGEN_VERSION
+from compiler.errors import CompilerError
+from compiler.target import Target
+from compiler.workload import Workload
+from db.errors import NotFoundError, StorageError
+from db.storage import Storage
+from db.stores.cost_models import StoredCostModel
+from tuner.analysis.features import FEATURE_VERSION
+from tuner.cost_model.dataset import samples_of
+from tuner.cost_model.metrics import Scores
+from tuner.cost_model.training import judge, train_base_model
+from tuner.cost_model.xgboost import XGBoostModel
+
+
+def _log() -> Any:
+    """The tuner's log: with it comes asyncio, which a command with nothing to say does not need."""
+    import structlog
+
+    return structlog.get_logger("tilewright.tuner")
+
+
+MOST_TRIALS = 20_000
+"""Trials that a version is trained on: the newest. Their features take half a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A new version. `before` are the scores of the version that was promoted until now, on the
+    same held-out tasks; None if there was none that can be used."""
+
+    model: StoredCostModel
+    scores: Scores
+    before: Scores | None
+
+    @property
+    def promoted(self) -> bool:
+        """Whether it is what runs start from now."""
+        return self.model.promoted_at is not None
+
+
+def base_model(storage: Storage, target_key: str) -> bytes:
+    """What tuning runs of a target start from; empty if nothing usable is promoted.
+
+    A version of an earlier release, or one whose bytes are gone, costs a run its warm start and
+    nothing else.
+    """
+    stored = storage.cost_models.promoted(target_key)
+    if stored is None:
+        return b""
+    try:
+        data = storage.cost_models.data(stored)
+        XGBoostModel(0).load(data)
+    except (ValueError, NotFoundError, StorageError) as error:
+        _log().warning(
+            "cost model not used", target=target_key, version=stored.version, error=str(error)
+        )
+        return b""
+    return data
+
+
+def train_cost_model(storage: Storage, target_key: str, seed: int = 0) -> Trained | None:
+    """Train, store and judge a new version; None if the target has too few tasks.
+
+    Raises:
+        NotFoundError: if nothing was ever tuned for the target.
+        StorageError: if the disk is full.
+    """
+    counts = storage.records.count_by_target(CODEGEN_VERSION)
+    targets = _relatives(storage, target_key)
+    trials = storage.records.newest_trials(list(targets), CODEGEN_VERSION, MOST_TRIALS)
+    texts = storage.workloads.workloads(list({trial.key.workload_key for trial in trials}))
+    workloads = {key: Workload.parse(text) for key, text in texts.items()}
+    samples = samples_of(trials, workloads.get, targets.get)
+    trained = train_base_model(samples, target_key, seed)
+    if trained is None:
+        return None
+    stored = storage.cost_models.add(
+        target_key,
+        trained.data,
+        feature_version=FEATURE_VERSION,
+        objective=trained.objective.value,
+        rows=trained.rows,
+        tasks=trained.tasks,
+        trials=counts.get(target_key, 0),
+        scores=trained.scores.to_json(),
+        chance=trained.chance.to_json(),
+    )
+    data = base_model(storage, target_key)
+    before = judge(data, samples, target_key) if data else None
+    to_beat = before.quality if before is not None else trained.chance.quality
+    if trained.scores.quality > to_beat:
+        stored = storage.cost_models.promote(target_key, stored.version)
+    return Trained(stored, trained.scores, before)
+
+
+def due_targets(storage: Storage, new_trials: int) -> list[str]:
+    """Targets that have at least this many trials more than when they were last trained on."""
+    seen: dict[str, int] = {}
+    for model in storage.cost_models.list():
+        seen[model.target_key] = max(seen.get(model.target_key, 0), model.trials)
+    counts = storage.records.count_by_target(CODEGEN_VERSION)
+    return sorted(key for key, count in counts.items() if count - seen.get(key, 0) >= new_trials)
+
+
+def train_due(storage: Storage, new_trials: int) -> list[Trained]:
+    """New versions for the targets that are due; `new_trials` of 0 trains none."""
+    if not new_trials:
+        return []
+    found = []
+    for key in due_targets(storage, new_trials):
+        trained = train_cost_model(storage, key)
+        if trained is not None:
+            _log().info("cost model", target=key, result=describe(trained))
+            found.append(trained)
+    return found
+
+
+def describe(trained: Trained) -> str:
+    """One line for people."""
+    scores, chance = trained.scores, trained.model.chance
+    text = (
+        f"cost model, version {trained.model.version}: {trained.model.rows} rows of "
+        f"{trained.model.tasks} tasks; on {scores.tasks} others {scores.pairwise:.3f} of the "
+        f"pairs in order (by chance {chance['pairwise']:.3f}), the first pick at {scores.top1:.1%} "
+        "of the best"
+    )
+    if trained.before is not None:
+        text += f"; before {trained.before.pairwise:.3f}, {trained.before.top1:.1%}"
+    return f"{text}; {'promoted' if trained.promoted else 'not promoted'}"
+
+
+def _relatives(storage: Storage, target_key: str) -> Mapping[str, Target]:
+    """The target, and those with the same instruction set of any width."""
+    own = _target(storage, target_key)
+    found = {key: _target(storage, key) for key in storage.workloads.targets()}
+    return {
+        key: target
+        for key, target in found.items()
+        if target is not None and (own is None or target.arch == own.arch)
+    }
+
+
+def _target(storage: Storage, key: str) -> Target | None:
+    """The target of a key; None for a description of another release."""
+    _, description = storage.workloads.target(key)
+    try:
+        return Target.from_json(description)
+    except CompilerError:
+        return None

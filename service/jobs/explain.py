@@ -1,0 +1,208 @@
+"""What was made of a model: its kernels with schedule, code, time, and the machine's limits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compiler import costs, driver
+from compiler.build import LoweredKernel, lower_workload
+from compiler.codegen.statistics import InnerLoop, inner_loops
+from compiler.device import find_device
+from compiler.graph.text import print_graph
+from compiler.loops.text import print_nest
+from compiler.program_builder import CompiledProgram, ScheduleSource, build_program
+from compiler.roofline import Bound, Speeds, bound, measure_speeds
+from compiler.runtime.kernel import Role
+from compiler.runtime.program import KernelCall
+from compiler.schedule.schedule import Schedule
+from compiler.target import host_target
+from compiler.timings import Timings, timed
+from compiler.workload import Workload
+from service.jobs.planning import Planned, executed_flops, workload_name
+from service.jobs.tuning import random_arrays
+
+SAMPLES = 9
+"""Runs of the whole model; of each kernel the fastest counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """One workload of a model, and the kernel that serves it.
+
+    Attributes:
+        number: from 1, in the order of first use.
+        name: for people.
+        workload_key: what the database knows it by.
+        operators: the graph that is one kernel, as text.
+        count: how often a run of the model runs it.
+        schedule: the choices that were made; `tuned` says whether they come from the database.
+        nest: the loop nest, as text.
+        loops: the innermost loops of its machine code.
+        flops: operations of the definition; `executed_flops` of the algorithm that was chosen.
+        weight_bytes: packed weights that it reads.
+        value_bytes: inputs that it reads and outputs that it writes.
+        seconds: of one run within the model, the mean over all of `count`; None where the code
+            does not run on this machine, as with `bound`: the least time that the machine allows.
+    """
+
+    number: int
+    name: str
+    workload_key: str
+    operators: str
+    count: int
+    schedule: Schedule
+    tuned: bool
+    nest: str
+    loops: tuple[InnerLoop, ...]
+    flops: int
+    executed_flops: float
+    weight_bytes: int
+    value_bytes: int
+    seconds: float | None
+    bound: Bound | None
+
+    @property
+    def spills(self) -> int:
+        """Vector registers that the worst innermost loop keeps on the stack."""
+        return max((loop.spills for loop in self.loops), default=0)
+
+    @property
+    def of_roofline(self) -> float | None:
+        """The share of the machine's limit that the kernel reaches; 1 is all of it."""
+        if self.bound is None or not self.seconds:
+            return None
+        return self.bound.seconds / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """All kernels of a model. `seconds` is of one run: what its kernels take together.
+
+    `decision` says how its plan was chosen among others; None where it is the rules'.
+    """
+
+    name: str
+    target: str
+    threads: int
+    numerics: str
+    kernels: tuple[KernelReport, ...]
+    speeds: Speeds | None
+    decision: Mapping[str, Any] | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        times = [kernel.seconds for kernel in self.kernels if kernel.seconds is not None]
+        if len(times) != len(self.kernels):
+            return None
+        return sum(k.count * t for k, t in zip(self.kernels, times, strict=True))
+
+    def share(self, kernel: KernelReport) -> float | None:
+        """Of the model's time, all runs of the kernel together, in 0..1."""
+        total = self.seconds
+        return kernel.count * kernel.seconds / total if total and kernel.seconds else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `json`: the fields, and what follows from them."""
+        data = dataclasses.asdict(self)
+        data["seconds"] = self.seconds
+        for kernel, fields in zip(self.kernels, data["kernels"], strict=True):
+            limit = kernel.bound
+            fields |= {
+                "schedule": kernel.schedule.to_json(),
+                "share": self.share(kernel),
+                "spills": kernel.spills,
+                "of_roofline": kernel.of_roofline,
+                "bound": limit and {"seconds": limit.seconds, "limit": limit.limit},
+            }
+        return data
+
+
+def explain(
+    planned: Planned, source: ScheduleSource | None, timings: Timings | None = None
+) -> ModelReport:
+    """Compile a model with the schedules that `source` knows, and look at every kernel.
+
+    Where its target runs on this machine the model is run on seeded inputs, and every kernel is
+    timed in its place there.
+
+    Raises:
+        CompilerError: if a workload does not compile.
+    """
+    target, threads = planned.target, planned.threads
+    plan = planned.plan
+    compiled = build_program(plan, source, target, threads, planned.numerics, timings=timings)
+    seconds: Mapping[Workload, float] = {}
+    speeds = None
+    if target.runs_on(host_target()):
+        seconds = _measure(planned, compiled, timings)
+        with timed(timings, "measure machine"):
+            speeds = measure_speeds(target, find_device())
+    kernels = []
+    for number, (workload, count) in enumerate(planned.workloads, 1):
+        schedule = compiled.schedules[workload.key]
+        lowered = lower_workload(workload, schedule, target, threads)
+        with timed(timings, "assembly"):
+            loops = inner_loops(lowered.assembly(target), target)
+        executed = executed_flops(workload, schedule, lowered.nest)
+        weights, values = _bytes(lowered)
+        limit = None
+        if speeds is not None:
+            limit = bound(speeds, executed, weights, values, compiled.program.weight_bytes, threads)
+        kernels.append(
+            KernelReport(
+                number=number,
+                name=workload_name(workload),
+                workload_key=workload.key,
+                operators=print_graph(workload.graph),
+                count=count,
+                schedule=schedule,
+                tuned=workload.key in compiled.tuned,
+                nest=print_nest(lowered.nest),
+                loops=loops,
+                flops=costs.flops(workload),
+                executed_flops=executed,
+                weight_bytes=weights,
+                value_bytes=values,
+                seconds=seconds.get(workload),
+                bound=limit,
+            )
+        )
+    return ModelReport(
+        plan.graph.name,
+        target.name,
+        threads,
+        planned.numerics,
+        tuple(kernels),
+        speeds,
+        planned.decision,
+    )
+
+
+def _measure(
+    planned: Planned, compiled: CompiledProgram, timings: Timings | None
+) -> dict[Workload, float]:
+    """Seconds of each workload's kernel: the fastest sample, averaged over how often it is expected
+    to run; a branch that these inputs do not choose takes no time."""
+    executable = driver.load_program(compiled, planned.threads, timings)
+    ports = {port.name: (port.shape, port.dtype) for port in executable.inputs}
+    with timed(timings, "measure kernels"):
+        best = executable.profile(random_arrays(ports), SAMPLES).min(axis=0)
+    calls = [
+        float(seconds)
+        for instruction, seconds in zip(compiled.program.walk(), best, strict=True)
+        if isinstance(instruction, KernelCall)
+    ]
+    found: dict[Workload, float] = {}
+    for step, seconds in zip(planned.plan.kernels, calls, strict=True):
+        found[step.workload] = found.get(step.workload, 0.0) + seconds
+    return {workload: found[workload] / count for workload, count in planned.workloads}
+
+
+def _bytes(lowered: LoweredKernel) -> tuple[int, int]:
+    """What a kernel reads of packed weights, and what it reads and writes besides."""
+    weights = sum(b.bytes for b in lowered.spec.buffers if b.role is Role.WEIGHT)
+    values = sum(b.bytes for b in lowered.spec.buffers if b.role in (Role.INPUT, Role.OUTPUT))
+    return weights, values

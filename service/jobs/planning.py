@@ -1,0 +1,244 @@
+"""From a model to tuning tasks: import, optimise, plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from compiler import costs, driver, ops
+from compiler.errors import InvalidArgumentError
+from compiler.frontend.dimensions import model_ports
+from compiler.frontend.onnx_import import read_model
+from compiler.graph.ir import Graph
+from compiler.loops.nest import LoopNest
+from compiler.ops.registry import OpKind
+from compiler.passes.pipeline import Observer
+from compiler.plan import GraphPlan
+from compiler.runtime.ports import OpenPorts, Sizes
+from compiler.schedule.problem import anchor
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import lower_schedule, schedule_space
+from compiler.target import Target, resolve_target
+from compiler.timings import Timings
+from compiler.workload import Workload
+from tuner.analysis.compute_costs import statements
+from tuner.graph.planner import Optimised, optimise
+from tuner.tasks import Task
+
+COMBINATIONS = 64
+"""Most combinations of sizes in one artifact."""
+
+TRANSFORMING = frozenset({"winograd", "strassen"})
+"""Algorithms that execute other operations than the workload's definition names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A model, and what it is wanted for. `digest` is the SHA-256 of its bytes, if known."""
+
+    model: Path | bytes
+    target: str = "host"
+    threads: int = 1
+    numerics: str = "fast"
+    dims: Mapping[str, int] | None = None
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A model cut into workloads. `graph` is what was imported, before any pass: the reference."""
+
+    request: ModelRequest
+    graph: Graph
+    plan: GraphPlan
+    target: Target
+    sizes: Sizes = ()
+    """Of the dimensions that the request gives several sizes."""
+    decision: Mapping[str, Any] | None = None
+    """How the plan was chosen among others (`tuner.graph.search.Decision`); None by the rules."""
+    optimised: Optimised | None = field(default=None, repr=False, compare=False)
+    """The graph after all passes, which every plan starts from that leaves none of them out."""
+
+    @property
+    def threads(self) -> int:
+        return self.request.threads
+
+    @property
+    def numerics(self) -> str:
+        return self.request.numerics
+
+    @property
+    def workloads(self) -> list[tuple[Workload, int]]:
+        """Each workload with how often the model runs it."""
+        return self.plan.tasks()
+
+
+def plan_model(
+    request: ModelRequest, observer: Observer | None = None, timings: Timings | None = None
+) -> Planned:
+    """Import a model and cut it into workloads; `observer` sees the graph after each pass.
+
+    Raises:
+        CompilerError: if the model or the target is wrong or not supported.
+    """
+    target = resolve_target(request.target)
+    graph = driver.load_graph(request.model, dict(request.dims or {}), timings)
+    optimised = optimise(graph, request.numerics, observer, timings)
+    plan = driver.make_plan(optimised.graph, target, request.numerics, timings)
+    return Planned(request, graph, plan, target, optimised=optimised)
+
+
+def plan_sizes(
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[int]],
+    observer: Observer | None = None,
+    timings: Timings | None = None,
+) -> tuple[Planned, ...]:
+    """`plan_model` for every combination of sizes, in the order in which they are given.
+
+    Raises:
+        CompilerError: if the model or the target is wrong or not supported, or there are more
+            combinations than an artifact is for.
+    """
+    count = prod(len(sizes) for sizes in dims.values())
+    if count > COMBINATIONS:
+        raise InvalidArgumentError(
+            f"the dimensions have {count} combinations of sizes, at most {COMBINATIONS} are allowed"
+        )
+    varying = sorted(name for name, sizes in dims.items() if len(sizes) > 1)
+    found = []
+    for combination in product(*dims.values()):
+        chosen = dict(zip(dims, combination, strict=True))
+        planned = plan_model(replace(request, dims=chosen), observer, timings)
+        found.append(replace(planned, sizes=tuple((name, chosen[name]) for name in varying)))
+    return tuple(found)
+
+
+def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:
+    """Inputs and outputs with the dimensions that vary between plans; None where none does.
+
+    Raises:
+        InvalidArgumentError: if `pad` is asked for and nothing varies.
+    """
+    first = planned[0]
+    names = dict(first.sizes)
+    if not names:
+        if pad:
+            raise InvalidArgumentError("there is one size, so that nothing can be padded to it")
+        return None
+    fixed = {n: s for n, s in (first.request.dims or {}).items() if n not in names}
+    ports = model_ports(read_model(first.request.model).proto.graph).fixed(fixed)
+    if not ports.open:
+        raise InvalidArgumentError(
+            f"dimension '{next(iter(names))}' is given several sizes, "
+            "but the model leaves no dimension open"
+        )
+    ports = replace(ports, pad=pad)
+    ports.check_padding()
+    return ports
+
+
+def tasks_of(*planned: Planned) -> list[Task]:
+    """The tuning tasks of one model at one or several sizes, in the order of their first use."""
+    counts: Counter[Workload] = Counter()
+    for each in planned:
+        counts.update(dict(each.workloads))
+    first = planned[0]
+    return [
+        task_of(workload, first.target, first.threads, first.numerics, count)
+        for workload, count in counts.items()
+    ]
+
+
+def task_of(
+    workload: Workload, target: Target, threads: int, numerics: str, count: int = 1
+) -> Task:
+    """The tuning task of a workload that a model runs so often."""
+    return Task(
+        name=workload_name(workload),
+        workload=workload,
+        target=target,
+        space=schedule_space(workload, target, threads, numerics),
+        lower=partial(_nest, workload, target, threads),
+        count=count,
+        threads=threads,
+        numerics=numerics,
+    )
+
+
+def workload_name(workload: Workload) -> str:
+    """A name for people: "conv 3x3 /2 +add +relu 64x56x56"; index maps are left out."""
+    nodes = workload.graph.nodes
+    if not nodes:
+        return "copy"
+    main = anchor(workload) or next((n for n in nodes if ops.get(n.op).kind in _MAIN), nodes[0])
+    parts = [main.op]
+    if main.op == "conv":
+        kernel = workload.graph.types[main.inputs[1]].shape[2:]
+        parts.append("x".join(map(str, kernel)))
+        strides = main.attr("strides", ())
+        if isinstance(strides, tuple) and any(s != 1 for s in strides):
+            parts.append(f"/{strides[0]}")
+        group = main.attr("group", 1)
+        if group != 1:
+            parts.append(f"g{group}")
+    elif main.op == "matmul":
+        parts.append(f"k{workload.graph.types[main.inputs[0]].shape[-1]}")
+    others = [
+        n.op
+        for n in nodes
+        if n is not main and ops.get(n.op).kind not in (OpKind.MOVEMENT, OpKind.VIEW)
+    ]
+    shown = others[:3]
+    parts += [f"+{name}" for name in shown]
+    if len(others) > len(shown):
+        parts.append(f"+{len(others) - len(shown)} more")
+    shape = workload.output.type.shape
+    parts.append("x".join(map(str, shape[1:] if len(shape) > 2 and shape[0] == 1 else shape)))
+    return " ".join(parts)
+
+
+_MAIN = (OpKind.GATHER, OpKind.PIECES)
+"""What names a workload without an anchor, before its elementwise operators do."""
+
+
+def workload_facts(workload: Workload) -> dict[str, Any]:
+    """What a workload costs whatever its schedule: operations, bytes."""
+    return {
+        "flops": costs.flops(workload),
+        "macs": costs.macs(workload),
+        "bytes": costs.bytes_read(workload) + costs.bytes_written(workload),
+    }
+
+
+def schedule_facts(task: Task, schedule: Schedule) -> dict[str, Any]:
+    """What a schedule makes of a workload: algorithm, knobs, operations really executed."""
+    return {
+        "algorithm": schedule.algorithm,
+        "schedule": schedule.to_json(),
+        "executed_flops": executed_flops(task.workload, schedule, task.lower(schedule)),
+    }
+
+
+def executed_flops(workload: Workload, schedule: Schedule, nest: LoopNest) -> float:
+    """The operations of the algorithm that a schedule chose; `nest` is what it lowers to.
+
+    What a ragged tile computes in vain is waste and not counted.
+    """
+    if schedule.algorithm not in TRANSFORMING:
+        return float(costs.flops(workload))
+    # a reduction's multiply and add are counted as one fused operation
+    return sum(
+        statement.operations * (2.0 if statement.is_reduction else 1.0)
+        for statement in statements(nest)
+    )
+
+
+def _nest(workload: Workload, target: Target, threads: int, schedule: Schedule) -> LoopNest:
+    return lower_schedule(workload, schedule, target, threads).nest

@@ -1,0 +1,158 @@
+"""The tuner's runner over the queue of measurements: workers elsewhere do the work.
+
+Requests and their results live in the database, so a tuner that was killed finds them again. Leases
+run out by the web process's hand alone: while it is away no worker can renew one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from db.storage import Storage
+from db.stores.leases import NewRequest, RequestState, RequestStatus
+from tuner.cancel import CancelToken
+from tuner.measure.measurement import Measurement, Status
+from tuner.measure.wire import MeasureRequest, MeasureResult, ProtocolError
+
+POLL_SECONDS = 0.02
+REQUESTS_PER_WORKER = 3
+"""In the queue for each worker: some that are measured, in turns, while the others lie ready."""
+
+
+class Interrupted(Exception):
+    """This process must let go of the job at once.
+
+    What is in flight stays in the queue: workers go on, and the tuner that takes the job over
+    adopts what they measure.
+    """
+
+
+class RemoteRunner:
+    """Measures through the workers of one target, for one job."""
+
+    def __init__(
+        self, storage: Storage, job_id: str, target_key: str, interrupt: CancelToken
+    ) -> None:
+        self._storage = storage
+        self._job_id = job_id
+        self._target_key = target_key
+        self._interrupt = interrupt
+        self._open: dict[str, MeasureRequest] = {}
+        self._looked_for_workers = float("-inf")
+        self._workers = 0
+
+    @property
+    def capacity(self) -> int:
+        """Some for each living worker, and as many while there is none: they wait for the first."""
+        return REQUESTS_PER_WORKER * max(1, self.workers)
+
+    @property
+    def workers(self) -> int:
+        """Living workers for the target, looked up at most once a second."""
+        if time.monotonic() - self._looked_for_workers >= 1.0:
+            self._looked_for_workers = time.monotonic()
+            alive = self._storage.workers.list(alive=True)
+            self._workers = sum(self._target_key in worker.target_keys for worker in alive)
+        return self._workers
+
+    def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
+        """Queue a request; its blobs are saved first, so that no worker looks for them in vain."""
+        for digest in request.digests:
+            # one that is there is made young: the sweep spares it until the request names it
+            if not self._storage.blobs.touch(digest):
+                self._storage.blobs.put(blobs[digest])
+        self._storage.leases.submit(
+            [
+                NewRequest(
+                    request_id=request.request_id,
+                    target_key=self._target_key,
+                    payload=request.to_json(),
+                    blob_digests=request.digests,
+                    job_id=self._job_id,
+                )
+            ]
+        )
+        self._open[request.request_id] = request
+
+    def poll(self, timeout_seconds: float) -> list[MeasureResult]:
+        """Results that are there by now, waiting up to the timeout for a first one.
+
+        Raises:
+            Interrupted: if the process must let go of the job.
+        """
+        ends = time.monotonic() + timeout_seconds
+        while True:
+            if self._interrupt.cancelled:
+                raise Interrupted(self._interrupt.reason)
+            results = self._collect()
+            left = ends - time.monotonic()
+            if results or left <= 0:
+                return results
+            time.sleep(min(POLL_SECONDS, left))
+
+    def acknowledge(self, request_id: str) -> None:
+        """The trials are stored. The library is needed no more; the expected output is shared."""
+        self._storage.leases.acknowledge([request_id])
+
+    def cancel(self, request_ids: Sequence[str] | None = None) -> None:
+        ids = list(self._open) if request_ids is None else list(request_ids)
+        self._storage.leases.cancel(request_ids=ids)
+
+    def resume(self) -> list[MeasureRequest]:
+        """Requests of an earlier process of this job whose trials were not stored."""
+        statuses = self._storage.leases.of_job(self._job_id, unacknowledged=True)
+        payloads = self._storage.leases.payloads([status.request_id for status in statuses])
+        found = []
+        for request_id, payload in payloads.items():
+            try:
+                found.append(MeasureRequest.from_json(payload))
+            except ProtocolError:
+                # of an older release: nobody could measure or read it
+                self._storage.leases.cancel(request_ids=[request_id])
+                self._storage.leases.acknowledge([request_id])
+        self._open.update((request.request_id, request) for request in found)
+        return found
+
+    def close(self) -> None:
+        """Nothing to release: the queue is the database's."""
+
+    def _collect(self) -> list[MeasureResult]:
+        if not self._open:
+            return []
+        results = []
+        for request_id, status in self._storage.leases.status(list(self._open)).items():
+            if not status.state.final:
+                continue
+            request = self._open.pop(request_id)
+            results.append(_result(request, status))
+            if status.state is not RequestState.CANCELLED:
+                self._remove_library(request)
+        return results
+
+    def _remove_library(self, request: MeasureRequest) -> None:
+        if all(r.library_digest != request.library_digest for r in self._open.values()):
+            self._storage.blobs.delete(request.library_digest)
+
+
+def _result(request: MeasureRequest, status: RequestStatus) -> MeasureResult:
+    """What became of a request, in the tuner's terms."""
+    worker = status.worker_id or ""
+    match status.state:
+        case RequestState.DONE:
+            try:
+                return MeasureResult.from_json(status.result or {})
+            except ProtocolError as error:
+                return _same(request, Status.WORKER_LOST, str(error), worker)
+        case RequestState.CANCELLED:
+            return _same(request, Status.CANCELLED, "cancelled", worker)
+        case RequestState.FAILED | RequestState.EXPIRED:
+            return _same(request, Status.WORKER_LOST, status.error or "lost", worker)
+        case RequestState.QUEUED | RequestState.LEASED:
+            raise ValueError(f"request '{request.request_id}' is not finished")
+
+
+def _same(request: MeasureRequest, status: Status, error: str, worker: str) -> MeasureResult:
+    measurement = Measurement(status, error, worker=worker)
+    measurements = tuple((c.trial_id, measurement) for c in request.candidates)
+    return MeasureResult(request.request_id, measurements, worker)

@@ -1,0 +1,85 @@
+"""A stored run as something that can be repeated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compiler.build import CODEGEN_VERSION
+from compiler.target import Target
+from compiler.workload import Workload
+from db.storage import Storage
+from db.stores.runs import StoredRun
+from tuner.events import Event, Finished, TaskInputs
+from tuner.measure.wire import MeasureRequest, ProtocolError
+from tuner.recording import RecordedRun, ReplayError
+from tuner.replay import replay
+from tuner.tasks import Task, make_task
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A run that was repeated, with what it told on its way and who suggested its trials."""
+
+    finished: Finished
+    origins: Mapping[str, int]
+    events: tuple[Event, ...]
+
+
+def repeat(run: StoredRun, storage: Storage) -> Repeated:
+    """Repeat a run without its device.
+
+    Raises:
+        ReplayError: if it did not end, is of another version of the code generation, was taken up
+            by a release that did not keep what it took over, or today's code decides otherwise.
+        NotFoundError: if a workload of it is not in the database.
+    """
+    events: list[Event] = []
+    recorded = load_run(run, storage)
+    tasks = [_task(inputs, storage) for inputs in run.inputs]
+    finished, _ = replay(recorded, tasks, events.append)
+    return Repeated(finished, Counter(trial.origin for trial in recorded.trials), tuple(events))
+
+
+def load_run(run: StoredRun, storage: Storage) -> RecordedRun:
+    """Everything that a run is repeated from. Raises ReplayError as `repeat` does."""
+    if run.journal is None:
+        raise ReplayError(f"run '{run.id}' did not end: the order of its batches is not known")
+    if run.starts > 1 and run.adopted is None:
+        raise ReplayError(
+            f"run '{run.id}' was killed and taken up again by a release that did not keep what was "
+            "under way then"
+        )
+    if run.options.codegen_version != CODEGEN_VERSION:
+        raise ReplayError(
+            f"run '{run.id}' is of code generation {run.options.codegen_version}, "
+            f"this is {CODEGEN_VERSION}"
+        )
+    known = {
+        inputs.key: storage.records.trials(inputs.key)[: inputs.known_trials]
+        for inputs in run.inputs
+    }
+    before = {trial.id for trials in known.values() for trial in trials}
+    trials = [
+        trial
+        for trial in storage.records.trials_of_job(run.options.job_id)
+        if trial.key in known and trial.id not in before
+    ]
+    try:
+        adopted = tuple(map(MeasureRequest.from_json, run.adopted or ()))
+    except ProtocolError as error:
+        raise ReplayError(f"run '{run.id}': what it took over: {error}") from error
+    return RecordedRun(run.options, run.inputs, run.journal, known, trials, adopted)
+
+
+def _task(inputs: TaskInputs, storage: Storage) -> Task:
+    key = inputs.key
+    return make_task(
+        Workload.parse(storage.workloads.workload(key.workload_key)),
+        Target.from_json(storage.workloads.target(key.target_key)[1]),
+        name=inputs.name,
+        count=inputs.count,
+        threads=key.threads,
+        numerics=key.numerics,
+    )

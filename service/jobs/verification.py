@@ -1,0 +1,361 @@
+"""Is a compiled model right? Its outputs against the operators' references on the imported graph.
+
+Where a model chooses by values (the best boxes, the first k, where something is true) rounding may
+swap what is nearly equal, and everything behind the choice differs. So choices are verified by
+stages:
+
+1. The program says what each of its native functions read and wrote: copies of those buffers are
+   further outputs of the same program, of the same kernels on the same memory.
+2. The reference runs on the imported graph. At a choice it looks for a call of the program that
+   read the same values, within the tolerance that all values have.
+3. That call must have chosen *exactly* what the reference chooses from the program's own values:
+   no rounding lies between them, so there is nothing to allow for.
+4. The reference goes on with the program's choice, and all outputs are compared by number.
+
+By induction over the choices every value of the program is within the tolerance of a reference that
+makes the same choices, each of which was right. A choice that no call answers to (it was folded)
+stays the reference's, and what depends on it must agree with that.
+
+Choices within the bodies of loops and branches, and loops that computed values end, cannot be seen
+from outside. Outputs behind them are compared by number too. Where they differ, the reference is
+asked whether rounding can be why (`service.jobs.rounding`): if it cannot, the program is wrong.
+Where it may, on every draw of the inputs, they are called unverified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+import numpy as np
+
+from compiler import ops
+from compiler.dtypes import DType
+from compiler.errors import CompilerError
+from compiler.graph.ir import Graph, Node
+from compiler.loops.semantics import from_memory, to_memory
+from compiler.ops.interpret import run_graph
+from compiler.runtime.artifact import Artifact
+from compiler.runtime.executable import Executable
+from compiler.runtime.native_functions import native_signature
+from compiler.runtime.program import BufferRef, Copy, Instruction, NativeCall, Port, Program, Space
+from compiler.target import host_target
+from service.jobs.planning import Planned
+from service.jobs.rounding import clearly_wrong
+from service.jobs.tuning import VERIFY_SEED, random_arrays
+
+MODEL_TOLERANCE = 1e-4
+"""Largest error of a whole model in float32, relative to its largest output."""
+
+ATTEMPTS = 3
+"""Draws of the inputs, should a truth value hang on rounding."""
+
+UNDECIDED_SHARE = 1e-3
+"""Elements of a choice's truth values that may be undecided, or one: more are a wrong program."""
+
+TRIM = "trim"
+"""The native function that chooses nothing: it cuts what was chosen."""
+
+
+class UndecidedError(CompilerError):
+    """The inputs that were drawn leave open what is chosen; others will not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was found of an artifact.
+
+    Attributes:
+        error: the largest error of the outputs that were verified, relative to each one's largest
+            value; None if there are none, or the target does not run on this machine.
+        unverified: outputs that differ from the reference, behind choices that cannot be seen.
+    """
+
+    error: float | None
+    unverified: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every output was verified."""
+        return self.error is not None and not self.unverified
+
+    def text(self) -> str:
+        """For people: `largest error 1.2e-06; not verified: y`."""
+        if self.error is None and not self.unverified:
+            return "not run here"
+        parts = [] if self.error is None else [f"largest error {self.error:.1e}"]
+        if self.unverified:
+            parts.append(f"not verified: {', '.join(self.unverified)}")
+        return "; ".join(parts)
+
+
+def worst(found: Sequence[Verification]) -> Verification:
+    """Several verifications (one for each size) as one."""
+    errors = [one.error for one in found if one.error is not None]
+    unverified = dict.fromkeys(name for one in found for name in one.unverified)
+    return Verification(max(errors, default=None), tuple(unverified))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A native call of a program, and the numbers of the outputs that hold its buffers."""
+
+    function: str
+    parameters: tuple[int, ...]
+    inputs: tuple[int, ...]
+    output: int
+
+
+class Verifier:
+    """Verifies the artifact of one model, at one or several sizes; `found` is what came of it.
+
+    A context: a thread computes the references on the first draw while the caller builds what is
+    compared with them. Where a model chooses by value its reference follows the program, and has
+    to wait for that.
+    """
+
+    found: Verification
+
+    def __init__(self, planned: Sequence[Planned]) -> None:
+        self._planned = tuple(planned)
+        self._pool = ThreadPoolExecutor(1, "tilewright-reference")
+        self._expected: list[Future[list[np.ndarray]] | None] = []
+
+    def __enter__(self) -> Verifier:
+        for each in self._planned:
+            ahead = each.target.runs_on(host_target()) and not _follows(each.graph)
+            self._expected.append(self._pool.submit(_first_draw, each.graph) if ahead else None)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def verify(self, artifact: Artifact) -> None:
+        """`verify_artifact` at all sizes, as one. Its files are not read back for their checksums.
+
+        Raises:
+            CompilerError: see `verify_artifact`.
+        """
+        pairs = zip(self._planned, self._expected, strict=True)
+        self.found = worst([verify_artifact(p, artifact, expected) for p, expected in pairs])
+
+
+def verify_artifact(
+    planned: Planned, artifact: Artifact, expected: Future[list[np.ndarray]] | None = None
+) -> Verification:
+    """Compare an artifact with the references, where its target runs on this machine.
+
+    `expected` are the outputs of the reference on the first draw, should somebody compute them.
+
+    Raises:
+        CompilerError: if the error is over the tolerance and rounding cannot be why, or a choice is
+            another than the values say: the artifact must not be used; or if a loop of the model
+            does not end.
+    """
+    if not planned.target.runs_on(host_target()):
+        return Verification(None)
+    loaded = artifact.executable(planned.threads, dict(planned.sizes))
+    undecided: UndecidedError | None = None
+    found: Verification | None = None
+    for attempt in range(ATTEMPTS):
+        try:
+            found = _verify(planned.graph, loaded, VERIFY_SEED + attempt, expected)
+        except UndecidedError as error:
+            undecided = error
+        else:
+            if found.complete:
+                break
+        expected = None
+    if found is None:
+        assert undecided is not None
+        raise undecided
+    return found
+
+
+def _draw(graph: Graph, seed: int) -> dict[str, np.ndarray]:
+    types = graph.types
+    return random_arrays({v: (types[v].shape, types[v].dtype) for v in graph.inputs}, seed)
+
+
+def _first_draw(graph: Graph) -> list[np.ndarray]:
+    return run_graph(graph, _draw(graph, VERIFY_SEED))
+
+
+def _follows(graph: Graph) -> bool:
+    """Whether the reference goes on with what the program chose (`Choices`)."""
+    return any(ops.get(n.op).native is not None and n.op != TRIM for n in graph.nodes)
+
+
+def _verify(
+    graph: Graph,
+    executable: Executable,
+    seed: int,
+    ahead: Future[list[np.ndarray]] | None,
+) -> Verification:
+    inputs = _draw(graph, seed)
+    if any(node.bodies for node in graph.nodes):
+        # first: it gives up on loops that do not end
+        _ = run_graph(graph, inputs) if ahead is None else ahead.result()
+    program, calls = observed(executable.program)
+    results = executable.with_program(program).run(inputs)
+    choices = Choices(graph, calls, results)
+    expected = run_graph(graph, inputs, chosen=choices) if ahead is None else ahead.result()
+    hidden = chosen_outputs(graph)
+    pairs = zip(graph.outputs, results[: len(expected)], expected, strict=True)
+    errors = {name: largest_model_error([ours], [theirs]) for name, ours, theirs in pairs}
+    unverified = tuple(n for n, e in errors.items() if n in hidden and not e <= MODEL_TOLERANCE)
+    doubted = {name: errors[name] for name in unverified}
+    wrong = clearly_wrong(graph, inputs, expected, doubted, largest_model_error) if doubted else ()
+    verified = [error for name, error in errors.items() if name not in unverified]
+    error = max([*verified, *(errors[name] for name in wrong)], default=0.0)
+    if error <= MODEL_TOLERANCE:
+        return Verification(error if verified else None, unverified)
+    if choices.undecided:
+        raise UndecidedError(f"what '{choices.undecided}' chooses hangs on rounding")
+    raise CompilerError(
+        f"the compiled model differs from its reference by {error:.2g} of the largest output, "
+        f"allowed are {MODEL_TOLERANCE:.0e}"
+    )
+
+
+def observed(program: Program) -> tuple[Program, tuple[_Call, ...]]:
+    """The program with what its native calls read and wrote as further outputs, in bytes."""
+    instructions: list[Instruction] = []
+    ports = list(program.outputs)
+    calls = []
+
+    def copy(source: BufferRef, size: int) -> tuple[int, Copy]:
+        ports.append(Port(f"observed {len(ports)}", DType.UINT8, (size,)))
+        number = len(ports) - 1
+        return number, Copy(BufferRef(Space.OUTPUT, number), source, size)
+
+    for instruction in program.instructions:
+        if not isinstance(instruction, NativeCall) or instruction.function == TRIM:
+            instructions.append(instruction)
+            continue
+        signature = native_signature(instruction.function, instruction.parameters)
+        buffers = instruction.buffers[: len(signature.inputs)]
+        before = [copy(ref, n) for ref, n in zip(buffers, signature.inputs, strict=True)]
+        after = copy(instruction.buffers[len(buffers)], signature.output)
+        instructions += [*(c for _, c in before), instruction, after[1]]
+        numbers = tuple(number for number, _ in before)
+        calls.append(_Call(instruction.function, instruction.parameters, numbers, after[0]))
+    changed = replace(program, outputs=tuple(ports), instructions=tuple(instructions))
+    return changed, tuple(calls)
+
+
+class Choices:
+    """What the reference goes on with at a native node: the program's choice, once it is checked.
+
+    `undecided` names a node whose truth values differ from the reference's at so few places that
+    rounding may be the reason.
+    """
+
+    def __init__(self, graph: Graph, calls: Sequence[_Call], results: Sequence[np.ndarray]) -> None:
+        self._graph = graph
+        self._calls = calls
+        self._results = results
+        self.undecided = ""
+
+    def __call__(
+        self, node: Node, operands: Sequence[np.ndarray], result: np.ndarray
+    ) -> np.ndarray:
+        """The program's own result where a call answers to the node, else the given one.
+
+        Raises:
+            CompilerError: if the program chose anything else than its own values say.
+        """
+        operator = ops.get(node.op)
+        if operator.native is None or node.op == TRIM:
+            return result
+        kinds = [self._graph.types[value] for value in node.inputs]
+        function, parameters = operator.native(kinds, node.attrs)
+        for call in self._calls:
+            if (call.function, call.parameters) != (function, parameters):
+                continue
+            own = [
+                self._value(n, kind.dtype, kind.shape)
+                for n, kind in zip(call.inputs, kinds, strict=True)
+            ]
+            if not self._agree(node, own, operands):
+                continue
+            kind = self._graph.types[node.output]
+            made = self._value(call.output, kind.dtype, kind.shape)
+            with np.errstate(all="ignore"):
+                right = np.asarray(operator.reference(own, node.attrs))
+            if not np.array_equal(to_memory(right.reshape(kind.shape), kind.dtype), made):
+                raise CompilerError(
+                    f"'{node.name}' ({node.op}) chose other elements than its own values say"
+                )
+            return made
+        return result
+
+    def _value(self, number: int, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+        """A buffer as the reference computes with it."""
+        values = from_memory(self._results[number].view(dtype.numpy).reshape(shape), dtype)
+        return values.astype(np.float32) if dtype is DType.FLOAT16 else values
+
+    def _agree(self, node: Node, own: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> bool:
+        """Whether a call read what the reference has: floats within the tolerance, others equal."""
+        for mine, other in zip(own, theirs, strict=True):
+            if mine.dtype.kind == "f":
+                if largest_model_error([mine], [other]) > MODEL_TOLERANCE:
+                    return False
+                continue
+            differing = int((mine != other).sum())
+            if differing:
+                if differing <= max(1.0, UNDECIDED_SHARE * mine.size):
+                    self.undecided = node.name
+                return False
+        return True
+
+
+def largest_model_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    """Over all outputs, the largest difference relative to the output's largest finite value.
+
+    NaNs and infinities must be at the same places.
+    """
+    worst = 0.0
+    if len(actual) != len(expected):
+        return float("inf")
+    for ours, theirs in zip(actual, expected, strict=True):
+        if ours.shape != theirs.shape:
+            return float("inf")
+        mine, other = ours.astype(np.float64), theirs.astype(np.float64)
+        finite = np.isfinite(other)
+        if not np.array_equal(mine[~finite], other[~finite], equal_nan=True):
+            return float("inf")
+        difference = np.abs(mine[finite] - other[finite])
+        if difference.size:
+            scale = float(np.abs(other[finite]).max()) or 1.0
+            worst = max(worst, float(np.nan_to_num(difference, nan=np.inf).max()) / scale)
+    return worst
+
+
+def chosen_outputs(graph: Graph) -> frozenset[str]:
+    """The outputs that depend on what values chose out of sight: native operators within bodies,
+    and control flow that computed values decide. A branch that an input decides hides nothing."""
+    chosen: set[str] = set()
+    for node in graph.nodes:
+        given = node.op == "branch" and graph.producer(node.inputs[0]) is None
+        hides = _chooses_within(node) if given else bool(node.bodies) and _chooses(node)
+        if hides or chosen.intersection(node.inputs):
+            chosen.add(node.output)
+    return frozenset(chosen.intersection(graph.outputs))
+
+
+def _chooses(node: Node) -> bool:
+    if ops.get(node.op).kind is ops.OpKind.NATIVE or node.op == "branch":
+        return True
+    return bool(node.attr("decides")) or _chooses_within(node)
+
+
+def _chooses_within(node: Node) -> bool:
+    return any(_chooses(inner) for body in node.bodies for inner in body.nodes)

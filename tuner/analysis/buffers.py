@@ -1,0 +1,140 @@
+"""What a statement does with each tensor in memory: bytes, lines, strides, and how it is reused.
+
+The kinds of reuse are those of Ansor (Zheng et al. 2020): a loop that the place does not depend on
+brings the same elements back; else an earlier statement may have left them in a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import lru_cache
+
+from tuner.analysis.compute_costs import Placed, Statement, Use
+
+
+class Reuse(StrEnum):
+    """What brings an element back."""
+
+    NONE = "none"
+    LOOP = "loop"
+    SERIAL = "serial"
+
+
+@dataclass(frozen=True, slots=True)
+class BufferUse:
+    """One tensor in one statement.
+
+    `bytes` moves between registers and memory in all, over `unique_bytes` in `unique_lines` cache
+    lines. An element comes back `reuse_count` times, after `distance_iterations` executions of the
+    register tile that touch `distance_bytes` of all tensors. `lane_step` is bytes from one lane to
+    the next (0: broadcast), of the access that is executed most.
+    """
+
+    name: str
+    bytes: float
+    unique_bytes: float
+    unique_lines: float
+    reuse: Reuse
+    distance_iterations: float
+    distance_bytes: float
+    reuse_count: float
+    lane_step: int
+    element_bytes: int
+    is_read: bool
+    is_written: bool
+
+
+def buffer_uses(found: Sequence[Placed], number: int, most: int) -> tuple[BufferUse, ...]:
+    """The `most` tensors that statement `number` of a nest moves the most bytes of, most first."""
+    uses = uses_in_loops(found[number].statement, most)
+    return tuple([after_others(use, found, number) for use in uses])
+
+
+@lru_cache(maxsize=2048)
+def uses_in_loops(statement: Statement, most: int) -> tuple[BufferUse, ...]:
+    """`buffer_uses` of a statement that nothing comes before."""
+    tensors: dict[str, list[Use]] = {}
+    for use in statement.uses:
+        tensors.setdefault(use.access.form.tensor.name, []).append(use)
+    traffic = {name: sum(_moved(statement, u) for u in uses) for name, uses in tensors.items()}
+    largest = sorted(traffic, key=lambda name: -traffic[name])[:most]
+    return tuple(_describe(statement, name, tensors[name], traffic[name]) for name in largest)
+
+
+def after_others(use: BufferUse, found: Sequence[Placed], number: int) -> BufferUse:
+    """A use by statement `number`, with its reuse where it owes that to an earlier statement."""
+    earlier = _earlier(found, number, use.name) if use.reuse is Reuse.NONE else None
+    if earlier is None:
+        return use
+    iterations, distance = _between(found, earlier, number)
+    return replace(
+        use,
+        reuse=Reuse.SERIAL,
+        distance_iterations=iterations,
+        distance_bytes=distance,
+        reuse_count=1.0,
+    )
+
+
+def _moved(statement: Statement, use: Use) -> float:
+    lanes = statement.lanes if use.lane_step else 1
+    return use.executions * lanes * use.access.element_bytes
+
+
+def _describe(statement: Statement, name: str, uses: Sequence[Use], moved: float) -> BufferUse:
+    whole = statement.tiling.whole
+    first, *others = dict.fromkeys(use.access.form for use in uses)
+    widest = max((first, *others), key=lambda form: form.touched(whole)) if others else first
+    busiest = max(uses, key=lambda use: use.executions)
+    axes = frozenset().union(*[use.access.axes for use in uses])
+    reuse, iterations, distance, count = Reuse.NONE, 0.0, 0.0, 0.0
+    inside = 1.0
+    for place, loop in enumerate(statement.around):
+        if loop.trips > 1 and loop.axes.isdisjoint(axes):
+            reuse, count = Reuse.LOOP, float(loop.trips)
+            iterations, distance = inside, statement.footprints[place]
+            break
+        inside *= loop.trips
+    return BufferUse(
+        name,
+        moved,
+        widest.touched(whole),
+        widest.lines(whole),
+        reuse,
+        iterations,
+        distance,
+        count,
+        busiest.lane_step,
+        busiest.access.element_bytes,
+        any(not use.is_store for use in uses),
+        any(use.is_store for use in uses),
+    )
+
+
+def _earlier(found: Sequence[Placed], number: int, name: str) -> int | None:
+    """The last statement before this one that touches the tensor."""
+    for place in range(number - 1, -1, -1):
+        if any(forms[0].tensor.name == name for forms in found[place].statement.tensors):
+            return place
+    return None
+
+
+def _between(found: Sequence[Placed], first: int, last: int) -> tuple[float, float]:
+    """Executions and bytes of one turn of the loops that two statements share."""
+    shared = 0
+    for ours, theirs in zip(found[first].path, found[last].path, strict=False):
+        if ours != theirs:
+            break
+        shared += 1
+    executions = touched = 0.0
+    for each in found[first : last + 1]:
+        statement = each.statement
+        place = max(0, len(statement.around) - shared)
+        executed = 1.0
+        for loop in statement.around[:place]:
+            executed *= loop.trips
+        executions += executed
+        touched += statement.footprints[place]
+    return executions, touched

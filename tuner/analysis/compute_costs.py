@@ -1,0 +1,376 @@
+"""What one Compute of a loop nest does, counted: trips, accumulators, operations, loads, bytes.
+
+The counts ignore ragged tails: they are inputs of a cost model, not a simulation. Candidates of one
+workload have much in common: what a nest, an expression or an access is, is found out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import prod
+
+from compiler.loops.expr import Combiner, Expr, Fold, Load, Op, Operation, Space
+from compiler.loops.index import Axis
+from compiler.loops.nest import Compute, For, LoopNest, Node, Order, Store
+from tuner.analysis.accesses import (
+    KINDS,
+    Access,
+    Form,
+    Kind,
+    access,
+    alignment,
+    expression_facts,
+    forms_by_tensor,
+    load_axes,
+)
+from tuner.analysis.loop_counts import OUTSIDE, Around, Loops, Tiling, tiling
+
+PAGE_BYTES = 4096
+"""Rows whose addresses differ by a multiple of this fall into the same sets of an L1 cache."""
+
+_FMA, _ADD, _MUL, _COMPARE = map(KINDS.index, (Kind.FMA, Kind.ADD, Kind.MUL, Kind.COMPARE))
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A loop around (or inside) a statement: how often its body runs, and what it touches.
+
+    `trips` counts the iterations of this loop alone; `footprint_bytes` is what one whole execution
+    of the loop touches, over all tensors in memory.
+    """
+
+    trips: int
+    footprint_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """An access of a statement: how often it is executed in all, and its step along the lanes.
+
+    It is of the body, or of the start or the end of a sum. The place of its first lane is always a
+    multiple of `alignment` bytes.
+    """
+
+    access: Access
+    is_store: bool
+    executions: float
+    lane_step: int
+    in_body: bool
+    alignment: int
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """What one Compute does in its loops. Computes that do the same in equal loops share it.
+
+    `operations` is scalar arithmetic in all, `vector_operations` what is issued for it, weighted by
+    cost; `counts` is what is issued by kind, in the order of `accesses.KINDS`. `operands` are the
+    vectors that are loaded for one step of the innermost reduction, which registers hold beside
+    the accumulators. A maximum or minimum `is_extremum`: each step compares, too. `ending` is what
+    the end of one sum costs, in additions.
+    """
+
+    operations: float
+    vector_operations: float
+    counts: tuple[float, ...]
+    lanes: int
+    useful: float
+    accumulators: int
+    operands: int
+    points: int
+    reduce_trips: int
+    reduce_unroll: int
+    outer_trips: int
+    depth: int
+    vector_loads: float
+    broadcast_loads: float
+    scattered_loads: float
+    stores: float
+    scattered_stores: float
+    aliased_rows: int
+    peeled: int
+    skips_padding: bool
+    is_reduction: bool
+    is_extremum: bool
+    ending: float
+    lane_reduction: bool
+    parallel_tiles: int
+    uses: tuple[Use, ...] = field(repr=False)
+    tensors: tuple[tuple[Form, ...], ...] = field(repr=False)
+    """The distinct forms of its loads and stores, of each tensor together."""
+    tiling: Tiling = field(repr=False)
+
+    @property
+    def around(self) -> tuple[Around, ...]:
+        """The loops that run, innermost first, reduction loops included."""
+        return self.tiling.around
+
+    @property
+    def loops(self) -> tuple[For, ...]:
+        """The loops around the Compute, outermost first, each without its body."""
+        return self.tiling.loops.fors
+
+    @property
+    def tile(self) -> Mapping[Axis, int]:
+        """The size of each axis inside all loops."""
+        return self.tiling.tile
+
+    @property
+    def footprints(self) -> tuple[float, ...]:
+        """Bytes that one execution of the tile touches, then of each loop of `around`."""
+        return self.tiling.footprints(self.tensors)
+
+    @cached_property
+    def weight(self) -> float:
+        """Vector instructions that it issues: what orders the statements of a nest."""
+        return self.vector_operations + self.vector_loads + self.broadcast_loads
+
+    @cached_property
+    def totals(self) -> tuple[float, float, float, float]:
+        """Operations, loads, scattered accesses and stores, as they count for the whole nest."""
+        return (
+            self.vector_operations,
+            self.vector_loads + self.broadcast_loads,
+            self.scattered_loads + self.scattered_stores,
+            self.stores,
+        )
+
+    @cached_property
+    def spans(self) -> Mapping[Form, tuple[float, ...]]:
+        """Bytes that each form touches in the tile, then in one run of each loop of `around`."""
+        return {form: self.tiling.span(form) for forms in self.tensors for form in forms}
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """The tile, then the loops that iterate, from the innermost reduction to the outermost."""
+        found = [Level(1, self.footprints[0])]
+        for loop, footprint in zip(self.around, self.footprints[1:], strict=True):
+            if loop.trips > 1:
+                found.append(Level(loop.trips, footprint))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """A statement where it is in a nest.
+
+    `path` says which loops of the nest are around it: the place of each among its neighbours,
+    outermost first. `prefetches` is whether it asks for weights ahead of their use, and
+    `in_program_order` whether its points are computed as they are written: neither changes what it
+    does.
+    """
+
+    statement: Statement
+    path: tuple[int, ...]
+    prefetches: bool
+    in_program_order: bool
+
+
+def statements(nest: LoopNest) -> tuple[Statement, ...]:
+    """Every Compute of a nest, in program order, analysed in its loops."""
+    return tuple([each.statement for each in placed(nest)])
+
+
+def placed(nest: LoopNest) -> tuple[Placed, ...]:
+    """`statements`, and where in the nest they are."""
+    return _in_loops([node for stage in nest.stages for node in stage.body], (), OUTSIDE)
+
+
+def _in_loops(nodes: Sequence[Node], path: tuple[int, ...], loops: Loops) -> tuple[Placed, ...]:
+    found: list[Placed] = []
+    for place, node in enumerate(nodes):
+        found += _remembered(node, (*path, place), loops)
+    return tuple(found)
+
+
+def _visit(node: Node, path: tuple[int, ...], loops: Loops) -> tuple[Placed, ...]:
+    """The statements of a node, with its own place at the end of the path."""
+    while True:
+        match node:
+            case Compute():
+                in_order = node.order is Order.PROGRAM
+                statement = _statement(node, loops)
+                return (Placed(statement, path[:-1], node.prefetch > 0, in_order),)
+            case For(body=(child,)):
+                loops = loops.inside(node)
+                node, path = child, (*path, 0)
+            case For():
+                return _in_loops(node.body, path, loops.inside(node))
+
+
+_remembered = lru_cache(maxsize=1024)(_visit)
+"""Where several nests follow each other, most are those of other candidates: halos, transforms."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Facts:
+    """What a Compute does at one point, whatever its loops and tiles are.
+
+    `loads` and `stores` have the step along the lanes, which `vector` runs along; loads also
+    whether they are in the body, and the axes of the output that they depend on. All have the
+    alignment of the first lane. `body` and `ending` are what is issued for a step of a sum and for
+    its end, by kind, then weighted. `density` is the share of the steps that is left where a matrix
+    of constants has zeros. `aliased` are the axes whose neighbours lie pages apart.
+    """
+
+    vector: Axis | None
+    combines: bool
+    is_extremum: bool
+    density: float
+    output_axes: frozenset[Axis]
+    loads: tuple[tuple[Access, int, bool, frozenset[Axis], int], ...]
+    stores: tuple[tuple[Access, int, int], ...]
+    tensors: tuple[tuple[Form, ...], ...]
+    body: tuple[float, ...]
+    body_cost: float
+    ending: tuple[float, ...]
+    ending_cost: float
+    aliased: frozenset[Axis]
+
+
+@lru_cache(maxsize=2048)
+def _facts(
+    stores: tuple[Store, ...],
+    body: Expr,
+    init: Expr | None,
+    vector: Axis | None,
+    combiner: Combiner | Fold | None,
+) -> _Facts:
+    combines = combiner is not None
+    is_extremum = combiner in (Combiner.MAX, Combiner.MIN) and body.dtype.is_float
+    inner = expression_facts(body)
+    epilogues = [expression_facts(store.value) for store in stores]
+    roots = [inner, *epilogues, *([expression_facts(init)] if init is not None else [])]
+    loads = dict.fromkeys(load for root in roots for load in root.loads)
+    in_body = frozenset(inner.loads)
+    output_axes = frozenset(axis for store in stores for axis in load_axes(store.target))
+    read = tuple(
+        (
+            found,
+            found.step(vector) if vector else 0,
+            load in in_body,
+            found.axes & output_axes,
+            alignment(load, vector),
+        )
+        for load in loads
+        if (found := access(load)) is not None
+    )
+    written = tuple(
+        (found, found.step(vector) if vector else 0, alignment(store.target, vector))
+        for store in stores
+        if (found := access(store.target)) is not None
+    )
+    forms = forms_by_tensor([*(use[0] for use in read), *(use[0] for use in written)])
+    issued = list(inner.counts)
+    is_fused = isinstance(body, Op) and body.operation is Operation.MUL
+    if combines:
+        # one multiplication and the addition of the sum are one instruction
+        issued[_FMA if is_fused else _ADD] += 1
+        issued[_MUL] -= is_fused
+        issued[_COMPARE] += is_extremum  # does a NaN stay
+    return _Facts(
+        vector=vector,
+        combines=combines,
+        is_extremum=is_extremum,
+        density=_density(inner.loads) if is_fused and combiner is Combiner.SUM else 1.0,
+        output_axes=output_axes,
+        loads=read,
+        stores=written,
+        tensors=tuple(map(tuple, forms.values())),
+        body=tuple(issued),
+        body_cost=inner.cost + float(combines and not is_fused) + float(is_extremum),
+        ending=tuple(map(sum, zip(*(each.counts for each in epilogues), strict=True))),
+        ending_cost=sum(each.cost for each in epilogues),
+        aliased=frozenset(
+            axis
+            for found, *_ in read
+            for axis in found.axes
+            if axis != vector and found.step(axis) and found.step(axis) % PAGE_BYTES == 0
+        ),
+    )
+
+
+def _density(loads: Iterable[Load]) -> float:
+    """The share of a matrix of constants that is not zero: no code is made for what is."""
+    share = 1.0
+    for load in loads:
+        if load.tensor.space is Space.CONSTANT:
+            share *= sum(map(bool, load.tensor.values)) / len(load.tensor.values)
+    return share
+
+
+def _statement(compute: Compute, loops: Loops) -> Statement:
+    facts = _facts(compute.stores, compute.body, compute.init, compute.vector, compute.combiner)
+    tiled = tiling(loops, compute.reduce, compute.unroll, compute.vector)
+    return _in_tiling(facts, tiled, compute.partial, compute.skip_padding)
+
+
+@lru_cache(maxsize=4096)
+def _in_tiling(
+    facts: _Facts, tiled: Tiling, joined: tuple[Axis, ...], skips_padding: bool
+) -> Statement:
+    """A statement by what makes it: neither other statements nor its place in the nest do."""
+    counts, output_axes, outer = tiled.counts, facts.output_axes, tiled.outer_trips
+    points = prod(counts.values()) * tiled.reduce_unroll
+    spatial = tiled.points_along(output_axes)
+    partial = prod([counts.get(axis, 1) for axis in joined])
+    executions = float(outer * tiled.reduce_trips)
+
+    vector = broadcast = scattered = stores = scattered_stores = 0.0
+    operands = 0
+    uses: list[Use] = []
+    for found, step, is_inner, held_axes, aligned in facts.loads:
+        # What starts or ends a sum is loaded once a tile, not in every step.
+        distinct = tiled.points_along(found.axes)
+        count = distinct * (executions if is_inner else float(outer))
+        uses.append(Use(found, False, count, step, is_inner, aligned))
+        if step == 0:
+            broadcast += count
+        elif step == found.element_bytes:
+            vector += count
+        else:
+            scattered += count
+        if step and is_inner and facts.combines:
+            operands += tiled.points_along(held_axes)
+    for found, step, aligned in facts.stores:
+        distinct = tiled.points_along(found.axes)
+        uses.append(Use(found, True, float(distinct * outer), step, False, aligned))
+        stores += distinct * outer
+        if facts.vector in output_axes and step not in (0, found.element_bytes):
+            scattered_stores += distinct * outer
+
+    steps, ends = executions * points * facts.density, outer * spatial
+    vector_operations = steps * facts.body_cost + ends * facts.ending_cost
+    issued = zip(facts.body, facts.ending, strict=True)
+    return Statement(
+        operations=vector_operations * tiled.lanes * tiled.useful,
+        vector_operations=vector_operations,
+        counts=tuple([steps * body + ends * ending for body, ending in issued]),
+        lanes=tiled.lanes,
+        useful=tiled.useful,
+        accumulators=spatial * partial,
+        operands=operands,
+        points=points,
+        reduce_trips=tiled.reduce_trips,
+        reduce_unroll=points // spatial,
+        outer_trips=outer,
+        depth=len(tiled.loops.fors) + tiled.reduce_levels,
+        vector_loads=vector,
+        broadcast_loads=broadcast,
+        scattered_loads=scattered,
+        stores=stores,
+        scattered_stores=scattered_stores,
+        aliased_rows=max((n for axis, n in counts.items() if axis in facts.aliased), default=0),
+        peeled=sum([loop.peel or loop.unroll for loop in tiled.loops.fors]),
+        skips_padding=skips_padding,
+        is_reduction=facts.combines,
+        is_extremum=facts.is_extremum,
+        ending=facts.ending_cost,
+        lane_reduction=facts.vector is not None and facts.vector not in output_axes,
+        parallel_tiles=tiled.parallel_tiles,
+        uses=tuple(uses),
+        tensors=facts.tensors,
+        tiling=tiled,
+    )

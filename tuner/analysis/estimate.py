@@ -1,0 +1,147 @@
+"""A draft of a candidate's time, from its loop nest and a few facts of the machine: no measurement.
+
+Per statement the core takes the longest of what its ports, its loads and the chains of its sums
+need, plus what no port hides (stores, the ends of register tiles, registers that spill); memory
+takes what each cache passes on, at the speed of the level behind it. The two overlap. This is the
+roofline of Williams, Waterman and Patterson (2009) with more than one roof, as the analytical
+models of Yotov et al. (2005, "Is search really necessary to generate high-performance BLAS?") and
+Low et al. (2016, BLIS) put it. It ranks candidates of one workload; its seconds are a guess.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from compiler.loops.expr import Role
+from compiler.loops.nest import LoopNest
+from tuner.analysis.accesses import LINE_BYTES
+from tuner.analysis.compute_costs import Placed, Statement
+from tuner.analysis.machine import CYCLES_PER_SECOND, Machine
+from tuner.analysis.register_tile import CORE_PARTS, RegisterTile, cases
+
+COLD_BYTES = 1 << 20
+"""Weights of this size and more come from memory in each run, as they are measured."""
+
+_BESIDE_LEVEL1 = 4.0
+_BESIDE_OTHERS = 2.0
+"""Exponents of the norms that join the core with what comes from behind the first cache, and both
+with what comes from further away: 1 adds them, infinity takes the larger. The first is fetched
+ahead nearly always."""
+
+_BURST_LINES = 250.0
+"""Cache lines in a register tile for which memory takes twice as long: it is asked for them at
+once, and waits while the tile is computed and stored. Of pools that copy, tiles of 16 outputs take
+a quarter longer than tiles of one."""
+
+PARTS = (*CORE_PARTS, "behind_level1", "behind_level2", "behind_level3")
+"""What cycles go to: those of the core, then the traffic behind each cache."""
+
+_CORE = slice(PARTS.index("busiest"), len(CORE_PARTS))
+_BEHIND_CACHES = slice(len(CORE_PARTS), len(PARTS))
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Estimated seconds of one run of a nest, and cycles of each of PARTS, on one thread."""
+
+    seconds: float
+    parts: tuple[float, ...]
+
+    @property
+    def core_cycles(self) -> float:
+        """Cycles of the core, were there no memory behind its first cache."""
+        return sum(self.parts[_CORE])
+
+
+def make_draft(
+    nest: LoopNest, found: Sequence[Placed], machine: Machine, threads: int = 1
+) -> Draft:
+    """The draft of a nest whose statements were counted."""
+    costs = [_cost(one.statement, one.in_program_order, machine, threads) for one in found]
+    cycles = sum([each for each, _ in costs])
+    cold = sum(b.bytes for b in nest.buffers if b.role is Role.WEIGHT and b.bytes >= COLD_BYTES)
+    memory = cold / machine.caches[-1].bytes_per_cycle_behind / threads
+    return Draft(
+        _joined(cycles, memory, _BESIDE_OTHERS) / CYCLES_PER_SECOND,
+        tuple(map(sum, zip(*[parts for _, parts in costs], strict=True))),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _cost(
+    statement: Statement, in_program_order: bool, machine: Machine, threads: int
+) -> tuple[float, tuple[float, ...]]:
+    """Cycles that the busiest thread takes for a statement; those of all threads by PARTS."""
+    parts = (*_core(statement, in_program_order, machine), *_behind(statement, machine))
+    return _with_memory(statement, parts) * _share(statement, threads), parts
+
+
+def _core(statement: Statement, in_program_order: bool, machine: Machine) -> list[float]:
+    """Cycles of the core for one statement in its loops, by CORE_PARTS."""
+    core = [0.0] * len(CORE_PARTS)
+    tiling = statement.tiling
+    tile = RegisterTile(statement, in_program_order, machine)
+    for case in cases(tiling.loops, tiling.vector, tiling.lanes):
+        for place, cycles in enumerate(tile.parts(case)):
+            core[place] += case.count * cycles
+    return core
+
+
+@lru_cache(maxsize=4096)
+def _behind(statement: Statement, machine: Machine) -> list[float]:
+    """Cycles of the traffic of one statement in its loops, cache by cache."""
+    sizes = tuple([cache.bytes for cache in machine.caches])
+    return [
+        moved / cache.bytes_per_cycle_behind
+        for moved, cache in zip(traffic(statement, sizes), machine.caches, strict=True)
+    ]
+
+
+def traffic(statement: Statement, cache_bytes: Sequence[int]) -> tuple[float, ...]:
+    """Bytes that come from beyond each of these caches in one run of the nest.
+
+    A tensor is fetched again in each iteration of a loop that brings it back, unless all that the
+    loop's body touches fits: then what is there stays. What fits as a whole stays from run to run.
+    No more comes than is loaded and stored.
+    """
+    footprints = statement.footprints
+    if footprints[-1] <= cache_bytes[0]:
+        return (0.0,) * len(cache_bytes)
+    widest = [max(forms, key=lambda each: len(each.axes)) for forms in statement.tensors]
+    most = 0.0
+    for use in statement.uses:
+        lanes = statement.lanes if use.lane_step else 1
+        most += use.executions * use.access.element_bytes * lanes
+    moved = []
+    for size in cache_bytes:
+        place = bisect_right(footprints, size)  # the first loop whose body does not fit
+        if place == len(footprints):
+            moved.append(0.0)
+            continue
+        again = prod([loop.trips for loop in statement.around[place:]])
+        moved.append(min(most, again * sum([statement.spans[form][place] for form in widest])))
+    return tuple(moved)
+
+
+def _share(statement: Statement, threads: int) -> float:
+    """The share of the work that the busiest thread has."""
+    tiles = max(1, statement.parallel_tiles)
+    return -(-tiles // threads) / tiles
+
+
+def _with_memory(statement: Statement, parts: Sequence[float]) -> float:
+    """Cycles of the core and of memory together."""
+    waiting = 1 + statement.footprints[0] / LINE_BYTES / _BURST_LINES
+    near, *far = parts[_BEHIND_CACHES]
+    cycles = _joined(sum(parts[_CORE]), near * waiting, _BESIDE_LEVEL1)
+    return _joined(cycles, max(far) * waiting, _BESIDE_OTHERS)
+
+
+def _joined(first: float, second: float, exponent: float) -> float:
+    if not second:
+        return first
+    return float((first**exponent + second**exponent) ** (1 / exponent))

@@ -1,0 +1,416 @@
+"""Features of a candidate for the cost model: named columns, computed from its loop nest.
+
+The heaviest statement and the next one are described in full, the rest is summed. Everything that
+spans orders of magnitude is a base-2 logarithm. Columns that compare a candidate with its task's
+default schedule make tasks of different size comparable. `docs/features.md` says what each means.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log2, prod
+
+import numpy as np
+
+from compiler.device import find_device
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Role
+from compiler.loops.nest import LoopNest
+from compiler.schedule.schedule import Schedule
+from compiler.target import Target, host_target
+from compiler.timings import Timings, timed
+from tuner.analysis.accesses import KINDS, LINE_BYTES
+from tuner.analysis.buffers import BufferUse, Reuse, after_others, uses_in_loops
+from tuner.analysis.compute_costs import Placed, Statement, placed
+from tuner.analysis.estimate import PARTS, Draft, make_draft
+from tuner.analysis.machine import describe
+
+FEATURE_VERSION = 5
+"""Raise it when a column's meaning changes; models saved with another version are refused."""
+
+CACHE_BYTES = (32 << 10, 256 << 10, 1 << 20, 8 << 20)
+"""Sizes at which traffic is counted: they bracket the caches of common CPUs, so that one set of
+columns serves all devices; the model learns which of them matter."""
+
+BUFFERS = 3
+"""Tensors of a statement that are described, those with the most traffic first."""
+
+CURVE = 8
+"""Points at which the curve of arithmetic intensity is sampled, from the tile to all loops."""
+
+ALGORITHM_BITS = 8
+"""Columns that algorithms are hashed to: a new template needs no new columns."""
+
+STATEMENT_COLUMNS = (
+    "vector_operations",
+    "operations",
+    *(f"{kind}_share" for kind in KINDS),
+    "lanes",
+    "useful_lanes",
+    "accumulators",
+    "operands",
+    "register_pressure",
+    "points",
+    "reduce_trips",
+    "reduce_unroll",
+    "outer_trips",
+    "depth",
+    "vector_loads_per_operation",
+    "broadcast_loads_per_operation",
+    "scattered_loads_per_operation",
+    "loads_per_operation",
+    "stores_per_operation",
+    "scattered_stores_per_operation",
+    "aliased_rows",
+    "peeled",
+    "skips_padding",
+    "is_reduction",
+    "lane_reduction",
+    "prefetches",
+    "parallel_tiles",
+    "tile_bytes",
+    "level1_trips",
+    "level1_bytes",
+    "level2_trips",
+    "level2_bytes",
+    "level3_trips",
+    "level3_bytes",
+    *(f"traffic_{size >> 10}k_per_operation" for size in CACHE_BYTES),
+    *(f"intensity{point}" for point in range(CURVE)),
+)
+
+BUFFER_COLUMNS = (
+    "bytes",
+    "unique_bytes",
+    "unique_lines",
+    "line_use",
+    "reuse_in_loop",
+    "reuse_serial",
+    "reuse_iterations",
+    "reuse_bytes",
+    "reuse_count",
+    "lane_stride",
+    "is_read",
+    "is_written",
+)
+
+TOTAL_COLUMNS = (
+    "total_vector_operations",
+    "total_loads",
+    "total_scattered",
+    "total_stores",
+    *(f"total_traffic_{size >> 10}k" for size in CACHE_BYTES),
+    "main_share",
+    "computes",
+    "stages",
+    "scratch_bytes",
+    "shared_bytes",
+    "weight_bytes",
+)
+
+TARGET_COLUMNS = (
+    "vector_bits",
+    "vector_registers",
+    "level1_cache_bytes",
+    "level2_cache_bytes",
+    "level3_cache_bytes",
+    "threads",
+)
+
+
+def _statement_columns(prefix: str) -> tuple[str, ...]:
+    return (
+        *(f"{prefix}_{name}" for name in STATEMENT_COLUMNS),
+        *(f"{prefix}_buffer{n}_{name}" for n in range(BUFFERS) for name in BUFFER_COLUMNS),
+    )
+
+
+_NEST_COLUMNS = (*_statement_columns("main"), *_statement_columns("second"), *TOTAL_COLUMNS)
+
+DRAFT_COLUMNS = ("draft", *(f"draft_{part}" for part in PARTS))
+
+COLUMNS: tuple[str, ...] = (
+    *_NEST_COLUMNS,
+    *(f"algorithm{bit}" for bit in range(ALGORITHM_BITS)),
+    *TARGET_COLUMNS,
+    *(f"relative_{name}" for name in _NEST_COLUMNS),
+    *DRAFT_COLUMNS,
+)
+"""Names of the columns of a feature row, in order."""
+
+_LEAST_PART = 2.0**-8
+"""Share of the default's cycles below which a part of the draft is as good as none."""
+
+_WIDTH = len(STATEMENT_COLUMNS) + BUFFERS * len(BUFFER_COLUMNS)
+_NO_BUFFER = [0.0] * len(BUFFER_COLUMNS)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What a candidate's speed depends on beside its code; caches of 0 bytes are unknown."""
+
+    vector_bits: int = 512
+    vector_registers: int = 32
+    cache_bytes: tuple[int, int, int] = (0, 0, 0)
+    threads: int = 1
+
+    def columns(self) -> list[float]:
+        """The values of TARGET_COLUMNS."""
+        return [
+            float(self.vector_bits),
+            float(self.vector_registers),
+            *(_log(size) for size in self.cache_bytes),
+            float(self.threads),
+        ]
+
+
+@lru_cache(maxsize=64)
+def target_facts(target: Target, threads: int = 1) -> TargetFacts:
+    """The facts of a target; its caches are this machine's, if its code runs here."""
+    caches = (0, 0, 0)
+    if target.runs_on(host_target()):
+        device = find_device()
+        caches = (device.cache_bytes(1), device.cache_bytes(2), device.cache_bytes(3))
+    return TargetFacts(target.vector_bits, target.vector_registers, caches, threads)
+
+
+def nest_features(
+    nest: LoopNest,
+    algorithm: str = "",
+    facts: TargetFacts = TargetFacts(),
+    found: Sequence[Placed] | None = None,
+) -> np.ndarray:
+    """The columns that a nest has by itself, without a default beside it. float32, one row.
+
+    `found` are its statements, where they were counted already.
+    """
+    if found is None:
+        found = placed(nest)
+    weights = [-each.statement.weight for each in found]
+    order = sorted(range(len(found)), key=weights.__getitem__)
+    row: list[float] = []
+    for number in order[:2]:
+        row += _describe(found, number, facts)
+    row += [0.0] * (2 * _WIDTH - len(row))
+    row += _totals(nest, [each.statement for each in found], order)
+    row += _algorithm(algorithm)
+    row += facts.columns()
+    return np.array(row, dtype=np.float32)
+
+
+class FeatureExtractor:
+    """Features of the candidates of one task, and drafts of their times, remembered by schedule.
+
+    `lower` gives the loop nest of a schedule and raises ScheduleError for one that does not fit.
+    `timings` counts what it takes, under "features".
+    """
+
+    timings: Timings | None = None
+
+    def __init__(
+        self,
+        lower: Callable[[Schedule], LoopNest],
+        default: Schedule,
+        facts: TargetFacts = TargetFacts(),
+    ) -> None:
+        self._lower = lower
+        self._default = default
+        self._facts = facts
+        self._machine = describe(facts)
+        self._drafts: dict[Schedule, Draft] = {}
+        self._rows: dict[Schedule, np.ndarray | None] = {}
+        self._reference: tuple[np.ndarray, Draft] | None = None
+
+    def row(self, schedule: Schedule) -> np.ndarray | None:
+        """One row over COLUMNS, or None for a schedule that cannot be lowered."""
+        try:
+            return self._rows[schedule]
+        except KeyError:
+            with timed(self.timings, "features"):
+                row = self._rows[schedule] = self._compute(schedule)
+            return row
+
+    def draft_seconds(self, schedule: Schedule) -> float | None:
+        """What `tuner.analysis.estimate` thinks of it; None if the schedule cannot be lowered."""
+        return None if self.row(schedule) is None else self._drafts[schedule].seconds
+
+    def rows(self, schedules: Sequence[Schedule]) -> tuple[list[Schedule], np.ndarray]:
+        """The schedules that can be lowered, and their rows: (number, len(COLUMNS)), float32."""
+        kept, rows = [], []
+        for schedule in schedules:
+            row = self.row(schedule)
+            if row is not None:
+                kept.append(schedule)
+                rows.append(row)
+        if not rows:
+            return [], np.zeros((0, len(COLUMNS)), dtype=np.float32)
+        return kept, np.stack(rows)
+
+    def _compute(self, schedule: Schedule) -> np.ndarray | None:
+        try:
+            ours, draft = self._absolute(schedule)
+        except ScheduleError:
+            return None
+        self._drafts[schedule] = draft
+        if self._reference is None:
+            try:
+                self._reference = self._absolute(self._default)
+            except ScheduleError:
+                self._reference = ours, draft
+        theirs, default = self._reference
+        size = len(_NEST_COLUMNS)
+        cycles = default.core_cycles
+        compared = [log2(draft.seconds / default.seconds)]
+        compared += [log2(_LEAST_PART + part / cycles) for part in draft.parts]
+        return np.concatenate(
+            [ours, ours[:size] - theirs[:size], np.array(compared, dtype=np.float32)]
+        )
+
+    def _absolute(self, schedule: Schedule) -> tuple[np.ndarray, Draft]:
+        nest = self._lower(schedule)
+        found = placed(nest)
+        draft = make_draft(nest, found, self._machine, self._facts.threads)
+        return nest_features(nest, schedule.algorithm, self._facts, found), draft
+
+
+def _log(value: float) -> float:
+    return log2(1.0 + value)
+
+
+@lru_cache(maxsize=4096)
+def _traffic(statement: Statement) -> tuple[float, ...]:
+    """Bytes that come from beyond a cache of each of CACHE_BYTES.
+
+    The outermost loop whose footprint fits is loaded once for each time that it is entered.
+    """
+    around, footprints = statement.around, statement.footprints
+    result = []
+    for size in CACHE_BYTES:
+        fitting = max(bisect_right(footprints, size) - 1, 0)
+        entries = prod([loop.trips for loop in around[fitting:]])
+        result.append(entries * footprints[fitting])
+    return tuple(result)
+
+
+def _describe(found: Sequence[Placed], number: int, facts: TargetFacts) -> list[float]:
+    this = found[number]
+    before, after, buffers = _own_columns(this.statement, facts.vector_registers)
+    row = [*before, float(this.prefetches), *after]
+    for use, columns in buffers:
+        in_nest = after_others(use, found, number)
+        row += columns if in_nest is use else _buffer(in_nest)
+    return row + _NO_BUFFER * (BUFFERS - len(buffers))
+
+
+@lru_cache(maxsize=2048)
+def _own_columns(
+    statement: Statement, registers: int
+) -> tuple[list[float], list[float], list[tuple[BufferUse, list[float]]]]:
+    """What a statement's columns are in any nest: those before `prefetches`, those after it, and
+    those of its buffers, if nothing comes before it."""
+    work = max(statement.vector_operations, 1.0)
+    issued = max(sum(statement.counts), 1.0)
+    loads = statement.vector_loads + statement.broadcast_loads + statement.scattered_loads
+    outer: list[float] = []
+    for place in (1, 2, 3):
+        inside = place < len(statement.levels)
+        level = statement.levels[place] if inside else None
+        outer += [_log(level.trips), _log(level.footprint_bytes)] if level else [0.0, 0.0]
+    held = statement.accumulators + statement.operands + 1
+    before = [
+        _log(statement.vector_operations),
+        _log(statement.operations),
+        *[count / issued for count in statement.counts],
+        float(statement.lanes),
+        statement.useful,
+        float(statement.accumulators),
+        float(statement.operands),
+        held / registers,
+        float(statement.points),
+        _log(statement.reduce_trips),
+        float(statement.reduce_unroll),
+        _log(statement.outer_trips),
+        float(statement.depth),
+        statement.vector_loads / work,
+        statement.broadcast_loads / work,
+        statement.scattered_loads / work,
+        loads / work,
+        statement.stores / work,
+        statement.scattered_stores / work,
+        float(statement.aliased_rows),
+        float(statement.peeled),
+        float(statement.skips_padding),
+        float(statement.is_reduction),
+        float(statement.lane_reduction),
+    ]
+    after = [
+        _log(statement.parallel_tiles),
+        _log(statement.levels[0].footprint_bytes),
+        *outer,
+        *[_log(bytes_moved / work) for bytes_moved in _traffic(statement)],
+        *_intensities(statement),
+    ]
+    buffers = [(use, _buffer(use)) for use in uses_in_loops(statement, BUFFERS)]
+    return before, after, buffers
+
+
+def _intensities(statement: Statement) -> Iterable[float]:
+    """Operations for each byte touched, sampled at even steps from the tile to all loops."""
+    operations = statement.points * statement.lanes
+    curve = []
+    for level in statement.levels:
+        operations *= level.trips
+        curve.append(_log(operations / max(level.footprint_bytes, 1.0)))
+    last = len(curve) - 1
+    for point in range(CURVE):
+        place = point * last / (CURVE - 1)
+        low = int(place)
+        high = min(low + 1, last)
+        yield curve[low] + (place - low) * (curve[high] - curve[low])
+
+
+def _buffer(use: BufferUse) -> list[float]:
+    return [
+        _log(use.bytes),
+        _log(use.unique_bytes),
+        _log(use.unique_lines),
+        use.unique_bytes / (use.unique_lines * LINE_BYTES),
+        float(use.reuse is Reuse.LOOP),
+        float(use.reuse is Reuse.SERIAL),
+        _log(use.distance_iterations),
+        _log(use.distance_bytes),
+        _log(use.reuse_count),
+        _log(abs(use.lane_step) / use.element_bytes),
+        float(use.is_read),
+        float(use.is_written),
+    ]
+
+
+def _totals(nest: LoopNest, found: Sequence[Statement], order: Sequence[int]) -> list[float]:
+    """The values of TOTAL_COLUMNS; `order` has the heaviest statement first."""
+    heaviest_first = [found[number] for number in order]
+    totals = [*map(sum, zip(*[s.totals for s in heaviest_first], strict=True))]
+    work = totals[0]
+    shared = sum([b.bytes for b in nest.buffers if b.role is Role.SHARED])
+    weights = sum([b.bytes for b in nest.buffers if b.role is Role.WEIGHT])
+    return [
+        *map(_log, totals),
+        *[_log(sum(moved)) for moved in zip(*map(_traffic, found), strict=True)],
+        heaviest_first[0].vector_operations / work if work else 0.0,
+        float(len(found)),
+        float(len(nest.stages)),
+        _log(sum([t.bytes for t in nest.scratch])),
+        _log(shared),
+        _log(weights),
+    ]
+
+
+@lru_cache(maxsize=256)
+def _algorithm(name: str) -> tuple[float, ...]:
+    """A name as bits; the checksum is the same in every process, unlike `hash`."""
+    digest = zlib.crc32(name.encode()) if name else 0
+    return tuple(float(digest >> bit & 1) for bit in range(ALGORITHM_BITS))

@@ -1,0 +1,243 @@
+"""The loops around a Compute and its tiles, whatever it computes: how often what runs.
+
+Candidates of one workload, and the several products of one candidate, are tiled alike: equal loops
+and equal tilings are one object each, and what an access touches in them is found out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import prod
+
+from compiler.loops.index import Axis
+from compiler.loops.nest import Binding, For, Let, Tile
+from tuner.analysis.accesses import Form
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """A run-time loop around a statement: `axes` is its own and those that it derives."""
+
+    axis: Axis
+    axes: frozenset[Axis]
+    trips: int
+    extent: int
+    sizes: tuple[tuple[Axis, int], ...] = field(init=False)
+    """What each of its axes runs over: its own the extent that it splits, others all values."""
+
+    def __post_init__(self) -> None:
+        own = self.axis
+        sizes = [(axis, self.extent if axis == own else axis.extent) for axis in self.axes]
+        object.__setattr__(self, "sizes", tuple(sizes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loops:
+    """Loops around a node: `fors` outermost first, each without its body, `around` innermost first.
+
+    `sizes` is of each axis inside them.
+    """
+
+    fors: tuple[For, ...] = ()
+    around: tuple[Around, ...] = ()
+    sizes: Mapping[Axis, int] = field(default_factory=dict)
+
+    def inside(self, loop: For) -> Loops:
+        """The loops around what is in the body of one more."""
+        return _inside(self, loop.axis, loop.step, loop.binding, loop.peel, loop.unroll, loop.lets)
+
+
+OUTSIDE = Loops()
+"""No loops at all."""
+
+
+@lru_cache(maxsize=4096)
+def _inside(
+    loops: Loops,
+    axis: Axis,
+    step: int,
+    binding: Binding,
+    peel: bool,
+    unroll: bool,
+    lets: tuple[Let, ...],
+) -> Loops:
+    extent = loops.sizes.get(axis, axis.extent)
+    derived = {let.axis: 1 for let in lets}
+    around = Around(axis, frozenset((axis, *derived)), max(1, -(-extent // step)), extent)
+    return Loops(
+        (*loops.fors, For(axis, step, (), binding, peel, unroll, lets)),
+        (around, *loops.around),
+        {**loops.sizes, axis: min(step, extent), **derived},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Tiling:
+    """A Compute's loops and register tile.
+
+    `around` is innermost first, reduction loops included; `reduce_levels` is how many those are,
+    `reduce_unroll` the steps of reductions that are written out. `tile` is the size of each axis
+    inside all loops, `counts` the points along each axis of the register tile. A vector has
+    `lanes` along the axis `vector`, of which the share `useful` computes something that is needed.
+    """
+
+    loops: Loops
+    around: tuple[Around, ...]
+    reduce_levels: int
+    reduce_unroll: int
+    reduce_trips: int
+    outer_trips: int
+    parallel_tiles: int
+    tile: Mapping[Axis, int]
+    counts: Mapping[Axis, int]
+    lanes: int
+    useful: float
+    vector: Axis | None
+    _points: dict[frozenset[Axis], int] = field(init=False, default_factory=dict)
+    _places: dict[tuple[Form, tuple[Axis, ...]], int] = field(init=False, default_factory=dict)
+    _spans: dict[Form, tuple[float, ...]] = field(init=False, default_factory=dict)
+    _footprints: dict[tuple[tuple[Form, ...], ...], tuple[float, ...]] = field(
+        init=False, default_factory=dict
+    )
+
+    def points_along(self, axes: frozenset[Axis]) -> int:
+        """Points of the register tile that differ in these axes."""
+        known = self._points.get(axes)
+        if known is None:
+            known = prod([count for axis, count in self.counts.items() if axis in axes])
+            self._points[axes] = known
+        return known
+
+    def places(self, form: Form, fixed: tuple[Axis, ...] = ()) -> int:
+        """Different places of a form among the points of the tile, some axes standing still."""
+        known = self._places.get((form, fixed))
+        if known is None:
+            counts = [1 if axis in fixed else self.counts.get(axis, 1) for axis in form.numbers]
+            points = [
+                (count, -(-self.tile[axis] // count) if count > 1 else 1)
+                for axis, count in zip(form.numbers, counts, strict=True)
+            ]
+            self._places[form, fixed] = known = form.places(tuple(points))
+        return known
+
+    def overlap(self, form: Form) -> float:
+        """Places of a form over points that differ in its axes: below 1 where points share some."""
+        return self.places(form) / self.points_along(form.axes)
+
+    @cached_property
+    def innermost(self) -> frozenset[Axis]:
+        """The axes of the innermost loop that iterates."""
+        return next((loop.axes for loop in self.around if loop.trips > 1), frozenset())
+
+    def trips_inside(self, form: Form) -> int:
+        """Iterations of the loops inside the innermost one that moves a form."""
+        inside = 1
+        for loop in self.around:
+            if loop.trips > 1:
+                if not loop.axes.isdisjoint(form.axes):
+                    break
+                inside *= loop.trips
+        return inside
+
+    def span(self, form: Form) -> tuple[float, ...]:
+        """Bytes that a form touches in the tile, then in one run of each loop of `around`."""
+        known = self._spans.get(form)
+        if known is None:
+            self._spans[form] = known = self._span(form)
+        return known
+
+    def footprints(self, tensors: tuple[tuple[Form, ...], ...]) -> tuple[float, ...]:
+        """Bytes of all tensors that are touched in the tile, then in one run of each loop."""
+        known = self._footprints.get(tensors)
+        if known is None:
+            self._footprints[tensors] = known = self._sum_of_spans(tensors)
+        return known
+
+    def _sum_of_spans(self, tensors: tuple[tuple[Form, ...], ...]) -> tuple[float, ...]:
+        if not tensors:
+            return (0.0,) * (len(self.around) + 1)
+        # Several accesses of one tensor mostly overlap (taps of a stencil): the largest is all.
+        spans = [
+            map(max, zip(*map(self.span, forms), strict=True))
+            if len(forms) > 1
+            else self.span(forms[0])
+            for forms in tensors
+        ]
+        return tuple(map(sum, zip(*spans, strict=True)))
+
+    def _span(self, form: Form) -> tuple[float, ...]:
+        tile, numbers = self.tile, form.numbers
+        sizes = [tile.get(axis, axis.extent) for axis in numbers]
+        touched = form.touched_by(tuple(sizes))
+        span = [touched]
+        for loop in self.around:
+            grows = False
+            for axis, size in loop.sizes if loop.trips > 1 else ():
+                number = numbers.get(axis)
+                if number is not None and size > sizes[number]:
+                    sizes[number] = size
+                    grows = True
+            if grows:
+                touched = form.touched_by(tuple(sizes))
+            span.append(touched)
+        return tuple(span)
+
+    @cached_property
+    def whole(self) -> Mapping[Axis, int]:
+        """The size of each axis around all loops."""
+        sizes = dict(self.tile)
+        for loop in self.around:
+            for axis, size in loop.sizes:
+                sizes[axis] = max(size, sizes.get(axis, 1))
+        return sizes
+
+
+@lru_cache(maxsize=1024)
+def _level(axis: Axis, trips: int, extent: int) -> Around:
+    """A run-time loop of a reduction."""
+    return Around(axis, frozenset((axis,)), trips, extent)
+
+
+@lru_cache(maxsize=1024)
+def tiling(
+    loops: Loops, reduce: tuple[Tile, ...], unroll: tuple[Tile, ...], vector: Axis | None
+) -> Tiling:
+    """The tiling of a Compute that has these fields."""
+    tile = dict(loops.sizes)
+    levels: list[Around] = []
+    written_out = 1
+    for level in reduce:
+        extent = tile.get(level.axis, level.axis.extent)
+        trips = max(1, -(-extent // level.step))
+        if level.unroll:
+            written_out *= trips
+        else:
+            levels.append(_level(level.axis, trips, extent))
+        tile[level.axis] = min(level.step, extent)
+    lanes, useful = 1, 1.0
+    counts: dict[Axis, int] = {}
+    for part in unroll:
+        extent = tile.setdefault(part.axis, part.axis.extent)
+        counts[part.axis] = max(1, -(-extent // part.step))
+        if part.axis == vector:
+            lanes = part.step
+            useful = extent / (counts[part.axis] * part.step)
+    outer = zip(loops.fors, reversed(loops.around), strict=True)
+    return Tiling(
+        loops=loops,
+        around=(*reversed(levels), *loops.around),
+        reduce_levels=len(levels),
+        reduce_unroll=written_out,
+        reduce_trips=prod([level.trips for level in levels]),
+        outer_trips=prod([around.trips for around in loops.around]),
+        parallel_tiles=prod(
+            [around.trips for loop, around in outer if loop.binding is Binding.PARALLEL]
+        ),
+        tile=tile,
+        counts=counts,
+        lanes=lanes,
+        useful=useful,
+        vector=vector,
+    )

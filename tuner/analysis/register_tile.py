@@ -1,0 +1,283 @@
+"""Cycles of the core for one execution of a statement's register tile, by what they go to.
+
+Ports, loads and chains of sums run beside each other, so that the longest counts; stores, starts
+and ends of tiles, joins of lanes and spills are added. The constants are of one core of a Zen 4, as
+its tables (Fog, "Instruction tables"; AMD's optimisation guide) and the timings say that the
+benchmark of the cost models collects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from compiler.loops.index import Axis
+from compiler.loops.nest import For
+from tuner.analysis.accesses import LINE_BYTES
+from tuner.analysis.compute_costs import Statement, Use
+from tuner.analysis.loop_counts import Loops
+from tuner.analysis.machine import Machine
+
+CORE_PARTS = (
+    "operations",
+    "loads",
+    "chains",
+    "busiest",
+    "stores",
+    "tiles",
+    "joins",
+    "spills",
+)
+"""What cycles of the core go to. `busiest` is what the first three take together; with those after
+it, it is the core's time."""
+
+_TOGETHER = 6.0
+"""Exponent of the norm that joins operations, loads and chains: what is nearly as long as the
+longest is not hidden completely."""
+
+_TILE_CYCLES = 8.0
+"""To start and end a register tile that has loops: a mispredicted loop end, a drained pipe."""
+
+_WRITTEN_OUT_CYCLES = 2.0
+"""The same of a tile without loops: the core runs ahead into the next one."""
+
+_ITERATION_CYCLES = 0.25
+"""Of a run-time loop around the innermost points; most of it runs beside the multiply-adds."""
+
+_EXTREMUM = 2.0
+"""Latency of a maximum in multiply-adds: a comparison, whose mask says where a NaN stays."""
+
+_ENDING_CYCLES = 3.0
+"""Latency of an operation at the end of a sum; most of them wait for each other."""
+
+_SPILL_CYCLES = 3.0
+"""To store a vector to the stack and load it again, where every step of the sum does so."""
+
+_SET_MISS_CYCLES = 0.2
+"""A load waits so long for each row more than the ways (and two) that share its set."""
+
+_CROSSING_LOAD = 1.2
+_CROSSING_STORE = 1.0
+"""What a vector in two cache lines takes longer, in loads and stores: each line is accessed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Executions of the register tile that are alike: how many, and how much of it they fill.
+
+    `parts` holds loops whose last tile is narrower, each with the share that is left of it.
+    """
+
+    count: float
+    share: float = 1.0
+    parts: tuple[tuple[For, float], ...] = ()
+
+
+@lru_cache(maxsize=256)
+def cases(loops: Loops, vector: Axis | None, lanes: int) -> list[Case]:
+    """Full tiles, and the narrower ones at the ends of ragged loops.
+
+    Along the vectors' axis the whole ones and the last, narrower one have code of their own. It
+    takes as long as a whole one does, or half of that where a vector of half the width holds it.
+    """
+    found = [Case(1.0)]
+    for loop, around in zip(loops.fors, reversed(loops.around), strict=True):
+        full, rest = divmod(around.extent, loop.step)
+        if not rest or loop.lets:  # with lets the last tile is moved back, and full
+            found = [Case(c.count * around.trips, c.share, c.parts) for c in found]
+            continue
+        width = min(loop.step, around.extent)  # of the tile, as it is counted
+        shares = [rest / width]
+        if loop.axis == vector:
+            width = -(-width // lanes) * lanes
+            whole, left = divmod(rest, lanes)
+            shares = [whole * lanes / width] if whole else []
+            if left:
+                shares.append((lanes if 2 * left > lanes else lanes / 2) / width)
+        found = [Case(c.count * full, c.share, c.parts) for c in found if full] + [
+            Case(c.count, c.share * share, (*c.parts, (loop, share)))
+            for c in found
+            for share in shares
+        ]
+    return found
+
+
+class RegisterTile:
+    """What one execution of a statement's register tile takes, whole or in part."""
+
+    def __init__(self, statement: Statement, in_program_order: bool, machine: Machine) -> None:
+        self._statement = statement
+        self._machine = machine
+        self._operations = statement.vector_operations / statement.outer_trips
+        self._stores = _stores(statement)
+        self._loads = _loads(statement, machine)
+        self._window = _window(statement, in_program_order) if statement.is_reduction else None
+
+    def parts(self, case: Case) -> tuple[float, ...]:
+        """Cycles of one execution, its whole sum included, by CORE_PARTS."""
+        statement, machine = self._statement, self._machine
+        shuffles, loads = self._operands(case)
+        operations = (self._operations * case.share + shuffles) / machine.operations
+        stores = self._stores * case.share
+        chains = joins = spills = 0.0
+        if statement.is_reduction:
+            # Steps of a sum wait for each other, and its end for them; the core runs ahead.
+            steps = statement.reduce_trips * statement.points
+            latency = machine.latency * (_EXTREMUM if statement.is_extremum else 1.0)
+            waiting = steps / statement.accumulators * latency + statement.ending * _ENDING_CYCLES
+            chains = waiting / max(1.0, machine.in_flight / (steps + loads))
+            if self._window is None:
+                spills = _spills(statement, case, machine)
+            else:
+                reloads, saves = self._window.spills(statement, case, machine)
+                loads, stores = loads + reloads, stores + saves
+        if statement.lane_reduction:
+            # halves are added to each other: shuffle and addition for each halving
+            joins = statement.accumulators * case.share * 2 * (statement.lanes.bit_length() - 1)
+        started = _TILE_CYCLES if statement.reduce_trips > 1 else _WRITTEN_OUT_CYCLES
+        together = operations**_TOGETHER + loads**_TOGETHER + chains**_TOGETHER
+        return (
+            operations,
+            loads,
+            chains,
+            together ** (1 / _TOGETHER),
+            stores / machine.stores,
+            started + statement.reduce_trips * _ITERATION_CYCLES,
+            joins,
+            spills,
+        )
+
+    def _operands(self, case: Case) -> tuple[float, float]:
+        """Instructions that put into place what is loaded, and cycles to load it."""
+        beyond = self._statement.aliased_rows * case.share - self._machine.ways - 2
+        waiting = max(0.0, beyond) * _SET_MISS_CYCLES
+        shuffles = cycles = 0.0
+        for axes, number, moved, busy in self._loads:
+            for loop, share in case.parts:
+                if loop.axis in axes:
+                    number *= share
+            shuffles += number * moved
+            cycles += number * (busy + waiting)
+        return shuffles, cycles
+
+
+def _loads(
+    statement: Statement, machine: Machine
+) -> list[tuple[frozenset[Axis], float, float, float]]:
+    """Loads of a whole tile: their axes, how many, shuffles and cycles of each.
+
+    A place that several points read is loaded once. What is the same in each turn of the loops
+    inside is loaded before them, as far as registers are left.
+    """
+    found = []
+    tiling, tiles = statement.tiling, statement.outer_trips
+    room = machine.registers - 2 - statement.accumulators if statement.is_reduction else 0
+    for use in statement.uses:
+        if use.is_store:
+            continue
+        number = use.executions / tiles
+        form = use.access.form
+        if form.overlaps:
+            number *= tiling.overlap(form)
+        if room > 0 and use.in_body and tiling.innermost.isdisjoint(form.axes):
+            places = tiling.places(form)
+            kept = min(room, places)
+            room -= kept
+            number *= 1 - kept / places * (1 - 1 / tiling.trips_inside(form))
+        if use.lane_step:
+            moved, busy = _vectors(statement, use, machine)
+        else:
+            moved, busy = 0.0, 1 / machine.narrow_loads
+        found.append((use.access.axes, number, moved, busy))
+    return found
+
+
+def _vectors(statement: Statement, use: Use, machine: Machine) -> tuple[float, float]:
+    """Shuffles and cycles of one load along the lanes: of lanes a few elements apart as many
+    vectors, permuted into one; those further apart are loaded one by one."""
+    stride = use.lane_step // use.access.element_bytes
+    if 1 <= stride <= statement.lanes // 2:
+        vector = (1 + _CROSSING_LOAD * _crossing(statement, use)) / machine.loads
+        return stride - 1.0, stride * vector
+    return float(statement.lanes), statement.lanes / machine.narrow_loads
+
+
+def _stores(statement: Statement) -> float:
+    """Stores of one execution of the tile, in those of one whole line."""
+    stored = 0.0
+    for use in statement.uses:
+        if use.is_store:
+            stored += use.executions * (1 + _CROSSING_STORE * _crossing(statement, use))
+    stored += statement.scattered_stores * (statement.lanes - 1)
+    return stored / statement.outer_trips
+
+
+def _crossing(statement: Statement, use: Use) -> float:
+    """The share of a vector's places at which it lies in two cache lines."""
+    if use.lane_step == 0 or use.alignment == LINE_BYTES:
+        return 0.0
+    width = min(LINE_BYTES, statement.lanes * use.access.element_bytes)
+    return max(0, width - use.alignment) / LINE_BYTES
+
+
+def _spills(statement: Statement, case: Case, machine: Machine) -> float:
+    """Cycles for what the registers do not hold: it is stored, and loaded in each step of the sum.
+
+    An outer product keeps a row of vectors and one broadcast beside the accumulators; vectors that
+    one product each needs are not kept.
+    """
+    kept = statement.operands if statement.operands < statement.accumulators else 1
+    held = statement.accumulators * case.share + kept + 1
+    passes = statement.reduce_trips * statement.points / statement.accumulators
+    return max(0.0, held - machine.registers) * passes * _SPILL_CYCLES
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A window that is written out: places that its points share.
+
+    Of `places` in all, `waiting` are read by one tap and read again by the next along the outermost
+    axis of `taps` that shares any.
+    """
+
+    places: int
+    waiting: int
+    taps: int
+    in_program_order: bool
+
+    def spills(self, statement: Statement, case: Case, machine: Machine) -> tuple[float, float]:
+        """Loads and stores of what the registers do not hold, for one execution of the tile.
+
+        An accumulator goes to the stack once for each of `taps`. Points in the order of the program
+        keep what waits for the next tap; the greedy order reads each place once for all.
+        """
+        accumulators = statement.accumulators * case.share
+        saved = max(0.0, accumulators + 2 - machine.registers) * self.taps
+        reloaded = saved
+        if self.in_program_order:
+            waiting = self.waiting * case.share
+            lost = min(max(0.0, accumulators + waiting + 1 - machine.registers), waiting)
+            again = lost * self.places / self.waiting
+            saved += again
+            reloaded += again * max(1, self.taps - 1)
+        trips = statement.reduce_trips
+        return reloaded * trips / machine.loads, saved * trips
+
+
+def _window(statement: Statement, in_program_order: bool) -> _Window | None:
+    """The window that points of the register tile share; None without one."""
+    tiling = statement.tiling
+    for use in statement.uses:
+        form = use.access.form
+        if not form.overlaps or not use.in_body or tiling.overlap(form) == 1:
+            continue
+        stored = frozenset(a for each in statement.uses if each.is_store for a in each.access.axes)
+        taps = [axis for axis, count in tiling.counts.items() if count > 1 and axis not in stored]
+        for number, tap in enumerate(taps):
+            beside = form.axes_beside(tap) & stored
+            if any(tiling.counts.get(axis, 1) > 1 for axis in beside):
+                waiting = tiling.places(form, tuple(taps[: number + 1]))
+                places, count = tiling.places(form), tiling.counts[tap]
+                return _Window(places, waiting, count, in_program_order)
+        return None
+    return None
