@@ -65,6 +65,7 @@ def explain(
     from service.cli.view import settled_line, timings_table
     from service.jobs.explain import explain as explain_model
     from service.jobs.graph_choice import known_plan
+    from service.jobs.local_device import LocalDevice
     from service.jobs.no_regret import settle
     from service.jobs.planning import ModelRequest, plan_model
     from service.storage import open_storage
@@ -75,7 +76,7 @@ def explain(
     planned = plan_model(request, dump_observer(dump_after), recorder)
     storage = open_storage(load_settings())
     try:
-        settled = settle([known_plan(planned, storage)], storage, race=False)
+        settled = settle([known_plan(planned, storage)], storage)
     finally:
         storage.close()
     (planned,) = settled.planned
@@ -83,7 +84,8 @@ def explain(
     for number in kernel or ():
         if not 1 <= number <= known:
             raise UserError(f"--kernel {number}: the kernels of this model are 1 to {known}")
-    report = explain_model(planned, settled.schedules, recorder)
+    with LocalDevice() as device:
+        report = explain_model(planned, settled.schedules, device, recorder)
     if as_json:
         data = {**report.to_json(), "end_to_end": settled.verdict.to_json()}
         if kernel:

@@ -21,6 +21,7 @@ from service.cli.common import (
     ThreadsOption,
     TimingsOption,
     UserError,
+    WeightLimitOption,
     check_printing,
     console,
     dump_observer,
@@ -98,10 +99,7 @@ def compile_(
     numerics: NumericsOption = Numerics.FAST,
     dim: SizesOption = None,
     pad: PadOption = False,
-    weight_limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most bytes of packed weights; what expands them gives way"),
-    ] = None,
+    weight_limit: WeightLimitOption = None,
     dump_after: DumpOption = None,
     timings: TimingsOption = False,
 ) -> None:
@@ -121,7 +119,7 @@ def compile_(
     storage = open_storage(load_settings())
     try:
         plans = tuple(known_plan(planned, storage) for planned in plans)
-        settled = settle(plans, storage, race=False)
+        settled = settle(plans, storage)
     finally:
         storage.close()
     plans = settled.planned
@@ -285,8 +283,6 @@ def bench(
 
 
 def _seeded_inputs(executable: Executable) -> dict[str, Any]:
-    from service.jobs.tuning import random_arrays
+    from tuner.measure.model_runs import draw_inputs
 
-    return random_arrays(
-        {port.name: (port.shape, port.dtype) for port in executable.program.inputs}
-    )
+    return draw_inputs(executable.inputs)

@@ -40,10 +40,14 @@ TRANSFORMING = frozenset({"winograd", "strassen"})
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A model, and what it is wanted for. `digest` is the SHA-256 of its bytes, if known."""
+    """A model, and what it is wanted for.
+
+    `target` is a name, or a target that was resolved before: "host" means something else in each
+    process. `digest` is the SHA-256 of the model's bytes, if known.
+    """
 
     model: Path | bytes
-    target: str = "host"
+    target: str | Target = "host"
     threads: int = 1
     numerics: str = "fast"
     dims: Mapping[str, int] | None = None
@@ -87,7 +91,9 @@ def plan_model(
     Raises:
         CompilerError: if the model or the target is wrong or not supported.
     """
-    target = resolve_target(request.target)
+    target = request.target
+    if isinstance(target, str):
+        target = resolve_target(target)
     graph = driver.load_graph(request.model, dict(request.dims or {}), timings)
     optimised = optimise(graph, request.numerics, observer, timings)
     plan = driver.make_plan(optimised.graph, target, request.numerics, timings)
