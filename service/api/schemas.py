@@ -315,6 +315,9 @@ class WorkerView(View):
     id: str
     name: str
     target_keys: list[str]
+    targets: list[str] = Field(
+        default_factory=list, description="Their names, as far as they have one; the best first"
+    )
     device: dict[str, Any]
     protocol: int
     health: str

@@ -52,6 +52,12 @@ def target_of_key(key: str, storage: Storage) -> Target:
     return Target.from_json(description)
 
 
+def target_names(storage: Storage) -> dict[str, str]:
+    """Key -> name of every target that is described or stored."""
+    described = {target.key: target.name for target in known_targets().values()}
+    return {**storage.workloads.targets(), **described}
+
+
 def _worker(name: str, storage: Storage) -> Worker | None:
     """The worker with an id or a name: of several with one name, the one that is alive."""
     found = [w for w in storage.workers.list() if name in (w.id, w.name)]

@@ -71,7 +71,7 @@ class Observed:
     """One run of the detector, with what its native calls read and wrote."""
 
     def __init__(self, planned: Planned) -> None:
-        graph = self.graph = planned.graph
+        self.graph = planned.graph
         executable = driver.compile_plan(planned.plan, None, planned.target)
         self.inputs = draw_inputs(executable.inputs)
         watched, self.calls = observed(executable.program)
