@@ -32,6 +32,9 @@ SAMPLE_SECONDS = 0.005
 RUNS = 5
 """Of the incumbent, the fastest of which is what it takes."""
 
+INPUT_SEED = 7
+"""Of the inputs that models are raced and timed on, and of the first that they are verified on."""
+
 Run = Callable[[], object]
 
 
@@ -62,7 +65,7 @@ def input_spec(name: str, shape: Sequence[int], dtype: DType, seed: int) -> Inpu
     return InputSpec(tuple(shape), dtype.value, seed << 32 | zlib.crc32(name.encode()), kind)
 
 
-def draw_inputs(ports: Iterable[Port], seed: int) -> dict[str, np.ndarray]:
+def draw_inputs(ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
     """Arrays for the inputs of a program, by name; bfloat16 as its raw bits.
 
     Raises:
@@ -74,7 +77,7 @@ def draw_inputs(ports: Iterable[Port], seed: int) -> dict[str, np.ndarray]:
     return {p.name: input_spec(p.name, p.shape, p.dtype, seed).draw() for p in ports}
 
 
-def run_all(executables: Sequence[Executable], seed: int) -> Run:
+def run_all(executables: Sequence[Executable], seed: int = INPUT_SEED) -> Run:
     """One run of each program on inputs that are drawn once."""
     drawn = [(executable, draw_inputs(executable.inputs, seed)) for executable in executables]
 

@@ -23,12 +23,9 @@ import numpy as np
 
 from compiler.runtime.native import MAX_THREADS
 from compiler.runtime.speeds import Speeds
-from tuner.measure.model_runs import Race
+from tuner.measure.model_runs import INPUT_SEED, Race
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import PROTOCOL, MeasureRequest, ProtocolError, check_protocol
-
-RUN_SEED = 7
-"""Of the inputs of races and profiles."""
 
 FETCH_BYTES = 16 << 20
 """Outputs that one result may bring back, in bytes."""
@@ -95,7 +92,7 @@ class RaceWork:
     """Each variant in pairs with the first one. A variant is programs that run one by one."""
 
     variants: tuple[tuple[int, ...], ...]
-    seed: int = RUN_SEED
+    seed: int = INPUT_SEED
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +101,7 @@ class ProfileWork:
 
     program: int
     samples: int
-    seed: int = RUN_SEED
+    seed: int = INPUT_SEED
 
 
 @dataclass(frozen=True, slots=True)
