@@ -38,6 +38,10 @@ INPUT_SEED = 7
 Run = Callable[[], object]
 
 
+def _nothing() -> None:
+    """For who need not hear of rounds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Race:
     """Programs against the first of them.
@@ -89,29 +93,41 @@ def race(
     challengers: Iterable[Callable[[], Run]],
     threads: int,
     stopped: Callable[[], bool] = lambda: False,
+    begin_round: Callable[[], None] = _nothing,
 ) -> Race:
-    """Each challenger in pairs with the incumbent. One that is `stopped` before it began is left
-    out; challengers are made when it is their turn."""
+    """Each challenger in pairs with the incumbent.
+
+    One that is `stopped` before it began is left out; challengers are made when it is their turn.
+    `begin_round` is called before each round, outside of what is timed.
+    """
     found: list[Comparison] = []
     for challenger in challengers:
         if stopped():
             break
-        found.append(compare_runs(challenger(), incumbent, threads))
+        found.append(compare_runs(challenger(), incumbent, threads, begin_round))
+    begin_round()
     return Race(fastest_seconds(incumbent, threads), tuple(found))
 
 
-def compare_runs(challenger: Run, incumbent: Run, threads: int) -> Comparison:
+def compare_runs(
+    challenger: Run,
+    incumbent: Run,
+    threads: int,
+    begin_round: Callable[[], None] = _nothing,
+) -> Comparison:
     """Two programs interleaved, A B B A: CPU time of this thread with one thread, else wall time.
 
     It ends early where the challenger cannot be shown to be faster any more.
     """
     clock = _clock(threads)
     for run in (challenger, incumbent):
+        begin_round()
         run()
     count = max(1, round(SAMPLE_SECONDS / max(1e-9, _timed(incumbent, 1, clock))))
     ratios: list[float] = []
     ends = time.perf_counter() + RACE_SECONDS
     while len(ratios) < PAIRS:
+        begin_round()
         before, first = _timed(incumbent, count, clock), _timed(challenger, count, clock)
         second, after = _timed(challenger, count, clock), _timed(incumbent, count, clock)
         ratios += [ours / theirs for ours, theirs in ((first, before), (second, after)) if theirs]

@@ -42,7 +42,7 @@ def register_worker(
         raise Problem(
             409,
             "protocol-version",
-            f"worker '{body.name}' speaks protocol {body.protocol}, the service {PROTOCOL}",
+            _versions_differ(body.name, body.protocol),
         )
     if body.worker_id is not None:
         own_worker(storage, body.worker_id, token)
@@ -60,6 +60,14 @@ def register_worker(
         heartbeat_seconds=settings.heartbeat_seconds,
         long_poll_seconds=settings.long_poll_seconds,
     )
+
+
+def _versions_differ(name: str, protocol: int) -> str:
+    """Which side is old, and what helps."""
+    said = f"worker '{name}' speaks protocol {protocol}, the service {PROTOCOL}"
+    if protocol < PROTOCOL:
+        return f"{said}: the worker is older; install the service's release of tilewright there"
+    return f"{said}: the service is older; update it, or install its release on the worker"
 
 
 @router.get("/workers")
