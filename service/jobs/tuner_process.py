@@ -26,7 +26,7 @@ from db.storage import Storage
 from db.stores.jobs import Job, JobClaim
 from service.jobs.cost_models import train_due
 from service.jobs.job_spec import JobSpec
-from service.jobs.leased_device import LeasedDevice
+from service.jobs.leased_device import JobCancelled, LeasedDevice
 from service.jobs.planning import ModelRequest
 from service.jobs.remote_runner import Interrupted
 from service.jobs.run_job import JobWatcher, Workshop, run_job
@@ -178,6 +178,9 @@ class TunerProcess:
         except Interrupted as error:
             log.info("job given back", job=job.id, reason=str(error))
             self._storage.jobs.release(claim)
+        except JobCancelled:
+            self._storage.leases.cancel(job_id=job.id)
+            self._storage.jobs.transition(claim, JobState.CANCELLED)
         except StaleLeaseError:
             raise
         except CompilerError as error:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +10,11 @@ import numpy as np
 import pytest
 
 from compiler.device import find_device
-from compiler.target import Target, host_target
+from compiler.target import host_target
 from db.storage import Storage
-from db.stores.leases import RequestState
-from service.jobs.device import DeviceError, Loadable
-from service.jobs.leased_device import JobCancelled, LeasedDevice
-from service.jobs.remote_runner import Interrupted
-from tests.unit.service.leased import compile_program, linked, loadable, worker_process
+from service.jobs.device import Loadable
+from service.jobs.leased_device import LeasedDevice
+from tests.unit.service.leased import compile_program, loadable, worker_process
 from tuner.cancel import CancelToken
 from tuner.measure.model_runs import draw_inputs
 from tuner.measure.run_packing import pack_weights
