@@ -7,7 +7,7 @@ from pathlib import Path
 from compiler.target import Target
 from service.api.schemas import JobRequest
 from service.jobs.job_spec import JobSpec
-from service.jobs.planning import ModelRequest, open_ports, plan_sizes
+from service.jobs.planning import ModelRequest, open_ports, plan_first_sizes
 
 
 def check_model_bytes(path: Path, name: str) -> None:
@@ -31,7 +31,7 @@ def check_model_bytes(path: Path, name: str) -> None:
 
 
 def check_job(model: bytes, body: JobRequest, target: Target) -> None:
-    """Import and plan the model as the tuner will.
+    """Import and plan the model as the tuner will, at the first of its sizes.
 
     Of bytes, not of a file: an uploaded model has no folder that external data could be read from.
 
@@ -41,4 +41,4 @@ def check_job(model: bytes, body: JobRequest, target: Target) -> None:
     spec = JobSpec.of_options(
         ModelRequest(model, target, body.threads, body.numerics), body.options()
     )
-    open_ports(plan_sizes(spec.request, spec.sizes), pad=spec.pad)
+    open_ports([plan_first_sizes(spec.request, spec.sizes)], pad=spec.pad)

@@ -33,14 +33,33 @@ def resolve_addressee(name: str, storage: Storage) -> Addressee:
     try:
         return Addressee(target_of_key(name, storage))
     except NotFoundError:
-        worker = _worker(name, storage)
+        pass  # a worker, then
+    try:
+        worker = resolve_worker(name, storage)
+    except UnknownTargetError as error:
+        raise UnknownTargetError(f"{unknown}; {error}") from error
+    return Addressee(target_of_key(worker.target_keys[0], storage), worker.id)
+
+
+def resolve_worker(name: str, storage: Storage) -> Worker:
+    """The worker with an id or a name: of several with one name, the one that is alive.
+
+    Raises:
+        UnknownTargetError: if there is none, several are alive, or it runs no target.
+    """
+    found = [w for w in storage.workers.list() if name in (w.id, w.name)]
+    alive = [w for w in found if w.health in (Health.HEALTHY, Health.DRAINING)]
+    if len(alive) > 1:
+        ids = ", ".join(worker.id for worker in alive)
+        raise UnknownTargetError(f"several workers are called '{name}': say one of {ids}")
+    worker = next(iter(alive or found), None)
     if worker is None:
         names = sorted({w.name for w in storage.workers.list(alive=True)})
-        known = f"the workers alive are {', '.join(names)}" if names else "no worker is alive"
-        raise UnknownTargetError(f"{unknown}; nor is it a worker: {known}")
+        known = f"those alive are {', '.join(names)}" if names else "none is alive"
+        raise UnknownTargetError(f"there is no worker '{name}': {known}")
     if not worker.target_keys:
         raise UnknownTargetError(f"worker '{worker.name}' runs no target that is known here")
-    return Addressee(target_of_key(worker.target_keys[0], storage), worker.id)
+    return worker
 
 
 def target_of_key(key: str, storage: Storage) -> Target:
@@ -56,13 +75,3 @@ def target_names(storage: Storage) -> dict[str, str]:
     """Key -> name of every target that is described or stored."""
     described = {target.key: target.name for target in known_targets().values()}
     return {**storage.workloads.targets(), **described}
-
-
-def _worker(name: str, storage: Storage) -> Worker | None:
-    """The worker with an id or a name: of several with one name, the one that is alive."""
-    found = [w for w in storage.workers.list() if name in (w.id, w.name)]
-    alive = [w for w in found if w.health in (Health.HEALTHY, Health.DRAINING)]
-    if len(alive) > 1:
-        ids = ", ".join(worker.id for worker in alive)
-        raise UnknownTargetError(f"several workers are called '{name}': say one of {ids}")
-    return next(iter(alive or found), None)

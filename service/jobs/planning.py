@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -112,18 +112,30 @@ def plan_sizes(
         CompilerError: if the model or the target is wrong or not supported, or there are more
             combinations than an artifact is for.
     """
+    return tuple(_plan_each(request, dims, observer, timings))
+
+
+def plan_first_sizes(request: ModelRequest, dims: Mapping[str, Sequence[int]]) -> Planned:
+    """The first of `plan_sizes`, which takes as long as one. Raises CompilerError as that does."""
+    return next(_plan_each(request, dims))
+
+
+def _plan_each(
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[int]],
+    observer: Observer | None = None,
+    timings: Timings | None = None,
+) -> Iterator[Planned]:
     count = prod(len(sizes) for sizes in dims.values())
     if count > COMBINATIONS:
         raise InvalidArgumentError(
             f"the dimensions have {count} combinations of sizes, at most {COMBINATIONS} are allowed"
         )
     varying = sorted(name for name, sizes in dims.items() if len(sizes) > 1)
-    found = []
     for combination in product(*dims.values()):
         chosen = dict(zip(dims, combination, strict=True))
         planned = plan_model(replace(request, dims=chosen), observer, timings)
-        found.append(replace(planned, sizes=tuple((name, chosen[name]) for name in varying)))
-    return tuple(found)
+        yield replace(planned, sizes=tuple((name, chosen[name]) for name in varying))
 
 
 def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:
