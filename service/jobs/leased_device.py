@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.device import Device as DeviceFacts
+from compiler.device import DeviceFacts
 from compiler.roofline import Speeds, cache_sizes, probe_library, vector_bytes
 from compiler.target import Target
 from db.storage import Storage

@@ -8,8 +8,8 @@ from types import TracebackType
 
 import numpy as np
 
-from compiler.device import Device as DeviceFacts
-from compiler.device import find_device
+from compiler.detection import this_device
+from compiler.device import DeviceFacts
 from compiler.local import runs_here
 from compiler.roofline import Speeds, measure_speeds
 from compiler.target import Target
@@ -27,7 +27,7 @@ class LocalDevice:
     """
 
     def __init__(self) -> None:
-        self._facts = find_device()
+        self._facts = this_device()
         self._runner: LocalRunner | None = None
         self._speeds: dict[str, Speeds] = {}
 
@@ -59,7 +59,7 @@ class LocalDevice:
     @property
     def local_runner(self) -> LocalRunner:
         if self._runner is None:
-            self._runner = LocalRunner("local", self._facts.to_json())
+            self._runner = LocalRunner("local", self._facts.brief().to_json())
         return self._runner
 
     def runs(self, target: Target) -> bool:

@@ -49,9 +49,11 @@ def tune_tasks(
     Raises:
         TuningError: if the budget is impossible.
     """
+    facts = device.facts
     options = replace(
         budget.options(),
         base_model=b"" if all_known(tasks, storage) else base_model(storage, tasks[0].target.key),
+        device=facts and facts.brief(),
         job_id=job_id,
     )
 
