@@ -32,7 +32,7 @@ from compiler.build import CODEGEN_VERSION
 from compiler.target import resolve_target
 from db.engine import open_engine
 from db.migrate import upgrade
-from db.stores.records import RecordStore
+from db.stores.records import SqlRecordStore
 from tuner.analysis.features import COLUMNS, FEATURE_VERSION
 from tuner.cost_model.dataset import samples_of
 from tuner.cost_model.metrics import (
@@ -76,7 +76,7 @@ def read_samples(folder: Path, unconstrained: bool) -> dict[str, list[Sample]]:
     for path in sorted(folder.glob(database(unconstrained, "*"))):
         engine = open_engine(f"sqlite:///{path.resolve()}")
         upgrade(engine)
-        records = RecordStore(engine)
+        records = SqlRecordStore(engine)
         for family, workloads in found.items():
             for workload in workloads:
                 key = RecordKey(workload.key, target.key, 1, "fast")

@@ -12,7 +12,7 @@ from compiler.schedule.schedule import Schedule
 from tuner.analysis.compute_costs import statements
 from tuner.analysis.features import FeatureExtractor, target_facts
 from tuner.cost_model.protocol import CostModel, Sample
-from tuner.events import TaskStatus
+from tuner.events import TaskSnapshot
 from tuner.measure.measurement import (
     Measurement,
     Phase,
@@ -109,12 +109,12 @@ class TaskState:
         """Seconds (None: failed) and digest of the code of everything measured."""
         return [(m.run_seconds, m.object_digest) for m in self.measured.values()]
 
-    def status(self) -> TaskStatus:
+    def status(self) -> TaskSnapshot:
         raced = [m.run_seconds for m in self.compared.values() if m.run_seconds is not None]
         best = min(raced, default=self.best_seconds)
         if best is None and self.incumbent is not None and self.finished:
             best = self.incumbent.run_seconds
-        return TaskStatus(
+        return TaskSnapshot(
             self.task.name,
             self.task.key,
             self.task.count,

@@ -11,7 +11,7 @@ from db.stores.leases import Lease
 from db.stores.models import Model
 from db.stores.tasks import JobTask
 from db.stores.tokens import Token
-from db.stores.workers import Worker
+from db.stores.workers import RegisteredWorker
 from service.api.schemas import (
     CostModelView,
     IntervalView,
@@ -92,7 +92,7 @@ def record_view(record: TuningRecord) -> RecordView:
     )
 
 
-def worker_view(worker: Worker, in_hand: int = 0) -> WorkerView:
+def worker_view(worker: RegisteredWorker, in_hand: int = 0) -> WorkerView:
     return WorkerView(
         id=worker.id,
         name=worker.name,

@@ -40,7 +40,15 @@ from compiler.ops.interpret import run_graph
 from compiler.runtime.artifact import Artifact
 from compiler.runtime.executable import Executable
 from compiler.runtime.native_functions import native_signature
-from compiler.runtime.program import BufferRef, Copy, Instruction, NativeCall, Port, Program, Space
+from compiler.runtime.program import (
+    BufferRef,
+    BufferSpace,
+    Copy,
+    Instruction,
+    NativeCall,
+    Port,
+    Program,
+)
 from compiler.target import host_target
 from service.jobs.planning import Planned
 from service.jobs.rounding import clearly_wrong
@@ -234,7 +242,7 @@ def observed(program: Program) -> tuple[Program, tuple[_Call, ...]]:
     def copy(source: BufferRef, size: int) -> tuple[int, Copy]:
         ports.append(Port(f"observed {len(ports)}", DType.UINT8, (size,)))
         number = len(ports) - 1
-        return number, Copy(BufferRef(Space.OUTPUT, number), source, size)
+        return number, Copy(BufferRef(BufferSpace.OUTPUT, number), source, size)
 
     for instruction in program.instructions:
         if not isinstance(instruction, NativeCall) or instruction.function == TRIM:

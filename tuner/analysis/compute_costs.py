@@ -16,9 +16,9 @@ from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Node, Order, Store
 from tuner.analysis.accesses import (
     KINDS,
-    Access,
     Form,
-    Kind,
+    MemoryAccess,
+    OperationKind,
     access,
     alignment,
     expression_facts,
@@ -30,11 +30,13 @@ from tuner.analysis.loop_counts import OUTSIDE, Around, Loops, Tiling, tiling
 PAGE_BYTES = 4096
 """Rows whose addresses differ by a multiple of this fall into the same sets of an L1 cache."""
 
-_FMA, _ADD, _MUL, _COMPARE = map(KINDS.index, (Kind.FMA, Kind.ADD, Kind.MUL, Kind.COMPARE))
+_FMA, _ADD, _MUL, _COMPARE = map(
+    KINDS.index, (OperationKind.FMA, OperationKind.ADD, OperationKind.MUL, OperationKind.COMPARE)
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LoopLevel:
     """A loop around (or inside) a statement: how often its body runs, and what it touches.
 
     `trips` counts the iterations of this loop alone; `footprint_bytes` is what one whole execution
@@ -53,7 +55,7 @@ class Use:
     multiple of `alignment` bytes.
     """
 
-    access: Access
+    access: MemoryAccess
     is_store: bool
     executions: float
     lane_step: int
@@ -143,12 +145,12 @@ class Statement:
         return {form: self.tiling.span(form) for forms in self.tensors for form in forms}
 
     @cached_property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[LoopLevel, ...]:
         """The tile, then the loops that iterate, from the innermost reduction to the outermost."""
-        found = [Level(1, self.footprints[0])]
+        found = [LoopLevel(1, self.footprints[0])]
         for loop, footprint in zip(self.around, self.footprints[1:], strict=True):
             if loop.trips > 1:
-                found.append(Level(loop.trips, footprint))
+                found.append(LoopLevel(loop.trips, footprint))
         return tuple(found)
 
 
@@ -220,8 +222,8 @@ class _Facts:
     is_extremum: bool
     density: float
     output_axes: frozenset[Axis]
-    loads: tuple[tuple[Access, int, bool, frozenset[Axis], int], ...]
-    stores: tuple[tuple[Access, int, int], ...]
+    loads: tuple[tuple[MemoryAccess, int, bool, frozenset[Axis], int], ...]
+    stores: tuple[tuple[MemoryAccess, int, int], ...]
     tensors: tuple[tuple[Form, ...], ...]
     body: tuple[float, ...]
     body_cost: float

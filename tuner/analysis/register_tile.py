@@ -62,7 +62,7 @@ _CROSSING_STORE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class TileCase:
     """Executions of the register tile that are alike: how many, and how much of it they fill.
 
     `parts` holds loops whose last tile is narrower, each with the share that is left of it.
@@ -74,17 +74,17 @@ class Case:
 
 
 @lru_cache(maxsize=256)
-def cases(loops: Loops, vector: Axis | None, lanes: int) -> list[Case]:
+def cases(loops: Loops, vector: Axis | None, lanes: int) -> list[TileCase]:
     """Full tiles, and the narrower ones at the ends of ragged loops.
 
     Along the vectors' axis the whole ones and the last, narrower one have code of their own. It
     takes as long as a whole one does, or half of that where a vector of half the width holds it.
     """
-    found = [Case(1.0)]
+    found = [TileCase(1.0)]
     for loop, around in zip(loops.fors, reversed(loops.around), strict=True):
         full, rest = divmod(around.extent, loop.step)
         if not rest or loop.lets:  # with lets the last tile is moved back, and full
-            found = [Case(c.count * around.trips, c.share, c.parts) for c in found]
+            found = [TileCase(c.count * around.trips, c.share, c.parts) for c in found]
             continue
         width = min(loop.step, around.extent)  # of the tile, as it is counted
         shares = [rest / width]
@@ -94,8 +94,8 @@ def cases(loops: Loops, vector: Axis | None, lanes: int) -> list[Case]:
             shares = [whole * lanes / width] if whole else []
             if left:
                 shares.append((lanes if 2 * left > lanes else lanes / 2) / width)
-        found = [Case(c.count * full, c.share, c.parts) for c in found if full] + [
-            Case(c.count, c.share * share, (*c.parts, (loop, share)))
+        found = [TileCase(c.count * full, c.share, c.parts) for c in found if full] + [
+            TileCase(c.count, c.share * share, (*c.parts, (loop, share)))
             for c in found
             for share in shares
         ]
@@ -113,7 +113,7 @@ class RegisterTile:
         self._loads = _loads(statement, machine)
         self._window = _window(statement, in_program_order) if statement.is_reduction else None
 
-    def parts(self, case: Case) -> tuple[float, ...]:
+    def parts(self, case: TileCase) -> tuple[float, ...]:
         """Cycles of one execution, its whole sum included, by CORE_PARTS."""
         statement, machine = self._statement, self._machine
         shuffles, loads = self._operands(case)
@@ -147,7 +147,7 @@ class RegisterTile:
             spills,
         )
 
-    def _operands(self, case: Case) -> tuple[float, float]:
+    def _operands(self, case: TileCase) -> tuple[float, float]:
         """Instructions that put into place what is loaded, and cycles to load it."""
         beyond = self._statement.aliased_rows * case.share - self._machine.ways - 2
         waiting = max(0.0, beyond) * _SET_MISS_CYCLES
@@ -220,7 +220,7 @@ def _crossing(statement: Statement, use: Use) -> float:
     return max(0, width - use.alignment) / LINE_BYTES
 
 
-def _spills(statement: Statement, case: Case, machine: Machine) -> float:
+def _spills(statement: Statement, case: TileCase, machine: Machine) -> float:
     """Cycles for what the registers do not hold: it is stored, and loaded in each step of the sum.
 
     An outer product keeps a row of vectors and one broadcast beside the accumulators; vectors that
@@ -245,7 +245,7 @@ class _Window:
     taps: int
     in_program_order: bool
 
-    def spills(self, statement: Statement, case: Case, machine: Machine) -> tuple[float, float]:
+    def spills(self, statement: Statement, case: TileCase, machine: Machine) -> tuple[float, float]:
         """Loads and stores of what the registers do not hold, for one execution of the tile.
 
         An accumulator goes to the stack once for each of `taps`. Points in the order of the program

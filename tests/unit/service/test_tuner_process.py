@@ -21,7 +21,7 @@ from service.jobs.planning import ModelRequest, plan_model
 from service.jobs.remote_runner import RemoteRunner
 from service.jobs.tuner_process import TunerProcess
 from service.settings import Settings
-from tuner.events import Finished, Started, TaskStatus
+from tuner.events import Finished, Started, TaskSnapshot
 from tuner.measure.measurement import Status
 
 
@@ -58,7 +58,7 @@ def loop(body: Callable[[RemoteRunner, Any], bool]) -> Callable[..., Finished]:
     def tune(
         tasks: Any, storage: Any, builder: Any, runner: RemoteRunner, budget: Any, **options: Any
     ) -> Finished:
-        statuses = tuple(TaskStatus(t.name, t.key, t.count, from_store=True) for t in tasks)
+        statuses = tuple(TaskSnapshot(t.name, t.key, t.count, from_store=True) for t in tasks)
         options["on_event"](Started(statuses, 0))
         cancelled = body(runner, options["token"])
         finished = Finished(statuses, (None,) * len(statuses), 0, 0.1, cancelled, "")

@@ -14,7 +14,7 @@ from compiler.loops.expr import Accumulator, Load, Role, Tensor
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.schedule.schedule import Schedule
-from tuner.analysis.accesses import KINDS, Kind, access
+from tuner.analysis.accesses import KINDS, OperationKind, access
 from tuner.analysis.buffers import Reuse, buffer_uses
 from tuner.analysis.compute_costs import placed, statements
 from tuner.analysis.features import (
@@ -163,7 +163,7 @@ def test_the_page_of_features_has_every_column_in_order() -> None:
 def test_operations_are_counted_by_kind(gemm: Any) -> None:
     (found,) = statements(gemm.nest(_schedule()))
     counts = dict(zip(KINDS, found.counts, strict=True))
-    assert counts.pop(Kind.FMA) == gemm.m * gemm.n * gemm.k / gemm.lanes
+    assert counts.pop(OperationKind.FMA) == gemm.m * gemm.n * gemm.k / gemm.lanes
     assert set(counts.values()) == {0.0}
     assert found.operands == 3  # three vectors of b beside the accumulators
 
