@@ -135,7 +135,7 @@ def score_part(
     rows = []
     for name, found in usable.items():
         rows.append(Row("random order", name, random_order(found, seed)))
-        rows.append(Row("draft", name, evaluate(found, _draft)))
+        rows.append(Row("estimate", name, evaluate(found, _estimate)))
     for objective in objectives:
         model = XGBoostModel(seed, objective)
         model.train_base(learning, stopping)
@@ -149,15 +149,15 @@ def score_part(
 def _says_something(samples: Sequence[Sample]) -> bool:
     """Whether an order of them can be judged at all."""
     try:
-        evaluate(samples, _draft)
+        evaluate(samples, _estimate)
     except ValueError:
         return False
     return True
 
 
-def _draft(rows: np.ndarray) -> np.ndarray:
-    """The order of the analytic draft, which has learned nothing."""
-    return -rows[:, COLUMNS.index("draft")]
+def _estimate(rows: np.ndarray) -> np.ndarray:
+    """The order of the analytic estimate, which has learned nothing."""
+    return -rows[:, COLUMNS.index("estimate")]
 
 
 def _corrected(family: str, own: Sequence[Sample], base: XGBoostModel, seed: int) -> list[Row]:

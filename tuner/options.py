@@ -40,10 +40,10 @@ class TuneOptions:
     unconstrained: bool = False
     """Search all that lowers, not only what the target's registers and caches let pass: for devices
     that are not what their target says."""
-    draft: bool = True
-    """Rank by drafts of their times what no measurement tells of. Off, what was learned from the
-    run's own measurements alone ranks, also how far drafts can be trusted: for devices that are not
-    what their target says."""
+    estimates: bool = True
+    """Rank candidates by estimates of their times as long as no measurement tells of them. Off, the
+    run's own measurements alone rank, and tell how far estimates can be trusted: for devices that
+    are not what their target says."""
     finalists: int = 3
     screen_samples: int = 5
     final_samples: int = 15

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from compiler.errors import ScheduleError
 from compiler.schedule.schedule import Schedule
-from tuner.analysis.compute_costs import statements
+from tuner.analysis.compute_costs import compute_costs
 from tuner.analysis.features import FeatureExtractor, target_facts
 from tuner.cost_model.protocol import CostModel, Sample
 from tuner.events import TaskSnapshot
@@ -71,7 +71,7 @@ class TaskState:
         features = FeatureExtractor(
             task.lower, task.space.default(), target_facts(task.target, task.threads)
         )
-        context = SearchContext(task.space, features, model, rng, options.draft)
+        context = SearchContext(task.space, features, model, rng, options.estimates)
         return cls(task, features, make_strategy(options.strategy, context), options)
 
     @property
@@ -92,7 +92,7 @@ class TaskState:
             nest = self.task.lower(self.task.space.default())
         except ScheduleError:
             return 1.0
-        return sum(s.vector_operations for s in statements(nest))
+        return sum(s.vector_operations for s in compute_costs(nest))
 
     def profile(self, bound_seconds: float) -> Profile:
         """What the task scheduler is told. Tasks that offer the same algorithms are alike."""

@@ -1,4 +1,4 @@
-"""What a draft knows of one core: its registers, what its ports take in a cycle, its caches."""
+"""One core, as estimates see it: its registers, what its ports take in a cycle, its caches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tuner.analysis.features import TargetFacts
 
 CYCLES_PER_SECOND = 3.5e9
-"""A clock to count in; only ratios of drafts are used."""
+"""A clock to count in; only ratios of estimates are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class CacheLevel:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a draft knows of one core: rates are per cycle, `latency` is cycles of a multiply-add.
+    """One core, as estimates see it: rates are per cycle, `latency` is cycles of a multiply-add.
 
     `operations`, `loads` and `stores` are whole vectors, `narrow_loads` single elements, also those
     that are spread over a vector; `in_flight` is how many operations the core looks ahead. `ways`

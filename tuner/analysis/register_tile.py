@@ -14,8 +14,8 @@ from functools import lru_cache
 from compiler.loops.index import Axis
 from compiler.loops.nest import For
 from tuner.analysis.accesses import LINE_BYTES
-from tuner.analysis.compute_costs import Statement, Use
-from tuner.analysis.loop_counts import Loops
+from tuner.analysis.compute_costs import ComputeCosts, Use
+from tuner.analysis.loop_counts import EnclosingLoops
 from tuner.analysis.machine import Machine
 
 CORE_PARTS = (
@@ -74,7 +74,7 @@ class TileCase:
 
 
 @lru_cache(maxsize=256)
-def cases(loops: Loops, vector: Axis | None, lanes: int) -> list[TileCase]:
+def cases(loops: EnclosingLoops, vector: Axis | None, lanes: int) -> list[TileCase]:
     """Full tiles, and the narrower ones at the ends of ragged loops.
 
     Along the vectors' axis the whole ones and the last, narrower one have code of their own. It
@@ -105,7 +105,7 @@ def cases(loops: Loops, vector: Axis | None, lanes: int) -> list[TileCase]:
 class RegisterTile:
     """What one execution of a statement's register tile takes, whole or in part."""
 
-    def __init__(self, statement: Statement, in_program_order: bool, machine: Machine) -> None:
+    def __init__(self, statement: ComputeCosts, in_program_order: bool, machine: Machine) -> None:
         self._statement = statement
         self._machine = machine
         self._operations = statement.vector_operations / statement.outer_trips
@@ -162,7 +162,7 @@ class RegisterTile:
 
 
 def _loads(
-    statement: Statement, machine: Machine
+    statement: ComputeCosts, machine: Machine
 ) -> list[tuple[frozenset[Axis], float, float, float]]:
     """Loads of a whole tile: their axes, how many, shuffles and cycles of each.
 
@@ -170,7 +170,7 @@ def _loads(
     inside is loaded before them, as far as registers are left.
     """
     found = []
-    tiling, tiles = statement.tiling, statement.outer_trips
+    counted, tiles = statement.loop_counts, statement.outer_trips
     room = machine.registers - 2 - statement.accumulators if statement.is_reduction else 0
     for use in statement.uses:
         if use.is_store:
@@ -178,12 +178,12 @@ def _loads(
         number = use.executions / tiles
         form = use.access.form
         if form.overlaps:
-            number *= tiling.overlap(form)
-        if room > 0 and use.in_body and tiling.innermost.isdisjoint(form.axes):
-            places = tiling.places(form)
+            number *= counted.overlap(form)
+        if room > 0 and use.in_body and counted.innermost.isdisjoint(form.axes):
+            places = counted.places(form)
             kept = min(room, places)
             room -= kept
-            number *= 1 - kept / places * (1 - 1 / tiling.trips_inside(form))
+            number *= 1 - kept / places * (1 - 1 / counted.trips_inside(form))
         if use.lane_step:
             moved, busy = _vectors(statement, use, machine)
         else:
@@ -192,7 +192,7 @@ def _loads(
     return found
 
 
-def _vectors(statement: Statement, use: Use, machine: Machine) -> tuple[float, float]:
+def _vectors(statement: ComputeCosts, use: Use, machine: Machine) -> tuple[float, float]:
     """Shuffles and cycles of one load along the lanes: of lanes a few elements apart as many
     vectors, permuted into one; those further apart are loaded one by one."""
     stride = use.lane_step // use.access.element_bytes
@@ -202,7 +202,7 @@ def _vectors(statement: Statement, use: Use, machine: Machine) -> tuple[float, f
     return float(statement.lanes), statement.lanes / machine.narrow_loads
 
 
-def _stores(statement: Statement) -> float:
+def _stores(statement: ComputeCosts) -> float:
     """Stores of one execution of the tile, in those of one whole line."""
     stored = 0.0
     for use in statement.uses:
@@ -212,7 +212,7 @@ def _stores(statement: Statement) -> float:
     return stored / statement.outer_trips
 
 
-def _crossing(statement: Statement, use: Use) -> float:
+def _crossing(statement: ComputeCosts, use: Use) -> float:
     """The share of a vector's places at which it lies in two cache lines."""
     if use.lane_step == 0 or use.alignment == LINE_BYTES:
         return 0.0
@@ -220,7 +220,7 @@ def _crossing(statement: Statement, use: Use) -> float:
     return max(0, width - use.alignment) / LINE_BYTES
 
 
-def _spills(statement: Statement, case: TileCase, machine: Machine) -> float:
+def _spills(statement: ComputeCosts, case: TileCase, machine: Machine) -> float:
     """Cycles for what the registers do not hold: it is stored, and loaded in each step of the sum.
 
     An outer product keeps a row of vectors and one broadcast beside the accumulators; vectors that
@@ -245,7 +245,9 @@ class _Window:
     taps: int
     in_program_order: bool
 
-    def spills(self, statement: Statement, case: TileCase, machine: Machine) -> tuple[float, float]:
+    def spills(
+        self, statement: ComputeCosts, case: TileCase, machine: Machine
+    ) -> tuple[float, float]:
         """Loads and stores of what the registers do not hold, for one execution of the tile.
 
         An accumulator goes to the stack once for each of `taps`. Points in the order of the program
@@ -264,20 +266,20 @@ class _Window:
         return reloaded * trips / machine.loads, saved * trips
 
 
-def _window(statement: Statement, in_program_order: bool) -> _Window | None:
+def _window(statement: ComputeCosts, in_program_order: bool) -> _Window | None:
     """The window that points of the register tile share; None without one."""
-    tiling = statement.tiling
+    counted = statement.loop_counts
     for use in statement.uses:
         form = use.access.form
-        if not form.overlaps or not use.in_body or tiling.overlap(form) == 1:
+        if not form.overlaps or not use.in_body or counted.overlap(form) == 1:
             continue
         stored = frozenset(a for each in statement.uses if each.is_store for a in each.access.axes)
-        taps = [axis for axis, count in tiling.counts.items() if count > 1 and axis not in stored]
+        taps = [axis for axis, count in counted.counts.items() if count > 1 and axis not in stored]
         for number, tap in enumerate(taps):
             beside = form.axes_beside(tap) & stored
-            if any(tiling.counts.get(axis, 1) > 1 for axis in beside):
-                waiting = tiling.places(form, tuple(taps[: number + 1]))
-                places, count = tiling.places(form), tiling.counts[tap]
+            if any(counted.counts.get(axis, 1) > 1 for axis in beside):
+                waiting = counted.places(form, tuple(taps[: number + 1]))
+                places, count = counted.places(form), counted.counts[tap]
                 return _Window(places, waiting, count, in_program_order)
         return None
     return None
