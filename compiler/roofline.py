@@ -15,7 +15,7 @@ from math import isqrt
 import numpy as np
 
 from compiler.codegen.object import emit_object, load_objects
-from compiler.device import Device
+from compiler.device import DeviceFacts
 from compiler.dtypes import DType
 from compiler.runtime.packing import aligned_empty
 from compiler.target import Target
@@ -95,7 +95,7 @@ def bound(
     return TimeBound(flops / speeds.flops_per_second / threads, memory / threads)
 
 
-def measure_speeds(target: Target, device: Device) -> Speeds:
+def measure_speeds(target: Target, device: DeviceFacts) -> Speeds:
     """Measure this machine; takes about a second.
 
     Args:

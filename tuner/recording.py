@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from compiler.device import DeviceFacts
 from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
 from tuner.events import TaskInputs
@@ -43,7 +44,8 @@ class RecordedRun:
 def options_to_json(options: TuneOptions) -> dict[str, Any]:
     """Plain data for `json`; the base model compressed, as text."""
     packed = base64.b64encode(zlib.compress(options.base_model)).decode()
-    plain = {**asdict(options), "base_model": packed}
+    device = options.device and options.device.to_json()
+    plain = {**asdict(options), "base_model": packed, "device": device}
     return {_STORED.get(name, name): value for name, value in plain.items()}
 
 
@@ -52,14 +54,17 @@ def options_from_json(data: Mapping[str, Any]) -> TuneOptions:
 
     Raises:
         ReplayError: if there is an option that this release does not have.
+        InvalidFactsError: if its device is none.
     """
     names = {_STORED.get(f.name, f.name): f.name for f in fields(TuneOptions)}
     unknown = set(data) - set(names)
     if unknown:
         raise ReplayError(f"options of another release: {', '.join(sorted(unknown))}")
     base_model = zlib.decompress(base64.b64decode(data["base_model"]))
+    known = data.get("device")
+    device = None if known is None else DeviceFacts.from_json(known)
     found = {names[stored]: value for stored, value in data.items()}
-    return TuneOptions(**{**found, "base_model": base_model})
+    return TuneOptions(**{**found, "base_model": base_model, "device": device})
 
 
 def inputs_to_json(inputs: TaskInputs) -> dict[str, Any]:

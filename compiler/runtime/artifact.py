@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from compiler.detection import this_device
 from compiler.errors import ArtifactError, InvalidArgumentError
-from compiler.runtime.cpu import architecture, missing_features
 from compiler.runtime.executable import Executable
 from compiler.runtime.kernel import ABI_VERSION
 from compiler.runtime.native import check_threads
@@ -29,6 +29,7 @@ from compiler.runtime.packing import Bytes, aligned_empty
 from compiler.runtime.ports import OpenPorts, Sizes, sizes_text
 from compiler.runtime.program import Program
 from compiler.runtime.sized import SizedExecutable
+from compiler.targets import family_of
 
 FORMAT = "tilewright-artifact"
 FORMAT_VERSION = 2
@@ -193,10 +194,16 @@ def manifest_checksum(manifest: Mapping[str, Any]) -> str:
 
 def _check_processor(path: Path, target: Mapping[str, Any]) -> None:
     built_for = str(target.get("triple", "")).partition("-")[0]
-    here = architecture()
+    facts = this_device()
+    family = family_of(facts.architecture)
+    here = family.name if family else facts.architecture
     if built_for and built_for != here:
         raise ArtifactError(f"artifact '{path}' is for {built_for}, this machine is {here}")
-    missing = missing_features(map(str, target.get("features", ())))
+    asked = [str(name) for name in target.get("features", ())]
+    missing: tuple[str, ...] = ()
+    if family is not None:
+        cpu = str(target.get("cpu", ""))
+        missing = family.missing(cpu, asked, facts.processor, facts.features)
     if missing:
         raise ArtifactError(
             f"artifact '{path}' is for {target.get('cpu') or target.get('name')}, this processor "

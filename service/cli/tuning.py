@@ -72,6 +72,7 @@ def tune(
 
     from rich.live import Live
 
+    from compiler.detection import this_device
     from compiler.program_builder import KernelCache
     from compiler.runtime.artifact_writer import check_destination
     from compiler.timings import Timings
@@ -104,7 +105,6 @@ def tune(
     )
     from service.jobs.verification import Verifier
     from service.storage import open_storage
-    from service.worker.facts import device_facts
     from tuner.cancel import CancelToken
     from tuner.measure.builder import ProcessBuilder
     from tuner.measure.local_runner import LocalRunner
@@ -147,7 +147,8 @@ def tune(
         return progress_line(view, {"candidates_per_second": tracker.candidates_per_second})
 
     builder = ProcessBuilder(settings.builders or default_builders(), timings=beside)
-    runner = LocalRunner("local", device_facts())
+    device = this_device()
+    runner = LocalRunner("local", device.brief().to_json())
     if live is not None:
         live.start()
     try:
@@ -193,6 +194,7 @@ def tune(
                 on_event=on_event,
                 token=token,
                 references=references,
+                device=device,
                 bounds=lambda: machine_bounds(tasks),
                 timings=loop,
                 beside=beside,

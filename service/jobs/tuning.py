@@ -14,6 +14,7 @@ import numpy as np
 
 from compiler import driver
 from compiler.build import CODEGEN_VERSION
+from compiler.device import DeviceFacts
 from compiler.dtypes import DType
 from compiler.graph.types import TensorType
 from compiler.program_builder import CompiledProgram, ScheduleSource
@@ -92,13 +93,15 @@ def tune_tasks(
     on_event: Callable[[Event], None],
     token: CancelToken,
     references: ReferenceCache,
+    device: DeviceFacts | None = None,
     bounds: Callable[[], Sequence[float]] | None = None,
     timings: Timings | None = None,
     beside: Timings | None = None,
 ) -> Finished:
     """Tune, with trials and records in the database, and what repeats the run.
 
-    `bounds`, `timings` and `beside` are those of `tuner.loop.tune`.
+    `device` is the one that measures, as far as it is known. `bounds`, `timings` and `beside` are
+    those of `tuner.loop.tune`.
 
     Raises:
         TuningError: if the budget is impossible.
@@ -106,6 +109,7 @@ def tune_tasks(
     options = replace(
         budget.options(),
         base_model=b"" if all_known(tasks, storage) else base_model(storage, tasks[0].target.key),
+        device=device and device.brief(),
         job_id=job_id,
     )
 
