@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from compiler.timings import Timings, timed
-from tuner.budget import FINALS_SECONDS_PER_TASK, Budget
 from tuner.cancel import CancelToken
 from tuner.cost_model import make_cost_model
 from tuner.events import Ended, Event, Finished, Progress, Recorded, Screened, Started, TaskInputs
 from tuner.forecast import Curve, Forecast, ForecastLog
+from tuner.limits import FINALS_SECONDS_PER_TASK, RunLimits
 from tuner.measure.batch import Link, link_to_bytes
 from tuner.measure.builder import Builder
 from tuner.measure.measurement import Phase, Status, Trial, TuningRecord
@@ -105,7 +105,7 @@ class _Run:
         self._clock = clock
         self._bounds = bounds
         self._timings = timings
-        self._budget = Budget(options, clock)
+        self._budget = RunLimits(options, clock)
         try:
             self._model = make_cost_model(options.model, options.seed, options.base_model)
             with timed(timings, "start"):

@@ -16,7 +16,7 @@ from typing import assert_never
 from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
 from compiler.timings import Timings, timed
-from tuner.measure.batch import Entry, Link, make_request, trials_of
+from tuner.measure.batch import BuiltCandidate, Link, make_request, trials_of
 from tuner.measure.builder import Builder, Built, Ticket
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tuner.measure.oracle import ReferenceCache
@@ -47,7 +47,7 @@ class Batch:
     ticket: Ticket | None = None
     request: MeasureRequest | None = None
     trials: list[Trial] = field(default_factory=list)
-    twins: dict[str, list[Entry]] = field(default_factory=dict)
+    twins: dict[str, list[BuiltCandidate]] = field(default_factory=dict)
     finished: bool = False
 
 
@@ -240,11 +240,11 @@ class Pipeline:
 
     def _submit(self, batch: Batch, built: Sequence[Built]) -> None:
         state = self._states[batch.task]
-        entries: list[Entry] = []
-        first: dict[str, Entry] = {}
+        entries: list[BuiltCandidate] = []
+        first: dict[str, BuiltCandidate] = {}
         default = state.task.space.default()  # measured anyhow: gains are gains over it
         for (name, _), result in zip(batch.schedules, built, strict=True):
-            entry = Entry(name, result, state.origins.get(result.schedule, ""))
+            entry = BuiltCandidate(name, result, state.origins.get(result.schedule, ""))
             if result.status is not Status.OK:
                 batch.trials.append(self._trial(batch, entry, _failure(result)))
             elif result.spills and batch.phase is Phase.SCREEN and result.schedule != default:
@@ -294,7 +294,7 @@ class Pipeline:
                 result.append(self._trial(batch, twin, trial.measurement))
         return result
 
-    def _trial(self, batch: Batch, entry: Entry, measurement: Measurement) -> Trial:
+    def _trial(self, batch: Batch, entry: BuiltCandidate, measurement: Measurement) -> Trial:
         return Trial(
             entry.trial_id,
             batch.key,

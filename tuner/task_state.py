@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from compiler.errors import ScheduleError
 from compiler.schedule.schedule import Schedule
-from tuner.analysis.compute_costs import statements
+from tuner.analysis.compute_costs import compute_costs
 from tuner.analysis.features import FeatureExtractor, target_facts
 from tuner.cost_model.protocol import CostModel, Sample
-from tuner.events import TaskStatus
+from tuner.events import TaskSnapshot
 from tuner.measure.measurement import (
     Measurement,
     Phase,
@@ -73,7 +73,7 @@ class TaskState:
             task.space.default(),
             target_facts(task.target, task.threads, options.device),
         )
-        context = SearchContext(task.space, features, model, rng, options.draft)
+        context = SearchContext(task.space, features, model, rng, options.estimates)
         return cls(task, features, make_strategy(options.strategy, context), options)
 
     @property
@@ -94,7 +94,7 @@ class TaskState:
             nest = self.task.lower(self.task.space.default())
         except ScheduleError:
             return 1.0
-        return sum(s.vector_operations for s in statements(nest))
+        return sum(s.vector_operations for s in compute_costs(nest))
 
     def profile(self, bound_seconds: float) -> Profile:
         """What the task scheduler is told. Tasks that offer the same algorithms are alike."""
@@ -111,12 +111,12 @@ class TaskState:
         """Seconds (None: failed) and digest of the code of everything measured."""
         return [(m.run_seconds, m.object_digest) for m in self.measured.values()]
 
-    def status(self) -> TaskStatus:
+    def status(self) -> TaskSnapshot:
         raced = [m.run_seconds for m in self.compared.values() if m.run_seconds is not None]
         best = min(raced, default=self.best_seconds)
         if best is None and self.incumbent is not None and self.finished:
             best = self.incumbent.run_seconds
-        return TaskStatus(
+        return TaskSnapshot(
             self.task.name,
             self.task.key,
             self.task.count,

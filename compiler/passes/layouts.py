@@ -26,14 +26,14 @@ from compiler.graph.ir import Graph
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Layout
 from compiler.passes.fusion import Group
-from compiler.passes.layout_options import ESTIMATES, Choice, LayoutCosts, Option, Options
+from compiler.passes.layout_options import ESTIMATES, LayoutChoice, LayoutCosts, Option, Options
 from compiler.passes.quadratic import Quadratic
 from compiler.plan import Placement
 
 
 def assign_layouts(
     graph: Graph, groups: tuple[Group, ...], lanes: int, choice: GraphChoice = RULE
-) -> tuple[Choice, ...]:
+) -> tuple[LayoutChoice, ...]:
     """A choice for each group, in their order: the layouts that are chosen, the others by estimate.
 
     Raises:
@@ -77,7 +77,7 @@ class Assignment:
         """The number of an option for each group; some groups' numbers may be given."""
         return self._problem.solve(fixed)[: len(self._groups)]
 
-    def choices(self, numbers: Sequence[int]) -> tuple[Choice, ...]:
+    def choices(self, numbers: Sequence[int]) -> tuple[LayoutChoice, ...]:
         return tuple(o[n].choice for o, n in zip(self.options, numbers, strict=True))
 
     def total(self, numbers: Sequence[int]) -> float:

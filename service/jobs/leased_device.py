@@ -19,7 +19,7 @@ from compiler.roofline import Speeds, cache_sizes, probe_library, vector_bytes
 from compiler.target import Target
 from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState, RequestStatus
-from db.stores.workers import Health, Worker
+from db.stores.workers import Health, RegisteredWorker
 from service.jobs.device import Checked, DeviceError, Loadable, Variant
 from service.jobs.remote_runner import Interrupted, RemoteRunner
 from tuner.cancel import CancelToken
@@ -101,7 +101,7 @@ class LeasedDevice:
         self._absent_seconds = absent_seconds
         self._limit_seconds = limit_seconds
         self._runner = RemoteRunner(storage, job_id, target.key, interrupt, worker_id)
-        self._worker: Worker | None = None
+        self._worker: RegisteredWorker | None = None
         self._facts: DeviceFacts | None = None
         self._speeds: dict[str, Speeds] = {}
         self._weights: set[str] = set()
@@ -268,7 +268,9 @@ class LeasedDevice:
         self._remove(blobs.keys() - self._weights)
         return self._read(status)
 
-    def _submit(self, request: RunRequest, blobs: Blobs, worker: Worker, target: Target) -> str:
+    def _submit(
+        self, request: RunRequest, blobs: Blobs, worker: RegisteredWorker, target: Target
+    ) -> str:
         """Queue a request unless it is there; its id.
 
         One that ended without a result, in an earlier life of the job, is asked for anew.
@@ -301,7 +303,7 @@ class LeasedDevice:
             if not self._storage.blobs.touch(digest):
                 self._storage.blobs.put(bytes(data))
 
-    def _await(self, name: str, worker: Worker, target: Target) -> RequestStatus | None:
+    def _await(self, name: str, worker: RegisteredWorker, target: Target) -> RequestStatus | None:
         """How a request ended; None if its worker was lost and another one is there."""
         leases = self._storage.leases
         seen = looked = time.monotonic()
@@ -366,7 +368,7 @@ class LeasedDevice:
 
     # ---- who is there
 
-    def _await_worker(self, target: Target) -> Worker:
+    def _await_worker(self, target: Target) -> RegisteredWorker:
         """The worker of this job's runs, once there is one."""
         ends = time.monotonic() + self._absent_seconds
         while True:
@@ -387,7 +389,7 @@ class LeasedDevice:
                 )
             self._interrupt.wait(min(LOOK_SECONDS, max(0.0, ends - time.monotonic())))
 
-    def _known(self, target: Target | None = None) -> Sequence[Worker]:
+    def _known(self, target: Target | None = None) -> Sequence[RegisteredWorker]:
         """Workers that run the target, those that are alive first."""
         key = (target or self._target).key
         found = [
@@ -397,17 +399,17 @@ class LeasedDevice:
         ]
         return sorted(found, key=lambda worker: worker.health is not Health.HEALTHY)
 
-    def _alive(self, target: Target) -> Sequence[Worker]:
+    def _alive(self, target: Target) -> Sequence[RegisteredWorker]:
         return [worker for worker in self._known(target) if worker.health is Health.HEALTHY]
 
-    def _present(self, worker: Worker, state: RequestState) -> bool:
+    def _present(self, worker: RegisteredWorker, state: RequestState) -> bool:
         """Whether the worker may yet finish a request; a drained one finishes what it has."""
         health = {found.id: found.health for found in self._known()}.get(worker.id)
         leased = state is RequestState.LEASED
         return health is Health.HEALTHY or (health is Health.DRAINING and leased)
 
     @staticmethod
-    def _first(workers: Sequence[Worker]) -> Worker | None:
+    def _first(workers: Sequence[RegisteredWorker]) -> RegisteredWorker | None:
         return workers[0] if workers else None
 
 
@@ -416,7 +418,7 @@ def _packed(loadable: Loadable) -> PackedProgram:
     return pack_program(program, loadable.weights, loadable.link() if program.kernels else b"")
 
 
-def _facts(worker: Worker) -> DeviceFacts | None:
+def _facts(worker: RegisteredWorker) -> DeviceFacts | None:
     """What a worker said of its device; None if it is not what devices say."""
     names = {field.name for field in fields(DeviceFacts)}
     told: dict[str, Any] = {name: value for name, value in worker.device.items() if name in names}

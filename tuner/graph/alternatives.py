@@ -17,7 +17,7 @@ from compiler.errors import CompilerError
 from compiler.graph.ir import Graph, Node
 from compiler.ops.registry import OpKind
 from compiler.passes.fusion import Group
-from compiler.passes.layout_options import Choice
+from compiler.passes.layout_options import LayoutChoice
 from compiler.passes.layouts import Assignment
 from compiler.plan import GraphPlan, KernelStep, ViewStep
 from compiler.workload import make_workload
@@ -211,7 +211,7 @@ def _likeness(graph: Graph, group: Group) -> str:
     return f"{_title(group)} {kernel} {graph.types[group.output]}"
 
 
-def layout_choice(groups: Sequence[Group], choices: Sequence[Choice]) -> GraphChoice:
+def layout_choice(groups: Sequence[Group], choices: Sequence[LayoutChoice]) -> GraphChoice:
     """The choice that gives these groups these layouts."""
     names = {group.output: c.names(group) for group, c in zip(groups, choices, strict=True)}
     return GraphChoice(layouts=tuple(sorted(names.items())))

@@ -43,7 +43,7 @@ NICENESS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ExpectedOutput:
     """Expected output as .npy bytes with their digest, and the inputs that it belongs to."""
 
     inputs: tuple[InputSpec, ...]
@@ -61,7 +61,7 @@ class ReferenceCache:
 
     def __init__(self, limit_bytes: int = 512 << 20) -> None:
         self._limit_bytes = limit_bytes
-        self._known: dict[tuple[str, int], Future[Reference]] = {}
+        self._known: dict[tuple[str, int], Future[ExpectedOutput]] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1, "tilewright-oracle", _give_way)
 
@@ -70,16 +70,16 @@ class ReferenceCache:
         for draw in range(_draws(phase)):
             self._begun(workload, draw)
 
-    def cases(self, workload: Workload, phase: Phase) -> tuple[Reference, ...]:
+    def cases(self, workload: Workload, phase: Phase) -> tuple[ExpectedOutput, ...]:
         """What candidates of a phase are checked against: one draw, or all."""
         self.prepare(workload, phase)
         return tuple(self.get(workload, draw) for draw in range(_draws(phase)))
 
-    def get(self, workload: Workload, draw: int = 0) -> Reference:
+    def get(self, workload: Workload, draw: int = 0) -> ExpectedOutput:
         """The reference of a workload for one draw of its inputs, an index of DRAWS."""
         return self._begun(workload, draw).result()
 
-    def _begun(self, workload: Workload, draw: int) -> Future[Reference]:
+    def _begun(self, workload: Workload, draw: int) -> Future[ExpectedOutput]:
         identity = workload.key, draw
         with self._lock:
             found = self._known.get(identity)
@@ -114,7 +114,7 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
-def make_reference(workload: Workload, draw: int = 0) -> Reference:
+def make_reference(workload: Workload, draw: int = 0) -> ExpectedOutput:
     """Draw inputs and compute what the workload makes of them.
 
     Where that is not finite (a logarithm of a negative number, a large exponential), something
@@ -134,7 +134,9 @@ def make_reference(workload: Workload, draw: int = 0) -> Reference:
         if output.dtype.kind != "f" or np.isfinite(output).all():
             break
     data = array_to_bytes(output)
-    return Reference(specs, data, digest_bytes(data), tolerance_for(workload.output.type.dtype))
+    return ExpectedOutput(
+        specs, data, digest_bytes(data), tolerance_for(workload.output.type.dtype)
+    )
 
 
 def _is_wide(workload: Workload) -> bool:

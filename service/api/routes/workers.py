@@ -6,9 +6,9 @@ from fastapi import APIRouter
 
 from db.storage import Storage
 from db.stores.tokens import Scope, Token
-from db.stores.workers import Worker
+from db.stores.workers import RegisteredWorker
 from service.api.deps import Measurer, Reader, SettingsDep, StorageDep
-from service.api.errors import Problem, forbidden
+from service.api.errors import ApiProblem, forbidden
 from service.api.schemas import (
     DrainRequest,
     HeartbeatRequest,
@@ -25,7 +25,7 @@ from tuner.measure.wire import PROTOCOL
 router = APIRouter(tags=["workers"])
 
 
-def own_worker(storage: Storage, worker_id: str, token: Token) -> Worker:
+def own_worker(storage: Storage, worker_id: str, token: Token) -> RegisteredWorker:
     """The worker, if this token registered it. Raises NotFoundError or a 403 problem."""
     worker = storage.workers.get(worker_id)
     if worker.owner not in (None, token.id) and not token.allows(Scope.ADMIN):
@@ -39,7 +39,7 @@ def register_worker(
 ) -> RegistrationView:
     """A worker introduces itself, or comes back after a restart."""
     if body.protocol != PROTOCOL:
-        raise Problem(
+        raise ApiProblem(
             409,
             "protocol-version",
             _versions_differ(body.name, body.protocol),

@@ -15,7 +15,7 @@ FINALS_SECONDS_PER_TASK = 0.5
 """The most time that is kept for the finalists of one task."""
 
 
-class Budget:
+class RunLimits:
     """The clock of a run, and the limits that end it."""
 
     def __init__(self, options: TuneOptions, clock: Callable[[], float]) -> None:
