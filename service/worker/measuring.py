@@ -9,7 +9,10 @@ from service.worker.hand import Hand, InHand, Log
 from service.worker.registration import Registration
 from service.worker.reporting import Reporter
 from tuner.measure.measurement import Status
-from tuner.measure.run_wire import RunRequest, RunResult, RunStatus
+from tuner.measure.run_result import RunResult, RunStatus
+from tuner.measure.run_wire import (
+    RunRequest,
+)
 from tuner.measure.sandbox import Sandbox
 from tuner.measure.wire import MeasureRequest, MeasureResult
 

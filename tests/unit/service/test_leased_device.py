@@ -19,8 +19,9 @@ from db.storage import Storage
 from db.stores.blobs import BlobStore
 from db.stores.leases import RequestState
 from service.jobs.device import DeviceError, Loadable
-from service.jobs.leased_device import JobCancelled, LeasedDevice
+from service.jobs.leased_device import LeasedDevice
 from service.jobs.remote_runner import Interrupted
+from service.jobs.run_queue import JobCancelled
 from tests.unit.service.leased import (
     broken,
     compile_program,
@@ -30,7 +31,7 @@ from tests.unit.service.leased import (
 from tuner.cancel import CancelToken
 from tuner.measure.model_runs import draw_inputs
 from tuner.measure.run_packing import pack_weights
-from tuner.measure.run_wire import RunResult, RunStatus
+from tuner.measure.run_result import RunResult, RunStatus
 
 SEED = 5
 

@@ -14,6 +14,7 @@ import pytest
 from compiler.runtime.speeds import Level, Speeds
 from tuner.measure.measurement import RecordKey
 from tuner.measure.model_runs import Race
+from tuner.measure.run_result import RunResult, RunStatus
 from tuner.measure.run_wire import (
     CheckWork,
     Part,
@@ -21,8 +22,6 @@ from tuner.measure.run_wire import (
     ProgramParts,
     RaceWork,
     RunRequest,
-    RunResult,
-    RunStatus,
     SpeedsWork,
     Work,
     is_run,
