@@ -20,6 +20,7 @@ from pathlib import Path
 from benchmarks.models import MODELS, build
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table
+from compiler.detection import this_device
 from compiler.loops.nest import LoopNest
 from compiler.process import settle_process
 from compiler.schedule.problem import anchor
@@ -101,7 +102,9 @@ def measure(texts: Sequence[str], candidates: int) -> list[Line]:
         task = clock.task
         points = list(task.space.points)
         chosen = random.Random(text).sample(points, min(candidates, len(points)))
-        features = FeatureExtractor(clock.lower, task.space.default(), target_facts(task.target))
+        features = FeatureExtractor(
+            clock.lower, task.space.default(), target_facts(task.target, device=this_device())
+        )
         for schedule in chosen:
             group = kind_of(workload), schedule.algorithm
             lowered, before = clock.nanoseconds, time.process_time_ns()

@@ -17,6 +17,7 @@ import onnx
 from benchmarks.metaschedule_runs import tell
 from compiler import driver
 from compiler.build import CODEGEN_VERSION
+from compiler.detection import this_device
 from compiler.target import host_target
 from service.settings import Settings
 from service.storage import open_storage
@@ -42,6 +43,7 @@ def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> 
         tell("tasks", weights=[task.count for task in tasks])
         options = TuneOptions(
             trials=trials,
+            device=this_device().brief(),
             seconds=max(1.0, seconds - (time.time() - started)),
             seed=seed,
             codegen_version=CODEGEN_VERSION,

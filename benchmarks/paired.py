@@ -24,6 +24,7 @@ from benchmarks.peers import Arrays, Run
 from benchmarks.race import LARGEST_ERROR, REFERENCE
 from compiler import driver
 from compiler.build import CODEGEN_VERSION
+from compiler.detection import this_device
 from compiler.program_builder import ScheduleSource
 from compiler.runtime.packing import aligned_empty
 from compiler.runtime.verify import compare
@@ -83,6 +84,7 @@ class Tuner:
         options = TuneOptions(
             trials=self.trials * len(unknown),
             batch_size=min(8, self.trials),
+            device=this_device().brief(),
             codegen_version=CODEGEN_VERSION,
             job_id=f"run {self._runs}",  # requests are known by it: the runner takes each once
         )

@@ -35,6 +35,7 @@ from benchmarks.search_tables import (
 )
 from benchmarks.warm import FirstPicks, base_model, first_picks
 from compiler.build import CODEGEN_VERSION
+from compiler.detection import this_device
 from compiler.target import resolve_target
 from service.worker.facts import device_facts
 from tuner.forecast import ForecastError
@@ -110,6 +111,7 @@ def search(table: Table, method: str, seed: int, trials: int, base: bytes = b"")
     store = MemoryStore()
     options = TuneOptions(
         trials=trials,
+        device=this_device().brief(),
         strategy=strategy,
         model=model,
         draft=not method.endswith(WITHOUT_DRAFT),

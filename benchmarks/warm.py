@@ -17,6 +17,7 @@ from benchmarks.cost_model import read_samples
 from benchmarks.cost_model_tasks import families
 from benchmarks.search_tables import Table
 from compiler import costs
+from compiler.detection import this_device
 from compiler.target import resolve_target
 from tuner.analysis.features import FeatureExtractor, target_facts
 from tuner.cost_model.protocol import Sample
@@ -82,7 +83,7 @@ def first_picks(table: Table, base: bytes) -> FirstPicks:
     only a device shows."""
     task = restricted(table.task, list(table.known))
     features = FeatureExtractor(
-        task.lower, task.space.default(), target_facts(task.target, task.threads)
+        task.lower, task.space.default(), target_facts(task.target, task.threads, this_device())
     )
     model = XGBoostModel(0)
     model.load(base)

@@ -1,4 +1,4 @@
-"""Facts of the machine that kernels run on: what a measurement says about where it was made.
+"""Facts of the machine that kernels run on: what it is, found without LLVM.
 
 Only the standard library is used, so that a device needs nothing else. Everything is read from the
 operating system at the time of the call; what it does not say is empty or 0.
@@ -6,17 +6,25 @@ operating system at the time of the call; what it does not say is empty or 0.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from compiler.errors import InvalidFactsError
+
+_LARGEST = 1 << 62
+_LONGEST_TEXT = 500
+_MOST_ITEMS = 2000
+"""Limits of what is believed of a device: numbers, characters of a name, features or caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One cache as the first core sees it: `kind` is data, instruction or unified."""
+    """One cache as one core sees it: `kind` is data, instruction or unified."""
 
     level: int
     kind: str
@@ -27,8 +35,26 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """A machine: `cores` are the logical ones that this process may run on."""
+class DeviceFacts:
+    """A machine.
+
+    Where its cores differ, processor, caches and governor are those of the fastest kind.
+
+    Attributes:
+        model: the name of the CPU, or of the board, for people.
+        architecture: as the operating system calls it (`x86_64`, `aarch64`, `AMD64`).
+        system: `Linux`, `Darwin`...
+        cores: logical cores that this process may run on.
+        physical_cores: cores of the machine without their hyper-threads.
+        memory_bytes: main memory.
+        governor: the clock governor of the first core.
+        caches: of one core.
+        processor: what identifies the core, as the CPU gives it: vendor, family, model and stepping
+            (`GenuineIntel-6-85-4`), implementer and part (`0x41-0xd0c`), or microarchitecture,
+            vendor and number (`sifive,u74-mc 0x489-0x8000000000000007`).
+        features: instruction-set features that all cores have, sorted, by the operating system's
+            names: `flags`, `Features` or the parts of the `isa` line of /proc/cpuinfo.
+    """
 
     model: str
     architecture: str
@@ -38,32 +64,108 @@ class Device:
     memory_bytes: int
     governor: str
     caches: tuple[Cache, ...]
+    processor: str = ""
+    features: tuple[str, ...] = ()
+
+    def cache(self, level: int) -> Cache | None:
+        """The data cache of a level, None if there is none."""
+        found = (c for c in self.caches if c.level == level and c.kind != "instruction")
+        return next(found, None)
 
     def cache_bytes(self, level: int) -> int:
         """Size of the data cache of a level, 0 if there is none."""
-        sizes = (c.bytes for c in self.caches if c.level == level and c.kind != "instruction")
-        return next(sizes, 0)
+        found = self.cache(level)
+        return found.bytes if found else 0
+
+    def brief(self) -> DeviceFacts:
+        """The same without features: what goes into every measurement."""
+        return replace(self, features=())
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-able form that `from_json` reads back to an equal value."""
-        return {**asdict(self), "caches": [asdict(cache) for cache in self.caches]}
+        """A JSON-able form that `from_json` reads back to an equal value.
+
+        Without features their list is left out.
+        """
+        data = {**asdict(self), "caches": [asdict(cache) for cache in self.caches]}
+        data["features"] = list(self.features)
+        return {key: value for key, value in data.items() if key != "features" or value}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Device:
-        """Read what `to_json` wrote; raises TypeError or KeyError for anything else."""
-        return cls(**{**data, "caches": tuple(Cache(**cache) for cache in data["caches"])})
+    def from_json(cls, data: object) -> DeviceFacts:
+        """Read what `to_json` wrote, on this machine or another, in this version or an older one.
+
+        Raises:
+            InvalidFactsError: naming the fact that is missing, unknown, of another type or beyond
+                all sense.
+        """
+        facts = _fields(data, "device facts")
+        caches = _items(facts.pop("caches", None), "caches")
+        older = facts.pop("cpu_flags", ())  # what features were called once
+        features = _items(facts.pop("features", older), "features")
+        return _made(
+            cls,
+            {
+                "processor": "",
+                **facts,
+                "caches": tuple(
+                    _made(Cache, _fields(cache, "a cache"), "a cache's ") for cache in caches
+                ),
+                "features": tuple(sorted({_text(name, "a feature") for name in features})),
+            },
+            "device facts: ",
+        )
 
 
-def find_device(root: Path = Path("/")) -> Device:
+def _fields(data: object, what: str) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise InvalidFactsError(f"{what}: this is no mapping")
+    return dict(data)
+
+
+def _items(value: object, what: str) -> Sequence[object]:
+    if not isinstance(value, (list, tuple)):
+        raise InvalidFactsError(f"device facts: {what} is no list")
+    if len(value) > _MOST_ITEMS:
+        raise InvalidFactsError(f"device facts: {what} has {len(value)} items")
+    return value
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidFactsError(f"device facts: {what} is no text")
+    if len(value) > _LONGEST_TEXT:
+        raise InvalidFactsError(f"device facts: {what} has {len(value)} characters")
+    return value
+
+
+_Kind = TypeVar("_Kind", Cache, DeviceFacts)
+
+
+def _made(kind: type[_Kind], fields: dict[str, Any], where: str) -> _Kind:
+    """A dataclass of texts, numbers and tuples that were checked, from its fields."""
+    types: dict[str, Any] = {each.name: each.type for each in dataclasses.fields(kind)}
+    for name in sorted({*types} ^ {str(key) for key in fields}):
+        wrong = "is missing" if name in types else "is not known"
+        raise InvalidFactsError(f"{where}'{name[:_LONGEST_TEXT]}' {wrong}")
+    for name, value in fields.items():
+        if types[name] == "str":
+            _text(value, name)
+        elif types[name] == "int" and not (type(value) is int and 0 <= value <= _LARGEST):
+            raise InvalidFactsError(f"{where}{name} is no number that a machine has")
+    return kind(**fields)
+
+
+def find_device(root: Path = Path("/")) -> DeviceFacts:
     """The facts of this machine.
 
     Args:
         root: the folder that holds `proc` and `sys`.
     """
     processors = _processors(root)
-    cpu = root / "sys/devices/system/cpu/cpu0"
-    return Device(
-        model=_model(root, processors),
+    number, lead = _fastest(root, processors)
+    cpu = root / f"sys/devices/system/cpu/cpu{number}"
+    return DeviceFacts(
+        model=_model(root, lead),
         architecture=platform.machine(),
         system=platform.system(),
         cores=_available_cores(),
@@ -71,29 +173,74 @@ def find_device(root: Path = Path("/")) -> Device:
         memory_bytes=_memory_bytes(root),
         governor=_read(cpu / "cpufreq/scaling_governor"),
         caches=tuple(filter(None, map(_cache, sorted((cpu / "cache").glob("index*"))))),
+        processor=_identity(lead),
+        features=_features(processors),
     )
 
 
-def _processors(root: Path) -> list[dict[str, str]]:
+_Processor = dict[str, str]
+"""A paragraph of /proc/cpuinfo: its keys in lower case."""
+
+
+def _processors(root: Path) -> list[_Processor]:
     """The paragraphs of /proc/cpuinfo that describe a processor."""
     paragraphs = _read(root / "proc/cpuinfo").split("\n\n")
-    fields = [
-        {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in p.splitlines())}
-        for p in paragraphs
+    found = [
+        {
+            key.strip().lower(): value.strip()
+            for key, _, value in (line.partition(":") for line in paragraph.splitlines())
+        }
+        for paragraph in paragraphs
     ]
-    return [f for f in fields if "processor" in f]
+    return [fields for fields in found if "processor" in fields]
 
 
-def _model(root: Path, processors: list[dict[str, str]]) -> str:
+def _fastest(root: Path, processors: Sequence[_Processor]) -> tuple[int, _Processor]:
+    """Number and description of a processor of the fastest kind; the first where all are alike.
+
+    Linux says the relative capacity of a processor where there are several kinds.
+    """
+    cpus = root / "sys/devices/system/cpu"
+    numbered = [(int(p["processor"]), p) for p in processors if p["processor"].isdecimal()]
+    return max(
+        numbered,
+        key=lambda one: (_integer(cpus / f"cpu{one[0]}/cpu_capacity"), -one[0]),
+        default=(0, {}),
+    )
+
+
+def _identity(processor: _Processor) -> str:
+    """What identifies a core (`DeviceFacts.processor`); empty if nothing does."""
+    keys = (
+        ("vendor_id", "cpu family", "model", "stepping"),
+        ("cpu implementer", "cpu part"),
+        ("mvendorid", "marchid"),
+    )
+    numbers = next((k for k in keys if processor.keys() >= {*k}), ())
+    parts = (processor.get("uarch", ""), "-".join(processor[key] for key in numbers))
+    return " ".join(filter(None, parts))
+
+
+def _features(processors: Sequence[_Processor]) -> tuple[str, ...]:
+    """The features that every processor has, by Linux's names."""
+    found: set[str] | None = None
+    for processor in processors:
+        names = set(processor.get("flags", processor.get("features", "")).split())
+        letters, *extensions = processor.get("isa", "").lower().split("_")
+        names.update(letters.removeprefix("rv64").removeprefix("rv32"), filter(None, extensions))
+        found = names if found is None else found & names
+    return tuple(sorted(found or ()))
+
+
+def _model(root: Path, processor: _Processor) -> str:
     """The name on the box: x86 says it in cpuinfo, boards with Arm cores in the device tree."""
-    first = processors[0] if processors else {}
-    if "model name" in first:
-        return first["model name"]
+    if "model name" in processor:
+        return processor["model name"]
     board = _read(root / "sys/firmware/devicetree/base/model").strip("\0")
-    if "CPU part" in first:
-        part = f"implementer {first.get('CPU implementer', '?')} part {first['CPU part']}"
+    if "cpu part" in processor:
+        part = f"implementer {processor.get('cpu implementer', '?')} part {processor['cpu part']}"
         return f"{board} ({part})" if board else part
-    return board or first.get("uarch", "") or platform.processor()
+    return board or processor.get("uarch", "") or platform.processor()
 
 
 def _available_cores() -> int:
@@ -103,7 +250,7 @@ def _available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _physical_cores(processors: list[dict[str, str]]) -> int:
+def _physical_cores(processors: Sequence[_Processor]) -> int:
     """Cores without their hyper-threads, as far as cpuinfo tells them apart."""
     cores = {
         (p["physical id"], p["core id"]) for p in processors if {"physical id", "core id"} <= {*p}

@@ -61,6 +61,10 @@ class UnknownTargetError(CompilerError):
     """No target description has this name."""
 
 
+class InvalidFactsError(CompilerError):
+    """What is said of a device is true of none: a wrong type, or a number beyond all sense."""
+
+
 class ScheduleError(CompilerError):
     """A schedule does not fit the workload or the target: a candidate to refuse, not a bug."""
 

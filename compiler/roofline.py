@@ -15,7 +15,7 @@ from pathlib import Path
 
 from compiler.codegen.link import link_shared
 from compiler.codegen.object import emit_object, load_objects
-from compiler.device import Device
+from compiler.device import DeviceFacts
 from compiler.dtypes import DType
 from compiler.runtime.speeds import (
     CHAINS,
@@ -76,7 +76,7 @@ def bound(
     return Bound(flops / speeds.flops_per_second / threads, memory / threads)
 
 
-def measure_speeds(target: Target, device: Device) -> Speeds:
+def measure_speeds(target: Target, device: DeviceFacts) -> Speeds:
     """Measure this machine; takes about a second.
 
     Args:
@@ -87,7 +87,7 @@ def measure_speeds(target: Target, device: Device) -> Speeds:
         return probes.speeds(cache_sizes(device), device.memory_bytes)
 
 
-def cache_sizes(device: Device) -> tuple[int, ...]:
+def cache_sizes(device: DeviceFacts) -> tuple[int, ...]:
     """Bytes of its data caches, the first level first; 0 where there is none."""
     return tuple(device.cache_bytes(level) for level in CACHE_LEVELS)
 
@@ -118,11 +118,11 @@ def peak_ir(target: Target) -> str:
     chains = range(CHAINS)
     phis = [f"  %s{i} = phi {vector} [ %start, %entry ], [ %n{i}, %loop ]" for i in chains]
     steps = [
-        f"  %n{i} = call {vector} @llvm.fma({vector} %s{i}, {vector} %a, {vector} %b)"
+        f"  %n{i} = call {vector} @llvm.fmuladd({vector} %s{i}, {vector} %a, {vector} %b)"
         for i in chains
     ]
     lines = [
-        f"declare {vector} @llvm.fma({vector}, {vector}, {vector})",
+        f"declare {vector} @llvm.fmuladd({vector}, {vector}, {vector})",
         "define void @peak(i64 %rounds, ptr %memory) {",
         "entry:",
         f"  %a = load {vector}, ptr %memory",
@@ -144,8 +144,8 @@ def peak_ir(target: Target) -> str:
         "  ret void",
         "}",
     ]
-    name = f"@llvm.fma.v{target.lanes(DType.FLOAT32)}f32"
-    return "\n".join(lines).replace("@llvm.fma", name) + "\n"
+    name = f"@llvm.fmuladd.v{target.lanes(DType.FLOAT32)}f32"
+    return "\n".join(lines).replace("@llvm.fmuladd", name) + "\n"
 
 
 def read_ir(target: Target) -> str:

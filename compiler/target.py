@@ -2,23 +2,22 @@
 
 A target says nothing about a machine's cores or caches; those are facts of a device
 (`compiler.device`). Descriptions live in `compiler/targets/`, one module a CPU family, and are
-found by themselves: adding a family is adding a file.
+found by themselves: adding a family is adding a file. `compiler.detection` finds the target of a
+device.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 from compiler.dtypes import DType
 from compiler.errors import UnknownTargetError
+from compiler.targets import CoreModel, Family, families, family_of
 
 KEY_VERSION = 1
 """Part of every key; raised when the meaning of a field changes."""
@@ -52,6 +51,25 @@ class Target:
     def arch(self) -> str:
         """The first part of the triple: `x86_64`, `aarch64`, `riscv64`, `wasm32`."""
         return self.triple.partition("-")[0]
+
+    @property
+    def family(self) -> Family:
+        """The CPU family, with all that differs between architectures.
+
+        Raises:
+            UnknownTargetError: if no module of `compiler.targets` describes it.
+        """
+        family = family_of(self.arch)
+        if family is None:
+            raise UnknownTargetError(
+                f"target '{self.name}': no target family describes '{self.arch}'"
+            )
+        return family
+
+    @property
+    def core(self) -> CoreModel:
+        """What a draft of a kernel's time takes a core for."""
+        return self.family.cores.get(self.cpu, self.family.core)
 
     @property
     def feature_text(self) -> str:
@@ -124,7 +142,8 @@ def resolve_target(name: str) -> Target:
         name: `host`, `x86-64-v4`, `host:256`, `znver4:256`...
 
     Raises:
-        UnknownTargetError: if no description has the name, or it has no such vectors.
+        UnknownTargetError: if no description has the name, it has no such vectors, or `host` is
+            asked for on a machine that no family describes.
     """
     base, colon, bits = name.partition(":")
     if base == "host":
@@ -145,32 +164,27 @@ def resolve_target(name: str) -> Target:
 @cache
 def known_targets() -> Mapping[str, Target]:
     """Every described target by its name."""
-    return {target.name: target for family in _families() for target in family.TARGETS}
+    return {target.name: target for family in families() for target in family.targets}
 
 
 @cache
 def host_target() -> Target:
     """The target of this machine, with the features that its CPU and operating system allow.
 
+    LLVM is asked where it is installed and knows this CPU; else the best described target is taken.
+
     Raises:
-        UnknownTargetError: if no family describes this architecture.
+        UnknownTargetError: if no family describes this machine.
     """
-    # llvmlite is an extra; resolving a described target must work without it.
-    import llvmlite.binding as llvm
+    # Both ask for targets themselves, and llvmlite is an extra.
+    from compiler.detection import best_target, this_device
 
+    try:
+        import llvmlite.binding as llvm
+    except ImportError:
+        return best_target(this_device())[0]
     triple = llvm.get_process_triple()
-    features = dict(llvm.get_host_cpu_features())
-    for family in _families():
-        target = family.detect(triple, llvm.get_host_cpu_name(), features)
-        if target is not None:
-            assert isinstance(target, Target)
-            return target
-    raise UnknownTargetError(f"no target family describes this machine ('{triple}')")
-
-
-@cache
-def _families() -> tuple[ModuleType, ...]:
-    """The modules of `compiler.targets`; each has TARGETS and detect(triple, cpu, features)."""
-    package = importlib.import_module("compiler.targets")
-    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    return tuple(importlib.import_module(f"compiler.targets.{name}") for name in names)
+    family = family_of(triple.partition("-")[0])
+    if family is None or family.detect is None:
+        return best_target(this_device())[0]
+    return family.detect(triple, llvm.get_host_cpu_name(), dict(llvm.get_host_cpu_features()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from compiler.device import DeviceFacts
 from compiler.errors import CompilerError
 
 DEFAULT_STOP_GAIN = 0.005
@@ -49,6 +50,8 @@ class TuneOptions:
     final_samples: int = 15
     sample_seconds: float = 0.002
     limit_seconds: float = 10.0
+    device: DeviceFacts | None = field(default=None, repr=False)
+    """The machine that measures, if it is known: drafts and features count with its caches."""
     job_id: str = ""
     codegen_version: str = ""
     compiler_version: str = ""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from compiler.device import DeviceFacts
 from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
 from tuner.events import TaskInputs
@@ -40,7 +41,8 @@ class RecordedRun:
 def options_to_json(options: TuneOptions) -> dict[str, Any]:
     """Plain data for `json`; the base model compressed, as text."""
     packed = base64.b64encode(zlib.compress(options.base_model)).decode()
-    return {**asdict(options), "base_model": packed}
+    device = options.device and options.device.to_json()
+    return {**asdict(options), "base_model": packed, "device": device}
 
 
 def options_from_json(data: Mapping[str, Any]) -> TuneOptions:
@@ -48,12 +50,15 @@ def options_from_json(data: Mapping[str, Any]) -> TuneOptions:
 
     Raises:
         ReplayError: if there is an option that this release does not have.
+        InvalidFactsError: if its device is none.
     """
     unknown = set(data) - {f.name for f in fields(TuneOptions)}
     if unknown:
         raise ReplayError(f"options of another release: {', '.join(sorted(unknown))}")
     base_model = zlib.decompress(base64.b64decode(data["base_model"]))
-    return TuneOptions(**{**data, "base_model": base_model})
+    known = data.get("device")
+    device = None if known is None else DeviceFacts.from_json(known)
+    return TuneOptions(**{**data, "base_model": base_model, "device": device})
 
 
 def inputs_to_json(inputs: TaskInputs) -> dict[str, Any]:

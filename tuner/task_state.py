@@ -69,7 +69,9 @@ class TaskState:
             task = replace(task, space=task.space.unconstrained())
         rng = random.Random(f"{options.seed} {task.key.workload_key} {task.key.threads}")
         features = FeatureExtractor(
-            task.lower, task.space.default(), target_facts(task.target, task.threads)
+            task.lower,
+            task.space.default(),
+            target_facts(task.target, task.threads, options.device),
         )
         context = SearchContext(task.space, features, model, rng, options.draft)
         return cls(task, features, make_strategy(options.strategy, context), options)

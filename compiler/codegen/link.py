@@ -17,11 +17,9 @@ from functools import cache
 from pathlib import Path
 
 from compiler.errors import CompilerError
+from compiler.targets import families
 
 _FLAGS = ("-shared", "--gc-sections", "-s", "--build-id=none", "-z", "noexecstack")
-_MACHINES = {62: "x86-64", 183: "aarch64", 243: "riscv"}
-"""Values of e_machine in an ELF header."""
-
 _TIMEOUT_SECONDS = 120.0
 
 
@@ -66,8 +64,8 @@ def link_shared(objects: Sequence[bytes], output: str | Path) -> None:
     if machine and machine != _machine(_head(Path(sys.executable))):
         raise LinkerError(
             f"cannot link '{output.name}': the linkers of this machine do not know "
-            f"{_MACHINES.get(machine, f'ELF machine {machine}')}: install lld, or the package "
-            "'ziglang' (pip install 'tilewright[linker]')"
+            f"{_machine_name(machine)}: install lld, or the package 'ziglang' "
+            "(pip install 'tilewright[linker]')"
         )
     raise LinkerError(f"cannot link '{output.name}': {'; '.join(refusals)}")
 
@@ -96,6 +94,11 @@ def linkers() -> tuple[tuple[str, ...], ...]:
 def _machine(code: bytes) -> int:
     """The number of the machine that an ELF file is for; 0 where it is none."""
     return int.from_bytes(code[18:20], "little") if code[:4] == b"\x7fELF" else 0
+
+
+def _machine_name(machine: int) -> str:
+    names = {family.elf_machine: family.name for family in families() if family.elf_machine}
+    return names.get(machine, f"ELF machine {machine}")
 
 
 def _head(path: Path) -> bytes:

@@ -137,10 +137,8 @@ def _create_machine(target: Target) -> Any:
     machine = llvm.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu,
         features=target.feature_text,
-        # without the scheduler after register allocation, which out-of-order cores need not
-        opt=1 if target.arch == "x86_64" else 2,
-        # position-independent WebAssembly would import its tables from a dynamic linker
-        reloc="static" if target.arch.startswith("wasm") else "pic",
+        opt=target.family.code_level,
+        reloc=target.family.relocation,
         codemodel="default",
         abiname=target.abi,
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 
 from compiler.target import Target
+from compiler.targets import AssemblySyntax
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def function_statistics(assembly: str, target: Target) -> dict[str, KernelStatis
     """
     result: dict[str, KernelStatistics] = {}
     for match in _FUNCTION.finditer(assembly):
-        result[match["name"]] = _count(match["body"], _SYNTAX.get(target.arch, _PLAIN))
+        result[match["name"]] = _count(match["body"], target.family.syntax)
     return result
 
 
@@ -83,7 +84,7 @@ class InnerLoop:
 
 def inner_loops(assembly: str, target: Target) -> tuple[InnerLoop, ...]:
     """The innermost loops of a module, in the order of the code; arguments as above."""
-    syntax = _SYNTAX.get(target.arch, _PLAIN)
+    syntax = target.family.syntax
     found: list[InnerLoop] = []
     for match in _FUNCTION.finditer(assembly):
         loops: dict[str, list[_Line]] = {}
@@ -114,49 +115,6 @@ _IN_LOOP = re.compile(r"in Loop: Header=BB(?P<header>\d+_\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class _Syntax:
-    """How one architecture writes vector registers, the stack, stores and fused operations."""
-
-    vector: re.Pattern[str]
-    stack: re.Pattern[str]
-    frame: re.Pattern[str]
-    store: re.Pattern[str]
-    fma: re.Pattern[str]
-
-
-_NEVER = re.compile(r"(?!)")
-_PLAIN = _Syntax(_NEVER, _NEVER, _NEVER, _NEVER, re.compile(r"^v?fn?m(add|sub|acc|sac)"))
-_SYNTAX = {
-    # AT&T order: a store has its memory operand last. %rbp is a plain register in a function
-    # without a frame.
-    "x86_64": _Syntax(
-        vector=re.compile(r"%[xyz]mm\d"),
-        stack=re.compile(r"\(%rsp[,)]"),
-        frame=re.compile(r"\(%rbp[,)]"),
-        store=re.compile(r"\([^()]*\)\s*(?:\{%k\d\}\s*)?$"),
-        fma=re.compile(r"^vfn?m(add|sub)|^vpdp|^vdpbf16"),
-    ),
-    # Callee-saved halves (d8-d15) go to the stack in a prologue: only whole registers count.
-    "aarch64": _Syntax(
-        vector=re.compile(r"\bq\d+\b|\bv\d+\."),
-        stack=re.compile(r"\[sp\b"),
-        frame=re.compile(r"\[x29\b"),
-        store=_NEVER,
-        fma=re.compile(r"^f(n?madd|n?msub|mla|mls)"),
-    ),
-    # Addresses of spilled vectors are computed, so that LLVM's comment is all there is.
-    "riscv64": _Syntax(
-        vector=re.compile(r"\bv\d+\b"),
-        stack=_NEVER,
-        frame=_NEVER,
-        store=_NEVER,
-        fma=re.compile(r"^v?fn?m(add|sub|acc|sac)"),
-    ),
-}
-_FRAME_SETUP = re.compile(r"\tmovq\t%rsp, %rbp|\tmov\tx29, sp")
-
-
-@dataclass(frozen=True, slots=True)
 class _Line:
     """An instruction: the header of the innermost loop that it is in ("" outside), what it is."""
 
@@ -166,9 +124,9 @@ class _Line:
     stack: str | None
 
 
-def _lines(body: str, syntax: _Syntax) -> Iterator[_Line]:
+def _lines(body: str, syntax: AssemblySyntax) -> Iterator[_Line]:
     """The instructions of a function."""
-    has_frame = _FRAME_SETUP.search(body) is not None
+    has_frame = syntax.frame_setup.search(body) is not None
     inner_headers = _inner_headers(body)
     loop = ""
     for line in body.splitlines():
@@ -189,7 +147,7 @@ def _lines(body: str, syntax: _Syntax) -> Iterator[_Line]:
         )
 
 
-def _count(body: str, syntax: _Syntax) -> KernelStatistics:
+def _count(body: str, syntax: AssemblySyntax) -> KernelStatistics:
     numbers = dict.fromkeys((f.name for f in fields(KernelStatistics)), 0)
     for line in _lines(body, syntax):
         inner = line.loop != ""
@@ -217,7 +175,7 @@ def _inner_headers(body: str) -> frozenset[str]:
 
 
 def _stack_traffic(
-    line: str, name: str, operands: str, syntax: _Syntax, has_frame: bool
+    line: str, name: str, operands: str, syntax: AssemblySyntax, has_frame: bool
 ) -> str | None:
     """`spill_stores` or `spill_reloads` for a vector register on its way to or from the stack."""
     if not syntax.vector.search(operands):
@@ -226,5 +184,5 @@ def _stack_traffic(
         return "spill_stores" if line.endswith("Spill") else "spill_reloads"
     if not (syntax.stack.search(operands) or (has_frame and syntax.frame.search(operands))):
         return None
-    is_store = syntax.store.search(operands) or name.startswith(("str", "stp", "stur", "st1"))
+    is_store = syntax.store_operands.search(operands) or syntax.store_name.search(name)
     return "spill_stores" if is_store else "spill_reloads"

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from compiler.detection import this_device
 from compiler.errors import ArtifactError, InvalidArgumentError
-from compiler.runtime.cpu import architecture, missing_features
 from compiler.runtime.executable import Executable
 from compiler.runtime.kernel import ABI_VERSION
 from compiler.runtime.native import check_threads
@@ -29,6 +29,7 @@ from compiler.runtime.packing import Bytes, aligned_empty
 from compiler.runtime.ports import OpenPorts, Sizes, sizes_text
 from compiler.runtime.program import Program
 from compiler.runtime.sized import SizedExecutable
+from compiler.targets import family_of
 
 FORMAT = "tilewright-artifact"
 FORMAT_VERSION = 2
@@ -69,20 +70,20 @@ class Artifact:
             InvalidArgumentError: if `threads` is no possible number of threads.
         """
         check_threads(threads)
-        chosen = self.programs[0] if sizes is None else self._for_sizes(sizes)
+        chosen = self.program(sizes)
         path = self.path / LIBRARY
         try:
             library = ctypes.CDLL(str(path.resolve()))
             addresses = {
                 stage.symbol: _address(library, stage.symbol)
-                for kernel in chosen.program.kernels
+                for kernel in chosen.kernels
                 for stage in kernel.stages
             }
-            weights = _map(self.path / WEIGHTS)
+            weights = self.weights()
         except (OSError, AttributeError) as error:
             raise ArtifactError(f"artifact '{self.path}': cannot load: {error}") from error
         try:
-            return Executable(chosen.program, weights, addresses.__getitem__, threads, library)
+            return Executable(chosen, weights, addresses.__getitem__, threads, library)
         except ValueError as error:
             raise ArtifactError(f"artifact '{self.path}': {error}") from error
 
@@ -99,10 +100,21 @@ class Artifact:
             [program.sizes for program in self.programs],
         )
 
-    def _for_sizes(self, sizes: Mapping[str, int]) -> SizedProgram:
-        for program in self.programs:
-            if dict(program.sizes) == dict(sizes):
-                return program
+    def weights(self) -> Bytes:
+        """The packed constants, mapped from the file. Raises OSError if it cannot be read."""
+        return _map(self.path / WEIGHTS)
+
+    def program(self, sizes: Mapping[str, int] | None = None) -> Program:
+        """The program for these sizes; None is the first in the artifact.
+
+        Raises:
+            ArtifactError: if no program has the sizes.
+        """
+        if sizes is None:
+            return self.programs[0].program
+        for entry in self.programs:
+            if dict(entry.sizes) == dict(sizes):
+                return entry.program
         served = "; ".join(sizes_text(p.sizes) for p in self.programs)
         raise ArtifactError(
             f"artifact '{self.path}' serves no sizes {sizes_text(tuple(sizes.items()))}, "
@@ -193,10 +205,16 @@ def manifest_checksum(manifest: Mapping[str, Any]) -> str:
 
 def _check_processor(path: Path, target: Mapping[str, Any]) -> None:
     built_for = str(target.get("triple", "")).partition("-")[0]
-    here = architecture()
+    facts = this_device()
+    family = family_of(facts.architecture)
+    here = family.name if family else facts.architecture
     if built_for and built_for != here:
         raise ArtifactError(f"artifact '{path}' is for {built_for}, this machine is {here}")
-    missing = missing_features(map(str, target.get("features", ())))
+    asked = [str(name) for name in target.get("features", ())]
+    missing: tuple[str, ...] = ()
+    if family is not None:
+        cpu = str(target.get("cpu", ""))
+        missing = family.missing(cpu, asked, facts.processor, facts.features)
     if missing:
         raise ArtifactError(
             f"artifact '{path}' is for {target.get('cpu') or target.get('name')}, this processor "

@@ -1,12 +1,222 @@
-"""Target descriptions, one module a CPU family.
+"""CPU families: all that the compiler knows of an architecture, one module each.
 
-A module has `TARGETS`, its described targets, and `detect(triple, cpu, features)`, which returns
-the Target of a host of this family, or None for any other host.
+A module has `FAMILY`, and nothing lists it. What is common to all CPUs is in the code that asks;
+what differs is data here, so that no other module needs a table by architecture. Nothing here
+imports more than the standard library and NumPy: devices read these descriptions too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING
+
+from compiler.dtypes import DType
+
+if TYPE_CHECKING:
+    from compiler.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class CoreModel:
+    """One core, as far as the time of a kernel is drafted from it (`tuner.analysis.estimate`).
+
+    Attributes:
+        fma_units: pipes of fused multiply-adds, each `fma_bits` wide; a wider vector takes several
+            passes. Likewise `load_units` and `store_units`.
+        fma_latency: cycles until a sum can be added to again.
+        narrow_loads: loads of single elements a cycle, also those that are spread over a vector.
+        reorder_buffer: operations in flight; 0 for a core that works in order.
+        cache_bytes: first, second and third level, where the device does not say; a level that
+            there is none of repeats the one inside.
+        level1_ways: lines that a set of the first level holds.
+        bytes_per_cycle: what second level, third level and memory deliver to one core.
+        tile_cycles: to start and end a register tile that has loops: a mispredicted loop end, a
+            drained pipe. `written_out_cycles` is the same of a tile without loops.
+        iteration_cycles: of a run-time loop around the innermost points; most of it runs beside the
+            multiply-adds.
+        extremum_latency: of a maximum, in multiply-adds: a comparison and a selection.
+        ending_cycles: latency of an operation at the end of a sum.
+        spill_cycles: to store a vector to the stack and load it again.
+        set_miss_cycles: a load waits so long for each row more than the ways (and two) of its set.
+        crossing_load: what a vector in two cache lines takes longer, in loads; `crossing_store` in
+            stores.
+        weight_macs: multiplications in the time in which one float32 weight comes from memory.
+    """
+
+    fma_units: float
+    fma_bits: int
+    fma_latency: float
+    load_units: float
+    load_bits: int
+    store_units: float
+    store_bits: int
+    narrow_loads: float
+    reorder_buffer: int
+    cache_bytes: tuple[int, int, int]
+    level1_ways: int
+    bytes_per_cycle: tuple[float, float, float]
+    tile_cycles: float
+    weight_macs: float
+    written_out_cycles: float = 2.0
+    iteration_cycles: float = 0.25
+    extremum_latency: float = 2.0
+    ending_cycles: float = 3.0
+    spill_cycles: float = 3.0
+    set_miss_cycles: float = 0.2
+    crossing_load: float = 1.2
+    crossing_store: float = 1.0
+
+    @property
+    def set_stride(self) -> int:
+        """Bytes after which the sets of the first-level cache begin anew."""
+        return self.cache_bytes[0] // self.level1_ways
+
+
+@dataclass(frozen=True, slots=True)
+class DotInstruction:
+    """`accumulator + sum(left[i] * right[i])` over groups of narrow elements.
+
+    Operands are vectors of 32-bit elements, each 4 int8 or 2 bfloat16 elements side by side.
+
+    Attributes:
+        feature: the LLVM feature that has it.
+        operand: the type in which the intrinsic takes the elements of its operands.
+        intrinsic: number of accumulators -> LLVM's name, ascending.
+    """
+
+    feature: str
+    left: DType
+    right: DType
+    accumulator: DType
+    operand: DType
+    intrinsic: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneIntrinsic:
+    """An LLVM intrinsic that applies one operation to every lane of a float32 vector.
+
+    `constants` follow the operands: type and value of each.
+    """
+
+    feature: str
+    lanes: int
+    name: str
+    constants: tuple[tuple[str, str], ...] = ()
+
+
+_NEVER = re.compile(r"(?!)")
+
+
+@dataclass(frozen=True, slots=True)
+class AssemblySyntax:
+    """How LLVM prints vector registers, the stack, stores and fused operations.
+
+    `vector`, `stack`, `frame` and `store_operands` are searched in an instruction's operands, `fma`
+    and `store_name` in its name. `frame` counts in functions that have a line of `frame_setup`.
+    """
+
+    vector: re.Pattern[str] = _NEVER
+    stack: re.Pattern[str] = _NEVER
+    frame: re.Pattern[str] = _NEVER
+    frame_setup: re.Pattern[str] = _NEVER
+    store_operands: re.Pattern[str] = _NEVER
+    store_name: re.Pattern[str] = _NEVER
+    fma: re.Pattern[str] = re.compile(r"^v?fn?m(add|sub|acc|sac)")
+
+
+@dataclass(frozen=True, slots=True)
+class StackScan:
+    """Positions of instructions that access the stack, ascending; first and last byte of loops."""
+
+    accesses: list[int]
+    loops: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A CPU family.
+
+    Attributes:
+        name: as it stands first in LLVM's triples.
+        machines: what operating systems call the architecture, in lower case.
+        targets: the described targets.
+        baselines: names of targets that are no CPU's, the weakest first.
+        processors: pattern of `DeviceFacts.processor` -> the target that describes the CPU.
+        linux_features: LLVM's names of features -> Linux' names in /proc/cpuinfo; "" where Linux
+            has none. What is not here cannot be told, or does not change kernels.
+        known_features: name of a target -> features that its CPUs have and Linux does not tell.
+        implied_features: name of an LLVM CPU -> features that it turns on beside those of a target.
+        core: the model of a core that `cores` does not have; those are by LLVM's name of the CPU.
+        detect: the host as a target from LLVM's triple, CPU and features (True: present); None
+            where LLVM tells less than Linux does.
+        dot: instructions that add products of narrow elements.
+        scale: intrinsics for `x * 2**n`.
+        syntax: of assembly text.
+        scan_stack: finds accesses to the stack in object code; None where nothing does.
+        elf_machine: `e_machine` of an ELF header; 0 where objects are none.
+        code_level: LLVM's optimisation level for code generation. 1 leaves out the scheduler after
+            register allocation, which out-of-order cores need not.
+        relocation: LLVM's relocation model.
+    """
+
+    name: str
+    machines: tuple[str, ...]
+    targets: tuple[Target, ...]
+    baselines: tuple[str, ...]
+    core: CoreModel
+    processors: Mapping[str, str] = field(default_factory=dict)
+    linux_features: Mapping[str, str] = field(default_factory=dict)
+    known_features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    implied_features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    cores: Mapping[str, CoreModel] = field(default_factory=dict)
+    detect: Callable[[str, str, Mapping[str, bool]], Target] | None = None
+    dot: tuple[DotInstruction, ...] = ()
+    scale: tuple[LaneIntrinsic, ...] = ()
+    syntax: AssemblySyntax = AssemblySyntax()
+    scan_stack: Callable[[bytes], StackScan] | None = None
+    elf_machine: int = 0
+    code_level: int = 2
+    relocation: str = "pic"
+
+    def named(self, processor: str) -> str:
+        """The target that describes a CPU (`DeviceFacts.processor`); "" if none does."""
+        found = (name for text, name in self.processors.items() if re.search(text, processor))
+        return next(found, "")
+
+    def told(self, processor: str, linux_names: Iterable[str]) -> frozenset[str]:
+        """LLVM's names of the features that a CPU has, as far as Linux and its name tell them."""
+        present = frozenset(linux_names)
+        found = {ours for ours, theirs in self.linux_features.items() if theirs in present}
+        return frozenset({*found, *self.known_features.get(self.named(processor), ())})
+
+    def missing(
+        self, cpu: str, switches: Iterable[str], processor: str, linux_names: Collection[str]
+    ) -> tuple[str, ...]:
+        """Features that code asks for and that a CPU lacks; those that cannot be told count as had.
+
+        Where the operating system names no feature, none can be told.
+
+        Args:
+            cpu: LLVM's name of the CPU that the code was made for.
+            switches: in LLVM's notation ("+avx2", "-gfni").
+            processor: `DeviceFacts.processor`.
+            linux_names: `DeviceFacts.features`.
+        """
+        if not linux_names:
+            return ()
+        asked = [switch[1:] for switch in switches if switch.startswith("+")]
+        told = self.told(processor, linux_names)
+        return tuple(
+            name
+            for name in dict.fromkeys((*asked, *self.implied_features.get(cpu, ())))
+            if name in self.linux_features and name not in told
+        )
 
 
 def switches(features: Mapping[str, bool]) -> tuple[str, ...]:
@@ -15,3 +225,19 @@ def switches(features: Mapping[str, bool]) -> tuple[str, ...]:
     A hypervisor may hide an instruction set that the CPU's name implies.
     """
     return tuple(sorted(f"{'+' if present else '-'}{name}" for name, present in features.items()))
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """Every family, by the names of their modules."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return tuple(importlib.import_module(f"{__name__}.{name}").FAMILY for name in names)
+
+
+@cache
+def family_of(machine: str) -> Family | None:
+    """The family of an architecture, by an operating system's name for it or LLVM's; None if no
+    module describes it."""
+    name = machine.lower()
+    found = (family for family in families() if name in (family.name, *family.machines))
+    return next(found, None)

@@ -1,36 +1,103 @@
-"""RISC-V, 64 bits, with the vector extension: 32 registers.
+"""RISC-V, 64 bits: with the vector extension 32 registers of a known length, else scalars.
 
 Kernels hold vectors of a fixed length, so a description promises a minimal register length (Zvl).
+Where registers are shorter the code would compute half of a vector and say nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from dataclasses import replace
 
 from compiler.target import Target
+from compiler.targets import AssemblySyntax, CoreModel, Family
 
 _TRIPLE = "riscv64-unknown-linux-gnu"
-_FEATURES = ("a", "c", "d", "f", "m", "v")
+_SCALAR = ("a", "c", "d", "f", "m")
 
 
-def _target(name: str, vector_bits: int, triple: str = _TRIPLE) -> Target:
-    names = (*_FEATURES, f"zvl{vector_bits}b")
-    return Target(
-        name,
-        triple,
-        "generic-rv64",
-        tuple(sorted(f"+{feature}" for feature in names)),
-        vector_bits,
-        vector_registers=32,
-        abi="lp64d",
-    )
+def _scalar(name: str, cpu: str, *features: str) -> Target:
+    """Without V a vector is two float32, each in a register of its own."""
+    enabled = tuple(sorted(f"+{feature}" for feature in (*_SCALAR, *features)))
+    return Target(name, _TRIPLE, cpu, enabled, vector_bits=64, vector_registers=16, abi="lp64d")
 
 
-TARGETS = (_target("riscv64", 128), _target("riscv64-zvl256b", 256))
+def _vector(name: str, cpu: str, vector_bits: int, *features: str) -> Target:
+    names = (*_SCALAR, "v", f"zvl{vector_bits}b", *features)
+    enabled = tuple(sorted(f"+{feature}" for feature in names))
+    return Target(name, _TRIPLE, cpu, enabled, vector_bits, vector_registers=32, abi="lp64d")
 
 
-def detect(triple: str, cpu: str, features: Mapping[str, bool]) -> Target | None:
-    """The host as a target, or None if it is not a RISC-V with vectors."""
-    if not triple.startswith("riscv64") or not features.get("v", False):
-        return None
-    return _target("riscv64-host", 128, triple)
+_TARGETS = (
+    _scalar("rv64gc", "generic-rv64"),
+    _vector("riscv64", "generic-rv64", 128),
+    _vector("riscv64-zvl256b", "generic-rv64", 256),
+    _scalar("sifive-u74", "sifive-u74"),
+    _vector("spacemit-x60", "spacemit-x60", 256, "zfh", "zvfh"),
+)
+
+_PROCESSORS = {
+    # Microarchitecture, vendor and number, as in LLVM's RISCVProcessors.td: some kernels print the
+    # one, some the others.
+    r"^sifive,(u74|bullet0)|0x489-0x8000000000000007$": "sifive-u74",
+    r"^spacemit,x60|0x710-0x8000000058000001$": "spacemit-x60",
+}
+
+_LINUX_FEATURES = {
+    **{name: name for name in (*_SCALAR, "v", "zfh", "zfhmin", "zvfh", "zba", "zbb", "zbs")},
+    "zvl128b": "v",  # the V extension demands 128 bits
+    # Linux does not print the length of vectors.
+    "zvl256b": "",
+    "zvl512b": "",
+    "zvl1024b": "",
+}
+
+_U74 = CoreModel(
+    # LLVM's RISCVSchedSiFive7.td; SiFive, "U74-MC Core Complex Manual": one floating-point pipe.
+    fma_units=1,
+    fma_bits=32,
+    fma_latency=5,
+    load_units=1,
+    load_bits=32,
+    store_units=1,
+    store_bits=32,
+    narrow_loads=1,
+    reorder_buffer=0,
+    cache_bytes=(32 << 10, 2 << 20, 2 << 20),
+    level1_ways=8,
+    bytes_per_cycle=(8, 2, 2),
+    tile_cycles=3,
+    weight_macs=4,
+    written_out_cycles=1.0,
+)
+_X60 = replace(
+    # LLVM's RISCVSchedSpacemitX60.td: vectors of 256 bits go through units of 128.
+    _U74,
+    fma_bits=128,
+    load_bits=128,
+    store_bits=128,
+    cache_bytes=(32 << 10, 512 << 10, 512 << 10),
+    level1_ways=4,
+    bytes_per_cycle=(8, 3, 3),
+    tile_cycles=6,
+    weight_macs=8,
+)
+"""Also what a CPU is taken for that has no entry below."""
+
+FAMILY = Family(
+    name="riscv64",
+    machines=(),
+    targets=_TARGETS,
+    baselines=("rv64gc", "riscv64", "riscv64-zvl256b"),
+    processors=_PROCESSORS,
+    linux_features=_LINUX_FEATURES,
+    known_features={"spacemit-x60": ("zvl128b", "zvl256b")},
+    core=_X60,
+    cores={"sifive-u74": _U74},
+    syntax=AssemblySyntax(
+        # Addresses of spilled vectors are computed, so that LLVM's comment is all there is.
+        vector=re.compile(r"\bv\d+\b"),
+        fma=re.compile(r"^v?fn?m(add|sub|acc|sac)"),
+    ),
+    elf_machine=243,
+)

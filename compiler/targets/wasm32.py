@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from compiler.target import Target
+from compiler.targets import CoreModel, Family
 
-TARGETS = (
-    Target(
-        name="wasm32",
-        triple="wasm32-unknown-unknown",
-        cpu="generic",
-        features=("+bulk-memory", "+nontrapping-fptoint", "+simd128"),
-        vector_bits=128,
-        vector_registers=16,
-        # without relaxed SIMD there is none, and llvm.fma becomes a call for every lane
-        fma=False,
+FAMILY = Family(
+    name="wasm32",
+    machines=(),
+    targets=(
+        Target(
+            name="wasm32",
+            triple="wasm32-unknown-unknown",
+            cpu="generic",
+            features=("+bulk-memory", "+nontrapping-fptoint", "+simd128"),
+            vector_bits=128,
+            vector_registers=16,
+            # without relaxed SIMD there is none, and llvm.fma becomes a call for every lane
+            fma=False,
+        ),
     ),
+    baselines=("wasm32",),
+    core=CoreModel(
+        # Of the CPU below nothing is known: a wide core of today, with vectors of 128 bits.
+        fma_units=2,
+        fma_bits=128,
+        fma_latency=4,
+        load_units=2,
+        load_bits=128,
+        store_units=1,
+        store_bits=128,
+        narrow_loads=2,
+        reorder_buffer=320,
+        cache_bytes=(32 << 10, 512 << 10, 8 << 20),
+        level1_ways=8,
+        bytes_per_cycle=(32, 26, 8),
+        tile_cycles=8,
+        weight_macs=15,
+    ),
+    # position-independent WebAssembly would import its tables from a dynamic linker
+    relocation="static",
 )
-
-
-def detect(triple: str, cpu: str, features: Mapping[str, bool]) -> Target | None:
-    """None: a compiler does not run in WebAssembly."""
-    return None

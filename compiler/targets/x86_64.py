@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 
+from compiler.dtypes import DType
 from compiler.target import Target
-from compiler.targets import switches
+from compiler.targets import (
+    AssemblySyntax,
+    CoreModel,
+    DotInstruction,
+    Family,
+    LaneIntrinsic,
+    StackScan,
+    switches,
+)
 
 _TRIPLE = "x86_64-unknown-linux-gnu"
 
@@ -14,6 +25,67 @@ _V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _ICE_LAKE = (*_V4, "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vnni")
 _BF16 = (*_ICE_LAKE, "avx512bf16", "avx512vpopcntdq")
+
+_LINUX_FEATURES = {
+    "cx16": "cx16",
+    "popcnt": "popcnt",
+    "sahf": "lahf_lm",
+    "sse3": "pni",
+    "ssse3": "ssse3",
+    "sse4.1": "sse4_1",
+    "sse4.2": "sse4_2",
+    "sse4a": "sse4a",
+    "movbe": "movbe",
+    "lzcnt": "abm",
+    "bmi": "bmi1",
+    "bmi2": "bmi2",
+    "adx": "adx",
+    "f16c": "f16c",
+    "avx": "avx",
+    "avx2": "avx2",
+    "fma": "fma",
+    "fma4": "fma4",
+    "xop": "xop",
+    "aes": "aes",
+    "pclmul": "pclmulqdq",
+    "sha": "sha_ni",
+    "gfni": "gfni",
+    "vaes": "vaes",
+    "vpclmulqdq": "vpclmulqdq",
+    "avxvnni": "avx_vnni",
+    "avx512f": "avx512f",
+    "avx512bw": "avx512bw",
+    "avx512cd": "avx512cd",
+    "avx512dq": "avx512dq",
+    "avx512vl": "avx512vl",
+    "avx512ifma": "avx512ifma",
+    "avx512vbmi": "avx512vbmi",
+    "avx512vbmi2": "avx512_vbmi2",
+    "avx512vnni": "avx512_vnni",
+    "avx512bitalg": "avx512_bitalg",
+    "avx512vpopcntdq": "avx512_vpopcntdq",
+    "avx512vp2intersect": "avx512_vp2intersect",
+    "avx512bf16": "avx512_bf16",
+    "avx512fp16": "avx512_fp16",
+    "amx-tile": "amx_tile",
+    "amx-int8": "amx_int8",
+    "amx-bf16": "amx_bf16",
+}
+
+_PROCESSORS = {
+    # Vendor, family, model, stepping, as in the tables of LLVM's Host.cpp. Broadwell is a Haswell
+    # with the same ports; Emerald and Granite Rapids have what Sapphire Rapids has.
+    r"^GenuineIntel-6-(60|61|63|69|70|71|79|86)-": "haswell",
+    r"^GenuineIntel-6-(78|94|142|158|165|166)-": "skylake",
+    r"^GenuineIntel-6-85-[0-4]$": "skylake-avx512",
+    r"^GenuineIntel-6-85-": "cascadelake",
+    r"^GenuineIntel-6-(106|108|125|126|140|141)-": "icelake-server",
+    r"^GenuineIntel-6-(143|207|173|174)-": "sapphirerapids",
+    r"^AuthenticAMD-23-(4[89]|[5-9]\d|1\d\d)-": "znver2",
+    r"^AuthenticAMD-25-(\d|1[0-5]|3[23]|6[4-9]|[78]\d|9[0-5])-": "znver3",
+    r"^AuthenticAMD-25-": "znver4",
+    r"^AuthenticAMD-26-": "znver5",
+}
 
 
 def _target(name: str, features: tuple[str, ...]) -> Target:
@@ -29,11 +101,12 @@ def _target(name: str, features: tuple[str, ...]) -> Target:
     )
 
 
-TARGETS = (
+_TARGETS = (
     _target("x86-64-v2", _V2),
     _target("x86-64-v3", _V3),
     _target("x86-64-v4", _V4),
     _target("haswell", _V3),
+    _target("skylake", (*_V3, "adx")),
     _target("skylake-avx512", _V4),
     _target("cascadelake", (*_V4, "avx512vnni")),
     _target("icelake-server", _ICE_LAKE),
@@ -47,10 +120,7 @@ TARGETS = (
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 
 
-def detect(triple: str, cpu: str, features: Mapping[str, bool]) -> Target | None:
-    """The host as a target, or None if it is not an x86-64."""
-    if not triple.startswith("x86_64"):
-        return None
+def _detect(triple: str, cpu: str, features: Mapping[str, bool]) -> Target:
     wide = all(features.get(f, False) for f in _AVX512)
     middle = features.get("avx2", False) and features.get("fma", False)
     return Target(
@@ -62,3 +132,164 @@ def detect(triple: str, cpu: str, features: Mapping[str, bool]) -> Target | None
         vector_registers=32 if wide else 16,
         fma=features.get("fma", False),
     )
+
+
+_ZEN4 = CoreModel(
+    # AMD, "Software Optimization Guide for the Zen 4 Microarchitecture"; Fog, "Instruction tables".
+    # Cycles from tile_cycles on are of timings that `benchmarks/cost_model.py` collects. Bytes a
+    # cycle: the vendors' guides say 64, 32 and 10, and one core read 32, 26 and 8.
+    fma_units=2,
+    fma_bits=256,
+    fma_latency=4,
+    load_units=2,
+    load_bits=256,
+    store_units=1,
+    store_bits=256,
+    narrow_loads=2,
+    reorder_buffer=320,
+    cache_bytes=(32 << 10, 512 << 10, 8 << 20),
+    level1_ways=8,
+    bytes_per_cycle=(32, 26, 8),
+    tile_cycles=8,
+    weight_macs=15,  # between 8 (Zen 4) and 26 (a Sapphire Rapids server), both measured
+)
+"""Also what a CPU is taken for that has no entry below."""
+
+# Widths, units and latencies of Intel's cores: LLVM's X86SchedHaswell.td, X86SchedSkylakeServer.td,
+# X86SchedIceLake.td and X86SchedSapphireRapids.td. Caches and their sustained bytes a cycle: Intel,
+# "64 and IA-32 Architectures Optimization Reference Manual", chapter 2. A mispredicted branch
+# costs 16, 14 and 14 cycles there, and 13 on Zen 4, of which a tile takes eight.
+_HASWELL = replace(
+    _ZEN4,
+    fma_latency=5,
+    reorder_buffer=192,
+    cache_bytes=(32 << 10, 256 << 10, 8 << 20),
+    bytes_per_cycle=(25, 18, 6),
+    tile_cycles=10,
+)
+_SKYLAKE = replace(
+    _HASWELL, fma_latency=4, reorder_buffer=224, bytes_per_cycle=(29, 18, 6), tile_cycles=9
+)
+_SKYLAKE_SERVER = replace(
+    _SKYLAKE,
+    fma_bits=512,
+    load_bits=512,
+    store_bits=512,
+    cache_bytes=(32 << 10, 1 << 20, 8 << 20),
+    bytes_per_cycle=(52, 15, 5),
+)
+_ICE_LAKE_SERVER = replace(
+    _SKYLAKE_SERVER,
+    reorder_buffer=352,
+    cache_bytes=(48 << 10, 1280 << 10, 8 << 20),
+    level1_ways=12,
+    bytes_per_cycle=(48, 15, 5),
+)
+_SAPPHIRE_RAPIDS = replace(
+    _ICE_LAKE_SERVER,
+    reorder_buffer=512,
+    cache_bytes=(48 << 10, 2 << 20, 8 << 20),
+    bytes_per_cycle=(48, 10, 5),
+    weight_macs=26,
+)
+# AMD, "Software Optimization Guide for the AMD Family 17h Models 30h and Greater" (Zen 2) and
+# "Family 19h" (Zen 3): fused multiply-adds take 5 and 4 cycles.
+_ZEN2 = replace(_ZEN4, fma_latency=5, reorder_buffer=224)
+_ZEN3 = replace(_ZEN4, reorder_buffer=256)
+
+
+def _vector(name: str) -> tuple[tuple[int, str], ...]:
+    return tuple((bits // 32, f"llvm.x86.{name}.{bits}") for bits in (128, 256, 512))
+
+
+_U8, _S8, _BFLOAT = DType.UINT8, DType.INT8, DType.BFLOAT16
+_DOT = (
+    # They saturate nothing; the bfloat16 one flushes subnormal numbers to zero.
+    DotInstruction("avx512vnni", _U8, _S8, DType.INT32, DType.INT32, _vector("avx512.vpdpbusd")),
+    DotInstruction(
+        "avx512bf16", _BFLOAT, _BFLOAT, DType.FLOAT32, _BFLOAT, _vector("avx512bf16.dpbf16ps")
+    ),
+)
+
+
+def _scalef(lanes: int) -> LaneIntrinsic:
+    """vscalefps; the wide form takes a rounding mode, 4 being the current one."""
+    bits = 32 * lanes
+    mask = (f"<{lanes} x float>", "zeroinitializer"), (f"i{max(8, lanes)}", "-1")
+    return LaneIntrinsic(
+        "avx512f" if bits == 512 else "avx512vl",
+        lanes,
+        f"llvm.x86.avx512.mask.scalef.ps.{bits}",
+        (*mask, ("i32", "4")) if bits == 512 else mask,
+    )
+
+
+_SYNTAX = AssemblySyntax(
+    # AT&T order: a store has its memory operand last. %rbp is a plain register in a function
+    # without a frame.
+    vector=re.compile(r"%[xyz]mm\d"),
+    stack=re.compile(r"\(%rsp[,)]"),
+    frame=re.compile(r"\(%rbp[,)]"),
+    frame_setup=re.compile(r"\tmovq\t%rsp, %rbp"),
+    store_operands=re.compile(r"\([^()]*\)\s*(?:\{%k\d\}\s*)?$"),
+    fma=re.compile(r"^vfn?m(add|sub)|^vpdp|^vdpbf16"),
+)
+
+_STACK = re.compile(
+    # Prefixes of AVX-512 and AVX whose base register is one of the first eight; opcode.
+    rb"(?:\x62[\x20-\x3f\x60-\x7f\xa0-\xbf\xe0-\xff]..|\xc4[\x20-\x3f\x60-\x7f\xa0-\xbf\xe0-\xff].|"
+    rb"\xc5.)."
+    rb"[\x04\x0c\x14\x1c\x24\x2c\x34\x3c\x44\x4c\x54\x5c\x64\x6c\x74\x7c"
+    rb"\x84\x8c\x94\x9c\xa4\xac\xb4\xbc]\x24",  # an address that is the stack pointer's
+    re.DOTALL,
+)
+_LOOP_END = re.compile(
+    # 64-bit arithmetic or comparison with a number, a register or memory
+    rb"[\x48-\x4f](?:\xff[\xc0-\xcf]|\x83[\xc0-\xff].|\x81[\xc0-\xff]....|\x3d....|"
+    rb"[\x39\x3b](?:[\xc0-\xff]|.\x24.|.\x24....|[\x40-\x7f].|[\x80-\xbf]....))"
+    # and a conditional jump back, of 8 or 32 bits
+    rb"(?:[\x70-\x7f](?P<short>[\x80-\xff])|\x0f[\x80-\x8f](?P<near>...\xff))",
+    re.DOTALL,
+)
+
+
+def _scan_stack(code: bytes) -> StackScan:
+    loops = []
+    for match in _LOOP_END.finditer(code):
+        short, near = match["short"], match["near"]
+        distance = int.from_bytes(short or near, "little", signed=True)
+        if match.end() + distance >= 0:
+            loops.append((match.end() + distance, match.end()))
+    return StackScan([match.start() for match in _STACK.finditer(code)], loops)
+
+
+FAMILY = Family(
+    name="x86_64",
+    machines=("amd64",),
+    targets=_TARGETS,
+    baselines=("x86-64-v2", "x86-64-v3", "x86-64-v4"),
+    processors=_PROCESSORS,
+    linux_features=_LINUX_FEATURES,
+    core=_ZEN4,
+    cores={
+        "haswell": _HASWELL,
+        "broadwell": _HASWELL,
+        "skylake": _SKYLAKE,
+        "skylake-avx512": _SKYLAKE_SERVER,
+        "cascadelake": _SKYLAKE_SERVER,
+        "cooperlake": _SKYLAKE_SERVER,
+        "icelake-server": _ICE_LAKE_SERVER,
+        "sapphirerapids": _SAPPHIRE_RAPIDS,
+        "emeraldrapids": _SAPPHIRE_RAPIDS,
+        "graniterapids": _SAPPHIRE_RAPIDS,
+        "znver2": _ZEN2,
+        "znver3": _ZEN3,
+    },
+    detect=_detect,
+    dot=_DOT,
+    scale=tuple(_scalef(lanes) for lanes in (4, 8, 16)),
+    syntax=_SYNTAX,
+    scan_stack=_scan_stack,
+    elf_machine=62,
+    code_level=1,
+)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from compiler.device import Device as DeviceFacts
+from compiler.device import DeviceFacts
 from compiler.errors import CompilerError
 from compiler.roofline import Speeds
 from compiler.runtime.executable import Executable

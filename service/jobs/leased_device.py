@@ -6,13 +6,12 @@ What goes through is in `tuner.measure.run_wire`, how in `run_queue`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
-from compiler.device import Device as DeviceFacts
+from compiler.device import DeviceFacts
+from compiler.errors import InvalidFactsError
 from compiler.roofline import Speeds, cache_sizes, probe_library, vector_bytes
 from compiler.runtime.speeds import largest_block
 from compiler.target import Target
@@ -251,11 +250,9 @@ def _packed(loadable: Loadable) -> PackedProgram:
 
 def _facts(worker: Worker) -> DeviceFacts | None:
     """What a worker said of its device; None if it is not what devices say."""
-    names = {field.name for field in fields(DeviceFacts)}
-    told: dict[str, Any] = {name: value for name, value in worker.device.items() if name in names}
     try:
-        return DeviceFacts.from_json(told)
-    except (TypeError, KeyError, ValueError):
+        return DeviceFacts.from_json(worker.device)
+    except InvalidFactsError:
         return None
 
 

@@ -2,70 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
+from compiler.detection import best_target, can_run, this_device
+from compiler.device import DeviceFacts
 from compiler.errors import UnknownTargetError
 from compiler.target import Target, host_target, known_targets, resolve_target
 from db.storage import Storage
-from service.worker.facts import registration_facts
 
-# LLVM's names of features that Linux calls otherwise.
-_LINUX_NAMES = {
-    "sse3": "pni",
-    "sse4.1": "sse4_1",
-    "sse4.2": "sse4_2",
-    "sahf": "lahf_lm",
-    "lzcnt": "abm",
-    "bmi": "bmi1",
-    "crc32": "sse4_2",
-    "64bit": "lm",
-    "prfchw": "3dnowprefetch",
-    "rdrnd": "rdrand",
-    "pclmul": "pclmulqdq",
-    "sha": "sha_ni",
-    "avx512vpopcntdq": "avx512_vpopcntdq",
-    "avx512bitalg": "avx512_bitalg",
-    "avx512vbmi2": "avx512_vbmi2",
-    "avx512vnni": "avx512_vnni",
-    "avx512bf16": "avx512_bf16",
-    "avx512fp16": "avx512_fp16",
-    "avxvnni": "avx_vnni",
-    "neon": "asimd",
-    "fullfp16": "asimdhp",
-    "dotprod": "asimddp",
-}
-_MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
-_SAME_MACHINE = ("architecture", "system", "model", "cpu_flags")
 _VECTOR_BITS = (128, 256, 512)
 
 
-def runnable_targets(
-    named: Sequence[str], device: Mapping[str, Any], storage: Storage
-) -> tuple[str, ...]:
+def runnable_targets(named: Sequence[str], device: object, storage: Storage) -> tuple[str, ...]:
     """Keys of the targets that a worker may be given measurements for.
 
-    The worker's own list is taken as it is. Without one: every described target, this machine's own
-    and those that jobs have named, if the device has their features. A worker on the same kind of
-    machine as this service runs what `host` means here.
+    The worker's own list is taken as it is. Without one: the best target of its device first, then
+    every other described one, this machine's own and those that jobs have named, if the device has
+    what they need; the best one and this machine's also with narrower vectors. For a device like
+    this machine the best is what `host` means here, which knows more of it than a description.
+
+    Args:
+        named: names or keys.
+        device: the JSON form of the worker's facts; not read where targets are named.
 
     Raises:
-        UnknownTargetError: if a listed name is not a target.
+        UnknownTargetError: if a listed name is not a target, or the device runs none.
+        InvalidFactsError: if the facts cannot be those of a device.
     """
     if named:
         return tuple(dict.fromkeys(target_key(name) for name in named))
-    candidates = [*known_targets().values(), *_stored(storage)]
-    keys = [t.key for t in candidates if _runs(t, device)]
-    try:
-        host = host_target()
-    except (UnknownTargetError, ImportError):
-        return tuple(dict.fromkeys(keys))
-    ours = registration_facts()
-    if all(device.get(k) == ours.get(k) for k in _SAME_MACHINE):
-        keys += [t.key for t in _widths(host)]
-    elif _runs(host, device):
-        keys.append(host.key)
-    return tuple(dict.fromkeys(keys))
+    facts = DeviceFacts.from_json(device)
+    best, _ = best_target(facts)
+    first, others = _widths(best), _own()
+    here = this_device()
+    if (facts.processor, facts.features) == (here.processor, here.features):
+        first, others = others, first
+    candidates = [*first, *others, *known_targets().values(), *_stored(storage)]
+    return tuple(dict.fromkeys(t.key for t in candidates if can_run(t, facts)))
 
 
 def target_key(name_or_key: str) -> str:
@@ -81,19 +54,16 @@ def _stored(storage: Storage) -> Iterable[Target]:
         yield Target.from_json(description)
 
 
+def _own() -> Iterable[Target]:
+    """What `host` means here, for jobs that will name it; nothing where no family describes it."""
+    try:
+        return tuple(_widths(host_target()))
+    except UnknownTargetError:
+        return ()
+
+
 def _widths(target: Target) -> Iterable[Target]:
     yield target
     for bits in _VECTOR_BITS:
         if bits < target.vector_bits:
             yield target.narrowed(bits)
-
-
-def _runs(target: Target, device: Mapping[str, Any]) -> bool:
-    """Whether the device has the architecture and every feature of a target."""
-    architecture = str(device.get("architecture", "")).lower()
-    machine = _MACHINES.get(architecture, architecture)
-    if target.arch != machine or str(device.get("system", "")).lower() not in target.triple:
-        return False
-    flags = set(device.get("cpu_flags", ()))
-    wanted = {f[1:] for f in target.features if f.startswith("+")}
-    return {_LINUX_NAMES.get(name, name) for name in wanted} <= flags

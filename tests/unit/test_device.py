@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.device import Cache, Device, find_device
+from compiler.device import Cache, DeviceFacts, find_device
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -79,4 +79,4 @@ def test_nothing_is_known(tmp_path: Path) -> None:
 
 def test_json_reads_back() -> None:
     device = find_device()
-    assert Device.from_json(json.loads(json.dumps(device.to_json()))) == device
+    assert DeviceFacts.from_json(json.loads(json.dumps(device.to_json()))) == device

@@ -29,9 +29,10 @@ _IR = _BASE | {"graph", "loops"}
 INSIDE: dict[str, set[str]] = {
     "errors": set(),
     "dtypes": {"errors"},
-    "target": _BASE,
-    "targets": _BASE,
-    "device": set(),
+    "target": _BASE | {"detection"},
+    "targets": {"errors", "dtypes", "target"},
+    "device": {"errors"},
+    "detection": _BASE,
     "timings": set(),
     "process": set(),
     "graph": _BASE,
@@ -49,7 +50,7 @@ INSIDE: dict[str, set[str]] = {
     "memory_plan": _IR | {"ops", "workload", "plan", "regions"},
     "schedule": _IR | {"ops", "workload", "runtime"},
     "codegen": _BASE | {"loops"},
-    "runtime": {"errors", "dtypes", "loops"},
+    "runtime": {"errors", "dtypes", "loops", "detection", "targets"},
     # one candidate from schedule to object: it meets a workload, never a graph plan
     "roofline": _BASE | {"codegen", "runtime"},
     "build": _IR | {"workload", "schedule", "codegen", "runtime"},

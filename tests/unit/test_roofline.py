@@ -6,7 +6,7 @@ import pytest
 
 from compiler.codegen.object import emit_assembly
 from compiler.codegen.statistics import inner_loops
-from compiler.device import Device, find_device
+from compiler.device import DeviceFacts, find_device
 from compiler.roofline import (
     CHAINS,
     Level,
@@ -64,5 +64,5 @@ def test_this_machine_is_measured() -> None:
 
 
 def test_a_machine_that_hides_its_caches_has_a_memory() -> None:
-    bare = Device("", "", "", 1, 1, 0, "", ())
+    bare = DeviceFacts("", "", "", 1, 1, 0, "", ())
     assert [level.name for level in measure_speeds(host_target(), bare).levels] == ["memory"]

@@ -16,12 +16,13 @@ from math import log2, prod
 
 import numpy as np
 
-from compiler.device import find_device
+from compiler.device import DeviceFacts
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Role
 from compiler.loops.nest import LoopNest
 from compiler.schedule.schedule import Schedule
-from compiler.target import Target, host_target
+from compiler.target import Target
+from compiler.targets import CoreModel
 from compiler.timings import Timings, timed
 from tuner.analysis.accesses import KINDS, LINE_BYTES
 from tuner.analysis.buffers import BufferUse, Reuse, after_others, uses_in_loops
@@ -153,9 +154,11 @@ _NO_BUFFER = [0.0] * len(BUFFER_COLUMNS)
 class TargetFacts:
     """What a candidate's speed depends on beside its code; caches of 0 bytes are unknown."""
 
-    vector_bits: int = 512
-    vector_registers: int = 32
+    vector_bits: int
+    vector_registers: int
+    core: CoreModel
     cache_bytes: tuple[int, int, int] = (0, 0, 0)
+    level1_ways: int = 0
     threads: int = 1
 
     def columns(self) -> list[float]:
@@ -169,19 +172,24 @@ class TargetFacts:
 
 
 @lru_cache(maxsize=64)
-def target_facts(target: Target, threads: int = 1) -> TargetFacts:
-    """The facts of a target; its caches are this machine's, if its code runs here."""
-    caches = (0, 0, 0)
-    if target.runs_on(host_target()):
-        device = find_device()
+def target_facts(
+    target: Target, threads: int = 1, device: DeviceFacts | None = None
+) -> TargetFacts:
+    """The facts of a target on a device; without one its caches are unknown."""
+    caches, ways = (0, 0, 0), 0
+    if device is not None:
         caches = (device.cache_bytes(1), device.cache_bytes(2), device.cache_bytes(3))
-    return TargetFacts(target.vector_bits, target.vector_registers, caches, threads)
+        first = device.cache(1)
+        ways = first.ways if first else 0
+    return TargetFacts(
+        target.vector_bits, target.vector_registers, target.core, caches, ways, threads
+    )
 
 
 def nest_features(
     nest: LoopNest,
-    algorithm: str = "",
-    facts: TargetFacts = TargetFacts(),
+    algorithm: str,
+    facts: TargetFacts,
     found: Sequence[Placed] | None = None,
 ) -> np.ndarray:
     """The columns that a nest has by itself, without a default beside it. float32, one row.
@@ -215,7 +223,7 @@ class FeatureExtractor:
         self,
         lower: Callable[[Schedule], LoopNest],
         default: Schedule,
-        facts: TargetFacts = TargetFacts(),
+        facts: TargetFacts,
     ) -> None:
         self._lower = lower
         self._default = default

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from compiler.targets import CoreModel
+
 if TYPE_CHECKING:
     from tuner.analysis.features import TargetFacts
 
@@ -23,62 +25,73 @@ class CacheLevel:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a draft knows of one core: rates are per cycle, `latency` is cycles of a multiply-add.
+    """What a draft knows of one core, for vectors of one width. Rates are per cycle.
 
-    `operations`, `loads` and `stores` are whole vectors, `narrow_loads` single elements, also those
-    that are spread over a vector; `in_flight` is how many operations the core looks ahead. `ways`
-    is how many lines of one set the first cache holds.
+    Attributes:
+        registers: vector registers.
+        operations: whole vectors that are multiplied and added; `loads` and `stores` likewise.
+        in_flight: how many operations the core looks ahead.
+        page_rows: rows a page apart that the first cache holds side by side.
+        caches: from the first level to the third.
+        core: what does not depend on the width.
     """
 
     registers: int
     operations: float
     loads: float
-    narrow_loads: float
     stores: float
-    latency: float
     in_flight: float
-    ways: int
+    page_rows: int
     caches: tuple[CacheLevel, ...]
+    core: CoreModel
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.registers, self.latency, self.caches)))
+        object.__setattr__(self, "_hash", hash((self.registers, self.core, self.caches)))
 
     def __hash__(self) -> int:
         return self._hash
 
 
-_BEHIND = (32.0, 26.0, 8.0)
-"""Bytes a cycle that the second level, the third and memory deliver to one core. Between the
-vendors' optimisation guides (64, 32 and 10) and what one core of a Zen 4 read (32, 26 and 8)."""
-
 _OURS = (1.0, 1.0, 0.5)
 """The share of each cache that one core can count on: the third is everybody's."""
 
-_TYPICAL_CACHES = (32 << 10, 512 << 10, 8 << 20)
+_PAGE_BYTES = 4096
+"""Rows that are a multiple of this apart are `Statement.aliased_rows`."""
+
+_LOOKED_AHEAD = 0.5
+"""The share of the reorder buffer that operations of a sum take; addresses, loops and what waits to
+retire take the rest."""
 
 
 @lru_cache(maxsize=64)
 def describe(facts: TargetFacts) -> Machine:
-    """The machine as far as its facts say; typical caches where they are unknown.
+    """The machine as far as its facts say; the caches that its core usually has where they do not.
 
-    Vectors of 512 bits are issued once a cycle (narrower ones twice), as on all but a few of the
-    CPUs that have them.
+    A level that a device lacks is as large as the one inside.
     """
-    wide = facts.vector_bits >= 512
+    core = facts.core
+    sizes, ways = core.cache_bytes, core.level1_ways
+    if facts.cache_bytes[0]:
+        first, second, third = facts.cache_bytes
+        second = second or first
+        sizes = first, second, third or second
+        ways = facts.level1_ways or ways
     return Machine(
         registers=facts.vector_registers,
-        operations=1.0 if wide else 2.0,
-        loads=1.0 if wide else 2.0,
-        narrow_loads=2.0,
-        stores=0.5 if wide else 1.0,
-        latency=4.0,
-        in_flight=160.0,
-        ways=8,
+        operations=_rate(core.fma_units, core.fma_bits, facts.vector_bits),
+        loads=_rate(core.load_units, core.load_bits, facts.vector_bits),
+        stores=_rate(core.store_units, core.store_bits, facts.vector_bits),
+        in_flight=_LOOKED_AHEAD * core.reorder_buffer,
+        page_rows=ways * max(1, sizes[0] // ways // _PAGE_BYTES),
         caches=tuple(
-            CacheLevel(int((found or typical) * share), behind)
-            for found, typical, behind, share in zip(
-                facts.cache_bytes, _TYPICAL_CACHES, _BEHIND, _OURS, strict=True
-            )
+            CacheLevel(int(size * share), behind)
+            for size, behind, share in zip(sizes, core.bytes_per_cycle, _OURS, strict=True)
         ),
+        core=core,
     )
+
+
+def _rate(units: float, unit_bits: int, vector_bits: int) -> float:
+    """Vectors a cycle: one that is wider than a unit goes through it in several passes."""
+    return units * min(1.0, unit_bits / vector_bits)

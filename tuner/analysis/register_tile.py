@@ -1,9 +1,8 @@
 """Cycles of the core for one execution of a statement's register tile, by what they go to.
 
 Ports, loads and chains of sums run beside each other, so that the longest counts; stores, starts
-and ends of tiles, joins of lanes and spills are added. The constants are of one core of a Zen 4, as
-its tables (Fog, "Instruction tables"; AMD's optimisation guide) and the timings say that the
-benchmark of the cost models collects.
+and ends of tiles, joins of lanes and spills are added. What they take is the target's
+(`compiler.targets.CoreModel`).
 """
 
 from __future__ import annotations
@@ -34,31 +33,6 @@ it, it is the core's time."""
 _TOGETHER = 6.0
 """Exponent of the norm that joins operations, loads and chains: what is nearly as long as the
 longest is not hidden completely."""
-
-_TILE_CYCLES = 8.0
-"""To start and end a register tile that has loops: a mispredicted loop end, a drained pipe."""
-
-_WRITTEN_OUT_CYCLES = 2.0
-"""The same of a tile without loops: the core runs ahead into the next one."""
-
-_ITERATION_CYCLES = 0.25
-"""Of a run-time loop around the innermost points; most of it runs beside the multiply-adds."""
-
-_EXTREMUM = 2.0
-"""Latency of a maximum in multiply-adds: a comparison, whose mask says where a NaN stays."""
-
-_ENDING_CYCLES = 3.0
-"""Latency of an operation at the end of a sum; most of them wait for each other."""
-
-_SPILL_CYCLES = 3.0
-"""To store a vector to the stack and load it again, where every step of the sum does so."""
-
-_SET_MISS_CYCLES = 0.2
-"""A load waits so long for each row more than the ways (and two) that share its set."""
-
-_CROSSING_LOAD = 1.2
-_CROSSING_STORE = 1.0
-"""What a vector in two cache lines takes longer, in loads and stores: each line is accessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +83,13 @@ class RegisterTile:
         self._statement = statement
         self._machine = machine
         self._operations = statement.vector_operations / statement.outer_trips
-        self._stores = _stores(statement)
+        self._stores = _stores(statement, machine)
         self._loads = _loads(statement, machine)
         self._window = _window(statement, in_program_order) if statement.is_reduction else None
 
     def parts(self, case: Case) -> tuple[float, ...]:
         """Cycles of one execution, its whole sum included, by CORE_PARTS."""
-        statement, machine = self._statement, self._machine
+        statement, machine, core = self._statement, self._machine, self._machine.core
         shuffles, loads = self._operands(case)
         operations = (self._operations * case.share + shuffles) / machine.operations
         stores = self._stores * case.share
@@ -123,8 +97,10 @@ class RegisterTile:
         if statement.is_reduction:
             # Steps of a sum wait for each other, and its end for them; the core runs ahead.
             steps = statement.reduce_trips * statement.points
-            latency = machine.latency * (_EXTREMUM if statement.is_extremum else 1.0)
-            waiting = steps / statement.accumulators * latency + statement.ending * _ENDING_CYCLES
+            latency = core.fma_latency * (core.extremum_latency if statement.is_extremum else 1.0)
+            waiting = (
+                steps / statement.accumulators * latency + statement.ending * core.ending_cycles
+            )
             chains = waiting / max(1.0, machine.in_flight / (steps + loads))
             if self._window is None:
                 spills = _spills(statement, case, machine)
@@ -134,7 +110,8 @@ class RegisterTile:
         if statement.lane_reduction:
             # halves are added to each other: shuffle and addition for each halving
             joins = statement.accumulators * case.share * 2 * (statement.lanes.bit_length() - 1)
-        started = _TILE_CYCLES if statement.reduce_trips > 1 else _WRITTEN_OUT_CYCLES
+        has_loops = statement.reduce_trips > 1
+        started = core.tile_cycles if has_loops else core.written_out_cycles
         together = operations**_TOGETHER + loads**_TOGETHER + chains**_TOGETHER
         return (
             operations,
@@ -142,15 +119,15 @@ class RegisterTile:
             chains,
             together ** (1 / _TOGETHER),
             stores / machine.stores,
-            started + statement.reduce_trips * _ITERATION_CYCLES,
+            started + statement.reduce_trips * core.iteration_cycles,
             joins,
             spills,
         )
 
     def _operands(self, case: Case) -> tuple[float, float]:
         """Instructions that put into place what is loaded, and cycles to load it."""
-        beyond = self._statement.aliased_rows * case.share - self._machine.ways - 2
-        waiting = max(0.0, beyond) * _SET_MISS_CYCLES
+        beyond = self._statement.aliased_rows * case.share - self._machine.page_rows - 2
+        waiting = max(0.0, beyond) * self._machine.core.set_miss_cycles
         shuffles = cycles = 0.0
         for axes, number, moved, busy in self._loads:
             for loop, share in case.parts:
@@ -187,7 +164,7 @@ def _loads(
         if use.lane_step:
             moved, busy = _vectors(statement, use, machine)
         else:
-            moved, busy = 0.0, 1 / machine.narrow_loads
+            moved, busy = 0.0, 1 / machine.core.narrow_loads
         found.append((use.access.axes, number, moved, busy))
     return found
 
@@ -197,17 +174,17 @@ def _vectors(statement: Statement, use: Use, machine: Machine) -> tuple[float, f
     vectors, permuted into one; those further apart are loaded one by one."""
     stride = use.lane_step // use.access.element_bytes
     if 1 <= stride <= statement.lanes // 2:
-        vector = (1 + _CROSSING_LOAD * _crossing(statement, use)) / machine.loads
+        vector = (1 + machine.core.crossing_load * _crossing(statement, use)) / machine.loads
         return stride - 1.0, stride * vector
-    return float(statement.lanes), statement.lanes / machine.narrow_loads
+    return float(statement.lanes), statement.lanes / machine.core.narrow_loads
 
 
-def _stores(statement: Statement) -> float:
+def _stores(statement: Statement, machine: Machine) -> float:
     """Stores of one execution of the tile, in those of one whole line."""
     stored = 0.0
     for use in statement.uses:
         if use.is_store:
-            stored += use.executions * (1 + _CROSSING_STORE * _crossing(statement, use))
+            stored += use.executions * (1 + machine.core.crossing_store * _crossing(statement, use))
     stored += statement.scattered_stores * (statement.lanes - 1)
     return stored / statement.outer_trips
 
@@ -229,7 +206,7 @@ def _spills(statement: Statement, case: Case, machine: Machine) -> float:
     kept = statement.operands if statement.operands < statement.accumulators else 1
     held = statement.accumulators * case.share + kept + 1
     passes = statement.reduce_trips * statement.points / statement.accumulators
-    return max(0.0, held - machine.registers) * passes * _SPILL_CYCLES
+    return max(0.0, held - machine.registers) * passes * machine.core.spill_cycles
 
 
 @dataclass(frozen=True, slots=True)

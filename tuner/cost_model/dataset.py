@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from compiler.errors import CompilerError
+from compiler.device import DeviceFacts
+from compiler.errors import CompilerError, InvalidFactsError
 from compiler.loops.nest import LoopNest
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import Target
 from compiler.workload import Workload
-from tuner.analysis.features import FeatureExtractor, target_facts
+from tuner.analysis.features import FeatureExtractor, TargetFacts, target_facts
 from tuner.cost_model.protocol import Sample
-from tuner.measure.measurement import RecordKey, Trial
+from tuner.measure.measurement import Measurement, RecordKey, Trial
 
 
 def samples_of(
@@ -21,38 +22,47 @@ def samples_of(
     workload: Callable[[str], Workload | None],
     target: Callable[[str], Target | None],
 ) -> list[Sample]:
-    """One sample for each schedule of each record key, its fastest time.
+    """One sample for each schedule of each record key, its fastest time on the device that took it.
 
     `workload` and `target` give what a key stands for, None for one that is not known. Trials of
     unknown keys, of lost workers, and of schedules that no longer lower are left out.
     """
-    best: dict[RecordKey, dict[Schedule, float | None]] = {}
+    best: dict[RecordKey, dict[Schedule, Measurement]] = {}
     for trial in trials:
         if not trial.measurement.status.says_something_of_the_candidate:
             continue
         known = best.setdefault(trial.key, {})
         seconds, before = trial.measurement.run_seconds, known.get(trial.schedule)
-        if before is None or (seconds is not None and seconds < before):
-            known[trial.schedule] = seconds
+        fastest = before.run_seconds if before else None
+        if before is None or (seconds is not None and (fastest is None or seconds < fastest)):
+            known[trial.schedule] = trial.measurement
     found: list[Sample] = []
     for key, measured in best.items():
-        problem, device = workload(key.workload_key), target(key.target_key)
-        if problem is None or device is None:
+        problem, code = workload(key.workload_key), target(key.target_key)
+        if problem is None or code is None:
             continue
         try:
-            space = schedule_space(problem, device, key.threads, key.numerics)
+            space = schedule_space(problem, code, key.threads, key.numerics)
         except CompilerError:
             continue
-        features = FeatureExtractor(
-            partial(_nest, problem, device, key.threads),
-            space.default(),
-            target_facts(device, key.threads),
-        )
-        for schedule, seconds in measured.items():
-            row = features.row(schedule)
+        lower, default = partial(_nest, problem, code, key.threads), space.default()
+        extractors: dict[TargetFacts, FeatureExtractor] = {}
+        for schedule, measurement in measured.items():
+            facts = target_facts(code, key.threads, _device(measurement))
+            if facts not in extractors:
+                extractors[facts] = FeatureExtractor(lower, default, facts)
+            row = extractors[facts].row(schedule)
             if row is not None:
-                found.append(Sample(task_name(key), row, seconds))
+                found.append(Sample(task_name(key), row, measurement.run_seconds))
     return found
+
+
+def _device(measurement: Measurement) -> DeviceFacts | None:
+    """The device that took a measurement; None for one that says nothing that can be read."""
+    try:
+        return DeviceFacts.from_json(measurement.device)
+    except InvalidFactsError:
+        return None
 
 
 def task_name(key: RecordKey) -> str:

@@ -25,7 +25,9 @@ class LocalRunner:
 
     def __init__(self, worker: str = "local", device: Mapping[str, Any] | None = None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="tilewright-runner-"))
-        self._sandbox = Sandbox(worker, find_device().to_json() if device is None else device)
+        self._sandbox = Sandbox(
+            worker, find_device().brief().to_json() if device is None else device
+        )
         self._worker = worker
         self._queue: JobQueue[MeasureRequest] = JobQueue(lambda request: request)
         self._finished: queue.Queue[MeasureResult] = queue.Queue()

@@ -15,6 +15,7 @@ from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
 from compiler.dtypes import DType
 from compiler.loops import semantics
 from compiler.loops.expr import Operation
+from compiler.targets import LaneIntrinsic
 
 _FLOAT_PREDICATES = {
     Operation.LT: "olt",
@@ -264,10 +265,10 @@ def _scale(emitter: Emitter, x: Value, n: Value) -> Value:
     """x * 2**n; without an instruction in two steps, so that no power overflows on the way."""
     dtype, lanes = x.dtype, x.lanes
     assert dtype is not None
-    bits = {4: "128", 8: "256", 16: "512"}.get(lanes, "")
-    wide = "avx512f" if bits == "512" else "avx512vl"
-    if dtype is DType.FLOAT32 and bits and emitter.target.has(wide):
-        return _scalef(emitter, x, n, bits)
+    if dtype is DType.FLOAT32:
+        for intrinsic in emitter.target.family.scale:
+            if intrinsic.lanes == lanes and emitter.target.has(intrinsic.feature):
+                return _call_lanes(emitter, intrinsic, x, n)
     integer, mantissa, bias = _format(dtype)
     limit = 2 * bias + mantissa
     low, high = emitter.const(-limit, dtype, lanes), emitter.const(limit, dtype, lanes)
@@ -288,16 +289,15 @@ def _scale(emitter: Emitter, x: Value, n: Value) -> Value:
     return x
 
 
-def _scalef(emitter: Emitter, x: Value, n: Value, bits: str) -> Value:
-    """AVX-512's vscalefps; the wide form takes a rounding mode, 4 being the current one."""
-    lanes, text = x.lanes, x.type
-    mask = f"i{max(8, lanes)}"
-    name = f"llvm.x86.avx512.mask.scalef.ps.{bits}"
-    rounding = ", i32" if bits == "512" else ""
-    emitter.declarations.add(f"declare {text} @{name}({text}, {text}, {text}, {mask}{rounding})")
-    last = f"{text} zeroinitializer, {mask} -1{', i32 4' if bits == '512' else ''}"
-    call = f"call {text} @{name}({text} %s, {text} %s, {last})"
-    return emitter.emit(x.dtype, lanes, call, x, n)
+def _call_lanes(emitter: Emitter, intrinsic: LaneIntrinsic, *values: Value) -> Value:
+    """A family's intrinsic on vectors of one type, with the constants that it takes after them."""
+    text = values[0].type
+    types = ", ".join([v.type for v in values] + [kind for kind, _ in intrinsic.constants])
+    emitter.declarations.add(f"declare {text} @{intrinsic.name}({types})")
+    arguments = [f"{value.type} %s" for value in values]
+    arguments += [f"{kind} {constant}" for kind, constant in intrinsic.constants]
+    call = f"call {text} @{intrinsic.name}({', '.join(arguments)})"
+    return emitter.emit(values[0].dtype, values[0].lanes, call, *values)
 
 
 def cast_unchecked(emitter: Emitter, value: Value, to: DType) -> Value:

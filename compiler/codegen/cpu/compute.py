@@ -15,7 +15,7 @@ from compiler.codegen.cpu import memory
 from compiler.codegen.cpu.access import Padding
 from compiler.codegen.cpu.arithmetic import apply
 from compiler.codegen.cpu.combining import Partial, join, join_lanes, same_lanes, start
-from compiler.codegen.cpu.dot import multiply_add
+from compiler.codegen.cpu.dot_instructions import multiply_add
 from compiler.codegen.cpu.expressions import Evaluator, evaluator, items_evaluator
 from compiler.codegen.cpu.order import constant_points, greedy_points
 from compiler.codegen.cpu.points import Point, Points

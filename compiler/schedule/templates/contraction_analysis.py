@@ -16,11 +16,8 @@ from compiler.loops.index import Axis
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
 from compiler.schedule.structure import needs_padding, short_step, unit_stride, vector_axis
+from compiler.targets import CoreModel
 from compiler.workload import Workload
-
-_CACHE_WAYS = 8
-_SET_STRIDE = 4096
-"""Of a first-level cache: lines that a set holds, and bytes after which sets begin anew."""
 
 
 @dataclass(frozen=True)
@@ -49,23 +46,29 @@ class Contraction:
         """The streamed operand, where it is a plain load that can be packed."""
         return self.streamed if isinstance(self.streamed, Load) else None
 
-    @cached_property
-    def rows_in_cache(self) -> int:
+    def rows_in_cache(self, core: CoreModel) -> int:
         """How many rows of the tile the first-level cache holds side by side.
 
-        Rows that are a multiple of 4096 bytes apart share one set: 24 of them ran at a quarter of
-        the speed of eight.
+        Rows that are a multiple of the set stride apart share one set: of eight ways and 4096
+        bytes, 24 rows ran at a quarter of the speed of eight.
         """
+        sets = core.set_stride
+        if self._row_stride is None:
+            return core.level1_ways * sets
+        return core.level1_ways * sets // gcd(self._row_stride, sets)
+
+    @cached_property
+    def _row_stride(self) -> int | None:
+        """Bytes from one row of the tile to the next; None where no rows are read in place."""
         load = self.broadcast
         if self.tile is None or not isinstance(load, Load) or load.tensor.role is Role.WEIGHT:
-            return _CACHE_WAYS * _SET_STRIDE
+            return None
         factors = load.tensor.layout.resolved(len(load.tensor.shape))
-        stride = sum(
+        return sum(
             load.index[factor.dim].coefficient(self.tile) * step // factor.div
             for factor, step in zip(factors, load.tensor.byte_strides, strict=True)
             if factor.mod is None
         )
-        return _CACHE_WAYS * _SET_STRIDE // gcd(stride, _SET_STRIDE)
 
 
 @lru_cache(maxsize=256)

@@ -121,7 +121,7 @@ def fits(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bo
     width = vectors * lanes
     extent = found.tile.extent if found.tile else 1
     enough = min(registers // 2, extent * -(-found.lanes.extent // lanes)) * 3 // 4
-    enough = min(enough, found.rows_in_cache * vectors)
+    enough = min(enough, found.rows_in_cache(target.core) * vectors)
     if found.tile is not None and tile * vectors < enough and tile < extent:
         return False
     panels = -(-found.lanes.extent // width) * width
@@ -174,7 +174,7 @@ def default_schedule(
             loops = [Loop(Axis("part", int(split)))]
             score *= _JOINING
         score *= parallel_balance(loops, threads)
-        score *= min(1.0, found.rows_in_cache / int(tile)) ** 2
+        score *= min(1.0, found.rows_in_cache(target.core) / int(tile)) ** 2
         valid = lowers(found, target, choice) and fits(found, target, choice)
         score += 10.0 if valid else 0.0
         # Of equal scores the first order wins: panels outermost, so that each stays in the cache.
@@ -202,7 +202,7 @@ def rows_schedule(
     def score(tile: int, vectors: int) -> float:
         panel = found.channel.extent * vectors * target.vector_bits // 8
         worth = _tile_score(tile, vectors, tile, whole, registers, panel <= _NEAR_BYTES)
-        return worth * min(1.0, found.rows_in_cache / tile) ** 2
+        return worth * min(1.0, found.rows_in_cache(target.core) / tile) ** 2
 
     allowed = ((t, v) for t in _TILES for v in range(1, 7) if t * v + v + 1 <= registers)
     tile, vectors = max(allowed, key=lambda pair: score(*pair))

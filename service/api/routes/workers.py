@@ -18,6 +18,7 @@ from service.api.schemas import (
     WorkerView,
 )
 from service.api.views import worker_view
+from service.jobs.addressee import target_names
 from service.jobs.targets import runnable_targets
 from tuner.measure.wire import PROTOCOL
 
@@ -73,7 +74,8 @@ def register_worker(
 def list_workers(storage: StorageDep, _: Reader, alive: bool = False) -> list[WorkerView]:
     in_hand = storage.leases.in_hand()
     workers = storage.workers.list(alive=alive)
-    return [worker_view(worker, in_hand.get(worker.id, 0)) for worker in workers]
+    names = target_names(storage)
+    return [worker_view(worker, in_hand.get(worker.id, 0), names) for worker in workers]
 
 
 @router.post("/workers/{worker_id}/heartbeat")

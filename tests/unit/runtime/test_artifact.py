@@ -14,22 +14,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compiler.device import find_device
 from compiler.dtypes import DType
 from compiler.errors import ArtifactError, InvalidArgumentError, InvalidInputError
 from compiler.runtime import artifact as module
 from compiler.runtime import artifact_writer
 from compiler.runtime.artifact import SizedProgram, load_artifact, read_artifact
 from compiler.runtime.artifact_writer import ArtifactWriter
-from compiler.runtime.cpu import architecture, missing_features
 from compiler.runtime.executable import Executable
 from compiler.runtime.kernel import KernelSpec, Role
 from compiler.runtime.ports import OpenPorts
 from compiler.runtime.program import BufferRef, KernelCall, Port, Program, Space
 from compiler.runtime.sized import SizedExecutable
 from compiler.runtime.weight_file import WeightFile
+from compiler.target import host_target
 
 ROLES = {"in": (Role.INPUT, 64), "w": (Role.WEIGHT, 64), "out": (Role.OUTPUT, 64)}
-TARGET = {"name": "host", "triple": f"{architecture()}-unknown-linux-gnu", "features": []}
+HOST = host_target()
+TARGET = {"name": "host", "triple": f"{HOST.arch}-unknown-linux-gnu", "features": []}
 X = np.linspace(0, 1, 64, dtype=np.float32)
 
 
@@ -269,8 +271,8 @@ def test_other_kinds_and_versions(saved: Path, changes: dict[str, Any], message:
 
 
 def test_a_processor_without_the_features(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compiler.runtime.cpu._flags", lambda: frozenset({"pni", "avx2", "fma"}))
-    monkeypatch.setattr("compiler.runtime.cpu.architecture", lambda: "x86_64")
+    here = replace(find_device(), architecture="x86_64", features=("avx2", "fma", "pni"))
+    monkeypatch.setattr("compiler.runtime.artifact.this_device", lambda: here)
     rewrite(saved, target={**TARGET, "cpu": "znver4", "features": ["+avx2", "-sse4.2", "+64bit"]})
     assert read_artifact(saved)
     rewrite(saved, target={**TARGET, "cpu": "znver4", "features": ["+avx2", "+avx512f"]})
@@ -281,7 +283,9 @@ def test_a_processor_without_the_features(saved: Path, monkeypatch: pytest.Monke
 def test_this_processor_has_the_features_that_llvm_finds() -> None:
     binding = pytest.importorskip("llvmlite.binding")
     features = binding.get_host_cpu_features().flatten().split(",")
-    assert missing_features(features) == ()
+    here = find_device()
+    missing = HOST.family.missing(HOST.cpu, features, here.processor, here.features)
+    assert missing == ()
 
 
 def test_a_library_without_the_kernel(

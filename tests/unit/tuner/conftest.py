@@ -14,8 +14,9 @@ from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.space import Knob, ScheduleSpace, SubSpace
+from compiler.target import resolve_target
 from tests.unit.tuner.fakes import FakeQueue, FakeTask, World
-from tuner.analysis.features import FeatureExtractor
+from tuner.analysis.features import FeatureExtractor, target_facts
 from tuner.cost_model import CostModel, make_cost_model
 from tuner.search import SearchContext
 
@@ -98,7 +99,9 @@ class Bench:
         return seconds(schedule)
 
     def features(self) -> FeatureExtractor:
-        return FeatureExtractor(gemm_nest, self.space.default())
+        return FeatureExtractor(
+            gemm_nest, self.space.default(), target_facts(resolve_target("x86-64-v4"))
+        )
 
     def context(self, model: CostModel | None = None, seed: int = 1) -> SearchContext:
         return SearchContext(

@@ -20,11 +20,11 @@ from compiler.workload import Workload
 from tests.unit.schedule.problems import conv, matmul, unary
 from tuner.analysis.compute_costs import placed, statements
 from tuner.analysis.estimate import PARTS, make_draft, traffic
-from tuner.analysis.features import FeatureExtractor, TargetFacts
+from tuner.analysis.features import FeatureExtractor, TargetFacts, target_facts
 from tuner.analysis.machine import CYCLES_PER_SECOND, Machine, describe
 
 V4 = resolve_target("x86-64-v4")
-ZEN = describe(TargetFacts(512, 32, (32 << 10, 1 << 20, 32 << 20)))
+ZEN = describe(TargetFacts(512, 32, V4.core, (32 << 10, 1 << 20, 32 << 20)))
 
 
 def part(name: str, nest: LoopNest) -> float:
@@ -60,7 +60,7 @@ def test_one_accumulator_waits_for_its_own_additions(gemm: Any) -> None:
 def test_accumulators_beyond_the_registers_are_spilled(gemm: Any) -> None:
     """24 accumulators fit into 32 registers with their operands, and not into 16."""
     nest = gemm.nest(Schedule.of("columns", mr=8, nv=3, unroll=2))
-    few = describe(TargetFacts(512, 16, (32 << 10, 1 << 20, 32 << 20)))
+    few = describe(TargetFacts(512, 16, V4.core, (32 << 10, 1 << 20, 32 << 20)))
     assert seconds(nest, few) > 2 * seconds(nest)
     small = gemm.nest(Schedule.of("columns", mr=4, nv=2, unroll=2))
     assert seconds(small, few) == seconds(small)
@@ -202,16 +202,29 @@ def test_algorithms_are_compared_by_what_they_compute() -> None:
 
 
 def test_an_extractor_drafts_what_it_lowers(gemm: Any) -> None:
-    extractor = FeatureExtractor(gemm.nest, gemm.space.default())
+    extractor = FeatureExtractor(gemm.nest, gemm.space.default(), target_facts(V4))
     schedule = Schedule.of("columns", mr=8, nv=3, unroll=2)
     assert extractor.draft_seconds(schedule) == seconds(
-        gemm.nest(schedule), describe(TargetFacts())
+        gemm.nest(schedule), describe(target_facts(V4))
     )
     assert extractor.draft_seconds(Schedule.of("columns", mr=8, nv=5, unroll=2)) is None
 
 
 def test_wide_vectors_are_issued_half_as_often() -> None:
-    narrow = describe(TargetFacts(256, 16))
-    assert replace(narrow, registers=32, stores=0.5, operations=1.0, loads=1.0) == describe(
-        TargetFacts(512, 32)
+    narrow, wide = (describe(TargetFacts(bits, 32, V4.core)) for bits in (256, 512))
+    assert (narrow.operations, narrow.loads, narrow.stores) == (2, 2, 1)
+    assert replace(narrow, stores=0.5, operations=1.0, loads=1.0) == wide
+
+
+def test_a_level_that_a_device_lacks_is_as_large_as_the_one_inside() -> None:
+    sizes = [cache.bytes for cache in describe(target_facts(V4)).caches]
+    assert sizes == [32 << 10, 512 << 10, 4 << 20]
+    board = TargetFacts(512, 32, V4.core, (48 << 10, 2 << 20, 0), 12)
+    assert [cache.bytes for cache in describe(board).caches] == [48 << 10, 2 << 20, 1 << 20]
+    assert describe(board).page_rows == 12
+    assert (
+        describe(replace(board, cache_bytes=(64 << 10, 1 << 20, 0), level1_ways=4)).page_rows == 16
+    )
+    assert (
+        describe(replace(board, cache_bytes=(16 << 10, 1 << 20, 0), level1_ways=8)).page_rows == 8
     )

@@ -14,6 +14,7 @@ from compiler.loops.expr import Accumulator, Load, Role, Tensor
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.schedule.schedule import Schedule
+from compiler.target import resolve_target
 from tuner.analysis.accesses import KINDS, Kind, access
 from tuner.analysis.buffers import Reuse, buffer_uses
 from tuner.analysis.compute_costs import placed, statements
@@ -25,7 +26,10 @@ from tuner.analysis.features import (
     TARGET_COLUMNS,
     TargetFacts,
     nest_features,
+    target_facts,
 )
+
+FACTS = target_facts(resolve_target("x86-64-v4"))
 
 
 def _schedule(**choices: int) -> Schedule:
@@ -101,14 +105,14 @@ def test_rows_of_features_have_the_named_columns(gemm: Any) -> None:
 
 
 def test_every_knob_shows_in_the_features(gemm: Any) -> None:
-    base = nest_features(gemm.nest(_schedule()))
+    base = nest_features(gemm.nest(_schedule()), "", FACTS)
     for other in (
         _schedule(mr=4),
         _schedule(nv=2),
         _schedule(unroll=1),
         Schedule("rows", _schedule().choices),
     ):
-        assert not np.array_equal(base, nest_features(gemm.nest(other)))
+        assert not np.array_equal(base, nest_features(gemm.nest(other), "", FACTS))
 
 
 def test_a_schedule_that_cannot_be_lowered_has_no_row(gemm: Any) -> None:
@@ -128,7 +132,7 @@ def test_a_row_is_computed_once(gemm: Any) -> None:
 
     from tuner.analysis.features import FeatureExtractor
 
-    extractor = FeatureExtractor(lower, gemm.space.default())  # type: ignore[arg-type]
+    extractor = FeatureExtractor(lower, gemm.space.default(), FACTS)  # type: ignore[arg-type]
     for _ in range(3):
         extractor.row(_schedule())
     assert calls.count(_schedule()) == 1
@@ -230,7 +234,7 @@ def test_lines_count_whole_runs_of_neighbours() -> None:
 
 
 def test_registers_and_caches_of_the_target_are_columns(gemm: Any) -> None:
-    facts = TargetFacts(256, 16, (32 << 10, 0, 0), 4)
+    facts = TargetFacts(256, 16, FACTS.core, (32 << 10, 0, 0), threads=4)
     named = dict(zip(COLUMNS, nest_features(gemm.nest(_schedule()), "gemm", facts), strict=False))
     assert named["main_register_pressure"] == (24 + 3 + 1) / 16
     assert (named["vector_bits"], named["vector_registers"], named["threads"]) == (256, 16, 4)

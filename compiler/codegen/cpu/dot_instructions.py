@@ -1,50 +1,15 @@
 """Instructions that multiply groups of narrow elements and add them to 32-bit accumulators.
 
-An operand is a vector of 32-bit elements, each 4 int8 or 2 bfloat16 elements side by side.
+An operand is a vector of 32-bit elements, each 4 int8 or 2 bfloat16 elements side by side. Which
+instructions there are the family of the target says.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from compiler.codegen.cpu.ssa import Emitter, Value, type_text
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
-
-
-@dataclass(frozen=True, slots=True)
-class DotInstruction:
-    """`accumulator + sum(left[i] * right[i])`; `intrinsic` by the number of accumulators.
-
-    `operand` is the type in which the intrinsic takes the elements of its operands.
-    """
-
-    feature: str
-    left: DType
-    right: DType
-    accumulator: DType
-    operand: DType
-    intrinsic: tuple[tuple[int, str], ...]
-
-
-def _x86(name: str) -> tuple[tuple[int, str], ...]:
-    return tuple((bits // 32, f"llvm.x86.{name}.{bits}") for bits in (128, 256, 512))
-
-
-def _neon(name: str) -> tuple[tuple[int, str], ...]:
-    return ((4, f"llvm.aarch64.neon.{name}"),)
-
-
-U8, S8, BF16 = DType.UINT8, DType.INT8, DType.BFLOAT16
-INSTRUCTIONS = (
-    DotInstruction("avx512vnni", U8, S8, DType.INT32, DType.INT32, _x86("avx512.vpdpbusd")),
-    DotInstruction("avx512bf16", BF16, BF16, DType.FLOAT32, BF16, _x86("avx512bf16.dpbf16ps")),
-    DotInstruction("dotprod", U8, U8, DType.INT32, U8, _neon("udot.v4i32.v16i8")),
-    DotInstruction("dotprod", S8, S8, DType.INT32, S8, _neon("sdot.v4i32.v16i8")),
-    DotInstruction("i8mm", U8, S8, DType.INT32, S8, _neon("usdot.v4i32.v16i8")),
-    DotInstruction("bf16", BF16, BF16, DType.FLOAT32, BF16, _neon("bfdot.v4f32.v8bf16")),
-)
-"""Those of x86 saturate nothing; the bfloat16 ones flush subnormal numbers to zero."""
+from compiler.targets import DotInstruction
 
 
 def multiply_add(
@@ -55,7 +20,7 @@ def multiply_add(
     Raises:
         ScheduleError: if the target has no instruction for these types.
     """
-    for instruction in INSTRUCTIONS:
+    for instruction in emitter.target.family.dot:
         fits = instruction.accumulator is accumulator.dtype and emitter.target.has(
             instruction.feature
         )
