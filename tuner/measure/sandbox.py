@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from tuner.measure.measurement import Measurement, Status
-from tuner.measure.run_wire import RunRequest, RunResult, RunStatus
+from tuner.measure.run_result import RunResult, RunStatus
+from tuner.measure.run_wire import (
+    RunRequest,
+)
 from tuner.measure.speed import Speed, SpeedWatch
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult

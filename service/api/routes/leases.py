@@ -1,4 +1,4 @@
-"""Leasing measurements: claim (a long poll), report, give back."""
+"""Leasing batches of candidates and runs: claim (a long poll), report, give back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from db.storage import Storage
 from db.stores.leases import Lease, RequestState
 from db.stores.workers import Health, RegisteredWorker
 from service.api.deps import Measurer, SettingsDep, StorageDep
-from service.api.routes.workers import own_worker
+from service.api.routes.workers import check_version, own_worker
 from service.api.schemas import (
     ClaimRequest,
     ClaimView,
@@ -41,6 +41,8 @@ async def claim(
 ) -> ClaimView:
     """Up to `limit` measurements for the worker's targets, waiting for a first one if asked to."""
     worker = await run_in_threadpool(own_worker, storage, body.worker_id, token)
+    # one that was registered by the release before, and has not been started again since
+    check_version(worker.name, worker.protocol)
     ends = time.monotonic() + min(body.wait_seconds, settings.long_poll_seconds)
     pause = FIRST_POLL_SECONDS
     while True:

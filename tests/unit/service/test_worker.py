@@ -16,6 +16,7 @@ from compiler.target import known_targets
 from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState
 from db.stores.workers import Health
+from service.worker import measuring
 from service.worker import process as worker_module
 from service.worker.cache import BlobCache
 from service.worker.http import Api, Refused, Unreachable
@@ -23,6 +24,8 @@ from service.worker.options import WorkerOptions, parse_arguments
 from service.worker.process import Worker, main
 from service.worker.state import Spooled, StateFolder
 from tuner.measure.measurement import Measurement, RecordKey, Status
+from tuner.measure.run_result import RunResult, RunStatus
+from tuner.measure.run_wire import RunRequest, SpeedsWork
 from tuner.measure.speed import SpeedWatch
 from tuner.measure.wire import Candidate, Case, MeasureRequest, MeasureResult
 
@@ -36,6 +39,7 @@ class FakeSandbox:
     measured: list[str] = []  # noqa: RUF012 - reset by the fixture
     gate = threading.Event()
     started = threading.Event()
+    closed = False
 
     def __init__(self, worker: str, device: Any) -> None:
         self._worker = worker
@@ -74,13 +78,21 @@ class FakeSandbox:
             for request in requests
         ]
 
+    def run(
+        self, request: RunRequest, blob: Callable[[str], Path], cancelled: Callable[[], bool]
+    ) -> RunResult:
+        assert all(blob(digest).exists() for digest in request.digests)
+        self.measured.append(request.request_id)
+        return RunResult(request.request_id, RunStatus.OK, worker=self._worker)
+
     def close(self) -> None:
-        pass
+        FakeSandbox.closed = True
 
 
 @pytest.fixture(autouse=True)
 def sandbox(monkeypatch: pytest.MonkeyPatch) -> type[FakeSandbox]:
     FakeSandbox.measured = []
+    FakeSandbox.closed = False
     FakeSandbox.gate = threading.Event()
     FakeSandbox.gate.set()
     FakeSandbox.started = threading.Event()
@@ -309,6 +321,29 @@ def test_a_request_of_another_protocol_fails_with_its_reason(
     start()
     until(lambda: state(storage, "old") is RequestState.FAILED)
     assert "protocol version 99" in (storage.leases.status(["old"])["old"].error or "")
+
+
+def test_a_run_without_free_memory_is_refused_and_the_sandbox_gives_up_what_it_holds(
+    storage: Storage,
+    start: Callable[[], Running],
+    sandbox: type[FakeSandbox],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measuring, "available_bytes", lambda: 1000 + 500 * sandbox.closed)
+    library = storage.blobs.put(b"probes")
+    work = SpeedsWork(library, 64, (0, 0, 0), 0)
+    for name, memory_bytes in (("fits", 1500), ("large", 1501)):
+        request = RunRequest(name, "", 1, (), (), work, {library: 6}, memory_bytes, 60.0)
+        storage.leases.submit([NewRequest(name, TARGET, request.to_json(), (library,))])
+    start()
+    until(lambda: state(storage, "large") is RequestState.DONE)
+    results = [
+        RunResult.from_json(storage.leases.status([name])[name].result or {})
+        for name in ("fits", "large")
+    ]
+    assert [result.status for result in results] == [RunStatus.OK, RunStatus.REFUSED]
+    assert results[1].error == ("the run needs 1501 bytes of memory, 1500 are free on this device")
+    assert sandbox.measured == ["fits"]
 
 
 def test_a_wrong_token_ends_the_worker(options: WorkerOptions) -> None:
