@@ -1,4 +1,4 @@
-"""One name, one meaning: no two public classes of the four packages share a name."""
+"""Names: no two public classes share one; tables of operators stand in their package alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+
+from compiler.ops.registry import operators
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("compiler", "tuner", "db", "service")
@@ -64,3 +66,47 @@ def test_twins_are_found() -> None:
     assert twins({"a": first, "b": second}) == {"Budget": ["a", "b"]}
     assert twins({"a": first, "b": first}) == {"Budget": ["a", "b"]}
     assert twins({"a": "Row = dict[str, int]", "b": "Row = list[int]"}) == {}
+
+
+# What an operator is like stands in its own entry of compiler/ops. Passes match patterns by name.
+ABOUT_OPERATORS = ("compiler/ops/", "compiler/passes/")
+NOT_OF_OPERATORS = {
+    "compiler/loops/maths.py": "functions of tensor expressions",
+    "compiler/runtime/native_functions.py": "functions of the C runtime",
+}
+"""Tables of names that operators have, too."""
+
+
+def tables(source: str, names: frozenset[str]) -> list[list[str]]:
+    """The sets and dictionaries of a module that hold two or more of these names."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Set(elts=items) | ast.Dict(keys=items):
+                pass
+            case ast.Call(func=ast.Name(id="set" | "frozenset" | "dict"), args=[only]):
+                items = getattr(only, "elts", [])
+            case _:
+                continue
+        held = [i.value for i in items if isinstance(i, ast.Constant) and i.value in names]
+        if len(held) > 1:
+            found.append(held)
+    return found
+
+
+def test_no_table_of_operators_stands_outside_their_package() -> None:
+    names = frozenset(operators())
+    found = {
+        path: held
+        for path, source in sources().items()
+        if not path.startswith(ABOUT_OPERATORS) and (held := tables(source, names))
+    }
+    unknown = {path: held for path, held in found.items() if path not in NOT_OF_OPERATORS}
+    assert not unknown, "make it a property that operators state in compiler/ops"
+
+
+def test_tables_are_found() -> None:
+    names = frozenset({"exp", "log", "add"})
+    assert tables('A = {"exp", "log", "x"}\nB = {"add": 1, "x": 2}', names) == [["exp", "log"]]
+    assert tables('A = frozenset(["exp", "add"])', names) == [["exp", "add"]]
+    assert tables('def f(op):\n    return op in ("exp", "log")', names) == []

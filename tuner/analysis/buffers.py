@@ -46,15 +46,9 @@ class BufferUse:
     is_written: bool
 
 
-def buffer_uses(found: Sequence[PlacedCompute], number: int, most: int) -> tuple[BufferUse, ...]:
-    """The `most` tensors that statement `number` of a nest moves the most bytes of, most first."""
-    uses = uses_in_loops(found[number].statement, most)
-    return tuple([after_others(use, found, number) for use in uses])
-
-
 @lru_cache(maxsize=2048)
 def uses_in_loops(statement: ComputeCosts, most: int) -> tuple[BufferUse, ...]:
-    """`buffer_uses` of a statement that nothing comes before."""
+    """The `most` tensors with the most traffic, the busiest first; nothing comes before it."""
     tensors: dict[str, list[Use]] = {}
     for use in statement.uses:
         tensors.setdefault(use.access.form.tensor.name, []).append(use)

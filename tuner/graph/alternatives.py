@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from compiler import ops
 from compiler.choices import RULE, GraphChoice, LayoutNames
-from compiler.costs import EXPENSIVE
 from compiler.errors import CompilerError
 from compiler.graph.ir import Graph, Node
-from compiler.ops.registry import OpKind
+from compiler.ops.registry import Effort, OpKind
 from compiler.passes.fusion import Group
 from compiler.passes.layout_options import LayoutChoice
 from compiler.passes.layouts import Assignment
@@ -133,7 +132,8 @@ def _is_seam(graph: Graph, group: Group, node: Node, after: Node) -> bool:
         return True
     shape = graph.types[after.output].shape
     reads = [v for v in after.inputs if v != node.output and v not in graph.constants]
-    return after.op in EXPENSIVE or any(graph.types[v].shape == shape for v in reads)
+    costly = ops.get(after.op).effort is Effort.COSTLY
+    return costly or any(graph.types[v].shape == shape for v in reads)
 
 
 def _position(group: Group, node: Node) -> int:

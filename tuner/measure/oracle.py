@@ -13,10 +13,10 @@ import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 
+from compiler import ops
 from compiler.dtypes import DType
 from compiler.ops.interpret import run_graph
 from compiler.runtime.verify import tolerance_for
@@ -199,8 +199,8 @@ def _scales(workload: Workload) -> dict[str, float]:
     """
     scales: dict[str, float] = {}
     for node in workload.graph.nodes:
-        if node.op in ("conv", "matmul") and len(node.inputs) > 1:
-            shape = workload.graph.types[node.inputs[1]].shape
-            fan_in = prod(shape[1:]) if node.op == "conv" else shape[-2] if len(shape) > 1 else 1
+        terms = ops.get(node.op).terms
+        if terms is not None:
+            fan_in = terms([workload.graph.types[value] for value in node.inputs], node.attrs)
             scales[node.inputs[1]] = max(1, fan_in) ** -0.5
     return scales

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.schedule.schedule import Schedule
 from compiler.target import resolve_target
 from tuner.analysis.accesses import KINDS, OperationKind, access
-from tuner.analysis.buffers import Reuse, buffer_uses
-from tuner.analysis.compute_costs import compute_costs, placed_computes
+from tuner.analysis.buffers import BufferUse, Reuse, after_others, uses_in_loops
+from tuner.analysis.compute_costs import PlacedCompute, compute_costs, placed_computes
 from tuner.analysis.features import (
     BUFFER_COLUMNS,
     BUFFERS,
@@ -30,6 +31,12 @@ from tuner.analysis.features import (
 )
 
 FACTS = target_facts(resolve_target("x86-64-v4"))
+
+
+def buffer_uses(found: Sequence[PlacedCompute], number: int, most: int) -> list[BufferUse]:
+    """What a computation of a nest does with its busiest tensors."""
+    uses = uses_in_loops(found[number].statement, most)
+    return [after_others(use, found, number) for use in uses]
 
 
 def _schedule(**choices: int) -> Schedule:
