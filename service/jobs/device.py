@@ -1,0 +1,138 @@
+"""The machine that a job tunes for: what it is, and what it is asked to run.
+
+A job never looks at the machine that it runs on. It asks a `Device`, and there are two: the machine
+of this process (`service.jobs.local_device`), and one that workers stand for
+(`service.jobs.leased_device`). Only the local device compares a target with its host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from compiler.device import Device as DeviceFacts
+from compiler.errors import CompilerError
+from compiler.roofline import Speeds
+from compiler.runtime.executable import Executable
+from compiler.runtime.packing import Bytes
+from compiler.runtime.program import Program
+from compiler.target import Target
+from tuner.measure.model_runs import Race
+from tuner.measure.runner import Runner
+
+
+class DeviceError(CompilerError):
+    """A device did not do what it was asked; the message is one sentence that names the device.
+
+    It is absent, has not the memory, or the run crashed or took too long there.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """A compiled program that a device can be given.
+
+    Attributes:
+        program: its instructions, kernels and memory.
+        weights: the packed constants that it refers to by offset; other programs may refer to the
+            same block.
+        load: the program in this process, for a number of threads.
+        link: its code as one shared library for its target.
+    """
+
+    program: Program
+    weights: Bytes
+    load: Callable[[int], Executable]
+    link: Callable[[], bytes]
+
+
+Variant = Sequence[Loadable]
+"""One way to compile a model: a program for each of its sizes, run one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What came of a run on drawn inputs.
+
+    Attributes:
+        errors: of each output that was compared, the largest difference from what was expected,
+            relative to the largest value expected (`tuner.measure.model_runs.largest_error`).
+        fetched: the outputs that were asked for, by name.
+    """
+
+    errors: Mapping[str, float] = field(default_factory=dict)
+    fetched: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+class Device(Protocol):
+    """A machine that measures. Methods are called from one thread."""
+
+    @property
+    def name(self) -> str:
+        """For people: `this machine`, or the worker's name."""
+
+    @property
+    def facts(self) -> DeviceFacts | None:
+        """What the machine is, as it says itself; None while no worker has come yet."""
+
+    @property
+    def runner(self) -> Runner:
+        """Measures kernels."""
+
+    def runs(self, target: Target) -> bool:
+        """Whether code for this target runs there."""
+
+    def speeds(self, target: Target) -> Speeds:
+        """Its roofline, measured with code for this target. It takes about a second.
+
+        Raises:
+            DeviceError: if the device cannot.
+        """
+
+    def check(
+        self,
+        loadable: Loadable,
+        threads: int,
+        seed: int,
+        expected: Mapping[str, np.ndarray],
+        fetch: Sequence[str] = (),
+    ) -> Checked:
+        """Run a program once and compare its outputs there.
+
+        Args:
+            loadable: the program.
+            threads: threads that the run uses.
+            seed: of the inputs (`tuner.measure.model_runs.draw_inputs`).
+            expected: outputs by name, as the references give them.
+            fetch: names of the outputs to bring back; the others stay there.
+
+        Raises:
+            DeviceError: if the device cannot.
+        """
+
+    def race(
+        self,
+        variants: Sequence[Variant],
+        threads: int,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Race:
+        """Run variants interleaved in pairs with the first one, the incumbent.
+
+        Once it is `stopped`, variants that have not begun are left out of the result.
+
+        Raises:
+            DeviceError: if the device cannot.
+        """
+
+    def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
+        """Seconds of each instruction of `program.walk()`, each in its place: the fastest sample.
+
+        Returns:
+            (instructions,), float64.
+
+        Raises:
+            DeviceError: if the device cannot.
+        """

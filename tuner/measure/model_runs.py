@@ -1,0 +1,162 @@
+"""Running whole models on the device: inputs that are drawn, outputs compared, races in pairs.
+
+Everything here needs the standard library, NumPy and `compiler.runtime` alone, so that a worker
+does the same as the process that compiles.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.runtime.executable import Executable
+from compiler.runtime.memory import check_memory
+from compiler.runtime.program import Port
+from tuner.measure.statistics import Comparison, may_be_faster
+from tuner.measure.wire import Distribution, InputSpec
+
+PAIRS = 16
+LEAST_PAIRS = 8
+RACE_SECONDS = 4.0
+"""A race ends after so long, if it has its least pairs: large models need no more."""
+
+SAMPLE_SECONDS = 0.005
+
+RUNS = 5
+"""Of the incumbent, the fastest of which is what it takes."""
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Programs against the first of them.
+
+    Attributes:
+        incumbent_seconds: of the first one's fastest run.
+        comparisons: of each other one, in order, as far as they were run.
+    """
+
+    incumbent_seconds: float
+    comparisons: tuple[Comparison, ...]
+
+
+def input_spec(name: str, shape: Sequence[int], dtype: DType, seed: int) -> InputSpec:
+    """How a model's input is drawn: standard normal for floats, zero and one for all others.
+
+    Zero and one are valid indices of every table with two rows. The seed is of the name, so that
+    the order of the inputs does not matter.
+    """
+    kind = Distribution.NORMAL if dtype.is_float else Distribution.INTEGERS
+    return InputSpec(tuple(shape), dtype.value, seed << 32 | zlib.crc32(name.encode()), kind)
+
+
+def draw_inputs(ports: Iterable[Port], seed: int) -> dict[str, np.ndarray]:
+    """Arrays for the inputs of a program, by name; bfloat16 as its raw bits.
+
+    Raises:
+        OutOfMemoryError: if the machine cannot hold them.
+    """
+    ports = tuple(ports)
+    needed = sum(prod(port.shape) * port.dtype.bytes for port in ports)
+    check_memory(needed, "for arrays of the inputs")
+    return {p.name: input_spec(p.name, p.shape, p.dtype, seed).draw() for p in ports}
+
+
+def run_all(executables: Sequence[Executable], seed: int) -> Run:
+    """One run of each program on inputs that are drawn once."""
+    drawn = [(executable, draw_inputs(executable.inputs, seed)) for executable in executables]
+
+    def run() -> None:
+        for executable, inputs in drawn:
+            executable.run(inputs)
+
+    return run
+
+
+def race(
+    incumbent: Run,
+    challengers: Iterable[Callable[[], Run]],
+    threads: int,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Race:
+    """Each challenger in pairs with the incumbent. One that is `stopped` before it began is left
+    out; challengers are made when it is their turn."""
+    found: list[Comparison] = []
+    for challenger in challengers:
+        if stopped():
+            break
+        found.append(compare_runs(challenger(), incumbent, threads))
+    return Race(fastest_seconds(incumbent, threads), tuple(found))
+
+
+def compare_runs(challenger: Run, incumbent: Run, threads: int) -> Comparison:
+    """Two programs interleaved, A B B A: CPU time of this thread with one thread, else wall time.
+
+    It ends early where the challenger cannot be shown to be faster any more.
+    """
+    clock = _clock(threads)
+    for run in (challenger, incumbent):
+        run()
+    count = max(1, round(SAMPLE_SECONDS / max(1e-9, _timed(incumbent, 1, clock))))
+    ratios: list[float] = []
+    ends = time.perf_counter() + RACE_SECONDS
+    while len(ratios) < PAIRS:
+        before, first = _timed(incumbent, count, clock), _timed(challenger, count, clock)
+        second, after = _timed(challenger, count, clock), _timed(incumbent, count, clock)
+        ratios += [ours / theirs for ours, theirs in ((first, before), (second, after)) if theirs]
+        if len(ratios) >= LEAST_PAIRS and time.perf_counter() >= ends:
+            break
+        if not may_be_faster(ratios, PAIRS):
+            break
+    return Comparison("untuned", tuple(ratios))
+
+
+def fastest_seconds(run: Run, threads: int, runs: int = RUNS) -> float:
+    """Seconds of the fastest of a few runs: CPU time of this thread with one thread."""
+    clock = _clock(threads)
+    return min(_timed(run, 1, clock) for _ in range(runs))
+
+
+def largest_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference of an output, relative to the largest finite value expected.
+
+    Infinite where the shapes differ, or NaNs and infinities are not at the same places.
+    """
+    if actual.shape != expected.shape:
+        return math.inf
+    mine, other = actual.astype(np.float64), expected.astype(np.float64)
+    finite = np.isfinite(other)
+    if not np.array_equal(mine[~finite], other[~finite], equal_nan=True):
+        return math.inf
+    difference = np.abs(mine[finite] - other[finite])
+    if not difference.size:
+        return 0.0
+    scale = float(np.abs(other[finite]).max()) or 1.0
+    return float(np.nan_to_num(difference, nan=np.inf).max()) / scale
+
+
+def output_errors(
+    executable: Executable, outputs: Sequence[np.ndarray], expected: Mapping[str, np.ndarray]
+) -> dict[str, float]:
+    """The errors of those outputs of a run that something is expected of."""
+    named = dict(zip(executable.output_names, outputs, strict=True))
+    return {name: largest_error(named[name], wanted) for name, wanted in expected.items()}
+
+
+def _clock(threads: int) -> Callable[[], float]:
+    return time.thread_time if threads == 1 else time.perf_counter
+
+
+def _timed(run: Run, count: int, clock: Callable[[], float]) -> float:
+    started = clock()
+    for _ in range(count):
+        run()
+    return clock() - started
