@@ -19,13 +19,14 @@ from benchmarks.models import MODELS, build
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table
 from service.jobs.graph_choice import choose_plan
+from service.jobs.job_spec import JobBudget
+from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, plan_model
-from service.jobs.tuning import Budget, default_builders
+from service.jobs.tuning import default_builders
 from service.settings import Settings
 from service.storage import open_storage
 from tuner.cancel import CancelToken
 from tuner.measure.builder import ProcessBuilder
-from tuner.measure.local_runner import LocalRunner
 from tuner.measure.oracle import ReferenceCache
 
 NAME = "plans"
@@ -38,22 +39,22 @@ def measure(name: str, trials: int) -> dict[str, Any]:
     """The decision for one model, and what it took."""
     with tempfile.TemporaryDirectory(prefix="tilewright-plans-") as folder:
         storage = open_storage(Settings(data_folder=Path(folder)))
-        builder, runner = ProcessBuilder(default_builders()), LocalRunner()
+        builder = ProcessBuilder(default_builders())
         started = time.monotonic()
         try:
             planned = plan_model(ModelRequest(build(name).SerializeToString()))
-            chosen = choose_plan(
-                planned,
-                storage,
-                builder,
-                runner,
-                Budget(trials),
-                job_id=NAME,
-                token=CancelToken(),
-                references=ReferenceCache(),
-            )
+            with LocalDevice() as device:
+                chosen = choose_plan(
+                    planned,
+                    storage,
+                    builder,
+                    device,
+                    JobBudget(trials),
+                    job_id=NAME,
+                    token=CancelToken(),
+                    references=ReferenceCache(),
+                )
         finally:
-            runner.close()
             builder.close()
             storage.close()
     return {

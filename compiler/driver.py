@@ -15,7 +15,7 @@ from compiler.choices import RULE, GraphChoice
 from compiler.codegen.link import link_shared
 from compiler.codegen.object import load_objects
 from compiler.dtypes import DType
-from compiler.errors import CompilerError, InvalidArgumentError, enough_memory_for
+from compiler.errors import InvalidArgumentError, enough_memory_for
 from compiler.frontend.dimensions import check_dims, model_ports
 from compiler.frontend.onnx_import import (
     ReadModel,
@@ -24,6 +24,7 @@ from compiler.frontend.onnx_import import (
     with_tensors,
 )
 from compiler.graph.ir import Graph
+from compiler.local import check_runs_here
 from compiler.partition import plan_graph
 from compiler.passes.pipeline import Observer
 from compiler.passes.pipeline import optimise as run_passes
@@ -41,7 +42,7 @@ from compiler.runtime.executable import Executable
 from compiler.runtime.native import check_threads
 from compiler.runtime.ports import OpenPorts, Sizes
 from compiler.runtime.sized import SizedExecutable
-from compiler.target import Target, host_target, resolve_target
+from compiler.target import Target, resolve_target
 from compiler.timings import Timings, timed
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def compile_plan(
         CompilerError: if the target does not run on this machine, or a workload does not compile.
     """
     compiled = build_program(
-        plan, schedules, _host(target), threads, numerics, weight_limit_bytes, timings
+        plan, schedules, check_runs_here(target), threads, numerics, weight_limit_bytes, timings
     )
     return load_program(compiled, threads, timings)
 
@@ -224,7 +225,7 @@ def compile_model(
     """
     check_numerics(numerics)
     check_threads(threads)
-    chosen = _host(resolve_target(target))
+    chosen = check_runs_here(resolve_target(target))
     with timed(timings, "read"), enough_memory_for("to read the model"):
         source = read_model(model)
     given = check_dims(source.proto.graph, dims or {})
@@ -258,12 +259,6 @@ def compile_model(
             return build(load_graph(source, whole, timings), whole, SPARE)
 
     return SizedExecutable(ports, at)
-
-
-def _host(target: Target) -> Target:
-    if not target.runs_on(host_target()):
-        raise CompilerError(f"target '{target.name}' does not run on this machine")
-    return target
 
 
 def check_numerics(numerics: str) -> None:

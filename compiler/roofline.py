@@ -1,54 +1,35 @@
-"""How fast this machine can compute and read, measured, and what that allows a kernel.
+"""What a machine allows a kernel, and the code that measures it.
 
 The roofline of Williams, Waterman and Patterson (2009): a kernel takes at least as long as its
 arithmetic at the peak rate and at least as long as its bytes at the rate of the memory that they
-come from.
+come from. `compiler.runtime.speeds` times the code that is made here.
 """
 
 from __future__ import annotations
 
-import ctypes
-import time
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from math import isqrt
+from pathlib import Path
 
-import numpy as np
-
+from compiler.codegen.link import link_shared
 from compiler.codegen.object import emit_object, load_objects
 from compiler.device import DeviceFacts
 from compiler.dtypes import DType
-from compiler.runtime.packing import aligned_empty
+from compiler.runtime.speeds import (
+    CHAINS,
+    PEAK_ROUNDS,
+    PEAK_SAMPLES,
+    Level,
+    Probes,
+    Speeds,
+)
 from compiler.target import Target
 
-CHAINS = 12
-"""Sums that do not wait for each other: more than latency x units, and they stay in registers."""
+__all__ = ["Bound", "Level", "Speeds", "bound", "measure_speeds", "probe_library"]
 
-MEMORY_BYTES = 256 << 20
-"""What is read to time memory at most, in bytes; more than caches hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """A cache or the memory: its name, its size in bytes (0: no limit), bytes read a second."""
-
-    name: str
-    bytes: int
-    bytes_per_second: float
-
-
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    """What one core does: float32 operations a second, and what it reads from each level.
-
-    `levels` run from the smallest cache to the memory.
-    """
-
-    flops_per_second: float
-    levels: tuple[Level, ...]
-
-    def level_for(self, size: int) -> Level:
-        """The smallest level that holds so many bytes."""
-        return next(level for level in self.levels if not level.bytes or size <= level.bytes)
+CACHE_LEVELS = (1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +83,30 @@ def measure_speeds(target: Target, device: DeviceFacts) -> Speeds:
         target: what code is generated for; it must run here.
         device: this machine, for the sizes of its caches.
     """
-    levels: list[Level] = []
-    smaller = 1 << 12
-    for number in (1, 2, 3):
-        if size := device.cache_bytes(number):
-            # a block that the next smaller cache does not hold, and others need not give way to
-            rate = read_bytes_per_second(target, isqrt(smaller * size))
-            levels.append(Level(f"L{number}", size, rate))
-            smaller = size
-    size = max(16 << 20, min(MEMORY_BYTES, 4 * smaller, device.memory_bytes // 8))
-    levels.append(Level("memory", 0, read_bytes_per_second(target, size)))
-    return Speeds(peak_flops(target), tuple(levels))
+    with _loaded(target) as probes:
+        return probes.speeds(cache_sizes(device), device.memory_bytes)
+
+
+def cache_sizes(device: DeviceFacts) -> tuple[int, ...]:
+    """Bytes of its data caches, the first level first; 0 where there is none."""
+    return tuple(device.cache_bytes(level) for level in CACHE_LEVELS)
+
+
+def probe_library(target: Target) -> bytes:
+    """The code of `peak` and `read` as a shared library, for a device elsewhere.
+
+    Raises:
+        LinkerError: if no linker of this machine links for the target.
+    """
+    with tempfile.TemporaryDirectory() as work:
+        path = Path(work) / "probes.so"
+        link_shared(_objects(target), path)
+        return path.read_bytes()
+
+
+def vector_bytes(target: Target) -> int:
+    """Bytes of the vectors that the probes work on."""
+    return target.lanes(DType.FLOAT32) * DType.FLOAT32.bytes
 
 
 def peak_ir(target: Target) -> str:
@@ -124,11 +118,11 @@ def peak_ir(target: Target) -> str:
     chains = range(CHAINS)
     phis = [f"  %s{i} = phi {vector} [ %start, %entry ], [ %n{i}, %loop ]" for i in chains]
     steps = [
-        f"  %n{i} = call {vector} @llvm.fma({vector} %s{i}, {vector} %a, {vector} %b)"
+        f"  %n{i} = call {vector} @llvm.fmuladd({vector} %s{i}, {vector} %a, {vector} %b)"
         for i in chains
     ]
     lines = [
-        f"declare {vector} @llvm.fma({vector}, {vector}, {vector})",
+        f"declare {vector} @llvm.fmuladd({vector}, {vector}, {vector})",
         "define void @peak(i64 %rounds, ptr %memory) {",
         "entry:",
         f"  %a = load {vector}, ptr %memory",
@@ -150,8 +144,8 @@ def peak_ir(target: Target) -> str:
         "  ret void",
         "}",
     ]
-    name = f"@llvm.fma.v{target.lanes(DType.FLOAT32)}f32"
-    return "\n".join(lines).replace("@llvm.fma", name) + "\n"
+    name = f"@llvm.fmuladd.v{target.lanes(DType.FLOAT32)}f32"
+    return "\n".join(lines).replace("@llvm.fmuladd", name) + "\n"
 
 
 def read_ir(target: Target) -> str:
@@ -197,26 +191,10 @@ def read_ir(target: Target) -> str:
     return "\n".join(lines) + "\n"
 
 
-def peak_flops(target: Target, samples: int = 20, rounds: int = 100_000) -> float:
-    """Float32 operations a second of one core: the best of `samples` runs of a few milliseconds."""
-    lanes = target.lanes(DType.FLOAT32)
-    memory = aligned_empty(3 * lanes * 4).view(np.float32)
-    memory[:lanes], memory[lanes:] = 0.5, 1.0  # s * 0.5 + 1 stays near 2
-    address = memory.ctypes.data
-    seconds = _fastest(peak_ir(target), "peak", (rounds, address), samples, target)
-    return 2.0 * lanes * CHAINS * rounds / seconds
-
-
-def read_bytes_per_second(target: Target, size: int, samples: int = 8) -> float:
-    """Bytes that one core reads a second from a block of about `size` bytes, read over and over."""
-    step = CHAINS * target.vector_bits // 8
-    size = max(step, size // step * step)
-    memory = aligned_empty(size)
-    memory[:] = 0
-    rounds = max(1, (16 << 20) // size)
-    arguments = (rounds, memory.ctypes.data, size)
-    seconds = _fastest(read_ir(target), "read", arguments, samples, target)
-    return rounds * size / seconds
+def peak_flops(target: Target, samples: int = PEAK_SAMPLES, rounds: int = PEAK_ROUNDS) -> float:
+    """Float32 operations a second of one core of this machine (`Probes.peak_flops`)."""
+    with _loaded(target) as probes:
+        return probes.peak_flops(samples, rounds)
 
 
 def _sum(vector: str, terms: int) -> list[str]:
@@ -225,17 +203,15 @@ def _sum(vector: str, terms: int) -> list[str]:
     return first + [f"  %t{i} = fadd {vector} %t{i - 1}, %n{i}" for i in range(2, terms)]
 
 
-def _fastest(
-    ir_text: str, name: str, arguments: tuple[int, ...], samples: int, target: Target
-) -> float:
-    """CPU seconds of the fastest of some calls, after an untimed one."""
-    library = load_objects([emit_object(ir_text, target)])
-    run = ctypes.CFUNCTYPE(None, *(ctypes.c_int64 for _ in arguments))(library.address(name))
-    run(*arguments)
-    best = float("inf")
-    for _ in range(samples):
-        started = time.process_time()
-        run(*arguments)
-        best = min(best, time.process_time() - started)
-    library.close()
-    return best
+@contextmanager
+def _loaded(target: Target) -> Iterator[Probes]:
+    """The probes in this process."""
+    library = load_objects(_objects(target))
+    try:
+        yield Probes(library.address("peak"), library.address("read"), vector_bytes(target))
+    finally:
+        library.close()
+
+
+def _objects(target: Target) -> list[bytes]:
+    return [emit_object(peak_ir(target), target), emit_object(read_ir(target), target)]

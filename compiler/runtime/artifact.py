@@ -70,20 +70,20 @@ class Artifact:
             InvalidArgumentError: if `threads` is no possible number of threads.
         """
         check_threads(threads)
-        chosen = self.programs[0] if sizes is None else self._for_sizes(sizes)
+        chosen = self.program(sizes)
         path = self.path / LIBRARY
         try:
             library = ctypes.CDLL(str(path.resolve()))
             addresses = {
                 stage.symbol: _address(library, stage.symbol)
-                for kernel in chosen.program.kernels
+                for kernel in chosen.kernels
                 for stage in kernel.stages
             }
-            weights = _map(self.path / WEIGHTS)
+            weights = self.weights()
         except (OSError, AttributeError) as error:
             raise ArtifactError(f"artifact '{self.path}': cannot load: {error}") from error
         try:
-            return Executable(chosen.program, weights, addresses.__getitem__, threads, library)
+            return Executable(chosen, weights, addresses.__getitem__, threads, library)
         except ValueError as error:
             raise ArtifactError(f"artifact '{self.path}': {error}") from error
 
@@ -100,10 +100,21 @@ class Artifact:
             [program.sizes for program in self.programs],
         )
 
-    def _for_sizes(self, sizes: Mapping[str, int]) -> SizedProgram:
-        for program in self.programs:
-            if dict(program.sizes) == dict(sizes):
-                return program
+    def weights(self) -> Bytes:
+        """The packed constants, mapped from the file. Raises OSError if it cannot be read."""
+        return _map(self.path / WEIGHTS)
+
+    def program(self, sizes: Mapping[str, int] | None = None) -> Program:
+        """The program for these sizes; None is the first in the artifact.
+
+        Raises:
+            ArtifactError: if no program has the sizes.
+        """
+        if sizes is None:
+            return self.programs[0].program
+        for entry in self.programs:
+            if dict(entry.sizes) == dict(sizes):
+                return entry.program
         served = "; ".join(sizes_text(p.sizes) for p in self.programs)
         raise ArtifactError(
             f"artifact '{self.path}' serves no sizes {sizes_text(tuple(sizes.items()))}, "

@@ -45,8 +45,8 @@ class Job:
     id: str
     state: JobState
     model_digest: str
-    target: str  # as the user named it: "host", "x86-64-v3", ...
-    target_key: str | None  # once the tuner has resolved it
+    target: str  # as the user named it: "host", "x86-64-v3", a worker, ...
+    target_key: str | None  # what that was resolved to; None in jobs of earlier releases
     threads: int
     numerics: str  # "fast" | "strict" | "loose"
     options: JsonObject  # budget, dims, seed, ...: the service's schema
@@ -88,6 +88,7 @@ class JobStore:
         model_digest: str,
         target: str,
         *,
+        target_key: str | None = None,
         threads: int = 1,
         numerics: str = "fast",
         options: JsonObject | None = None,
@@ -103,6 +104,7 @@ class JobStore:
             "state": JobState.QUEUED.value,
             "model_digest": model_digest,
             "target": target,
+            "target_key": target_key,
             "threads": threads,
             "numerics": numerics,
             "options": dict(options or {}),
@@ -256,7 +258,6 @@ class JobStore:
         claim: JobClaim,
         progress: JobProgress,
         *,
-        target_key: str | None = None,
         event: JsonObject | None = None,
     ) -> None:
         """Save counters (and an event "progress" with the counters and what `event` adds).
@@ -266,8 +267,6 @@ class JobStore:
         now = self._clock()
         counters = asdict(progress)
         values: dict[str, Any] = dict(counters)
-        if target_key is not None:
-            values["target_key"] = target_key
         values["attempts"] = sa.case(
             (_jobs.c.trials_done < progress.trials_done, 1), else_=_jobs.c.attempts
         )

@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from db.storage import Storage
 from service.api.schemas import LookupEntry, LookupRequest, LookupView
 from service.api.views import record_view
+from service.jobs.addressee import resolve_addressee
 from service.jobs.graph_choice import known_plan
 from service.jobs.planning import ModelRequest, plan_model, workload_name
-from service.jobs.targets import target_key
 from tuner.measure.measurement import RecordKey
-
-__all__ = ["lookup_model", "lookup_workloads", "target_key"]
 
 
 def lookup_workloads(storage: Storage, body: LookupRequest) -> LookupView:
     """Records of the named workloads. Raises UnknownTargetError."""
     keys = list(dict.fromkeys(body.workloads or ()))
-    return _lookup(storage, body, target_key(body.target), [(key, "", 1) for key in keys])
+    target = resolve_addressee(body.target, storage).target
+    return _lookup(storage, body, target.key, [(key, "", 1) for key in keys])
 
 
 def lookup_model(storage: Storage, body: LookupRequest) -> LookupView:
@@ -30,7 +29,8 @@ def lookup_model(storage: Storage, body: LookupRequest) -> LookupView:
     """
     assert body.model is not None
     model = storage.models.data(body.model)
-    request = ModelRequest(model, body.target, body.threads, body.numerics, body.dims)
+    target = resolve_addressee(body.target, storage).target
+    request = ModelRequest(model, target, body.threads, body.numerics, body.dims)
     planned = known_plan(plan_model(request), storage)
     wanted = [(w.key, workload_name(w), count) for w, count in planned.workloads]
     return _lookup(storage, body, planned.target.key, wanted)

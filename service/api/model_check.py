@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from compiler.target import Target
 from service.api.schemas import JobRequest
-from service.jobs.planning import ModelRequest, plan_model
+from service.jobs.job_spec import JobSpec
+from service.jobs.planning import ModelRequest, open_ports, plan_first_sizes
 
 
 def check_model_bytes(path: Path, name: str) -> None:
@@ -28,12 +30,15 @@ def check_model_bytes(path: Path, name: str) -> None:
         raise InvalidModelError(f"model '{name}' is not an ONNX model: it has no graph or no opset")
 
 
-def check_job(model: bytes, body: JobRequest) -> None:
-    """Import and plan the model as the tuner will.
+def check_job(model: bytes, body: JobRequest, target: Target) -> None:
+    """Import and plan the model as the tuner will, at the first of its sizes.
 
     Of bytes, not of a file: an uploaded model has no folder that external data could be read from.
 
     Raises:
         CompilerError: what is wrong, in one sentence.
     """
-    plan_model(ModelRequest(model, body.target, body.threads, body.numerics, body.dims))
+    spec = JobSpec.of_options(
+        ModelRequest(model, target, body.threads, body.numerics), body.options()
+    )
+    open_ports([plan_first_sizes(spec.request, spec.sizes)], pad=spec.pad)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$", description="SHA-256 in hexadecimal")]
 Numerics = Literal["fast", "strict", "loose"]
+Size = Annotated[int, Field(ge=1, le=1 << 40)]
 
 
 def storable(value: Any) -> Any:
@@ -83,15 +84,27 @@ class JobRequest(Body):
     """Tune a model. The job ends at the first limit that it meets."""
 
     model: Digest
-    target: str = Field("host", min_length=1, max_length=200)
+    target: str = Field(
+        "host",
+        min_length=1,
+        max_length=200,
+        description="A target by name or key, `host` (the service's machine), or a worker by name "
+        "or id, which alone measures then",
+    )
     threads: int = Field(1, ge=1, le=256)
     numerics: Numerics = "fast"
     trials: int = Field(1000, ge=0, le=10_000_000, description="Most candidates to measure")
     seconds: float | None = Field(
         None, gt=0, le=30 * 86400, allow_inf_nan=False, description="Most time to tune"
     )
-    dims: dict[str, Annotated[int, Field(ge=1, le=1 << 40)]] = Field(
-        default_factory=dict, max_length=64, description="Sizes of the model's named dimensions"
+    dims: dict[str, Size | Annotated[list[Size], Field(min_length=1, max_length=64)]] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Sizes of the model's named dimensions: one, or a list that the artifact holds",
+    )
+    pad: bool = Field(False, description="Pad inputs up to the artifact's next sizes")
+    weight_limit: int | None = Field(
+        None, ge=1, le=1 << 62, description="Most bytes of packed weights; expansions give way"
     )
     seed: int = Field(0, ge=0, le=(1 << 63) - 1)
     stop_gain: float = Field(
@@ -108,6 +121,10 @@ class JobRequest(Body):
     unconstrained: bool = Field(
         False, description="Search all that lowers, whatever is known of the target"
     )
+
+    def options(self) -> dict[str, Any]:
+        """What is stored beside the model, the target, the threads and the numerics."""
+        return self.model_dump(exclude={"model", "target", "threads", "numerics"})
 
 
 class ProgressView(View):
@@ -298,6 +315,9 @@ class WorkerView(View):
     id: str
     name: str
     target_keys: list[str]
+    targets: list[str] = Field(
+        default_factory=list, description="Their names, as far as they have one; the best first"
+    )
     device: dict[str, Any]
     protocol: int
     health: str

@@ -92,11 +92,16 @@ def record_view(record: TuningRecord) -> RecordView:
     )
 
 
-def worker_view(worker: Worker, in_hand: int = 0) -> WorkerView:
+def worker_view(
+    worker: Worker, in_hand: int = 0, names: Mapping[str, str] | None = None
+) -> WorkerView:
+    """`names` of targets by their keys."""
+    known = names or {}
     return WorkerView(
         id=worker.id,
         name=worker.name,
         target_keys=list(worker.target_keys),
+        targets=[known[key] for key in worker.target_keys if key in known],
         device=dict(worker.device),
         protocol=worker.protocol,
         health=worker.health.value,

@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 
 from service.cli import (
     cost_model,
+    devices,
     explaining,
     local,
     operators,
@@ -34,7 +35,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for group in (local, explaining, plans, operators, tuning, replaying, cost_model, serving, remote):
+GROUPS = (
+    local,
+    explaining,
+    plans,
+    operators,
+    tuning,
+    replaying,
+    cost_model,
+    serving,
+    remote,
+    devices,
+)
+for group in GROUPS:
     group.add_to(app)
 
 

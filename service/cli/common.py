@@ -62,6 +62,12 @@ PadOption = Annotated[
     bool,
     typer.Option("--pad", help="Pad inputs with zeros up to the artifact's next sizes"),
 ]
+WeightLimitOption = Annotated[
+    int | None,
+    typer.Option(
+        "--weight-limit", min=1, help="Most bytes of packed weights; what expands them gives way"
+    ),
+]
 TrialsOption = Annotated[int, typer.Option("--trials", min=0, help="Most candidates to measure")]
 SecondsOption = Annotated[
     float | None, typer.Option("--seconds", min=0.001, help="Most time to tune")

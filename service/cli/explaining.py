@@ -23,6 +23,7 @@ from service.cli.common import (
     load_settings,
     parse_dims,
 )
+from service.cli.on_device import OnOption, device_for
 
 
 def add_to(app: typer.Typer) -> None:
@@ -51,6 +52,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print all facts as JSON")] = False,
     dump_after: DumpOption = None,
     timings: TimingsOption = False,
+    on: OnOption = None,
 ) -> None:
     """Every kernel of a model: operators, schedule, time against what the machine allows, code.
 
@@ -71,19 +73,24 @@ def explain(
 
     check_printing(as_json, dump_after)
     recorder = Timings()
-    request = ModelRequest(existing_file(model), target, threads, numerics.value, parse_dims(dim))
-    planned = plan_model(request, dump_observer(dump_after), recorder)
     storage = open_storage(load_settings())
     try:
-        settled = settle([known_plan(planned, storage)], storage, race=False)
+        with device_for(on, target, storage) as (device, compiled_for):
+            request = ModelRequest(
+                existing_file(model), compiled_for, threads, numerics.value, parse_dims(dim)
+            )
+            planned = plan_model(request, dump_observer(dump_after), recorder)
+            settled = settle([known_plan(planned, storage)], storage)
+            (planned,) = settled.planned
+            known = len(planned.workloads)
+            for number in kernel or ():
+                if not 1 <= number <= known:
+                    raise UserError(
+                        f"--kernel {number}: the kernels of this model are 1 to {known}"
+                    )
+            report = explain_model(planned, settled.schedules, device, recorder)
     finally:
         storage.close()
-    (planned,) = settled.planned
-    known = len(planned.workloads)
-    for number in kernel or ():
-        if not 1 <= number <= known:
-            raise UserError(f"--kernel {number}: the kernels of this model are 1 to {known}")
-    report = explain_model(planned, settled.schedules, recorder)
     if as_json:
         data = {**report.to_json(), "end_to_end": settled.verdict.to_json()}
         if kernel:

@@ -21,6 +21,7 @@ from service.cli.common import (
     ThreadsOption,
     TimingsOption,
     UserError,
+    WeightLimitOption,
     check_printing,
     console,
     dump_observer,
@@ -30,6 +31,7 @@ from service.cli.common import (
     parse_dims,
     parse_sizes,
 )
+from service.cli.on_device import OnOption, device_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,10 +100,7 @@ def compile_(
     numerics: NumericsOption = Numerics.FAST,
     dim: SizesOption = None,
     pad: PadOption = False,
-    weight_limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most bytes of packed weights; what expands them gives way"),
-    ] = None,
+    weight_limit: WeightLimitOption = None,
     dump_after: DumpOption = None,
     timings: TimingsOption = False,
 ) -> None:
@@ -121,7 +120,7 @@ def compile_(
     storage = open_storage(load_settings())
     try:
         plans = tuple(known_plan(planned, storage) for planned in plans)
-        settled = settle(plans, storage, race=False)
+        settled = settle(plans, storage)
     finally:
         storage.close()
     plans = settled.planned
@@ -243,13 +242,22 @@ def bench(
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.01, max=3600, help="Of each turn")
     ] = 0.5,
+    on: OnOption = None,
 ) -> None:
-    """Time a model with the schedules that the database knows, in turns with another engine."""
+    """Time a model with the schedules that the database knows, interleaved with another engine.
+
+    On a worker it runs interleaved with its untuned program.
+    """
     from rich.table import Table
 
     from service.jobs.comparison import Run, onnxruntime_run, race
     from service.jobs.verification import largest_model_error
 
+    if on is not None:
+        if against is not None:
+            raise UserError(f"--against {against.value} runs on this machine, not on a worker")
+        _bench_on(on, model, threads, numerics, parse_dims(dim))
+        return
     executable, known = _closed(model, threads, numerics, parse_dims(dim))
     arrays = _seeded_inputs(executable)
     runs: dict[str, Run] = {"tilewright": lambda: executable.run(arrays)}
@@ -284,9 +292,38 @@ def bench(
     _tell_served(known)
 
 
-def _seeded_inputs(executable: Executable) -> dict[str, Any]:
-    from service.jobs.tuning import random_arrays
+def _bench_on(on: str, model: Path, threads: int, numerics: Numerics, dims: dict[str, int]) -> None:
+    from service.cli.view import settled_line
+    from service.jobs.graph_choice import known_plan
+    from service.jobs.no_regret import settle
+    from service.jobs.planning import ModelRequest, plan_model
+    from service.jobs.timing import time_model
+    from service.storage import open_storage
 
-    return random_arrays(
-        {port.name: (port.shape, port.dtype) for port in executable.program.inputs}
+    existing_file(model)
+    storage = open_storage(load_settings())
+    try:
+        with device_for(on, "host", storage) as (device, target):
+            planned = plan_model(ModelRequest(model, target, threads, numerics.value, dims))
+            settled = settle([known_plan(planned, storage)], storage)
+            (served,) = settled.planned
+            timing = time_model(served, settled.schedules, device)
+            where = "" if device.facts is None else f" ({device.facts.model})"
+            name = f"{device.name}{where}"
+    finally:
+        storage.close()
+    ratio, interval = timing.untuned.ratio, timing.untuned.interval
+    out = console()
+    out.print(
+        f"{milliseconds(timing.seconds)} on {name}, the fastest run; untuned / served {ratio:.3f} "
+        f"({interval.low:.3f} to {interval.high:.3f})",
+        soft_wrap=True,
+        markup=False,
     )
+    out.print(settled_line(settled), soft_wrap=True, markup=False)
+
+
+def _seeded_inputs(executable: Executable) -> dict[str, Any]:
+    from tuner.measure.model_runs import draw_inputs
+
+    return draw_inputs(executable.inputs)

@@ -1,30 +1,32 @@
-"""What this machine allows each task at best: where tuning has nothing left to find."""
+"""What a device allows each task at best: where tuning has nothing left to find."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from compiler import costs
-from compiler.device import find_device
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
-from compiler.roofline import Speeds, bound, measure_speeds
+from compiler.roofline import Speeds, bound
 from compiler.schedule.space import SubSpace
-from compiler.target import host_target
+from service.jobs.device import Device, DeviceError
 from service.jobs.planning import TRANSFORMING, executed_flops
 from tuner.tasks import Task
 
 
-def machine_bounds(tasks: Sequence[Task]) -> list[float]:
-    """Seconds that no schedule of each task can beat on this machine; measures it for a second.
+def task_bounds(tasks: Sequence[Task], device: Device) -> list[float]:
+    """Seconds that no schedule of each task can beat on the device, which it measures for a second.
 
-    0, nothing known, for tasks whose code does not run here.
+    0, nothing known, where the device does not run the tasks' target or does not answer.
     """
-    runnable = [task for task in tasks if task.target.runs_on(host_target())]
-    if not runnable:
+    target = tasks[0].target
+    if not device.runs(target):
         return [0.0] * len(tasks)
-    speeds = measure_speeds(runnable[0].target, find_device())
-    return [task_bound(task, speeds) if task in runnable else 0.0 for task in tasks]
+    try:
+        speeds = device.speeds(target)
+    except DeviceError:
+        return [0.0] * len(tasks)
+    return [task_bound(task, speeds) for task in tasks]
 
 
 def task_bound(task: Task, speeds: Speeds) -> float:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from compiler.device import Device as DeviceFacts
+from compiler.device import DeviceFacts
 from compiler.errors import CompilerError
 from compiler.roofline import Speeds
 from compiler.runtime.executable import Executable
@@ -27,8 +27,14 @@ from tuner.measure.runner import Runner
 class DeviceError(CompilerError):
     """A device did not do what it was asked; the message is one sentence that names the device.
 
-    It is absent, has not the memory, or the run crashed or took too long there.
+    Attributes:
+        ran: whether the program was run and crashed or did not end; else the device is absent, or
+            has not what the run needs.
     """
+
+    def __init__(self, message: str, *, ran: bool = False) -> None:
+        super().__init__(message)
+        self.ran = ran
 
 
 @dataclass(frozen=True, slots=True)

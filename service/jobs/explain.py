@@ -1,4 +1,4 @@
-"""What was made of a model: its kernels with schedule, code, time, and the machine's limits."""
+"""What was made of a model: its kernels with schedule, code, time, and the device's limits."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler import costs, driver
+from compiler import costs
 from compiler.build import LoweredKernel, lower_workload
 from compiler.codegen.statistics import InnerLoop, inner_loops
-from compiler.device import find_device
 from compiler.graph.text import print_graph
 from compiler.loops.text import print_nest
 from compiler.program_builder import CompiledProgram, ScheduleSource, build_program
-from compiler.roofline import Bound, Speeds, bound, measure_speeds
+from compiler.roofline import Bound, Speeds, bound
 from compiler.runtime.kernel import Role
 from compiler.runtime.program import KernelCall
 from compiler.schedule.schedule import Schedule
-from compiler.target import host_target
 from compiler.timings import Timings, timed
 from compiler.workload import Workload
+from service.jobs.device import Device
+from service.jobs.loadables import of_compiled
 from service.jobs.planning import Planned, executed_flops, workload_name
-from service.jobs.tuning import random_arrays
 
 SAMPLES = 9
 """Runs of the whole model; of each kernel the fastest counts."""
@@ -44,8 +43,8 @@ class KernelReport:
         flops: operations of the definition; `executed_flops` of the algorithm that was chosen.
         weight_bytes: packed weights that it reads.
         value_bytes: inputs that it reads and outputs that it writes.
-        seconds: of one run within the model, the mean over all of `count`; None where the code
-            does not run on this machine, as with `bound`: the least time that the machine allows.
+        seconds: of one run within the model, the mean over all of `count`; None where the device
+            does not run the code, as with `bound`: the least time that the device allows.
     """
 
     number: int
@@ -71,7 +70,7 @@ class KernelReport:
 
     @property
     def of_roofline(self) -> float | None:
-        """The share of the machine's limit that the kernel reaches; 1 is all of it."""
+        """The share of the device's limit that the kernel reaches; 1 is all of it."""
         if self.bound is None or not self.seconds:
             return None
         return self.bound.seconds / self.seconds
@@ -81,7 +80,8 @@ class KernelReport:
 class ModelReport:
     """All kernels of a model. `seconds` is of one run: what its kernels take together.
 
-    `decision` says how its plan was chosen among others; None where it is the rules'.
+    `decision` says how its plan was chosen among others; None where it is the rules'. `device` is
+    the CPU that it was timed on, "" where it was not.
     """
 
     name: str
@@ -91,6 +91,7 @@ class ModelReport:
     kernels: tuple[KernelReport, ...]
     speeds: Speeds | None
     decision: Mapping[str, Any] | None = None
+    device: str = ""
 
     @property
     def seconds(self) -> float | None:
@@ -121,25 +122,31 @@ class ModelReport:
 
 
 def explain(
-    planned: Planned, source: ScheduleSource | None, timings: Timings | None = None
+    planned: Planned,
+    source: ScheduleSource | None,
+    device: Device,
+    timings: Timings | None = None,
 ) -> ModelReport:
     """Compile a model with the schedules that `source` knows, and look at every kernel.
 
-    Where its target runs on this machine the model is run on seeded inputs, and every kernel is
-    timed in its place there.
+    Where the device runs its target the model is run there on seeded inputs, and every kernel is
+    timed in its place.
 
     Raises:
         CompilerError: if a workload does not compile.
+        DeviceError: if the device does not answer, or cannot run it.
     """
     target, threads = planned.target, planned.threads
     plan = planned.plan
     compiled = build_program(plan, source, target, threads, planned.numerics, timings=timings)
     seconds: Mapping[Workload, float] = {}
     speeds = None
-    if target.runs_on(host_target()):
-        seconds = _measure(planned, compiled, timings)
-        with timed(timings, "measure machine"):
-            speeds = measure_speeds(target, find_device())
+    where = ""
+    if device.runs(target):
+        seconds = _measure(planned, compiled, device, timings)
+        with timed(timings, "measure device"):
+            speeds = device.speeds(target)
+        where = "" if device.facts is None else device.facts.model
     kernels = []
     for number, (workload, count) in enumerate(planned.workloads, 1):
         schedule = compiled.schedules[workload.key]
@@ -178,18 +185,17 @@ def explain(
         tuple(kernels),
         speeds,
         planned.decision,
+        where,
     )
 
 
 def _measure(
-    planned: Planned, compiled: CompiledProgram, timings: Timings | None
+    planned: Planned, compiled: CompiledProgram, device: Device, timings: Timings | None
 ) -> dict[Workload, float]:
     """Seconds of each workload's kernel: the fastest sample, averaged over how often it is expected
     to run; a branch that these inputs do not choose takes no time."""
-    executable = driver.load_program(compiled, planned.threads, timings)
-    ports = {port.name: (port.shape, port.dtype) for port in executable.inputs}
     with timed(timings, "measure kernels"):
-        best = executable.profile(random_arrays(ports), SAMPLES).min(axis=0)
+        best = device.profile(of_compiled(compiled), planned.threads, SAMPLES)
     calls = [
         float(seconds)
         for instruction, seconds in zip(compiled.program.walk(), best, strict=True)

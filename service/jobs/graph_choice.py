@@ -16,39 +16,37 @@ from compiler.choices import RULE, GraphChoice
 from compiler.errors import CompilerError
 from compiler.graph.text import without_digests
 from compiler.plan import GraphPlan
-from compiler.target import Target, host_target
+from compiler.target import Target
 from compiler.workload import Workload
 from db.storage import Storage
 from db.types import canonical_json
-from service.jobs.no_regret import Run, compare_runs
+from service.jobs.device import Device, DeviceError, Variant
+from service.jobs.job_spec import JobBudget
+from service.jobs.loadables import of_compiled
 from service.jobs.planning import ModelRequest, Planned, task_of, tasks_of
-from service.jobs.tuning import Budget, random_arrays
 from service.version import version
 from tuner.cancel import CancelToken
 from tuner.events import Finished
 from tuner.graph.defaults import Defaults
 from tuner.graph.planner import Planner
-from tuner.graph.search import RULE_NAME, Decision, Race, search_graph
+from tuner.graph.search import RULE_NAME, Decision, search_graph
 from tuner.graph.times import KernelTimes
 from tuner.measure.builder import Builder
+from tuner.measure.model_runs import Race
 from tuner.measure.oracle import ReferenceCache
-from tuner.measure.runner import Runner
-from tuner.measure.statistics import Comparison, Outcome
+from tuner.measure.statistics import Outcome
 from tuner.options import TuneOptions
 from tuner.tasks import Task
 
 SHARE = 0.15
 """Of a job's trials and of its seconds: what the choice of a plan may cost at most."""
 
-RUNS = 5
-"""Of the rule's plan, the fastest of which is what it takes."""
-
 LEAST_SECONDS = 1.0
 """What is left of a job's seconds, at least, so that it ends in order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenPlan:
     """A model with the plan that was chosen, and what finding it has left of the job's budget.
 
     Trials of the plan's own kernels are still in it: the search of their tasks counts them. Where
@@ -57,9 +55,9 @@ class Chosen:
     """
 
     planned: Planned
-    budget: Budget
+    budget: JobBudget
     rule: Planned | None = None
-    reserve: Budget | None = None
+    reserve: JobBudget | None = None
 
 
 def known_plan(planned: Planned, storage: Storage) -> Planned:
@@ -94,8 +92,8 @@ def choose_plan(
     planned: Planned,
     storage: Storage,
     builder: Builder,
-    runner: Runner,
-    budget: Budget,
+    device: Device,
+    budget: JobBudget,
     *,
     job_id: str,
     token: CancelToken,
@@ -103,7 +101,7 @@ def choose_plan(
     kernels: driver.KernelCache | None = None,
     share: float = SHARE,
     clock: Callable[[], float] = time.monotonic,
-) -> Chosen:
+) -> ChosenPlan:
     """The model with the plan to tune: the known one, or the fastest of a few that are tried.
 
     At most `share` of the trials and seconds go into trying; without any the rules' plan stays.
@@ -115,7 +113,7 @@ def choose_plan(
     known = known_plan(planned, storage)
     limit = int(share * budget.trials)
     if known.decision is not None or not limit:
-        return Chosen(known, budget)
+        return ChosenPlan(known, budget)
     builder.start()  # it loads the compiler while alternatives are found
     started, seconds = clock(), budget.seconds
     target, request = planned.target, planned.request
@@ -137,7 +135,7 @@ def choose_plan(
             codegen_version=CODEGEN_VERSION,
             compiler_version=version(),
         )
-        defaults = Defaults(builder, runner, storage.records, options, references)
+        defaults = Defaults(builder, device.runner, storage.records, options, references)
         make = partial(task_of, target=target, threads=request.threads, numerics=request.numerics)
         done = defaults.measure(map(make, workloads), stopped)
         measured.extend(workloads)
@@ -145,9 +143,13 @@ def choose_plan(
 
     def compare(rule: GraphPlan, others: Sequence[GraphPlan]) -> Race | None:
         nonlocal complete
-        if token.cancelled or not target.runs_on(host_target()):
+        if token.cancelled or not device.runs(target):
             return None
-        race = race_plans(rule, others, storage, request, target, stopped, kernels)
+        try:
+            race = race_plans(rule, others, storage, request, target, device, stopped, kernels)
+        except DeviceError:
+            complete = False  # the kernels' own times decide, and nothing is kept
+            return None
         complete &= len(race.comparisons) == len(others)
         return race
 
@@ -159,65 +161,72 @@ def choose_plan(
     complete &= not token.cancelled
     used = {workload for workload, _ in decision.plan.tasks()}
     chosen = replace(planned, plan=decision.plan, decision=decision.to_json())
-    unconfirmed = decision.choice != RULE and target.runs_on(host_target())
+    unconfirmed = decision.choice != RULE and device.runs(target)
     if complete and (decision.tried or not decision.limited) and not unconfirmed:
         keep_plan(chosen, storage, decision.seconds, decision.to_json())
     trials = budget.trials - sum(workload not in used for workload in measured)
     left = None if seconds is None else max(LEAST_SECONDS, seconds - (clock() - started))
     budget = replace(budget, trials=trials, seconds=left)
     if decision.choice == RULE:
-        return Chosen(chosen, budget)
+        return ChosenPlan(chosen, budget)
     only = sum(workload not in used for workload, _ in planned.workloads)
     part = only / (only + len(used))
-    return Chosen(chosen, _parted(budget, 1 - part), planned, _parted(budget, part))
+    return ChosenPlan(chosen, _parted(budget, 1 - part), planned, _parted(budget, part))
 
 
 def confirm_plan(
-    chosen: Chosen,
+    chosen: ChosenPlan,
     storage: Storage,
-    tune: Callable[[list[Task], Budget], Finished],
+    device: Device,
+    tune: Callable[[list[Task], JobBudget], Finished],
     kernels: driver.KernelCache | None = None,
 ) -> Planned:
     """The plan to serve once the kernels of the chosen one are tuned.
 
     Plans were compared untuned, and tuning may gain more on the rules'. So the kernels that only
-    the rules' plan has are tuned too (`tune`), and the two run in turns once more: a tie now goes
-    to the rules' plan. What was decided is stored, unless the job was cancelled.
+    the rules' plan has are tuned too (`tune`), and the two run interleaved once more on the device:
+    a tie now goes to the rules' plan. What was decided is stored, unless the job was cancelled or
+    the device could not run them.
 
     Raises:
         CompilerError: if a workload does not compile.
     """
     planned, rule, reserve = chosen.planned, chosen.rule, chosen.reserve
-    if rule is None or reserve is None or not rule.target.runs_on(host_target()):
+    if rule is None or reserve is None or not device.runs(rule.target):
         return planned
     mine = {workload for workload, _ in planned.workloads}
     if tune([task for task in tasks_of(rule) if task.workload not in mine], reserve).cancelled:
         return planned
-    race = race_plans(
-        rule.plan, [planned.plan], storage, rule.request, rule.target, kernels=kernels
-    )
+    others = [planned.plan]
+    try:
+        race = race_plans(
+            rule.plan, others, storage, rule.request, rule.target, device, kernels=kernels
+        )
+    except DeviceError as error:
+        reason = f"{(planned.decision or {}).get('reason', '')}; not confirmed: {error}"
+        return replace(planned, decision={**(planned.decision or {}), "reason": reason})
     (found,) = race.comparisons
     decision = dict(planned.decision or {})
-    decision |= {"rule_seconds": race.rule_seconds, "tuned_ratio": found.ratio}
+    decision |= {"rule_seconds": race.incumbent_seconds, "tuned_ratio": found.ratio}
     if found.outcome is Outcome.FASTER:
-        decision["seconds"] = race.rule_seconds * found.ratio
+        decision["seconds"] = race.incumbent_seconds * found.ratio
         served = replace(planned, decision=decision)
     else:
         decision |= {
-            "seconds": race.rule_seconds,
+            "seconds": race.incumbent_seconds,
             "choice": RULE.to_json(),
             "name": RULE_NAME,
             "reason": f"'{decision['name']}' was faster untuned, and is not with tuned kernels "
             f"(ratio {found.ratio:.3f})",
         }
         served = replace(rule, decision=decision)
-    keep_plan(rule, storage, race.rule_seconds)
-    keep_plan(planned, storage, race.rule_seconds * found.ratio)
+    keep_plan(rule, storage, race.incumbent_seconds)
+    keep_plan(planned, storage, race.incumbent_seconds * found.ratio)
     keep_plan(served, storage, decision["seconds"], decision)
     return served
 
 
-def _parted(budget: Budget, share: float) -> Budget:
+def _parted(budget: JobBudget, share: float) -> JobBudget:
     """A part of the trials and the seconds."""
     seconds = None if budget.seconds is None else max(LEAST_SECONDS, share * budget.seconds)
     return replace(budget, trials=round(share * budget.trials), seconds=seconds)
@@ -229,45 +238,28 @@ def race_plans(
     storage: Storage,
     request: ModelRequest,
     target: Target,
+    device: Device,
     stopped: Callable[[], bool] = lambda: False,
     kernels: driver.KernelCache | None = None,
 ) -> Race:
-    """Compile plans of one model with what is known, and run each in turns with the rule's.
+    """Compile plans of one model with what is known, and run each interleaved with the rule's.
 
     Once it is `stopped`, plans that were not run are left out.
 
     Raises:
         CompilerError: if a workload does not compile.
+        DeviceError: if the device cannot run them.
     """
     builder = driver.ProgramBuilder(
         storage.records, target, request.threads, request.numerics, kernels=kernels
     )
-
-    def runner(plan: GraphPlan) -> Run:
-        # one block for the weights of all: what two plans pack alike is packed once
-        compiled = builder.build(plan, spare=1 + len(others))
-        executable = driver.load_program(compiled, request.threads)
-        ports = {port.name: (port.shape, port.dtype) for port in executable.inputs}
-        return partial(executable.run, random_arrays(ports))
-
-    incumbent = runner(rule)
-    found: list[Comparison] = []
-    for plan in others:
-        if stopped():
+    variants: list[Variant] = []
+    for plan in (rule, *others):
+        if len(variants) > 1 and stopped():
             break
-        found.append(compare_runs(runner(plan), incumbent, request.threads))
-    return Race(_fastest(incumbent, request.threads), tuple(found))
-
-
-def _fastest(run: Run, threads: int) -> float:
-    """Seconds of the fastest of a few runs: CPU time of this thread with one thread."""
-    clock = time.thread_time if threads == 1 else time.perf_counter
-    times = []
-    for _ in range(RUNS):
-        started = clock()
-        run()
-        times.append(clock() - started)
-    return min(times)
+        # one block for the weights of all: what two plans pack alike is packed once
+        variants.append([of_compiled(builder.build(plan, spare=1 + len(others)))])
+    return device.race(variants, request.threads, stopped)
 
 
 def model_digest(model: Path | bytes) -> str:

@@ -18,7 +18,7 @@ from compiler.plan import GraphPlan
 from compiler.runtime.executable import Executable
 from compiler.runtime.sized import SizedExecutable
 from compiler.schedule.schedule import Schedule
-from compiler.target import host_target
+from compiler.target import resolve_target
 from db.storage import Storage
 from service.jobs.graph_choice import known_plan, model_digest
 from service.jobs.no_regret import Settled, settle
@@ -76,10 +76,10 @@ class KnownModel:
         request = ModelRequest(
             self._source, "host", self.threads, self.numerics, sizes, self._digest
         )
-        target = host_target()
+        target = resolve_target("host")
         plan = driver.make_plan(driver.optimise(graph, self.numerics), target, self.numerics)
         planned = known_plan(Planned(request, graph, plan, target), self.storage)
-        settled = settle([planned], self.storage, race=False)
+        settled = settle([planned], self.storage)
         (served,) = settled.planned
         for workload, _ in served.workloads:
             schedule = settled.schedules.best(workload.key, target.key, self.threads, self.numerics)

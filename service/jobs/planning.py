@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -40,10 +40,14 @@ TRANSFORMING = frozenset({"winograd", "strassen"})
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A model, and what it is wanted for. `digest` is the SHA-256 of its bytes, if known."""
+    """A model, and what it is wanted for.
+
+    `target` is a name, or a target that was resolved before: "host" means something else in each
+    process. `digest` is the SHA-256 of the model's bytes, if known.
+    """
 
     model: Path | bytes
-    target: str = "host"
+    target: str | Target = "host"
     threads: int = 1
     numerics: str = "fast"
     dims: Mapping[str, int] | None = None
@@ -87,7 +91,9 @@ def plan_model(
     Raises:
         CompilerError: if the model or the target is wrong or not supported.
     """
-    target = resolve_target(request.target)
+    target = request.target
+    if isinstance(target, str):
+        target = resolve_target(target)
     graph = driver.load_graph(request.model, dict(request.dims or {}), timings)
     optimised = optimise(graph, request.numerics, observer, timings)
     plan = driver.make_plan(optimised.graph, target, request.numerics, timings)
@@ -106,18 +112,30 @@ def plan_sizes(
         CompilerError: if the model or the target is wrong or not supported, or there are more
             combinations than an artifact is for.
     """
+    return tuple(_plan_each(request, dims, observer, timings))
+
+
+def plan_first_sizes(request: ModelRequest, dims: Mapping[str, Sequence[int]]) -> Planned:
+    """The first of `plan_sizes`, which takes as long as one. Raises CompilerError as that does."""
+    return next(_plan_each(request, dims))
+
+
+def _plan_each(
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[int]],
+    observer: Observer | None = None,
+    timings: Timings | None = None,
+) -> Iterator[Planned]:
     count = prod(len(sizes) for sizes in dims.values())
     if count > COMBINATIONS:
         raise InvalidArgumentError(
             f"the dimensions have {count} combinations of sizes, at most {COMBINATIONS} are allowed"
         )
     varying = sorted(name for name, sizes in dims.items() if len(sizes) > 1)
-    found = []
     for combination in product(*dims.values()):
         chosen = dict(zip(dims, combination, strict=True))
         planned = plan_model(replace(request, dims=chosen), observer, timings)
-        found.append(replace(planned, sizes=tuple((name, chosen[name]) for name in varying)))
-    return tuple(found)
+        yield replace(planned, sizes=tuple((name, chosen[name]) for name in varying))
 
 
 def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:

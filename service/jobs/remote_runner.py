@@ -13,6 +13,7 @@ from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState, RequestStatus
 from tuner.cancel import CancelToken
 from tuner.measure.measurement import Measurement, Status
+from tuner.measure.run_wire import is_run
 from tuner.measure.wire import MeasureRequest, MeasureResult, ProtocolError
 
 POLL_SECONDS = 0.02
@@ -29,15 +30,21 @@ class Interrupted(Exception):
 
 
 class RemoteRunner:
-    """Measures through the workers of one target, for one job."""
+    """Measures through the workers of one target, for one job; or through one of them alone."""
 
     def __init__(
-        self, storage: Storage, job_id: str, target_key: str, interrupt: CancelToken
+        self,
+        storage: Storage,
+        job_id: str,
+        target_key: str,
+        interrupt: CancelToken,
+        worker_id: str | None = None,
     ) -> None:
         self._storage = storage
         self._job_id = job_id
         self._target_key = target_key
         self._interrupt = interrupt
+        self._worker_id = worker_id
         self._open: dict[str, MeasureRequest] = {}
         self._looked_for_workers = float("-inf")
         self._workers = 0
@@ -53,7 +60,10 @@ class RemoteRunner:
         if time.monotonic() - self._looked_for_workers >= 1.0:
             self._looked_for_workers = time.monotonic()
             alive = self._storage.workers.list(alive=True)
-            self._workers = sum(self._target_key in worker.target_keys for worker in alive)
+            self._workers = sum(
+                self._target_key in worker.target_keys and self._worker_id in (None, worker.id)
+                for worker in alive
+            )
         return self._workers
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
@@ -70,6 +80,7 @@ class RemoteRunner:
                     payload=request.to_json(),
                     blob_digests=request.digests,
                     job_id=self._job_id,
+                    worker_id=self._worker_id,
                 )
             ]
         )
@@ -105,6 +116,8 @@ class RemoteRunner:
         payloads = self._storage.leases.payloads([status.request_id for status in statuses])
         found = []
         for request_id, payload in payloads.items():
+            if is_run(payload):
+                continue  # who asks for a run again finds it by its name
             try:
                 found.append(MeasureRequest.from_json(payload))
             except ProtocolError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from compiler.detection import best_target, can_run
+from compiler.detection import best_target, can_run, this_device
 from compiler.device import DeviceFacts
 from compiler.errors import UnknownTargetError
 from compiler.target import Target, host_target, known_targets, resolve_target
@@ -19,9 +19,10 @@ def runnable_targets(
 ) -> tuple[str, ...]:
     """Keys of the targets that a worker may be given measurements for.
 
-    The worker's own list is taken as it is. Without one: the best target of its device, every other
-    described one, this machine's own and those that jobs have named, if the device has what they
-    need; the best one and this machine's also with narrower vectors.
+    The worker's own list is taken as it is. Without one: the best target of its device first, then
+    every other described one, this machine's own and those that jobs have named, if the device has
+    what they need; the best one and this machine's also with narrower vectors. For a device like
+    this machine the best is what `host` means here, which knows more of it than a description.
 
     Args:
         named: names or keys.
@@ -38,7 +39,11 @@ def runnable_targets(
         return ()
     facts = DeviceFacts.from_json(device)
     best, _ = best_target(facts)
-    candidates = [*_widths(best), *known_targets().values(), *_own(), *_stored(storage)]
+    first, others = _widths(best), _own()
+    here = this_device()
+    if (facts.processor, facts.features) == (here.processor, here.features):
+        first, others = others, first
+    candidates = [*first, *others, *known_targets().values(), *_stored(storage)]
     return tuple(dict.fromkeys(t.key for t in candidates if can_run(t, facts)))
 
 

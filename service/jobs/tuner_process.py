@@ -11,8 +11,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,33 +19,24 @@ from typing import Any
 import structlog
 
 from compiler.errors import CompilerError
-from compiler.program_builder import KernelCache
-from compiler.runtime.artifact import Artifact
+from compiler.target import Target, resolve_target
 from db.errors import DatabaseError, StaleLeaseError, StorageError
 from db.job_states import JobState
 from db.storage import Storage
-from db.stores.jobs import Job, JobClaim, JobProgress
+from db.stores.jobs import Job, JobClaim
 from service.jobs.cost_models import train_due
-from service.jobs.graph_choice import choose_plan, confirm_plan, keep_plan
-from service.jobs.no_regret import settle
-from service.jobs.planning import ModelRequest, Planned, plan_model, tasks_of
-from service.jobs.remote_runner import Interrupted, RemoteRunner
+from service.jobs.job_spec import JobSpec
+from service.jobs.leased_device import JobCancelled, LeasedDevice
+from service.jobs.planning import ModelRequest
+from service.jobs.remote_runner import Interrupted
+from service.jobs.run_job import JobWatcher, Workshop, run_job
 from service.jobs.tracker import Tracker
-from service.jobs.tuning import (
-    Budget,
-    build_artifact,
-    default_builders,
-    save_texts,
-    store_artifact,
-    tune_tasks,
-)
-from service.jobs.verification import Verifier
+from service.jobs.tuning import default_builders, store_artifact
 from service.settings import Settings
 from tuner.cancel import CancelToken
 from tuner.events import Event, Finished, Recorded
 from tuner.measure.builder import ProcessBuilder
 from tuner.measure.oracle import ReferenceCache
-from tuner.tasks import Task
 
 log = structlog.get_logger("tilewright.tuner")
 
@@ -184,10 +174,13 @@ class TunerProcess:
 
     def _work(self, claim: JobClaim, job: Job, cancel: CancelToken, interrupt: CancelToken) -> None:
         try:
-            _Run(self, claim, job, cancel, interrupt).run()
+            self._run(claim, job, cancel, interrupt)
         except Interrupted as error:
             log.info("job given back", job=job.id, reason=str(error))
             self._storage.jobs.release(claim)
+        except JobCancelled:
+            self._storage.leases.cancel(job_id=job.id)
+            self._storage.jobs.transition(claim, JobState.CANCELLED)
         except StaleLeaseError:
             raise
         except CompilerError as error:
@@ -202,6 +195,49 @@ class TunerProcess:
             log.error("bug", job=job.id, exc_info=error)
             self._fail(claim, f"internal error: {type(error).__name__}: {error}")
 
+    def _run(self, claim: JobClaim, job: Job, cancel: CancelToken, interrupt: CancelToken) -> None:
+        storage = self._storage
+        target = _target_of(job, storage)
+        options = dict(job.options)
+        worker_id = options.pop("worker_id", None)
+        spec = JobSpec.of_options(
+            ModelRequest(
+                storage.blobs.get(job.model_digest),
+                target,
+                job.threads,
+                job.numerics,
+                digest=job.model_digest,
+            ),
+            options,
+        )
+        budget = replace(spec.budget, seconds=_seconds_left(job, storage))
+        reporter = JobReporter(storage, claim, job, interrupt)
+        workshop = Workshop(storage, self.builder, self._references)
+        with (
+            LeasedDevice(storage, job.id, target, interrupt, cancel, worker_id) as device,
+            tempfile.TemporaryDirectory(prefix="tilewright-artifact-") as temporary,
+        ):
+            reporter.device = device
+            folder = Path(temporary) / "artifact"
+            outcome = run_job(
+                replace(spec, budget=budget),
+                device,
+                workshop,
+                reporter,
+                job_id=job.id,
+                token=cancel,
+                output=folder,
+            )
+            if outcome.cancelled:
+                storage.leases.cancel(job_id=job.id)
+                storage.jobs.transition(claim, JobState.CANCELLED)
+                return
+            digest = store_artifact(folder, storage)
+        storage.jobs.transition(
+            claim, JobState.SUCCEEDED, result=outcome.report(), artifact_digest=digest
+        )
+        log.info("job succeeded", job=job.id, trials=outcome.finished.trials_done)
+
     def _fail(self, claim: JobClaim, error: str) -> None:
         log.warning("job failed", job=claim.job_id, error=error)
         self._storage.leases.cancel(job_id=claim.job_id)
@@ -215,109 +251,37 @@ class TunerProcess:
             self._builder.start()
         return self._builder
 
-    @property
-    def storage(self) -> Storage:
-        return self._storage
 
-    @property
-    def references(self) -> ReferenceCache:
-        return self._references
+class JobReporter(JobWatcher):
+    """Tells the database how a job goes, and ends it when the tuner has to let go of it."""
 
-
-class _Run:
-    """One job in one tuner."""
-
-    def __init__(
-        self,
-        tuner: TunerProcess,
-        claim: JobClaim,
-        job: Job,
-        cancel: CancelToken,
-        interrupt: CancelToken,
-    ) -> None:
-        self._tuner = tuner
-        self._storage = tuner.storage
+    def __init__(self, storage: Storage, claim: JobClaim, job: Job, interrupt: CancelToken) -> None:
+        self._storage = storage
         self._claim = claim
         self._job = job
-        self._cancel = cancel
         self._interrupt = interrupt
+        self._tracker: Tracker | None = None
         self._told = float("-inf")
-        self._kernels = KernelCache()
+        self.device: LeasedDevice | None = None
 
-    def run(self) -> None:
-        job, storage = self._job, self._storage
-        options = job.options
-        self._phase("importing")
-        planned = plan_model(
-            ModelRequest(
-                storage.blobs.get(job.model_digest),
-                job.target,
-                job.threads,
-                job.numerics,
-                options.get("dims"),
-                job.model_digest,
-            )
-        )
-        budget = replace(Budget.of_job(options), seconds=self._seconds())
-        target_key = planned.target.key
-        runner = RemoteRunner(storage, job.id, target_key, self._interrupt)
-        self._phase("planning")
-        chosen = choose_plan(
-            planned,
-            storage,
-            self._tuner.builder,
-            runner,
-            budget,
-            job_id=job.id,
-            token=self._cancel,
-            references=self._tuner.references,
-            kernels=self._kernels,
-        )
-        planned, budget = chosen.planned, chosen.budget
-        save_texts(planned, storage)
-        tasks = tasks_of(planned)
-        tracker = Tracker(tasks, budget.trials)
-        storage.tasks.put(self._claim, list(tracker.rows.values()))
-        storage.jobs.progress(self._claim, tracker.progress, target_key=target_key)
+    def phase(self, name: str) -> None:
+        """Raises Interrupted if the process must let go of the job."""
+        if self._interrupt.cancelled:
+            raise Interrupted(self._interrupt.reason)
+        if name == "settling":
+            # what the search still had under way is of no use any more
+            self._storage.leases.cancel(job_id=self._job.id)
+        if name == "building":
+            self._storage.jobs.transition(self._claim, JobState.VERIFYING)
+        base = self._job.progress if self._tracker is None else self._tracker.progress
+        self._storage.jobs.progress(self._claim, replace(base, phase=name))
 
-        def on_event(event: Event) -> None:
-            self._report(tracker, event, runner)
+    def tasks(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._storage.tasks.put(self._claim, list(tracker.rows.values()))
+        self._storage.jobs.progress(self._claim, tracker.progress)
 
-        def tuned(
-            tasks: list[Task],
-            budget: Budget,
-            on_event: Callable[[Event], None] = lambda _: None,
-        ) -> Finished:
-            return tune_tasks(
-                tasks,
-                storage,
-                self._tuner.builder,
-                runner,
-                budget,
-                job_id=job.id,
-                on_event=on_event,
-                token=self._cancel,
-                references=self._tuner.references,
-            )
-
-        finished = tuned(tasks, budget, on_event)
-        if not finished.cancelled:
-            planned = confirm_plan(chosen, storage, tuned, self._kernels)
-        storage.leases.cancel(job_id=job.id)
-        if finished.cancelled or self._cancel.cancelled:
-            storage.jobs.transition(self._claim, JobState.CANCELLED)
-            return
-        self._deliver(planned, tracker, finished)
-
-    def _seconds(self) -> float | None:
-        """What is left of the job's time: it also runs while no tuner is up."""
-        seconds = self._job.options.get("seconds")
-        if seconds is None:
-            return None
-        started = self._job.started_at or self._storage.clock()
-        return max(LEAST_SECONDS, float(seconds) - (self._storage.clock() - started))
-
-    def _report(self, tracker: Tracker, event: Event, runner: RemoteRunner) -> None:
+    def event(self, event: Event, tracker: Tracker) -> None:
         changed = tracker.take(event)
         self._storage.tasks.put(self._claim, changed)
         if isinstance(event, Recorded):
@@ -327,57 +291,26 @@ class _Run:
         now = time.monotonic()
         if now - self._told >= PROGRESS_SECONDS or isinstance(event, Finished):
             self._told = now
-            extra: dict[str, Any] = {"workers": runner.workers}
+            extra: dict[str, Any] = {}
+            if self.device is not None:
+                extra["workers"] = self.device.workers
             if tracker.candidates_per_second is not None:
                 extra["candidates_per_second"] = tracker.candidates_per_second
             self._storage.jobs.progress(self._claim, tracker.progress, event=extra)
 
-    def _deliver(self, planned: Planned, tracker: Tracker, finished: Finished) -> None:
-        """Build the artifact, verify it, and end the job."""
-        storage, job = self._storage, self._job
-        storage.jobs.transition(self._claim, JobState.VERIFYING)
-        self._phase("building", tracker.progress)
-        with tempfile.TemporaryDirectory(prefix="tilewright-artifact-") as temporary:
-            folder = Path(temporary) / "artifact"
-            settled = settle([planned], storage, job_id=job.id, kernels=self._kernels)
-            (served,) = settled.planned
-            with Verifier([served]) as verifier:
 
-                def check(made: Artifact) -> None:
-                    self._phase("verifying", tracker.progress)
-                    verifier.verify(made)
+def _target_of(job: Job, storage: Storage) -> Target:
+    """What the api resolved when the job was made: "host" is its machine, not this one."""
+    if job.target_key is None:  # a job of an earlier release
+        return resolve_target(job.target)
+    _, description = storage.workloads.target(job.target_key)
+    return Target.from_json(description)
 
-                build_artifact(
-                    [served], settled.schedules, folder, kernels=self._kernels, check=check
-                )
-            checked = verifier.found
-            digest = store_artifact(folder, storage)
-        keep_plan(planned, storage)
-        result = {
-            "default_seconds": tracker.progress.default_seconds,
-            "best_seconds": tracker.progress.best_seconds,
-            "trials": finished.trials_done,
-            "tuning_seconds": finished.seconds_elapsed,
-            "ended": finished.ended.value,
-            "forecast": None if finished.forecast is None else asdict(finished.forecast),
-            "forecast_error": None
-            if finished.forecast_error is None
-            else asdict(finished.forecast_error),
-            "largest_error": checked.error,
-            "verified": checked.complete,
-            "unverified": list(checked.unverified),
-            "end_to_end": settled.verdict.to_json(),
-            "tasks": len(finished.tasks),
-            "tasks_from_database": sum(status.from_store for status in finished.tasks),
-            "plan": served.decision,
-        }
-        storage.jobs.transition(
-            self._claim, JobState.SUCCEEDED, result=result, artifact_digest=digest
-        )
-        log.info("job succeeded", job=job.id, trials=finished.trials_done)
 
-    def _phase(self, phase: str, progress: JobProgress | None = None) -> None:
-        if self._interrupt.cancelled:
-            raise Interrupted(self._interrupt.reason)
-        base = progress or self._job.progress
-        self._storage.jobs.progress(self._claim, replace(base, phase=phase))
+def _seconds_left(job: Job, storage: Storage) -> float | None:
+    """What is left of the job's time: it also runs while no tuner is up."""
+    seconds = job.options.get("seconds")
+    if seconds is None:
+        return None
+    started = job.started_at or storage.clock()
+    return max(LEAST_SECONDS, float(seconds) - (storage.clock() - started))

@@ -24,7 +24,7 @@ Where it may, on every draw of the inputs, they are called unverified.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -38,13 +38,13 @@ from compiler.graph.ir import Graph, Node
 from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops.interpret import run_graph
 from compiler.runtime.artifact import Artifact
-from compiler.runtime.executable import Executable
 from compiler.runtime.native_functions import native_signature
 from compiler.runtime.program import BufferRef, Copy, Instruction, NativeCall, Port, Program, Space
-from compiler.target import host_target
+from service.jobs.device import Device, DeviceError, Loadable
+from service.jobs.loadables import of_artifact
 from service.jobs.planning import Planned
 from service.jobs.rounding import clearly_wrong
-from service.jobs.tuning import VERIFY_SEED, random_arrays
+from tuner.measure.model_runs import INPUT_SEED, input_spec, largest_error
 
 MODEL_TOLERANCE = 1e-4
 """Largest error of a whole model in float32, relative to its largest output."""
@@ -69,12 +69,14 @@ class Verification:
 
     Attributes:
         error: the largest error of the outputs that were verified, relative to each one's largest
-            value; None if there are none, or the target does not run on this machine.
+            value; None if there are none, or it was not run.
         unverified: outputs that differ from the reference, behind choices that cannot be seen.
+        not_run: why it was not run; "" if it was.
     """
 
     error: float | None
     unverified: tuple[str, ...] = ()
+    not_run: str = ""
 
     @property
     def complete(self) -> bool:
@@ -83,8 +85,8 @@ class Verification:
 
     def text(self) -> str:
         """For people: `largest error 1.2e-06; not verified: y`."""
-        if self.error is None and not self.unverified:
-            return "not run here"
+        if self.not_run:
+            return f"not verified: {self.not_run}"
         parts = [] if self.error is None else [f"largest error {self.error:.1e}"]
         if self.unverified:
             parts.append(f"not verified: {', '.join(self.unverified)}")
@@ -95,37 +97,43 @@ def worst(found: Sequence[Verification]) -> Verification:
     """Several verifications (one for each size) as one."""
     errors = [one.error for one in found if one.error is not None]
     unverified = dict.fromkeys(name for one in found for name in one.unverified)
-    return Verification(max(errors, default=None), tuple(unverified))
+    reason = next((one.not_run for one in found if one.not_run), "")
+    return Verification(max(errors, default=None), tuple(unverified), reason)
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A native call of a program, and the numbers of the outputs that hold its buffers."""
+    """A native call of a program, and the names of the outputs that hold its buffers."""
 
     function: str
     parameters: tuple[int, ...]
-    inputs: tuple[int, ...]
-    output: int
+    inputs: tuple[str, ...]
+    output: str
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        return (*self.inputs, self.output)
 
 
 class Verifier:
-    """Verifies the artifact of one model, at one or several sizes; `found` is what came of it.
+    """Verifies the artifact of one model on a device, at one or several sizes.
 
-    A context: a thread computes the references on the first draw while the caller builds what is
-    compared with them. Where a model chooses by value its reference follows the program, and has
-    to wait for that.
+    `found` is what came of it. A context: a thread computes the references on the first draw while
+    the caller builds what is compared with them. Where a model chooses by value its reference
+    follows the program, and has to wait for that.
     """
 
     found: Verification
 
-    def __init__(self, planned: Sequence[Planned]) -> None:
+    def __init__(self, planned: Sequence[Planned], device: Device) -> None:
         self._planned = tuple(planned)
+        self._device = device
         self._pool = ThreadPoolExecutor(1, "tilewright-reference")
         self._expected: list[Future[list[np.ndarray]] | None] = []
 
     def __enter__(self) -> Verifier:
         for each in self._planned:
-            ahead = each.target.runs_on(host_target()) and not _follows(each.graph)
+            ahead = self._device.runs(each.target) and not _follows(each.graph)
             self._expected.append(self._pool.submit(_first_draw, each.graph) if ahead else None)
         return self
 
@@ -144,31 +152,44 @@ class Verifier:
             CompilerError: see `verify_artifact`.
         """
         pairs = zip(self._planned, self._expected, strict=True)
-        self.found = worst([verify_artifact(p, artifact, expected) for p, expected in pairs])
+        self.found = worst(
+            [verify_artifact(p, artifact, self._device, expected) for p, expected in pairs]
+        )
 
 
 def verify_artifact(
-    planned: Planned, artifact: Artifact, expected: Future[list[np.ndarray]] | None = None
+    planned: Planned,
+    artifact: Artifact,
+    device: Device,
+    expected: Future[list[np.ndarray]] | None = None,
 ) -> Verification:
-    """Compare an artifact with the references, where its target runs on this machine.
+    """Compare an artifact with the references, on a device that its target runs on.
 
     `expected` are the outputs of the reference on the first draw, should somebody compute them.
+    Where the device cannot run it (it is absent, or has not the memory) the verification says so.
 
     Raises:
         CompilerError: if the error is over the tolerance and rounding cannot be why, or a choice is
-            another than the values say: the artifact must not be used; or if a loop of the model
-            does not end.
+            another than the values say, or the artifact crashes: it must not be used; or if a loop
+            of the model does not end.
     """
-    if not planned.target.runs_on(host_target()):
-        return Verification(None)
-    loaded = artifact.executable(planned.threads, dict(planned.sizes))
+    if not device.runs(planned.target):
+        return Verification(
+            None, not_run=f"{device.name} does not run target '{planned.target.name}'"
+        )
+    loadable = of_artifact(artifact, dict(planned.sizes))
     undecided: UndecidedError | None = None
     found: Verification | None = None
     for attempt in range(ATTEMPTS):
         try:
-            found = _verify(planned.graph, loaded, VERIFY_SEED + attempt, expected)
+            seed = INPUT_SEED + attempt
+            found = _verify(planned.graph, loadable, device, planned.threads, seed, expected)
         except UndecidedError as error:
             undecided = error
+        except DeviceError as error:
+            if error.ran:
+                raise
+            return Verification(None, not_run=str(error))
         else:
             if found.complete:
                 break
@@ -180,12 +201,13 @@ def verify_artifact(
 
 
 def _draw(graph: Graph, seed: int) -> dict[str, np.ndarray]:
+    """The inputs that a device draws from the same seed."""
     types = graph.types
-    return random_arrays({v: (types[v].shape, types[v].dtype) for v in graph.inputs}, seed)
+    return {v: input_spec(v, types[v].shape, types[v].dtype, seed).draw() for v in graph.inputs}
 
 
 def _first_draw(graph: Graph) -> list[np.ndarray]:
-    return run_graph(graph, _draw(graph, VERIFY_SEED))
+    return run_graph(graph, _draw(graph, INPUT_SEED))
 
 
 def _follows(graph: Graph) -> bool:
@@ -195,7 +217,9 @@ def _follows(graph: Graph) -> bool:
 
 def _verify(
     graph: Graph,
-    executable: Executable,
+    loadable: Loadable,
+    device: Device,
+    threads: int,
     seed: int,
     ahead: Future[list[np.ndarray]] | None,
 ) -> Verification:
@@ -203,13 +227,19 @@ def _verify(
     if any(node.bodies for node in graph.nodes):
         # first: it gives up on loops that do not end
         _ = run_graph(graph, inputs) if ahead is None else ahead.result()
-    program, calls = observed(executable.program)
-    results = executable.with_program(program).run(inputs)
-    choices = Choices(graph, calls, results)
+    program, calls = observed(loadable.program)
+    looked_at = [name for call in calls for name in call.buffers]
+    values: Mapping[str, np.ndarray] = {}
+    if calls:
+        watched = _with_program(loadable, program)
+        values = device.check(watched, threads, seed, {}, looked_at).fetched
+    choices = Choices(graph, calls, values)
     expected = run_graph(graph, inputs, chosen=choices) if ahead is None else ahead.result()
+    ports = [port.name for port in loadable.program.outputs]
+    wanted = {p: np.asarray(e) for p, e in zip(ports, expected, strict=True)}
+    checked = device.check(loadable, threads, seed, wanted)
+    errors = {n: checked.errors[p] for n, p in zip(graph.outputs, ports, strict=True)}
     hidden = chosen_outputs(graph)
-    pairs = zip(graph.outputs, results[: len(expected)], expected, strict=True)
-    errors = {name: largest_model_error([ours], [theirs]) for name, ours, theirs in pairs}
     unverified = tuple(n for n, e in errors.items() if n in hidden and not e <= MODEL_TOLERANCE)
     doubted = {name: errors[name] for name in unverified}
     wrong = clearly_wrong(graph, inputs, expected, doubted, largest_model_error) if doubted else ()
@@ -225,16 +255,25 @@ def _verify(
     )
 
 
+def _with_program(loadable: Loadable, program: Program) -> Loadable:
+    """Another program over the same code and weights."""
+    return replace(
+        loadable,
+        program=program,
+        load=lambda threads: loadable.load(threads).with_program(program),
+    )
+
+
 def observed(program: Program) -> tuple[Program, tuple[_Call, ...]]:
     """The program with what its native calls read and wrote as further outputs, in bytes."""
     instructions: list[Instruction] = []
     ports = list(program.outputs)
     calls = []
 
-    def copy(source: BufferRef, size: int) -> tuple[int, Copy]:
-        ports.append(Port(f"observed {len(ports)}", DType.UINT8, (size,)))
-        number = len(ports) - 1
-        return number, Copy(BufferRef(Space.OUTPUT, number), source, size)
+    def copy(source: BufferRef, size: int) -> tuple[str, Copy]:
+        number = len(ports)
+        ports.append(Port(f"observed {number}", DType.UINT8, (size,)))
+        return ports[number].name, Copy(BufferRef(Space.OUTPUT, number), source, size)
 
     for instruction in program.instructions:
         if not isinstance(instruction, NativeCall) or instruction.function == TRIM:
@@ -245,8 +284,8 @@ def observed(program: Program) -> tuple[Program, tuple[_Call, ...]]:
         before = [copy(ref, n) for ref, n in zip(buffers, signature.inputs, strict=True)]
         after = copy(instruction.buffers[len(buffers)], signature.output)
         instructions += [*(c for _, c in before), instruction, after[1]]
-        numbers = tuple(number for number, _ in before)
-        calls.append(_Call(instruction.function, instruction.parameters, numbers, after[0]))
+        names = tuple(name for name, _ in before)
+        calls.append(_Call(instruction.function, instruction.parameters, names, after[0]))
     changed = replace(program, outputs=tuple(ports), instructions=tuple(instructions))
     return changed, tuple(calls)
 
@@ -258,10 +297,12 @@ class Choices:
     rounding may be the reason.
     """
 
-    def __init__(self, graph: Graph, calls: Sequence[_Call], results: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self, graph: Graph, calls: Sequence[_Call], values: Mapping[str, np.ndarray]
+    ) -> None:
         self._graph = graph
         self._calls = calls
-        self._results = results
+        self._values = values
         self.undecided = ""
 
     def __call__(
@@ -281,8 +322,8 @@ class Choices:
             if (call.function, call.parameters) != (function, parameters):
                 continue
             own = [
-                self._value(n, kind.dtype, kind.shape)
-                for n, kind in zip(call.inputs, kinds, strict=True)
+                self._value(name, kind.dtype, kind.shape)
+                for name, kind in zip(call.inputs, kinds, strict=True)
             ]
             if not self._agree(node, own, operands):
                 continue
@@ -297,9 +338,9 @@ class Choices:
             return made
         return result
 
-    def _value(self, number: int, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+    def _value(self, name: str, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
         """A buffer as the reference computes with it."""
-        values = from_memory(self._results[number].view(dtype.numpy).reshape(shape), dtype)
+        values = from_memory(self._values[name].view(dtype.numpy).reshape(shape), dtype)
         return values.astype(np.float32) if dtype is DType.FLOAT16 else values
 
     def _agree(self, node: Node, own: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> bool:
@@ -322,21 +363,9 @@ def largest_model_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndar
 
     NaNs and infinities must be at the same places.
     """
-    worst = 0.0
     if len(actual) != len(expected):
         return float("inf")
-    for ours, theirs in zip(actual, expected, strict=True):
-        if ours.shape != theirs.shape:
-            return float("inf")
-        mine, other = ours.astype(np.float64), theirs.astype(np.float64)
-        finite = np.isfinite(other)
-        if not np.array_equal(mine[~finite], other[~finite], equal_nan=True):
-            return float("inf")
-        difference = np.abs(mine[finite] - other[finite])
-        if difference.size:
-            scale = float(np.abs(other[finite]).max()) or 1.0
-            worst = max(worst, float(np.nan_to_num(difference, nan=np.inf).max()) / scale)
-    return worst
+    return max(map(largest_error, actual, expected), default=0.0)
 
 
 def chosen_outputs(graph: Graph) -> frozenset[str]:

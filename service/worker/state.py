@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -123,41 +122,6 @@ class StateFolder:
     def forget(self, request_id: str) -> None:
         """The service has the result (or does not want it)."""
         (self.path / "spool" / f"{request_id}.json").unlink(missing_ok=True)
-
-
-class BlobCache:
-    """Files by digest; the least recently used go when there is too much."""
-
-    def __init__(self, folder: Path, limit_bytes: int) -> None:
-        self._folder = folder
-        self._limit_bytes = limit_bytes
-        self._lock = threading.Lock()
-        for left_over in folder.glob(".*"):
-            left_over.unlink()
-
-    def path(self, digest: str) -> Path:
-        return self._folder / digest
-
-    def __contains__(self, digest: str) -> bool:
-        """Whether the file is there; looking at it makes it recent."""
-        path = self.path(digest)
-        try:
-            os.utime(path)
-        except FileNotFoundError:
-            return False
-        return True
-
-    def trim(self, keep: Collection[str]) -> None:
-        """Delete the oldest files beyond the limit, but none in `keep`."""
-        with self._lock:
-            files = [(path.stat(), path) for path in self._folder.iterdir()]
-            total = sum(stat.st_size for stat, _ in files)
-            for stat, path in sorted(files, key=lambda item: item[0].st_mtime):
-                if total <= self._limit_bytes:
-                    return
-                if path.name not in keep:
-                    path.unlink(missing_ok=True)
-                    total -= stat.st_size
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -20,6 +20,7 @@ from compiler.ops import control
 from compiler.runtime.artifact import read_artifact
 from compiler.target import host_target
 from service.jobs import rounding
+from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, plan_model
 from service.jobs.verification import Verification, verify_artifact, worst
 from tests.integration.control_models import (
@@ -34,6 +35,9 @@ from tests.integration.control_models import (
     runtime,
 )
 
+HERE = LocalDevice()
+"""It measures no kernel, and so starts no child."""
+
 
 @pytest.mark.skipif(not linkers(), reason="no linker")
 @pytest.mark.parametrize("make", [nested, choosing, counting])
@@ -43,7 +47,7 @@ def test_artifacts_with_control_flow_are_verified(
     planned = plan_model(ModelRequest(make().SerializeToString()))
     builder = driver.ProgramBuilder(None, planned.target)
     driver.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
-    checked = verify_artifact(planned, read_artifact(tmp_path / "artifact"))
+    checked = verify_artifact(planned, read_artifact(tmp_path / "artifact"), HERE)
     assert checked.complete and checked.error is not None and checked.error < 1e-4
     assert plan_summary(planned.plan).controls
 
@@ -64,18 +68,18 @@ def test_what_differs_behind_hidden_choices_is_an_error_unless_rounding_may_be_w
     planned = plan_model(ModelRequest(proto.SerializeToString()))
     builder = driver.ProgramBuilder(None, planned.target)
     driver.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
-    assert verify_artifact(planned, read_artifact(tmp_path / "artifact")).complete
+    assert verify_artifact(planned, read_artifact(tmp_path / "artifact"), HERE).complete
     for tensor in proto.graph.initializer:
         moved = numpy_helper.to_array(tensor) * np.float32(1.01)
         tensor.CopyFrom(numpy_helper.from_array(moved, tensor.name))
     other = plan_model(ModelRequest(proto.SerializeToString()))
     with pytest.raises(CompilerError, match="differs from its reference"):
-        verify_artifact(other, read_artifact(tmp_path / "artifact"))
+        verify_artifact(other, read_artifact(tmp_path / "artifact"), HERE)
     if not computed:
         return
     # numbers moved so far that the branch is taken by chance
     monkeypatch.setattr(rounding, "MOVED_BY", 1e3)
-    checked = verify_artifact(other, read_artifact(tmp_path / "artifact"))
+    checked = verify_artifact(other, read_artifact(tmp_path / "artifact"), HERE)
     assert (checked.error, checked.unverified, checked.complete) == (0.0, ("y",), False)
     assert checked.text() == "largest error 0.0e+00; not verified: y"
     assert worst([Verification(1e-6), checked]) == Verification(1e-6, ("y",))
@@ -91,7 +95,7 @@ def test_what_does_not_end_on_generated_inputs_is_not_run(
     driver.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
     monkeypatch.setattr(control, "ENDLESS_STEPS", 50)
     with pytest.raises(CompilerError, match="a loop has not ended after 50 steps"):
-        verify_artifact(planned, read_artifact(tmp_path / "artifact"))
+        verify_artifact(planned, read_artifact(tmp_path / "artifact"), HERE)
 
 
 ALONE = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -19,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from compiler import load_artifact
 from service.api.schemas import JobRequest, LookupRequest
 from service.archive import unpack
+from service.cli import run as run_cli
 from service.client import Client, ClientError
 
 
@@ -108,7 +110,13 @@ def service(tmp_path: Path, database_url: str) -> Iterator[Client]:
     assert codes == [0, 0], (tmp_path / "log").read_text()
 
 
-def test_a_model_goes_in_and_a_tuned_artifact_comes_out(service: Client, tmp_path: Path) -> None:
+def test_a_model_goes_in_and_a_tuned_artifact_comes_out(
+    service: Client,
+    database_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     parameters = model_and_parameters(tmp_path / "mlp.onnx")
     digest = service.upload(tmp_path / "mlp.onnx").digest
     request = JobRequest(model=digest, trials=16, dims={"batch": 4})
@@ -120,6 +128,13 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(service: Client, tmp_pat
     assert 0 < job.progress.trials_done <= 16
     assert job.progress.best_seconds is not None
     assert all(task.status == "tuned" for task in service.tasks(job.id))
+    # the whole model was verified, and raced, on the worker
+    (worker,) = service.workers()
+    assert job.result is not None
+    assert job.result["verified"] and job.result["largest_error"] < 1e-4
+    assert job.result["end_to_end"]["outcome"] in ("faster", "tie", "slower", "same")
+    assert job.result["device"]["name"] == worker.name
+    assert job.result["device"]["facts"]["model"] == worker.device["model"]
 
     service.artifact(job.id, tmp_path / "artifact.tar")
     unpack(tmp_path / "artifact.tar", tmp_path / "artifact")
@@ -128,9 +143,8 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(service: Client, tmp_pat
     expected = np.maximum(x @ parameters["w1"], 0) @ parameters["w2"]
     assert np.abs(y - expected).max() <= 1e-4 * np.abs(expected).max()
 
-    lookup = service.api.lookup(LookupRequest(model=digest, dims={"batch": 4}))
+    lookup = service.lookup(LookupRequest(model=digest, dims={"batch": 4}))
     assert lookup.known == len(lookup.schedules)
-    (worker,) = service.workers()
     for entry in lookup.schedules:
         assert entry.record is not None
         assert entry.record.measurement["worker"] == worker.id
@@ -143,3 +157,21 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(service: Client, tmp_pat
     second = service.job(again.id)
     assert (second.state, second.progress.trials_done) == ("succeeded", 0)
     assert {task.status for task in service.tasks(again.id)} == {"cached"}
+
+    # and what was made of it is looked at, and timed, on the worker
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
+    monkeypatch.setenv("TILEWRIGHT_DATABASE_URL", database_url)
+    model = [str(tmp_path / "mlp.onnx"), "--dim", "batch=4", "--on", worker.name]
+    assert run_cli(["explain", *model, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["device"] == worker.device["model"]
+    assert all(kernel["seconds"] > 0 for kernel in report["kernels"])
+    assert report["speeds"]["flops_per_second"] > 1e8
+    assert run_cli(["bench", *model]) == 0
+    assert f"on {worker.name}" in capsys.readouterr().out
+    assert run_cli(["bench", *model[:3], "--on", "nobody"]) == 1
+    assert "there is no worker 'nobody'" in capsys.readouterr().err
+    assert run_cli(["devices", "--server", service.server, "--json"]) == 0
+    here, listed = json.loads(capsys.readouterr().out)
+    assert (here["name"], listed["name"]) == ("this machine", worker.name)
+    assert here["targets"][0] in listed["targets"]

@@ -20,7 +20,8 @@ from compiler.workload import Workload
 from tuner.graph.alternatives import Alternative, alternatives, layout_choice
 from tuner.graph.planner import Planner, difference
 from tuner.graph.times import KernelTimes, MeasuredCosts
-from tuner.measure.statistics import Comparison, Outcome
+from tuner.measure.model_runs import Race
+from tuner.measure.statistics import Outcome
 
 NOISE = 0.01
 """Kernels that are measured apart differ by chance: an alternative goes on if those that it changes
@@ -37,22 +38,12 @@ SINGLES = 2
 """Alternatives that are compared as a whole beside all that promise something, taken together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Race:
-    """Plans as a whole: what the rule's takes, and each of the others in turns with it.
-
-    There are fewer comparisons than plans where time ran out.
-    """
-
-    rule_seconds: float
-    comparisons: tuple[Comparison, ...]
-
-
 Measure = Callable[[Sequence[Workload]], None]
 """Have the untuned defaults of these measured, as far as the budget goes, and stored."""
 
 Compare = Callable[[GraphPlan, Sequence[GraphPlan]], Race | None]
-"""Run plans in turns with the rule's, the first; None where this machine cannot run them."""
+"""Run plans interleaved with the rule's, the first; None where the device cannot run them. Where
+time ran out there are fewer comparisons than plans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,17 +243,17 @@ def _by_kernels(
     """Where plans cannot be run here, the sum of kernels has to do."""
     best = max(finalists, key=lambda each: _gain(tried[each.choice], CLEARLY))
     if _gain(tried[best.choice], CLEARLY) <= 0:
-        reason = "no alternative's kernels are clearly faster; none was run as a whole here"
+        reason = "no alternative's kernels are clearly faster; none was run as a whole"
         return Decision(RULE, rule, RULE_NAME, reason, None, None, tuple(tried.values()))
     saved = _percent(tried[best.choice].old_seconds, tried[best.choice].new_seconds)
-    reason = f"its kernels take {saved} less than the rule's; none was run as a whole here"
+    reason = f"its kernels take {saved} less than the rule's; none was run as a whole"
     return Decision(best.choice, best.plan, best.name, reason, None, None, tuple(tried.values()))
 
 
 def _as_a_whole(
     rule: GraphPlan, finalists: Sequence[Alternative], race: Race, tried: tuple[Tried, ...]
 ) -> Decision:
-    first = race.rule_seconds
+    first = race.incumbent_seconds
     faster = [
         (found.ratio, number)
         for number, found in enumerate(race.comparisons)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from tuner.measure.run_wire import Request, RunRequest
 from tuner.measure.wire import MeasureRequest
 
 MOST_TOGETHER = 4
@@ -19,23 +20,27 @@ MOST_TOGETHER = 4
 Item = TypeVar("Item")
 
 
-def go_together(requests: Sequence[MeasureRequest]) -> bool:
+def go_together(requests: Sequence[Request]) -> bool:
     """Whether requests may share a job of the sandbox: they screen, with equal threads.
 
-    Who compares finalists never waits between rounds, so there is no time to share.
+    Who compares finalists never waits between rounds, so there is no time to share; nor does a run
+    of whole programs.
     """
-    names = [c.trial_id for request in requests for c in request.candidates]
+    if any(isinstance(request, RunRequest) for request in requests):
+        return len(requests) == 1
+    measured = [request for request in requests if isinstance(request, MeasureRequest)]
+    names = [c.trial_id for request in measured for c in request.candidates]
     return (
-        len({request.key.threads for request in requests}) == 1
+        len({request.key.threads for request in measured}) == 1
         and len(set(names)) == len(names)
-        and not any(request.incumbent for request in requests)
+        and not any(request.incumbent for request in measured)
     )
 
 
 class JobQueue(Generic[Item]):
     """Items in order of arrival; those at the front that go together are taken together."""
 
-    def __init__(self, request_of: Callable[[Item], MeasureRequest]) -> None:
+    def __init__(self, request_of: Callable[[Item], Request]) -> None:
         self._request_of = request_of
         self._items: deque[Item] = deque()
         self._changed = threading.Condition()

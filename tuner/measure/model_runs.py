@@ -32,7 +32,14 @@ SAMPLE_SECONDS = 0.005
 RUNS = 5
 """Of the incumbent, the fastest of which is what it takes."""
 
+INPUT_SEED = 7
+"""Of the inputs that models are raced and timed on, and of the first that they are verified on."""
+
 Run = Callable[[], object]
+
+
+def _nothing() -> None:
+    """For who need not hear of rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ def input_spec(name: str, shape: Sequence[int], dtype: DType, seed: int) -> Inpu
     return InputSpec(tuple(shape), dtype.value, seed << 32 | zlib.crc32(name.encode()), kind)
 
 
-def draw_inputs(ports: Iterable[Port], seed: int) -> dict[str, np.ndarray]:
+def draw_inputs(ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
     """Arrays for the inputs of a program, by name; bfloat16 as its raw bits.
 
     Raises:
@@ -70,7 +77,7 @@ def draw_inputs(ports: Iterable[Port], seed: int) -> dict[str, np.ndarray]:
     return {p.name: input_spec(p.name, p.shape, p.dtype, seed).draw() for p in ports}
 
 
-def run_all(executables: Sequence[Executable], seed: int) -> Run:
+def run_all(executables: Sequence[Executable], seed: int = INPUT_SEED) -> Run:
     """One run of each program on inputs that are drawn once."""
     drawn = [(executable, draw_inputs(executable.inputs, seed)) for executable in executables]
 
@@ -86,29 +93,41 @@ def race(
     challengers: Iterable[Callable[[], Run]],
     threads: int,
     stopped: Callable[[], bool] = lambda: False,
+    begin_round: Callable[[], None] = _nothing,
 ) -> Race:
-    """Each challenger in pairs with the incumbent. One that is `stopped` before it began is left
-    out; challengers are made when it is their turn."""
+    """Each challenger in pairs with the incumbent.
+
+    One that is `stopped` before it began is left out; challengers are made when it is their turn.
+    `begin_round` is called before each round, outside of what is timed.
+    """
     found: list[Comparison] = []
     for challenger in challengers:
         if stopped():
             break
-        found.append(compare_runs(challenger(), incumbent, threads))
+        found.append(compare_runs(challenger(), incumbent, threads, begin_round))
+    begin_round()
     return Race(fastest_seconds(incumbent, threads), tuple(found))
 
 
-def compare_runs(challenger: Run, incumbent: Run, threads: int) -> Comparison:
+def compare_runs(
+    challenger: Run,
+    incumbent: Run,
+    threads: int,
+    begin_round: Callable[[], None] = _nothing,
+) -> Comparison:
     """Two programs interleaved, A B B A: CPU time of this thread with one thread, else wall time.
 
     It ends early where the challenger cannot be shown to be faster any more.
     """
     clock = _clock(threads)
     for run in (challenger, incumbent):
+        begin_round()
         run()
     count = max(1, round(SAMPLE_SECONDS / max(1e-9, _timed(incumbent, 1, clock))))
     ratios: list[float] = []
     ends = time.perf_counter() + RACE_SECONDS
     while len(ratios) < PAIRS:
+        begin_round()
         before, first = _timed(incumbent, count, clock), _timed(challenger, count, clock)
         second, after = _timed(challenger, count, clock), _timed(incumbent, count, clock)
         ratios += [ours / theirs for ours, theirs in ((first, before), (second, after)) if theirs]

@@ -15,11 +15,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from tuner.measure.measurement import Measurement, Status
+from tuner.measure.run_wire import RunRequest, RunResult, RunStatus
 from tuner.measure.speed import Speed, SpeedWatch
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
@@ -55,6 +57,22 @@ class _Ended:
     culprit: str | None = None
     status: Status = Status.OK
     error: str = ""
+
+
+class _Talked(Enum):
+    """How a job ended that did not kill the child."""
+
+    TO_THE_END = auto()
+    CANCELLED = auto()
+    OUT_OF_TIME = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Death:
+    """The child died of a job; `signal` is what killed it, 0 if nothing did."""
+
+    how: str
+    signal: int = 0
 
 
 class Sandbox:
@@ -123,6 +141,47 @@ class Sandbox:
             )
             for request in requests
         ]
+
+    def run(
+        self,
+        request: RunRequest,
+        blob: Callable[[str], Path],
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> RunResult:
+        """Run whole programs. Never raises for what they do; a cancelled run is CANCELLED."""
+        files = {digest: str(blob(digest)) for digest in request.digests}
+        limit = request.limit_seconds
+        step = "start"
+        found: RunResult | None = None
+
+        def take(event: Mapping[str, Any]) -> float | None:
+            nonlocal step, found
+            match event:
+                case {"event": "begin", "step": str(step)}:
+                    return limit
+                case {"event": "result", "result": dict(result)}:
+                    found = RunResult.from_json(result)
+            return None
+
+        def ended(status: RunStatus, error: str) -> RunResult:
+            return RunResult(request.request_id, status, error, worker=self._worker)
+
+        job = {"run": request.to_json(), "files": files}
+        match self._talk(job, limit + START_LIMIT_SECONDS, take, cancelled):
+            case _Talked.TO_THE_END if found is not None:
+                return replace(found, worker=self._worker)
+            case _Talked.TO_THE_END:
+                return ended(RunStatus.FAILED, "the run gave no result")
+            case _Talked.CANCELLED:
+                return ended(RunStatus.CANCELLED, "cancelled")
+            case _Talked.OUT_OF_TIME:
+                text = f"the step '{step}' did not end within {limit:g} seconds"
+                return ended(RunStatus.TIMED_OUT, text)
+            case _Death(how, signal.SIGKILL):
+                text = f"{how} in the step '{step}', as the system does where memory runs out"
+                return ended(RunStatus.OUT_OF_MEMORY, text)
+            case _Death(how):
+                return ended(RunStatus.CRASHED, f"{how} in the step '{step}'")
 
     def _attempt(
         self,
@@ -219,41 +278,18 @@ class Sandbox:
         observed: Mapping[str, _Observed],
         cancelled: Callable[[], bool],
     ) -> _Ended:
-        self._start()
-        child = self._child
-        assert child is not None and child.stdin is not None
-        current: str | None = names[0]
-        try:
-            child.stdin.write((json.dumps(job) + "\n").encode())
-            child.stdin.flush()
-        except OSError:
-            return self._died(current)
-        # Drawing inputs and reading the reference comes before the first candidate.
-        deadline = time.monotonic() + limit + START_LIMIT_SECONDS
-        while True:
-            if cancelled():
-                self._kill()
-                return _Ended()
-            event = self._read(min(0.2, max(0.0, deadline - time.monotonic())))
-            if event is None:
-                if self._child_is_dead():
-                    return self._died(current)
-                if time.monotonic() >= deadline:
-                    self._kill()
-                    return _Ended(
-                        current, Status.RUN_TIMEOUT, f"no answer within {limit:g} seconds"
-                    )
-                continue
+        current = names[0]
+
+        def take(event: Mapping[str, Any]) -> float | None:
+            nonlocal current
             match event:
-                case {"event": "done"}:
-                    return _Ended()
                 case {"event": "prepare"}:
-                    deadline = time.monotonic() + limit + START_LIMIT_SECONDS
+                    return limit + START_LIMIT_SECONDS
                 case {"event": "speed", "arithmetic": float(arithmetic), "memory": float(memory)}:
                     self._speeds.append(self._watch.take(arithmetic, memory, threads))
                 case {"event": "begin", "trial": str(current)}:
-                    deadline = time.monotonic() + limit
                     observed[current].started = observed[current].started or self._clock()
+                    return limit
                 case {"event": "checked", "trial": str(name), "status": str(status)}:
                     observed[name].status = Status(status)
                     observed[name].ended = self._clock()
@@ -266,8 +302,60 @@ class Sandbox:
                 case {"event": "pair", "trial": str(name), "against": str(against)}:
                     observed[name].against = against
                     observed[name].ratios.append(float(event["ratio"]))
-                case _:
-                    continue
+            return None
+
+        # Drawing inputs and reading the reference comes before the first candidate.
+        ended = self._talk(job, limit + START_LIMIT_SECONDS, take, cancelled)
+        match ended:
+            case _Talked.TO_THE_END | _Talked.CANCELLED:
+                return _Ended()
+            case _Talked.OUT_OF_TIME:
+                text = f"no answer within {limit:g} seconds"
+                return _Ended(current, Status.RUN_TIMEOUT, text)
+            case _Death(how=how):
+                return _Ended(current, Status.CRASH, how)
+            case _:
+                assert_never(ended)
+
+    def _talk(
+        self,
+        job: Mapping[str, Any],
+        limit: float,
+        take: Callable[[Mapping[str, Any]], float | None],
+        cancelled: Callable[[], bool],
+    ) -> _Talked | _Death:
+        """Give the child a job and read its events until the job ends.
+
+        The child has `limit` seconds for the first event that says how many it has from there on:
+        `take` gets each event, and returns that, or None where the time goes on. A child that has
+        not answered in time, or whose job is cancelled, is killed.
+        """
+        self._start()
+        child = self._child
+        assert child is not None and child.stdin is not None
+        try:
+            child.stdin.write((json.dumps(job) + "\n").encode())
+            child.stdin.flush()
+        except OSError:
+            return self._died()
+        deadline = time.monotonic() + limit
+        while True:
+            if cancelled():
+                self._kill()
+                return _Talked.CANCELLED
+            event = self._read(min(0.2, max(0.0, deadline - time.monotonic())))
+            if event is None:
+                if self._child_is_dead():
+                    return self._died()
+                if time.monotonic() >= deadline:
+                    self._kill()
+                    return _Talked.OUT_OF_TIME
+                continue
+            if event.get("event") == "done":
+                return _Talked.TO_THE_END
+            seconds = take(event)
+            if seconds is not None:
+                deadline = time.monotonic() + seconds
 
     # ---- the child
 
@@ -309,16 +397,14 @@ class Sandbox:
     def _child_is_dead(self) -> bool:
         return self._child is None or self._child.poll() is not None
 
-    def _died(self, culprit: str | None) -> _Ended:
+    def _died(self) -> _Death:
         child = self._child
         assert child is not None
         code = child.wait()
         self._discard()
         if code < 0:
-            text = f"killed by {signal.Signals(-code).name}"
-        else:
-            text = f"exited with status {code}"
-        return _Ended(culprit, Status.CRASH, text)
+            return _Death(f"killed by {signal.Signals(-code).name}", -code)
+        return _Death(f"exited with status {code}")
 
     def _kill(self) -> None:
         if self._child is not None:

@@ -27,6 +27,8 @@ from compiler.runtime.bench import BoundKernel, reference_seconds
 from compiler.runtime.kernel import BufferSpec, KernelSpec, Role
 from compiler.runtime.packing import aligned_empty, make_weight, pack, unpack
 from compiler.runtime.verify import compare
+from tuner.measure.run_session import run_job
+from tuner.measure.run_wire import RunRequest
 from tuner.measure.statistics import racing
 from tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest, RepeatSettings
 
@@ -152,13 +154,19 @@ class Session:
     def run(self, job: Mapping[str, Any]) -> None:
         """Do a job, reporting each step before it is taken.
 
-        `{"probe": threads}` times the reference kernel. Else `requests` holds measure requests with
+        `{"probe": threads}` times the reference kernel. `run` is a request to run whole programs,
+        and `files` the paths of its blobs. Else `requests` holds measure requests with
         the paths of their `library` and `references` (one a case), and `only` names the candidates
         to measure. Requests of one job take turns: while the rounds of one lie apart, those of the
         others are run.
         """
         if "probe" in job:
             self._probe(int(job["probe"]))
+            self._emit(event="done")
+            return
+        if "run" in job:
+            self._forget()  # a whole model needs the memory
+            run_job(RunRequest.from_json(job["run"]), job["files"], self._emit)
             self._emit(event="done")
             return
         parts = [(MeasureRequest.from_json(part["request"]), part) for part in job["requests"]]
@@ -170,6 +178,12 @@ class Session:
         self._run_races(races)
         self._probe(threads)
         self._emit(event="done")
+
+    def _forget(self) -> None:
+        """Give up what is kept for further requests of the same workloads."""
+        self._buffers = _Buffers()
+        self._kept.clear()
+        self._references.clear()
 
     def _check_all(
         self,

@@ -19,7 +19,7 @@ import numpy as np
 
 from tuner.measure.measurement import Measurement, Phase, RecordKey
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of this format. A worker refuses a request of another version."""
 
 
@@ -237,6 +237,7 @@ class MeasureRequest:
 
     def to_json(self) -> dict[str, Any]:
         return {
+            "kind": "measure",
             "protocol": self.protocol,
             "request_id": self.request_id,
             "key": self.key.to_json(),
@@ -258,7 +259,7 @@ class MeasureRequest:
         Raises:
             ProtocolError: if it is of another protocol version, or a field is missing or wrong.
         """
-        _check_protocol(data)
+        check_protocol(data)
         try:
             if not data["cases"]:
                 raise ValueError("no case to check candidates on")
@@ -305,7 +306,7 @@ class MeasureResult:
         Raises:
             ProtocolError: if it is of another protocol version, or a field is missing or wrong.
         """
-        _check_protocol(data)
+        check_protocol(data)
         try:
             return cls(
                 request_id=str(data["request_id"]),
@@ -331,7 +332,8 @@ def array_to_bytes(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def _check_protocol(data: Mapping[str, Any]) -> None:
+def check_protocol(data: Mapping[str, Any]) -> None:
+    """Raises ProtocolError for a message of another version than this side's."""
     version = data.get("protocol") if isinstance(data, Mapping) else None
     if version != PROTOCOL:
         raise ProtocolError(f"protocol version {version!r}; this side speaks {PROTOCOL}")

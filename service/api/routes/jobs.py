@@ -14,6 +14,7 @@ from service.api.errors import Problem, forbidden
 from service.api.model_check import check_job
 from service.api.schemas import JobRequest, JobView, TaskView
 from service.api.views import job_view, task_view
+from service.jobs.addressee import resolve_addressee
 
 router = APIRouter(tags=["jobs"])
 
@@ -26,13 +27,19 @@ def create_job(
     idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
 ) -> JobView:
     """Queue a tuning job. The same `Idempotency-Key` gives the first job back."""
-    check_job(storage.models.data(body.model), body)
+    model = storage.models.data(body.model)
+    addressee = resolve_addressee(body.target, storage)
+    target = addressee.target
+    check_job(model, body, target)
+    # "host" and a worker's name are resolved here, and nowhere else
+    storage.workloads.put_target(target.key, target.name, target.to_json())
     job = storage.jobs.create(
         body.model,
         body.target,
+        target_key=target.key,
         threads=body.threads,
         numerics=body.numerics,
-        options=body.model_dump(exclude={"model", "target", "threads", "numerics"}),
+        options={**body.options(), "worker_id": addressee.worker_id},
         owner=token.id,
         idempotency_key=idempotency_key,
     )

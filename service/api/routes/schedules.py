@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from db.errors import NotFoundError
 from service.api.deps import Reader, StorageDep
 from service.api.errors import invalid
-from service.api.lookup import lookup_model, lookup_workloads, target_key
+from service.api.lookup import lookup_model, lookup_workloads
 from service.api.schemas import (
     Digest,
     LookupRequest,
@@ -19,6 +19,7 @@ from service.api.schemas import (
     WorkloadView,
 )
 from service.api.views import record_view
+from service.jobs.addressee import resolve_addressee
 from tuner.measure.measurement import RecordKey
 
 router = APIRouter(tags=["schedules"])
@@ -34,7 +35,8 @@ def get_schedule(
     numerics: Numerics = "fast",
 ) -> RecordView:
     """The best schedule of a workload on a target, with the measurement behind it."""
-    key = RecordKey(workload, target_key(target), threads, numerics)
+    found = resolve_addressee(target, storage).target
+    key = RecordKey(workload, found.key, threads, numerics)
     record = storage.records.best_record(key)
     if record is None:
         raise NotFoundError("schedule", f"{workload} on {target}, {threads} threads, {numerics}")

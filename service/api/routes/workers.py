@@ -18,6 +18,7 @@ from service.api.schemas import (
     WorkerView,
 )
 from service.api.views import worker_view
+from service.jobs.addressee import target_names
 from service.jobs.targets import runnable_targets
 from tuner.measure.wire import PROTOCOL
 
@@ -41,7 +42,7 @@ def register_worker(
         raise Problem(
             409,
             "protocol-version",
-            f"worker '{body.name}' speaks protocol {body.protocol}, the service {PROTOCOL}",
+            _versions_differ(body.name, body.protocol),
         )
     if body.worker_id is not None:
         own_worker(storage, body.worker_id, token)
@@ -61,11 +62,20 @@ def register_worker(
     )
 
 
+def _versions_differ(name: str, protocol: int) -> str:
+    """Which side is old, and what helps."""
+    said = f"worker '{name}' speaks protocol {protocol}, the service {PROTOCOL}"
+    if protocol < PROTOCOL:
+        return f"{said}: the worker is older; install the service's release of tilewright there"
+    return f"{said}: the service is older; update it, or install its release on the worker"
+
+
 @router.get("/workers")
 def list_workers(storage: StorageDep, _: Reader, alive: bool = False) -> list[WorkerView]:
     in_hand = storage.leases.in_hand()
     workers = storage.workers.list(alive=alive)
-    return [worker_view(worker, in_hand.get(worker.id, 0)) for worker in workers]
+    names = target_names(storage)
+    return [worker_view(worker, in_hand.get(worker.id, 0), names) for worker in workers]
 
 
 @router.post("/workers/{worker_id}/heartbeat")

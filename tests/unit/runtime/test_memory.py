@@ -9,11 +9,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import compiler
-from compiler.dtypes import DType
 from compiler.errors import OutOfMemoryError
 from compiler.runtime import memory
 from compiler.runtime.memory import available_bytes, check_memory
-from service.jobs.tuning import random_arrays
 
 GIB = 1 << 30
 
@@ -64,5 +62,3 @@ def test_runs_and_arrays_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = {"x": np.ones((20000, 1), np.float32), "z": np.ones((1, 20000), np.float32)}
     with pytest.raises(OutOfMemoryError, match=r"to run 'g': .* 1073741824 are available"):
         compiler.compile_model(model).run(inputs)
-    with pytest.raises(OutOfMemoryError, match="for arrays of the inputs"):
-        random_arrays({"x": ((1 << 20, 1 << 10), DType.FLOAT64)})

@@ -22,8 +22,10 @@ from db.stores.tokens import Scope
 from service.cli import run
 from service.jobs import tuning
 from service.jobs.cost_models import base_model, describe, due_targets, train_cost_model, train_due
-from service.jobs.tuning import Budget, tune_tasks
+from service.jobs.job_spec import JobBudget
+from service.jobs.tuning import tune_tasks
 from tests.unit.service.conftest import with_scopes
+from tests.unit.service.devices import FakeDevice
 from tuner.cancel import CancelToken
 from tuner.cost_model.metrics import Scores
 from tuner.cost_model.xgboost import XGBoostModel
@@ -169,8 +171,8 @@ def test_runs_start_from_the_promoted_version(
             [make_task(product(200), task_target)],
             storage,
             nothing,
-            nothing,
-            Budget(1),
+            FakeDevice(),
+            JobBudget(1),
             job_id="j",
             on_event=lambda event: None,
             token=CancelToken(),

@@ -16,9 +16,9 @@ from compiler.errors import CompilerError
 from compiler.plan import GraphPlan
 from compiler.runtime.executable import Executable
 from compiler.runtime.program import KernelCall
-from compiler.target import host_target
 from db.storage import Storage
 from service.jobs import graph_choice
+from service.jobs.device import DeviceError
 from service.jobs.graph_choice import (
     choose_plan,
     confirm_plan,
@@ -26,14 +26,16 @@ from service.jobs.graph_choice import (
     known_plan,
     race_plans,
 )
+from service.jobs.job_spec import JobBudget
 from service.jobs.known_model import KnownModel
+from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, Planned, plan_model
-from service.jobs.tuning import Budget
+from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeBuilder, FakeQueue
 from tuner.cancel import CancelToken
 from tuner.events import Finished
 from tuner.graph.defaults import Defaults
-from tuner.graph.search import Race
+from tuner.measure.model_runs import Race
 from tuner.measure.oracle import ReferenceCache
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import MeasureRequest
@@ -71,7 +73,7 @@ def plan(target: str = "host") -> Planned:
 
 
 @dataclass
-class Device(FakeQueue):
+class Queue(FakeQueue):
     """Runs a workload in the seconds that `by_key` has for it, else in one."""
 
     seconds: Callable[[Any], float] = lambda schedule: 1.0
@@ -104,20 +106,20 @@ def race(monkeypatch: pytest.MonkeyPatch, ratios: list[float]) -> list[int]:
     return raced
 
 
-def device(planned: Planned) -> Device:
+def device(planned: Planned) -> Queue:
     """The products with their sigmoids are slow; each alone is fast."""
-    return Device(by_key={w.key: 3.0 for w, _ in planned.workloads})
+    return Queue(by_key={w.key: 3.0 for w, _ in planned.workloads})
 
 
 def choose(
-    planned: Planned, storage: Storage, runner: Device, budget: Budget | None = None, **more: Any
-) -> graph_choice.Chosen:
+    planned: Planned, storage: Storage, runner: Queue, budget: JobBudget | None = None, **more: Any
+) -> graph_choice.ChosenPlan:
     return choose_plan(
         planned,
         storage,
         more.pop("builder", None) or FakeBuilder(),
-        runner,
-        budget or Budget(100),
+        FakeDevice(runner=runner, runnable=more.pop("runnable", True)),
+        budget or JobBudget(100),
         job_id=more.pop("job_id", "job"),
         token=more.pop("token", CancelToken()),
         references=ReferenceCache(),
@@ -130,16 +132,17 @@ class Tuning:
     """A tune loop that remembers what it was given."""
 
     cancelled: bool = False
-    given: list[tuple[list[str], Budget]] = field(default_factory=list)
+    given: list[tuple[list[str], JobBudget]] = field(default_factory=list)
 
-    def __call__(self, tasks: list[Task], budget: Budget) -> Finished:
+    def __call__(self, tasks: list[Task], budget: JobBudget) -> Finished:
         self.given.append(([task.name for task in tasks], budget))
         return Finished((), (), 0, 0.0, self.cancelled, "")
 
 
-def settled(storage: Storage, runner: Device, tune: Tuning | None = None, **more: Any) -> Planned:
+def settled(storage: Storage, runner: Queue, tune: Tuning | None = None, **more: Any) -> Planned:
     """The plan that a whole job serves."""
-    return confirm_plan(choose(plan(), storage, runner, **more), storage, tune or Tuning())
+    chosen = choose(plan(), storage, runner, **more)
+    return confirm_plan(chosen, storage, FakeDevice(), tune or Tuning())
 
 
 def operators(planned: Planned) -> list[tuple[str, ...]]:
@@ -157,13 +160,13 @@ def test_a_plan_is_found_once(storage: Storage, race: list[int]) -> None:
     assert operators(plan()) == [("matmul", "sigmoid")]
     assert operators(first) == [("matmul",), ("sigmoid",)]
     assert race == [1, 1]
-    idle, resting = Device(stuck=True), FakeBuilder()
+    idle, resting = Queue(stuck=True), FakeBuilder()
     again = choose(plan(), storage, idle, builder=resting)
     assert not resting.started
-    assert (again.planned.plan, again.budget) == (first.plan, Budget(100))
+    assert (again.planned.plan, again.budget) == (first.plan, JobBudget(100))
     assert again.planned.decision == first.decision
     tune = Tuning()
-    assert confirm_plan(again, storage, tune) == again.planned
+    assert confirm_plan(again, storage, FakeDevice(), tune) == again.planned
     assert not idle.submitted and not tune.given and race == [1, 1]
     assert known_plan(plan(), storage).plan == first.plan
     stored = {each.run_seconds for each in storage.plans.list(graph_choice.model_digest(MODEL))}
@@ -175,11 +178,11 @@ def test_the_rules_kernels_are_tuned_too_before_their_plan_goes(
 ) -> None:
     chosen = choose(plan(), storage, device(plan()))
     # the fused kernel counts for no task of the chosen plan; a third of the trials is kept for it
-    assert (chosen.budget.trials, chosen.reserve) == (66, Budget(33))
+    assert (chosen.budget.trials, chosen.reserve) == (66, JobBudget(33))
     assert known_plan(plan(), storage).decision is None  # until it is confirmed
     tune = Tuning()
-    served = confirm_plan(chosen, storage, tune)
-    assert tune.given == [(["matmul k256 +sigmoid 64x256"], Budget(33))]
+    served = confirm_plan(chosen, storage, FakeDevice(), tune)
+    assert tune.given == [(["matmul k256 +sigmoid 64x256"], JobBudget(33))]
     assert served.plan == chosen.planned.plan
     assert served.decision is not None and served.decision["tuned_ratio"] == 0.9
 
@@ -248,19 +251,19 @@ def test_a_plan_that_its_choice_no_longer_leads_to_is_not_used(storage: Storage)
 
 def test_only_a_share_of_the_trials_is_spent(storage: Storage, race: list[int]) -> None:
     runner = device(plan())
-    left = choose(plan(), storage, runner, Budget(14))  # two kernels, and three would be needed
-    assert not runner.submitted and left.budget == Budget(14)
+    left = choose(plan(), storage, runner, JobBudget(14))  # two kernels, and three would be needed
+    assert not runner.submitted and left.budget == JobBudget(14)
     assert left.planned.plan == plan().plan
     # more trials may find more: nothing is decided for good
     assert known_plan(plan(), storage).decision is None
-    nothing = choose(plan(), storage, runner, Budget(0))
+    nothing = choose(plan(), storage, runner, JobBudget(0))
     assert nothing.planned == plan() and not runner.submitted
 
 
 def test_seconds_end_the_trying(storage: Storage, race: list[int]) -> None:
     ticks = iter(range(1000))
-    runner = Device(stuck=True)
-    left = choose(plan(), storage, runner, Budget(100, 40.0), clock=lambda: float(next(ticks)))
+    runner = Queue(stuck=True)
+    left = choose(plan(), storage, runner, JobBudget(100, 40.0), clock=lambda: float(next(ticks)))
     assert left.planned.plan == plan().plan and not race
     assert left.budget.seconds is not None and left.budget.seconds < 40.0
     assert known_plan(plan(), storage).decision is None
@@ -287,22 +290,56 @@ def test_a_plan_that_does_not_compile_fails_no_job(
     assert known_plan(plan(), storage).decision is None
 
 
-def test_for_another_machine_the_kernels_decide(storage: Storage, race: list[int]) -> None:
+def test_where_the_device_cannot_run_the_target_the_kernels_decide(
+    storage: Storage, race: list[int]
+) -> None:
     here = plan("riscv64")
-    assert not here.target.runs_on(host_target())
-    chosen = choose(here, storage, device(here))
+    chosen = choose(here, storage, device(here), runnable=False)
     assert not race and chosen.planned.decision is not None
-    assert "none was run as a whole here" in chosen.planned.decision["reason"]
+    assert "none was run as a whole" in chosen.planned.decision["reason"]
     assert operators(chosen.planned) == [("matmul",), ("sigmoid",)]
 
 
-def test_plans_are_run_in_turns(storage: Storage) -> None:
+def test_a_target_of_another_machine_is_raced_on_its_device(
+    storage: Storage, race: list[int]
+) -> None:
+    here = plan("riscv64")
+    chosen = choose(here, storage, device(here))
+    assert race == [1] and chosen.planned.decision is not None
+    assert "10.0 % less as a whole" in chosen.planned.decision["reason"]
+
+
+def test_a_device_that_fails_decides_nothing_for_good(
+    storage: Storage, race: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(*_: Any, **__: Any) -> Race:
+        raise DeviceError("board 'b' does not answer")
+
+    confirmed = choose(plan(), storage, device(plan()))
+    monkeypatch.setattr(graph_choice, "race_plans", absent)
+    chosen = choose(plan(), storage, device(plan()))
+    assert chosen.planned.decision is not None
+    assert known_plan(plan(), storage).decision is None
+    served = confirm_plan(confirmed, storage, FakeDevice(), Tuning())
+    assert served.decision is not None
+    assert "not confirmed: board 'b' does not answer" in served.decision["reason"]
+    assert known_plan(plan(), storage).decision is None
+
+
+def test_plans_run_interleaved(storage: Storage) -> None:
     here = plan()
-    stops = iter([False, True])
-    race = race_plans(
-        here.plan, [here.plan] * 3, storage, here.request, here.target, lambda: next(stops)
-    )
-    assert race.rule_seconds > 0
+    stops = iter([False, False, True])
+    with LocalDevice() as local:
+        race = race_plans(
+            here.plan,
+            [here.plan] * 2,
+            storage,
+            here.request,
+            here.target,
+            local,
+            lambda: next(stops),
+        )
+    assert race.incumbent_seconds > 0
     (only,) = race.comparisons  # the time was over after one
     assert only.ratios
 

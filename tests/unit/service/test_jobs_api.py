@@ -19,6 +19,7 @@ from db.errors import StorageError, StorageKind
 from db.job_states import JobState
 from db.storage import Storage
 from db.stores.jobs import JobProgress
+from db.stores.workers import Worker
 from service.api.app import create_app
 from service.settings import Settings
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
@@ -143,6 +144,60 @@ def test_a_job_is_queued_listed_and_read(client: TestClient) -> None:
     assert client.get(f"/v1/jobs/{job['id']}/tasks").json() == []
 
 
+def test_a_job_has_what_the_command_line_has(client: TestClient, storage: Storage) -> None:
+    job = submit(client, dims={"batch": [2, 4]}, pad=True, weight_limit=1 << 20)
+    options = storage.jobs.get(job["id"]).options
+    assert options["dims"] == {"batch": [2, 4]}
+    assert (options["pad"], options["weight_limit"]) == (True, 1 << 20)
+
+
+def worker(storage: Storage, name: str, *targets: str) -> Worker:
+    keys = [resolve_target(target).key for target in targets]
+    return storage.workers.register(name, keys, {"model": name})
+
+
+def test_host_is_resolved_once_where_the_job_is_made(client: TestClient, storage: Storage) -> None:
+    job = submit(client)
+    target = resolve_target("host")
+    assert (job["target"], job["target_key"]) == ("host", target.key)
+    assert storage.workloads.target(target.key)[0] == target.name
+
+
+def test_a_job_for_a_worker_is_measured_by_it_alone(client: TestClient, storage: Storage) -> None:
+    board = worker(storage, "board", "cortex-a72", "aarch64")
+    for name in ("board", board.id):
+        job = submit(client, target=name)
+        assert job["target_key"] == resolve_target("cortex-a72").key, "the best that it runs"
+        assert job["options"]["worker_id"] == board.id
+    assert submit(client, target="cortex-a72")["options"]["worker_id"] is None
+    looked = {"model": upload(client), "dims": {"batch": 2}, "target": "board"}
+    found = client.post("/v1/schedules/lookup", json=looked).json()
+    assert found["target_key"] == resolve_target("cortex-a72").key
+
+
+def test_of_workers_with_one_name_the_one_alive_is_meant(
+    client: TestClient, storage: Storage
+) -> None:
+    gone = worker(storage, "board", "cortex-a72")
+    storage.workers.leave(gone.id)
+    alive = worker(storage, "board", "riscv64")
+    assert submit(client, target="board")["options"]["worker_id"] == alive.id
+    worker(storage, "board", "riscv64")
+    body = {"model": upload(client), "dims": {"batch": 1}, "target": "board"}
+    status, slug, detail = problem(client.post("/v1/jobs", json=body))
+    assert (status, slug) == (422, "unknown-target") and alive.id in detail
+    body["target"] = "bord"
+    assert "those alive are board" in problem(client.post("/v1/jobs", json=body))[2]
+
+
+def test_workers_are_listed_with_the_names_of_their_targets(
+    client: TestClient, storage: Storage
+) -> None:
+    worker(storage, "board", "cortex-a72", "aarch64")
+    (shown,) = client.get("/v1/workers").json()
+    assert shown["targets"] == ["cortex-a72", "aarch64"]
+
+
 def test_the_same_idempotency_key_is_the_same_job(client: TestClient) -> None:
     body = {"model": upload(client), "dims": {"batch": 1}}
     headers = {"Idempotency-Key": "once"}
@@ -161,6 +216,10 @@ def test_the_same_idempotency_key_is_the_same_job(client: TestClient) -> None:
         ({"threads": 0}, "invalid-request", "threads"),
         ({"numerics": "sloppy"}, "invalid-request", "numerics"),
         ({"dims": {"batch": 0}}, "invalid-request", "dims"),
+        ({"dims": {"batch": []}}, "invalid-request", "dims"),
+        ({"dims": {"batch": list(range(1, 66))}}, "invalid-request", "dims"),
+        ({"weight_limit": 0}, "invalid-request", "weight_limit"),
+        ({"pad": True}, "compiler-error", "nothing can be padded"),
         ({"trails": 5}, "invalid-request", "trails"),
         ({"target": "z80"}, "unknown-target", "z80"),
         ({"dims": {}}, "invalid-model", "batch"),

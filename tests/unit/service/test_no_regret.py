@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,14 +22,16 @@ from compiler.schedule.select import untuned_schedules
 from db.storage import Storage
 from service.cli import run as run_cli
 from service.cli.view import settled_line, verdict_text
-from service.jobs import no_regret
+from service.jobs.device import Device, DeviceError
 from service.jobs.known_model import KnownModel
-from service.jobs.no_regret import Served, Verdict, compare_runs, settle
+from service.jobs.local_device import LocalDevice
+from service.jobs.no_regret import Served, Verdict, settle
 from service.jobs.planning import ModelRequest, Planned, plan_model, tasks_of
 from service.jobs.tuning import build_artifact
 from service.jobs.verification import verify_artifact
+from tests.unit.service.devices import FakeDevice
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
-from tuner.measure.statistics import Comparison, Outcome
+from tuner.measure.statistics import Comparison
 
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
 
@@ -94,24 +97,21 @@ def _record(
     storage.records.add_record(TuningRecord(key, schedule, measured))
 
 
-def _outcomes(monkeypatch: pytest.MonkeyPatch, *ratios: float) -> list[float]:
-    """Pretended races, one ratio each; what is left of them."""
-    left = list(ratios)
-
-    def race(*_: object) -> Comparison:
-        return Comparison("untuned", (left.pop(0),) * 8)
-
-    monkeypatch.setattr(no_regret, "compare_runs", race)
-    return left
+@pytest.fixture(scope="module")
+def here() -> Iterator[Device]:
+    with LocalDevice() as device:
+        yield device
 
 
-def test_a_bad_record_is_not_served(storage: Storage, planned: Planned, tmp_path: Path) -> None:
+def test_a_bad_record_is_not_served(
+    storage: Storage, planned: Planned, tmp_path: Path, here: Device
+) -> None:
     """A rigged store: its record claims a nanosecond for a schedule that is slow.
 
     The race is a real one. Whatever the machine does, the slow one is not shown to be faster.
     """
     _record(storage, planned, 0, _other(planned, 0), ratio=0.1)
-    found = settle([planned], storage, job_id="j")
+    found = settle([planned], storage, here, job_id="j")
     verdict = found.verdict
     assert verdict.served is Served.DEFAULT
     assert verdict.comparison is not None and verdict.outcome in ("tie", "slower")
@@ -119,64 +119,59 @@ def test_a_bad_record_is_not_served(storage: Storage, planned: Planned, tmp_path
     assert verdict.dropped == (key,)
     (compiled,) = build_artifact(found.planned, found.schedules, tmp_path / "a")
     assert compiled.schedules[key] == _default(planned, 0) and not compiled.tuned
-    assert verify_artifact(planned, read_artifact(tmp_path / "a")).complete
+    assert verify_artifact(planned, read_artifact(tmp_path / "a"), here).complete
     assert storage.verdicts.counts() == {"default": 1}
 
 
-def test_what_wins_is_served_and_raced_once(
-    storage: Storage, planned: Planned, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left = _outcomes(monkeypatch, 0.8)
+def test_what_wins_is_served_and_raced_once(storage: Storage, planned: Planned) -> None:
+    device = FakeDevice([0.8])
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     for _ in range(2):
-        found = settle([planned], storage)
+        found = settle([planned], storage, device)
         assert (found.verdict.served, found.verdict.outcome) == (Served.TUNED, "faster")
+        assert found.verdict.device == device.facts.model
         assert (found.known, found.workloads) == (1, 2)
         key = planned.workloads[0][0].key
         assert found.schedules.best(key, "", 1, "fast") == _other(planned, 0)
-    assert not left and storage.verdicts.counts() == {"tuned": 2}
+    assert device.raced == [1] and storage.verdicts.counts() == {"tuned": 2}
     # other schedules are another race
-    _outcomes(monkeypatch, 1.0, 1.0)
     _record(storage, planned, 1, _other(planned, 1), ratio=0.99)
-    assert settle([planned], storage).verdict.served is Served.DEFAULT
+    assert settle([planned], storage, FakeDevice([1.0, 1.0])).verdict.served is Served.DEFAULT
 
 
-def test_tasks_of_doubtful_gain_fall_back_first(
-    storage: Storage, planned: Planned, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left = _outcomes(monkeypatch, 1.01, 0.9)
+def test_tasks_of_doubtful_gain_fall_back_first(storage: Storage, planned: Planned) -> None:
+    device = FakeDevice([1.01, 0.9])
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     _record(storage, planned, 1, _other(planned, 1), ratio=0.99)
-    found = settle([planned], storage)
+    found = settle([planned], storage, device)
     schedules, verdict = found.schedules, found.verdict
     sure, doubtful = (workload.key for workload, _ in planned.workloads)
     assert verdict.served is Served.PARTLY and verdict.dropped == (doubtful,)
     assert schedules.best(sure, "", 1, "fast") and not schedules.best(doubtful, "", 1, "fast")
-    assert not left and verdict.reason.startswith("all tuned schedules together: slower")
+    assert not device.ratios and verdict.reason.startswith("all tuned schedules together: slower")
 
 
-def test_a_record_of_the_default_is_no_matter_of_a_race(
-    storage: Storage, planned: Planned, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _outcomes(monkeypatch)
+def test_a_record_of_the_default_is_no_matter_of_a_race(storage: Storage, planned: Planned) -> None:
     _record(storage, planned, 0, _default(planned, 0), ratio=1.0)
-    found = settle([planned], storage)
+    found = settle([planned], storage, FakeDevice())
     assert (found.verdict.served, found.verdict.outcome) == (Served.TUNED, "same")
     assert found.known == 1 and storage.verdicts.counts() == {}
 
 
-def test_another_machine_decides_by_its_kernels(
-    storage: Storage, planned: Planned, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        (FakeDevice(runnable=False), "the fake does not run target"),
+        (FakeDevice(error=DeviceError("board 'b' does not answer")), "board 'b' does not answer"),
+    ],
+)
+def test_what_a_device_cannot_race_is_decided_by_its_kernels(
+    storage: Storage, planned: Planned, device: FakeDevice, why: str
 ) -> None:
-    _outcomes(monkeypatch)
-    from compiler.target import resolve_target
-
-    other = replace(planned, target=resolve_target("cortex-a72"))
-    key = RecordKey(other.workloads[0][0].key, other.target.key)
-    measured = Measurement(Status.OK, samples_seconds=(1.0,))
-    storage.records.add_record(TuningRecord(key, _other(planned, 0), measured))
-    verdict = settle([other], storage).verdict
-    assert verdict.outcome == "not_run" and "on the worker" in verdict.reason
+    _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
+    verdict = settle([planned], storage, device).verdict
+    assert (verdict.served, verdict.outcome) == (Served.TUNED, "not_run") and why in verdict.reason
+    assert storage.verdicts.counts() == {}, "the next job asks again"
 
 
 def test_without_a_race_records_are_served_and_said_to_be_unraced(
@@ -184,7 +179,7 @@ def test_without_a_race_records_are_served_and_said_to_be_unraced(
 ) -> None:
     """Records that come from other models: each was faster by itself, and that is all."""
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
-    found = settle([planned], storage, race=False)
+    found = settle([planned], storage)
     assert (found.verdict.served, found.verdict.outcome) == (Served.TUNED, "not_run")
     assert found.schedules.best(planned.workloads[0][0].key, "", 1, "fast") == _other(planned, 0)
     text = settled_line(found)
@@ -192,9 +187,7 @@ def test_without_a_race_records_are_served_and_said_to_be_unraced(
     assert storage.verdicts.counts() == {}, "what nobody raced is no verdict"
 
 
-def test_the_untuned_program_is_that_of_the_rules_plan(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_untuned_program_is_that_of_the_rules_plan(storage: Storage) -> None:
     """Another plan, chosen by measurements, whose tuned program then does not win."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["h"]),
@@ -210,12 +203,11 @@ def test_the_untuned_program_is_that_of_the_rules_plan(
         decision={"choice": choice.to_json(), "name": "apart", "reason": "takes less"},
     )
     _record(storage, chosen, 0, _other(chosen, 0), ratio=0.99)
-    _outcomes(monkeypatch, 1.0)
-    (served,) = settle([chosen], storage).planned
+    (served,) = settle([chosen], storage, FakeDevice([1.0])).planned
     assert served.plan == planned.plan != chosen.plan
     assert served.decision is not None and "'apart'" in served.decision["reason"]
     # whoever asks later, without a race of its own, is served the same
-    assert settle([chosen], storage, race=False).planned == (served,)
+    assert settle([chosen], storage).planned == (served,)
 
 
 def _reloaded(
@@ -253,8 +245,7 @@ def test_every_way_to_serve_records_follows_the_verdict(
     other = _other(planned, 0)
     _record(storage, planned, 0, other, ratio=0.99)
     if outcome != "not raced":
-        _outcomes(monkeypatch, 1.0 if outcome == "default" else 0.9)
-        settle([planned], storage)
+        settle([planned], storage, FakeDevice([1.0 if outcome == "default" else 0.9]))
     compiled: list[Schedule] = []
     build = ProgramBuilder.build
 
@@ -274,15 +265,14 @@ def test_every_way_to_serve_records_follows_the_verdict(
 
 
 def test_sizes_that_are_left_open_are_settled_when_they_are_met(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    storage: Storage, tmp_path: Path
 ) -> None:
     """Two sizes of one model: a race found one of them not to win."""
     model = _model([helper.make_node("MatMul", ["x", "w"], ["y"])], "rows")
     plans = {rows: plan_model(ModelRequest(model, dims={"rows": rows})) for rows in (32, 64)}
     for planned in plans.values():
         _record(storage, planned, 0, _other(planned, 0), ratio=0.99)
-    _outcomes(monkeypatch, 1.0)
-    settle([plans[64]], storage)
+    settle([plans[64]], storage, FakeDevice([1.0]))
     path = tmp_path / "model.onnx"
     path.write_bytes(model)
     known = KnownModel(str(path), storage)
@@ -308,7 +298,7 @@ def test_records_of_another_target_are_not_served(storage: Storage, planned: Pla
     for more in ({"threads": 2}, {"numerics": "strict"}):
         here = replace(RecordKey(key.workload_key, planned.target.key), **more)  # type: ignore[arg-type]
         storage.records.add_record(TuningRecord(here, _other(planned, 0), measured))
-    found = settle([planned], storage)
+    found = settle([planned], storage, FakeDevice())
     assert found.known == 0 and found.verdict.outcome == "same"
     assert found.schedules.best(key.workload_key, planned.target.key, 1, "fast") is None
 
@@ -318,20 +308,6 @@ def test_verdicts_read_back_and_speak() -> None:
     assert Verdict.from_json(verdict.to_json()) == verdict
     text = verdict_text(verdict.to_json())
     assert "1 tasks fall back" in text and "0.905 (0.900 to 0.910, faster)" in text
-
-
-def test_programs_are_compared_in_pairs() -> None:
-    def spin(rounds: int) -> None:
-        total = 0
-        for number in range(rounds):
-            total += number
-
-    found = compare_runs(lambda: spin(2000), lambda: spin(40_000), 1)
-    assert found.outcome is Outcome.FASTER and found.ratio < 0.5
-    assert no_regret.LEAST_PAIRS <= len(found.ratios) <= no_regret.PAIRS
-    lost = compare_runs(lambda: spin(40_000), lambda: spin(2000), 1)
-    assert lost.outcome is Outcome.SLOWER and lost.ratio > 2
-    assert len(lost.ratios) < no_regret.LEAST_PAIRS
 
 
 def test_metrics_count_what_fell_back(storage: Storage, client: TestClient) -> None:

@@ -12,7 +12,7 @@ from compiler.schedule.schedule import Schedule
 from db.storage import Storage
 from db.stores.leases import NewRequest
 from service.cli import run as run_cli
-from service.jobs.tuning import Budget
+from service.jobs.job_spec import JobBudget
 from tests.unit.service.test_jobs_api import onnx_bytes
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 
@@ -68,7 +68,17 @@ def test_every_option_of_submit_reaches_the_job(
     path.write_bytes(onnx_bytes())
     arguments = ["--trials", "7", "--seconds", "11", "--seed", "13", "--stop-gain", "25%"]
     arguments += ["--target-ms", "1.5", "--strategy", "random", "--unconstrained"]
-    arguments += ["--dim", "batch=2", "--threads", "2", "--numerics", "strict"]
+    arguments += [
+        "--dim",
+        "batch=2,4",
+        "--pad",
+        "--weight-limit",
+        "1000000",
+        "--threads",
+        "2",
+        "--numerics",
+        "strict",
+    ]
     arguments += ["--target", "x86-64-v3", "--detach"]
     assert run_cli(["submit", str(path), *arguments]) == 0
     (job,) = storage.jobs.list()
@@ -82,10 +92,14 @@ def test_every_option_of_submit_reaches_the_job(
         "target_ms": 1.5,
         "strategy": "random",
         "unconstrained": True,
-        "dims": {"batch": 2},
+        "dims": {"batch": [2, 4]},
+        "pad": True,
+        "weight_limit": 1_000_000,
+        "worker_id": None,
     }
     # and another option than these would have to be among them
-    assert {field.name for field in fields(Budget)} | {"dims"} == set(job.options)
+    others = {"dims", "pad", "weight_limit", "worker_id"}
+    assert {field.name for field in fields(JobBudget)} | others == set(job.options)
 
 
 def test_a_job_says_how_its_trials_failed(

@@ -8,21 +8,28 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler.choices import RULE
+from compiler.target import Target, resolve_target
 from db.job_states import JobState
 from db.storage import Storage
 from db.stores.jobs import Job
-from service.jobs import tuner_process
+from service.jobs import run_job, tuner_process
+from service.jobs.device import Checked
 from service.jobs.graph_choice import keep_plan
+from service.jobs.leased_device import JobCancelled, LeasedDevice
+from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, plan_model
 from service.jobs.remote_runner import RemoteRunner
 from service.jobs.tuner_process import TunerProcess
 from service.settings import Settings
+from tests.unit.tuner.fakes import FakeBuilder
 from tuner.events import Finished, Started, TaskStatus
 from tuner.measure.measurement import Status
+from tuner.measure.model_runs import Race
 
 
 def model_bytes() -> bytes:
@@ -48,19 +55,35 @@ def job(storage: Storage) -> Job:
 def tuner(settings: Settings, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> TunerProcess:
     fast = settings.model_copy(update={"job_lease_seconds": 0.4})
     process = TunerProcess(fast, storage, "test")
-    monkeypatch.setattr(TunerProcess, "builder", property(lambda self: None))
+    monkeypatch.setattr(TunerProcess, "builder", FakeBuilder())
+    monkeypatch.setattr(tuner_process, "LeasedDevice", LocalWorker)
     return process
+
+
+class LocalWorker(LeasedDevice):
+    """A worker on this machine, without the queue between: what runs whole, runs here."""
+
+    here = LocalDevice()
+
+    def runs(self, target: Target) -> bool:
+        return self.here.runs(target)
+
+    def check(self, *arguments: Any, **more: Any) -> Checked:
+        return self.here.check(*arguments, **more)
+
+    def race(self, *arguments: Any, **more: Any) -> Race:
+        return self.here.race(*arguments, **more)
 
 
 def loop(body: Callable[[RemoteRunner, Any], bool]) -> Callable[..., Finished]:
     """A tune loop that only reports; `body` says whether it was cancelled."""
 
     def tune(
-        tasks: Any, storage: Any, builder: Any, runner: RemoteRunner, budget: Any, **options: Any
+        tasks: Any, storage: Any, builder: Any, device: LeasedDevice, budget: Any, **options: Any
     ) -> Finished:
         statuses = tuple(TaskStatus(t.name, t.key, t.count, from_store=True) for t in tasks)
         options["on_event"](Started(statuses, 0))
-        cancelled = body(runner, options["token"])
+        cancelled = body(device.runner, options["token"])
         finished = Finished(statuses, (None,) * len(statuses), 0, 0.1, cancelled, "")
         options["on_event"](finished)
         return finished
@@ -71,7 +94,7 @@ def loop(body: Callable[[RemoteRunner, Any], bool]) -> Callable[..., Finished]:
 def test_a_job_without_trials_becomes_an_artifact(
     storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuner_process, "tune_tasks", loop(lambda runner, token: False))
+    monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     assert tuner.work_once()
     done = storage.jobs.get(job.id)
     assert (done.state, done.error) == (JobState.SUCCEEDED, None)
@@ -92,7 +115,7 @@ def test_a_job_tunes_the_plan_that_is_known(
 ) -> None:
     decision = {"choice": RULE.to_json(), "name": "by rule", "reason": "nothing is faster"}
     keep_plan(plan_model(ModelRequest(model_bytes())), storage, 1.0, decision)
-    monkeypatch.setattr(tuner_process, "tune_tasks", loop(lambda runner, token: False))
+    monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     assert tuner.work_once()
     done = storage.jobs.get(job.id)
     assert done.result is not None and done.result["plan"] == decision
@@ -102,7 +125,7 @@ def test_a_job_tunes_the_plan_that_is_known(
 def test_the_same_artifact_has_the_same_digest(
     storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuner_process, "tune_tasks", loop(lambda runner, token: False))
+    monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     again = storage.jobs.create(job.model_digest, "host", options={"trials": 4})
     assert tuner.work_once()
     assert tuner.work_once()
@@ -117,7 +140,7 @@ def test_a_cancelled_job_stops_within_a_renewal(
         storage.jobs.request_cancel(job.id)
         return bool(token.wait(10))
 
-    monkeypatch.setattr(tuner_process, "tune_tasks", loop(wait))
+    monkeypatch.setattr(run_job, "tune_tasks", loop(wait))
     assert tuner.work_once()
     assert storage.jobs.get(job.id).state is JobState.CANCELLED
 
@@ -130,7 +153,7 @@ def test_a_stopped_tuner_gives_its_job_back(
         while True:
             runner.poll(0.05)
 
-    monkeypatch.setattr(tuner_process, "tune_tasks", loop(stop))
+    monkeypatch.setattr(run_job, "tune_tasks", loop(stop))
     assert tuner.work_once()
     back = storage.jobs.get(job.id)
     assert (back.state, back.attempts) == (JobState.QUEUED, 0)
@@ -145,7 +168,7 @@ def test_a_tuner_lets_go_of_a_job_that_another_one_has(
         while True:
             runner.poll(0.05)
 
-    monkeypatch.setattr(tuner_process, "tune_tasks", loop(steal))
+    monkeypatch.setattr(run_job, "tune_tasks", loop(steal))
     assert tuner.work_once()
     taken = storage.jobs.get(job.id)
     assert (taken.state, taken.tuner) == (JobState.RUNNING, "thief")
@@ -169,7 +192,7 @@ def test_a_bug_fails_the_job_and_not_the_tuner(
     def broken(runner: RemoteRunner, token: Any) -> bool:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(tuner_process, "tune_tasks", loop(broken))
+    monkeypatch.setattr(run_job, "tune_tasks", loop(broken))
     assert tuner.work_once()
     assert storage.jobs.get(job.id).error == "internal error: ZeroDivisionError: oops"
 
@@ -179,7 +202,7 @@ def test_a_wrong_answer_of_the_whole_model_is_no_artifact(
 ) -> None:
     from service.jobs import verification
 
-    monkeypatch.setattr(tuner_process, "tune_tasks", loop(lambda runner, token: False))
+    monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     zeros = [np.zeros((2, 4), np.float32)]
     monkeypatch.setattr(verification, "run_graph", lambda graph, inputs, **_: zeros)
     assert tuner.work_once()
@@ -187,3 +210,58 @@ def test_a_wrong_answer_of_the_whole_model_is_no_artifact(
     assert failed.state is JobState.FAILED
     assert "differs from its reference" in (failed.error or "")
     assert failed.artifact_digest is None
+
+
+def test_a_job_that_is_cancelled_while_it_is_verified_ends(
+    storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancelled(*_: Any, **__: Any) -> Checked:
+        storage.jobs.request_cancel(job.id)
+        raise JobCancelled
+
+    monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
+    monkeypatch.setattr(LocalWorker, "check", cancelled)
+    assert tuner.work_once()
+    assert storage.jobs.get(job.id).state is JobState.CANCELLED
+
+
+def test_what_the_api_resolved_is_what_is_tuned_for(
+    storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`host` is the machine of the api, and may be another than the tuner's."""
+    seen: list[Target] = []
+
+    def note(runner: RemoteRunner, token: Any) -> bool:
+        return False
+
+    def spy(*arguments: Any, **more: Any) -> LocalWorker:
+        seen.append(arguments[2])
+        return LocalWorker(*arguments, **more)
+
+    monkeypatch.setattr(run_job, "tune_tasks", loop(note))
+    monkeypatch.setattr(tuner_process, "LeasedDevice", spy)
+    target = resolve_target("x86-64-v2")
+    storage.workloads.put_target(target.key, target.name, target.to_json())
+    storage.jobs.create(job.model_digest, "host", target_key=target.key, options={"trials": 4})
+    while tuner.work_once():
+        pass
+    assert [one.name for one in seen] == [resolve_target("host").name, "x86-64-v2"]
+
+
+@pytest.mark.parametrize("sizes", [[2, 4], 2])
+def test_a_job_may_have_several_sizes(
+    storage: Storage, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch, sizes: Any
+) -> None:
+    """Jobs of earlier releases have one."""
+    proto = onnx.load_from_string(model_bytes())
+    for value in (proto.graph.input[0], proto.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_param = "rows"
+    digest = storage.models.add(proto.SerializeToString(), "open").digest
+    options = {"trials": 4, "dims": {"rows": sizes}, "pad": isinstance(sizes, list)}
+    job = storage.jobs.create(digest, "host", options=options)
+    monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
+    assert tuner.work_once()
+    done = storage.jobs.get(job.id)
+    assert (done.state, done.error) == (JobState.SUCCEEDED, None)
+    assert done.result is not None and done.result["verified"]
+    assert len(done.result["plans"]) == (2 if isinstance(sizes, list) else 1)

@@ -20,13 +20,14 @@ from service.cli.common import STOP_GAIN, UserError, parse_share
 from service.cli.remote import submit
 from service.cli.tuning import tune
 from service.jobs import tuning
-from service.jobs.tuning import Budget
+from service.jobs.job_spec import JobBudget, JobSpec
+from service.jobs.planning import ModelRequest
 from service.settings import Settings
 from service.storage import open_storage
 from tuner.events import Finished
 from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
 
-OF_THE_MODEL = {"model", "target", "threads", "numerics", "dims"}
+OF_THE_MODEL = {"model", "target", "threads", "numerics", "dims", "pad", "weight_limit"}
 """What a job says of its model, not of its tuning."""
 
 CHOSEN = {
@@ -37,11 +38,11 @@ CHOSEN = {
     "target_ms": 1.5,
     "strategy": "random",
     # switches are turned, whichever there are
-    **{field.name: not field.default for field in fields(Budget) if field.type == "bool"},
+    **{field.name: not field.default for field in fields(JobBudget) if field.type == "bool"},
 }
 
 
-def _reached(budget: Budget) -> dict[str, Any]:
+def _reached(budget: JobBudget) -> dict[str, Any]:
     options = budget.options()
     assert options.target_seconds is not None
     same = {name: getattr(options, name) for name in CHOSEN if name != "target_ms"}
@@ -50,28 +51,33 @@ def _reached(budget: Budget) -> dict[str, Any]:
 
 def test_every_option_of_a_job_reaches_the_loop() -> None:
     assert set(JobRequest.model_fields) - OF_THE_MODEL == set(CHOSEN)
-    assert {field.name for field in fields(Budget)} == set(CHOSEN)
-    job = JobRequest(model="0" * 64, **CHOSEN)
-    kept = job.model_dump(exclude=OF_THE_MODEL - {"dims"})
-    assert _reached(Budget.of_job(kept)) == pytest.approx(CHOSEN)
+    assert {field.name for field in fields(JobBudget)} == set(CHOSEN)
+    job = JobRequest(
+        model="0" * 64, dims={"n": 3, "m": [4, 5]}, pad=True, weight_limit=1 << 20, **CHOSEN
+    )
+    spec = JobSpec.of_options(ModelRequest(b""), job.options())
+    assert _reached(spec.budget) == pytest.approx(CHOSEN)
+    assert spec.sizes == {"n": (3,), "m": (4, 5)}
+    assert (spec.pad, spec.weight_limit_bytes) == (True, 1 << 20)
 
 
 def test_an_option_that_nobody_knows_fails_the_job() -> None:
     with pytest.raises(TuningError, match="horoscope"):
-        Budget.of_job({"trials": 1, "horoscope": True})
+        JobSpec.of_options(ModelRequest(b""), {"trials": 1, "horoscope": True})
 
 
 def test_every_option_of_a_job_is_one_of_the_commands() -> None:
     for command in (tune, submit):
-        assert set(CHOSEN) <= set(inspect.signature(command).parameters)
+        options = set(CHOSEN) | {"dim", "pad", "weight_limit"}
+        assert options <= set(inspect.signature(command).parameters)
 
 
 def test_defaults_are_the_same_wherever_they_are_written() -> None:
     job = JobRequest(model="0" * 64)
     assert parse_share("--stop-gain", STOP_GAIN) == job.stop_gain == DEFAULT_STOP_GAIN
-    assert Budget().stop_gain == DEFAULT_STOP_GAIN
-    assert Budget.of_job(job.model_dump(exclude=OF_THE_MODEL)) == Budget()
-    assert Budget().options().strategy == TuneOptions().strategy
+    assert JobBudget().stop_gain == DEFAULT_STOP_GAIN
+    assert JobSpec.of_options(ModelRequest(b""), job.options()) == JobSpec(b"")
+    assert JobBudget().options().strategy == TuneOptions().strategy
 
 
 @pytest.mark.parametrize(

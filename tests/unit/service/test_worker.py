@@ -17,10 +17,11 @@ from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState
 from db.stores.workers import Health
 from service.worker import process as worker_module
+from service.worker.cache import BlobCache
 from service.worker.http import Api, Refused, Unreachable
 from service.worker.options import WorkerOptions, parse_arguments
 from service.worker.process import Worker, main
-from service.worker.state import BlobCache, Spooled, StateFolder
+from service.worker.state import Spooled, StateFolder
 from tuner.measure.measurement import Measurement, RecordKey, Status
 from tuner.measure.speed import SpeedWatch
 from tuner.measure.wire import Candidate, Case, MeasureRequest, MeasureResult

@@ -1,0 +1,128 @@
+"""How fast a core computes and reads, measured on the device by two functions that it is given.
+
+`compiler.roofline` makes the code of both. Nothing here knows a target.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any
+
+import numpy as np
+
+from compiler.runtime.packing import aligned_empty
+
+CHAINS = 12
+"""Sums that do not wait for each other: more than latency x units, and they stay in registers."""
+
+MEMORY_BYTES = 256 << 20
+"""What is read to time memory at most, in bytes; more than caches hold."""
+
+PEAK_SAMPLES, PEAK_ROUNDS = 20, 100_000
+READ_SAMPLES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A cache or the memory: its name, its size in bytes (0: no limit), bytes read a second."""
+
+    name: str
+    bytes: int
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What one core does: float32 operations a second, and what it reads from each level.
+
+    `levels` run from the smallest cache to the memory.
+    """
+
+    flops_per_second: float
+    levels: tuple[Level, ...]
+
+    def level_for(self, size: int) -> Level:
+        """The smallest level that holds so many bytes."""
+        return next(level for level in self.levels if not level.bytes or size <= level.bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON form that `from_json` reads back to an equal value."""
+        levels = [[level.name, level.bytes, level.bytes_per_second] for level in self.levels]
+        return {"flops_per_second": self.flops_per_second, "levels": levels}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Speeds:
+        """Raises KeyError, TypeError or ValueError for what `to_json` did not write."""
+        levels = tuple(Level(str(n), int(size), float(rate)) for n, size, rate in data["levels"])
+        if not levels or levels[-1].bytes:
+            raise ValueError("the last level of a roofline is the memory")
+        return cls(float(data["flops_per_second"]), levels)
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """Where the two functions lie, and the bytes of the vectors that their code works on.
+
+    `peak` is the address of `void peak(int64_t rounds, float *memory)`: on each of CHAINS vectors
+    one multiply-add a round; `memory` holds 3 vectors. `read` is the address of
+    `void read(int64_t rounds, float *memory, int64_t bytes)`: reads the memory once a round;
+    `bytes` is a multiple of CHAINS vectors.
+    """
+
+    peak: int
+    read: int
+    vector_bytes: int
+
+    def peak_flops(self, samples: int = PEAK_SAMPLES, rounds: int = PEAK_ROUNDS) -> float:
+        """Float32 operations a second of one core: the best of some runs of a few milliseconds."""
+        lanes = self.vector_bytes // 4
+        memory = aligned_empty(3 * self.vector_bytes).view(np.float32)
+        memory[:lanes], memory[lanes:] = 0.5, 1.0  # s * 0.5 + 1 stays near 2
+        seconds = _fastest(self.peak, (rounds, memory.ctypes.data), samples)
+        return 2.0 * lanes * CHAINS * rounds / seconds
+
+    def read_bytes_per_second(self, size: int, samples: int = READ_SAMPLES) -> float:
+        """Bytes that one core reads a second from a block of about `size` bytes, over and over."""
+        step = CHAINS * self.vector_bytes
+        size = max(step, size // step * step)
+        memory = aligned_empty(size)
+        memory[:] = 0
+        rounds = max(1, (16 << 20) // size)
+        seconds = _fastest(self.read, (rounds, memory.ctypes.data, size), samples)
+        return rounds * size / seconds
+
+    def speeds(self, cache_bytes: Sequence[int], memory_bytes: int) -> Speeds:
+        """Measure this machine; takes about a second.
+
+        Args:
+            cache_bytes: of each level of the data caches, the first level first; 0 where there is
+                none.
+            memory_bytes: of the machine; 0 where it is unknown.
+        """
+        levels: list[Level] = []
+        smaller = 1 << 12
+        for number, size in enumerate(cache_bytes, 1):
+            if size:
+                # a block that the next smaller cache does not hold; others need not give way to it
+                rate = self.read_bytes_per_second(isqrt(smaller * size))
+                levels.append(Level(f"L{number}", size, rate))
+                smaller = size
+        size = max(16 << 20, min(MEMORY_BYTES, 4 * smaller, memory_bytes // 8))
+        levels.append(Level("memory", 0, self.read_bytes_per_second(size)))
+        return Speeds(self.peak_flops(), tuple(levels))
+
+
+def _fastest(address: int, arguments: tuple[int, ...], samples: int) -> float:
+    """CPU seconds of the fastest of some calls, after an untimed one."""
+    run = ctypes.CFUNCTYPE(None, *(ctypes.c_int64 for _ in arguments))(address)
+    run(*arguments)
+    best = float("inf")
+    for _ in range(samples):
+        started = time.process_time()
+        run(*arguments)
+        best = min(best, time.process_time() - started)
+    return best

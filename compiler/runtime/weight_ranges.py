@@ -1,0 +1,59 @@
+"""Which parts of its weights a program reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import assert_never
+
+from compiler.runtime.native_functions import native_signature
+from compiler.runtime.program import (
+    Branch,
+    BufferRef,
+    Copy,
+    KernelCall,
+    Loop,
+    NativeCall,
+    Program,
+    Space,
+)
+
+
+def weight_ranges(program: Program) -> tuple[tuple[int, int], ...]:
+    """Offsets and sizes, in bytes, of the packed weights that a program reads, in order.
+
+    Each packed weight is a range of its own; those that overlap, because a weight is a part of
+    another, are one. Bytes in none of them may hold anything.
+    """
+    found: list[tuple[int, int]] = []
+    read = {(ref.offset, size) for ref, size in _touched(program) if ref.space is Space.WEIGHTS}
+    for offset, size in sorted(read):
+        if not size:
+            continue
+        if found and offset < sum(found[-1]):
+            start, before = found[-1]
+            found[-1] = start, max(before, offset + size - start)
+        else:
+            found.append((offset, size))
+    return tuple(found)
+
+
+def _touched(program: Program) -> Iterator[tuple[BufferRef, int]]:
+    """Every place that an instruction names, and how many bytes from there it may touch."""
+    for instruction in program.walk():
+        match instruction:
+            case KernelCall(kernel, buffers):
+                specs = program.kernels[kernel].buffers
+                yield from zip(buffers, (spec.bytes for spec in specs), strict=True)
+            case Copy(destination, source, size):
+                yield from ((destination, size), (source, size))
+            case NativeCall(function, parameters, buffers):
+                signature = native_signature(function, parameters)
+                counts = [8] if signature.counts else []
+                sizes = [*signature.inputs, signature.output, *counts]
+                yield from zip(buffers, sizes, strict=True)
+            case Loop(counter, trips, going):
+                yield from ((counter, 8), (trips, 8), (going, 1))
+            case Branch(condition):
+                yield condition, 1
+            case _:
+                assert_never(instruction)

@@ -1,0 +1,104 @@
+"""`tilewright devices`: who can be tuned for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service.cli.common import ServerOption, TokenOption, console, load_settings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from service.api.schemas import WorkerView
+
+SHOWN_TARGETS = 3
+"""Names of targets in a row; the best one comes first."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(devices)
+
+
+def devices(
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+) -> None:
+    """Who can be tuned for: this machine (`tune`), and the workers of the service (`submit`)."""
+    import json
+
+    from compiler.device import find_device
+    from compiler.target import resolve_target
+    from service.client import Client, ClientError
+    from service.embedded import client_token
+
+    here = {
+        "name": "this machine",
+        "targets": [resolve_target("host").name],
+        "device": find_device().to_json(),
+        "health": "",
+        "speed": None,
+    }
+    settings = load_settings(server, token)
+    workers: Sequence[WorkerView] = ()
+    unreachable = ""
+    try:
+        with Client(settings.server, client_token(settings)) as client:
+            workers = client.workers()
+    except ClientError as error:
+        if server is not None:
+            raise
+        unreachable = str(error)
+    known = [here, *(w.model_dump(mode="json") for w in workers if w.health != "gone")]
+    if as_json:
+        print(json.dumps(known, indent=2))
+        return
+    out = console()
+    out.print(device_table(known))
+    if unreachable:
+        out.print(f"workers are not listed: {unreachable}", soft_wrap=True, markup=False)
+
+
+def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
+    """A row a device. What a worker says of itself is text and no more."""
+    from rich.text import Text
+
+    from service.cli.inspect_view import size
+    from service.cli.view import make_table
+
+    table = make_table(
+        "<device", "<CPU", "<targets", "caches", "cores", "memory", "<governor", "<state", "speed"
+    )
+    for one in known:
+        facts, speed = one["device"], one["speed"]
+        targets = one["targets"]
+        more = len(targets) - SHOWN_TARGETS
+        names = ", ".join(targets[:SHOWN_TARGETS]) + (f" and {more} more" if more > 0 else "")
+        cores, logical = facts.get("physical_cores", "?"), facts.get("cores", "?")
+        memory = facts.get("memory_bytes")
+        table.add_row(
+            Text(str(one["name"])),
+            Text(str(facts.get("model", ""))),
+            Text(names or "none"),
+            Text(_caches(facts.get("caches"))),
+            Text(f"{logical} of {cores}" if cores != logical else f"{cores}"),
+            size(memory) if isinstance(memory, int) else "?",
+            Text(str(facts.get("governor") or "-")),
+            Text(one["health"] or "here"),
+            "-" if speed is None else f"{speed['arithmetic_ratio']:.2f}",
+        )
+    return table
+
+
+def _caches(caches: object) -> str:
+    """`32 KiB, 512 KiB, 16 MiB`: the data caches by level."""
+    from service.cli.inspect_view import size
+
+    if not isinstance(caches, list):
+        return "?"
+    sizes = [c["bytes"] for c in caches if isinstance(c, dict) and c.get("kind") != "instruction"]
+    return ", ".join(size(each) for each in sizes if isinstance(each, int))

@@ -1,0 +1,62 @@
+"""`--on WORKER`: commands that run their programs on a worker of the service."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.common import UserError
+
+if TYPE_CHECKING:
+    from compiler.target import Target
+    from db.storage import Storage
+    from service.jobs.device import Device
+
+OnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="WORKER",
+        help="Run on this worker (a name or an id) of the service that has the same database",
+    ),
+]
+
+
+@contextmanager
+def device_for(on: str | None, target: str, storage: Storage) -> Iterator[tuple[Device, Target]]:
+    """The device that a command runs on, and what it compiles for.
+
+    Without `on` it is this machine. With it, the target `host` is the best one of the worker.
+
+    Raises:
+        UserError: if the worker does not run the target.
+        UnknownTargetError: if there is no such worker or target.
+    """
+    from compiler.target import resolve_target
+    from service.jobs.addressee import resolve_worker, target_of_key
+    from service.jobs.leased_device import LeasedDevice
+    from service.jobs.local_device import LocalDevice
+    from tuner.cancel import CancelToken
+
+    if on is None:
+        with LocalDevice() as here:
+            yield here, resolve_target(target)
+        return
+    worker = resolve_worker(on, storage)
+    if target == "host":
+        chosen = target_of_key(worker.target_keys[0], storage)
+    else:
+        chosen = resolve_target(target)
+        if chosen.key not in worker.target_keys:
+            raise UserError(f"worker '{worker.name}' does not run target '{chosen.name}'")
+    job_id = f"on-{secrets.token_hex(8)}"
+    with LeasedDevice(storage, job_id, chosen, CancelToken(), CancelToken(), worker.id) as device:
+        try:
+            yield device, chosen
+        finally:
+            # what was interrupted is not run for nobody
+            storage.leases.cancel(job_id=job_id)

@@ -1,0 +1,94 @@
+"""What `tilewright tune` shows: a line while it runs, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from db.storage import Storage
+from service.api.schemas import ProgressView
+from service.api.views import failures, task_view
+from service.cli.common import milliseconds
+from service.cli.plan_view import decision_line
+from service.cli.view import (
+    ending_line,
+    failures_text,
+    origins_line,
+    progress_line,
+    settled_line,
+    task_table,
+)
+from service.jobs.local_device import LocalDevice
+from service.jobs.run_job import JobOutcome, JobWatcher
+from service.jobs.tracker import Tracker
+from tuner.events import Event
+
+
+class LineWatcher(JobWatcher):
+    """One line of progress: rewritten on a terminal, else printed for each event."""
+
+    def __init__(self, out: Console, live: Live | None) -> None:
+        self._out = out
+        self._live = live
+
+    def event(self, event: Event, tracker: Tracker) -> None:
+        tracker.take(event)
+        view = ProgressView.model_validate(tracker.progress, from_attributes=True)
+        line = progress_line(view, {"candidates_per_second": tracker.candidates_per_second})
+        if self._live is not None:
+            self._live.update(line)
+        else:
+            self._out.print(line, soft_wrap=True)
+
+
+@contextmanager
+def watching(out: Console) -> Iterator[LineWatcher]:
+    """A watcher that writes to a console."""
+    if not out.is_terminal:
+        yield LineWatcher(out, None)
+        return
+    with Live(console=out, refresh_per_second=4, transient=True) as live:
+        yield LineWatcher(out, live)
+
+
+def tell(
+    out: Console,
+    outcome: JobOutcome,
+    storage: Storage,
+    job_id: str,
+    device: LocalDevice,
+    output: Path | None,
+) -> None:
+    """Print what came of a job."""
+    finished, progress = outcome.finished, outcome.tracker.progress
+    for planned in outcome.served:
+        out.print(decision_line(planned.decision), soft_wrap=True, markup=False)
+    views = [task_view(row) for row in outcome.tracker.rows.values()]
+    out.print(task_table(views))
+    if suggested := origins_line(views):
+        out.print(suggested, soft_wrap=True)
+    out.print(
+        f"kernels {milliseconds(progress.default_seconds)} untuned, "
+        f"{milliseconds(progress.best_seconds)} tuned; {finished.trials_done} trials, "
+        f"{progress.trials_failed} failed, {finished.seconds_elapsed:.1f} s"
+        + (f"; {finished.reason}" if finished.reason else ""),
+        soft_wrap=True,
+    )
+    out.print(ending_line(finished), soft_wrap=True)
+    if progress.trials_failed:
+        kinds = failures(storage.records.count_trials(job_id))
+        out.print(f"failed trials: {failures_text(kinds)}", soft_wrap=True)
+    speed = device.local_runner.speed
+    if speed is not None and speed["throttled"]:
+        out.print(
+            "this machine is slow for long: the reference kernel takes "
+            f"{speed['arithmetic_ratio']:.2f} and {speed['memory_ratio']:.2f} times its best"
+        )
+    if output is not None and outcome.verification is not None:
+        out.print(f"artifact: {output}, {outcome.verification.text()}", soft_wrap=True)
+    if outcome.settled is not None:
+        out.print(settled_line(outcome.settled), soft_wrap=True, markup=False)

@@ -1,0 +1,77 @@
+"""Whom a job is for: a target, or a worker by its name or id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.errors import UnknownTargetError
+from compiler.target import Target, known_targets, resolve_target
+from db.errors import NotFoundError
+from db.storage import Storage
+from db.stores.workers import Health, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Addressee:
+    """A target, and the one worker that measures; None is any worker that runs the target."""
+
+    target: Target
+    worker_id: str | None = None
+
+
+def resolve_addressee(name: str, storage: Storage) -> Addressee:
+    """What a name stands for: `host` (the machine of this process), a described target, the key of
+    one that is stored, or a worker, for the best target that it runs.
+
+    Raises:
+        UnknownTargetError: if it is none of them, or several living workers have the name.
+    """
+    try:
+        return Addressee(resolve_target(name))
+    except UnknownTargetError as error:
+        unknown = error
+    try:
+        return Addressee(target_of_key(name, storage))
+    except NotFoundError:
+        pass  # a worker, then
+    try:
+        worker = resolve_worker(name, storage)
+    except UnknownTargetError as error:
+        raise UnknownTargetError(f"{unknown}; {error}") from error
+    return Addressee(target_of_key(worker.target_keys[0], storage), worker.id)
+
+
+def resolve_worker(name: str, storage: Storage) -> Worker:
+    """The worker with an id or a name: of several with one name, the one that is alive.
+
+    Raises:
+        UnknownTargetError: if there is none, several are alive, or it runs no target.
+    """
+    found = [w for w in storage.workers.list() if name in (w.id, w.name)]
+    alive = [w for w in found if w.health in (Health.HEALTHY, Health.DRAINING)]
+    if len(alive) > 1:
+        ids = ", ".join(worker.id for worker in alive)
+        raise UnknownTargetError(f"several workers are called '{name}': say one of {ids}")
+    worker = next(iter(alive or found), None)
+    if worker is None:
+        names = sorted({w.name for w in storage.workers.list(alive=True)})
+        known = f"those alive are {', '.join(names)}" if names else "none is alive"
+        raise UnknownTargetError(f"there is no worker '{name}': {known}")
+    if not worker.target_keys:
+        raise UnknownTargetError(f"worker '{worker.name}' runs no target that is known here")
+    return worker
+
+
+def target_of_key(key: str, storage: Storage) -> Target:
+    """A described target, or one that a job or a worker has brought. Raises NotFoundError."""
+    for target in known_targets().values():
+        if target.key == key:
+            return target
+    _, description = storage.workloads.target(key)
+    return Target.from_json(description)
+
+
+def target_names(storage: Storage) -> dict[str, str]:
+    """Key -> name of every target that is described or stored."""
+    described = {target.key: target.name for target in known_targets().values()}
+    return {**storage.workloads.targets(), **described}

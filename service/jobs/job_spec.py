@@ -1,0 +1,105 @@
+"""What a job is asked for: a model, what it is wanted for, and how much finding it may cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from compiler.build import CODEGEN_VERSION
+from compiler.target import Target
+from service.jobs.planning import ModelRequest
+from service.version import version
+from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
+
+
+@dataclass(frozen=True, slots=True)
+class JobBudget:
+    """How much a job may cost; it ends at the first limit that it meets.
+
+    `stop_gain` is the share of the model's time that another minute must be expected to gain,
+    `target_ms` what the kernels may add up to, in milliseconds. `strategy` None is the default;
+    `unconstrained` is that of `TuneOptions`.
+    """
+
+    trials: int = 1000
+    seconds: float | None = None
+    seed: int = 0
+    stop_gain: float = DEFAULT_STOP_GAIN
+    target_ms: float | None = None
+    strategy: str | None = None
+    unconstrained: bool = False
+
+    def options(self) -> TuneOptions:
+        """What the tune loop is given."""
+        options = TuneOptions(
+            trials=self.trials,
+            seconds=self.seconds,
+            seed=self.seed,
+            stop_gain=self.stop_gain,
+            target_seconds=None if self.target_ms is None else self.target_ms / 1000,
+            unconstrained=self.unconstrained,
+            codegen_version=CODEGEN_VERSION,
+            compiler_version=version(),
+        )
+        return options if self.strategy is None else replace(options, strategy=self.strategy)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A model to tune.
+
+    Attributes:
+        model: a file, or its bytes.
+        target: a name, or a target that was resolved before.
+        sizes: of the model's named dimensions; the artifact holds all combinations.
+        pad: whether inputs between the sizes are padded up to the next ones.
+        weight_limit_bytes: most memory that packed weights may take; None: no limit.
+        budget: when tuning ends.
+        digest: the SHA-256 of the model's bytes, if known.
+    """
+
+    model: Path | bytes
+    target: str | Target = "host"
+    threads: int = 1
+    numerics: str = "fast"
+    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    pad: bool = False
+    weight_limit_bytes: int | None = None
+    budget: JobBudget = JobBudget()
+    digest: str = ""
+
+    @classmethod
+    def of_options(cls, request: ModelRequest, options: Mapping[str, Any]) -> JobSpec:
+        """The job that a request and the options stored with it describe.
+
+        Options that are left out have their defaults. A dimension has one size or a list of them.
+
+        Raises:
+            TuningError: if an option is unknown: none is silently ignored.
+        """
+        given = dict(options)
+        dims = given.pop("dims", None) or {}
+        pad, limit = given.pop("pad", False), given.pop("weight_limit", None)
+        unknown = set(given) - {one.name for one in fields(JobBudget)}
+        if unknown:
+            raise TuningError(f"options that nobody knows: {', '.join(sorted(unknown))}")
+        return cls(
+            request.model,
+            request.target,
+            request.threads,
+            request.numerics,
+            {name: (n,) if isinstance(n, int) else tuple(n) for name, n in dims.items()},
+            pad,
+            limit,
+            JobBudget(**given),
+            request.digest,
+        )
+
+    @property
+    def request(self) -> ModelRequest:
+        """The model without its sizes."""
+        return ModelRequest(
+            self.model, self.target, self.threads, self.numerics, digest=self.digest
+        )

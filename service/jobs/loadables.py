@@ -1,0 +1,47 @@
+"""What devices are given to run: programs that were just compiled, and those of artifacts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from compiler import driver
+from compiler.codegen.link import link_shared
+from compiler.program_builder import CompiledProgram
+from compiler.runtime.artifact import LIBRARY, Artifact
+from service.jobs.device import Loadable
+
+
+def of_compiled(compiled: CompiledProgram) -> Loadable:
+    """A program that was just compiled; it is linked only for a device that needs a library."""
+    return Loadable(
+        compiled.program,
+        compiled.weights,
+        partial(driver.load_program, compiled),
+        partial(_linked, compiled.objects),
+    )
+
+
+def of_artifact(artifact: Artifact, sizes: Mapping[str, int]) -> Loadable:
+    """The program of an artifact for these sizes, from the artifact's own files.
+
+    Raises:
+        ArtifactError: if it serves no such sizes.
+        OSError: if its files cannot be read.
+    """
+    return Loadable(
+        artifact.program(sizes),
+        artifact.weights(),
+        lambda threads: artifact.executable(threads, sizes),
+        (artifact.path / LIBRARY).read_bytes,
+    )
+
+
+def _linked(objects: tuple[bytes, ...]) -> bytes:
+    """One shared library. Raises CompilerError if it cannot be linked."""
+    with tempfile.TemporaryDirectory(prefix="tilewright-link-") as folder:
+        library = Path(folder) / "kernels.so"
+        link_shared(list(objects), library)
+        return library.read_bytes()

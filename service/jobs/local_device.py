@@ -1,0 +1,103 @@
+"""The machine of this process as the device of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+
+import numpy as np
+
+from compiler.detection import this_device
+from compiler.device import DeviceFacts
+from compiler.local import runs_here
+from compiler.roofline import Speeds, measure_speeds
+from compiler.target import Target
+from service.jobs.device import Checked, Loadable, Variant
+from tuner.measure import model_runs
+from tuner.measure.local_runner import LocalRunner
+from tuner.measure.model_runs import Race, Run, draw_inputs, output_errors, run_all
+from tuner.measure.runner import Runner
+
+
+class LocalDevice:
+    """Runs programs in this process, and measures kernels in a child of it.
+
+    A context, which ends that child. What it is asked takes the thread that asks.
+    """
+
+    def __init__(self) -> None:
+        self._facts = this_device()
+        self._runner: LocalRunner | None = None
+        self._speeds: dict[str, Speeds] = {}
+
+    def __enter__(self) -> LocalDevice:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._runner is not None:
+            self._runner.close()
+
+    @property
+    def name(self) -> str:
+        return "this machine"
+
+    @property
+    def facts(self) -> DeviceFacts:
+        return self._facts
+
+    @property
+    def runner(self) -> Runner:
+        """Started when it is first asked for."""
+        return self.local_runner
+
+    @property
+    def local_runner(self) -> LocalRunner:
+        if self._runner is None:
+            self._runner = LocalRunner("local", self._facts.brief().to_json())
+        return self._runner
+
+    def runs(self, target: Target) -> bool:
+        return runs_here(target)
+
+    def speeds(self, target: Target) -> Speeds:
+        if target.key not in self._speeds:
+            self._speeds[target.key] = measure_speeds(target, self._facts)
+        return self._speeds[target.key]
+
+    def check(
+        self,
+        loadable: Loadable,
+        threads: int,
+        seed: int,
+        expected: Mapping[str, np.ndarray],
+        fetch: Sequence[str] = (),
+    ) -> Checked:
+        executable = loadable.load(threads)
+        outputs = executable.run(draw_inputs(executable.inputs, seed))
+        named = dict(zip(executable.output_names, outputs, strict=True))
+        errors = output_errors(executable, outputs, expected)
+        return Checked(errors, {name: named[name] for name in fetch})
+
+    def race(
+        self,
+        variants: Sequence[Variant],
+        threads: int,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Race:
+        def loaded(variant: Variant) -> Run:
+            return run_all([one.load(threads) for one in variant])
+
+        challengers = (partial(loaded, variant) for variant in variants[1:])
+        return model_runs.race(loaded(variants[0]), challengers, threads, stopped)
+
+    def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
+        executable = loadable.load(threads)
+        inputs = draw_inputs(executable.inputs)
+        fastest: np.ndarray = executable.profile(inputs, samples).min(axis=0)
+        return fastest

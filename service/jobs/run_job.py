@@ -1,0 +1,270 @@
+"""A job, from a model to a verified artifact, as one readable column.
+
+plan -> choose -> tune -> confirm -> settle -> verify -> artifact
+
+`tilewright tune`, the tuner process and the examples all go this way. They differ in the device
+that they bring, and in who watches.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from compiler.program_builder import KernelCache
+from compiler.runtime.artifact import Artifact
+from compiler.timings import Timings
+from db.storage import Storage
+from service.jobs.bounds import task_bounds
+from service.jobs.device import Device
+from service.jobs.graph_choice import (
+    SHARE,
+    ChosenPlan,
+    choose_plan,
+    confirm_plan,
+    keep_plan,
+    model_digest,
+)
+from service.jobs.job_spec import JobBudget, JobSpec
+from service.jobs.no_regret import Settled, settle
+from service.jobs.planning import Planned, open_ports, plan_sizes, tasks_of
+from service.jobs.tracker import Tracker
+from service.jobs.tuning import all_known, build_artifact, save_texts, tune_tasks
+from service.jobs.verification import Verification, Verifier
+from tuner.cancel import CancelToken
+from tuner.events import Event, Finished
+from tuner.measure.builder import ProcessBuilder
+from tuner.measure.oracle import ReferenceCache
+from tuner.tasks import Task
+
+
+class JobWatcher:
+    """Who looks on while a job runs. What a method raises ends the job."""
+
+    def phase(self, name: str) -> None:
+        """The job begins to import, plan, tune, settle, build or verify."""
+
+    def tasks(self, tracker: Tracker) -> None:
+        """What will be tuned is known; `tracker` follows it."""
+
+    def event(self, event: Event, tracker: Tracker) -> None:
+        """Something happened to the tasks; the tracker does not know it yet."""
+        tracker.take(event)
+
+
+@dataclass(slots=True)
+class Workshop:
+    """What jobs of one process share: stores, builder processes, and what they have made before.
+
+    `timings` are the stages of a job, `loop` those of the tuner's loop, `beside` what its builders
+    take.
+    """
+
+    storage: Storage
+    builder: ProcessBuilder
+    references: ReferenceCache = field(default_factory=ReferenceCache)
+    kernels: KernelCache = field(default_factory=KernelCache)
+    timings: Timings = field(default_factory=Timings)
+    loop: Timings = field(default_factory=Timings)
+    beside: Timings = field(default_factory=Timings)
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """What came of a job.
+
+    `served` are the plans that the artifact has, at each size. `settled` and `verification` are
+    None where the job was cancelled before, and `verification` where no artifact was wanted.
+    """
+
+    served: tuple[Planned, ...]
+    tracker: Tracker
+    finished: Finished
+    device: Device
+    settled: Settled | None = None
+    verification: Verification | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        return self.finished.cancelled
+
+    def report(self) -> dict[str, Any]:
+        """Plain data for `json`: what is kept with a job that ended."""
+        finished, progress = self.finished, self.tracker.progress
+        checked = self.verification
+        facts = self.device.facts
+        return {
+            "default_seconds": progress.default_seconds,
+            "best_seconds": progress.best_seconds,
+            "trials": finished.trials_done,
+            "tuning_seconds": finished.seconds_elapsed,
+            "ended": finished.ended.value,
+            "forecast": _plain(finished.forecast),
+            "forecast_error": _plain(finished.forecast_error),
+            "largest_error": None if checked is None else checked.error,
+            "verified": checked is not None and checked.complete,
+            "unverified": [] if checked is None else list(checked.unverified),
+            "not_verified": "" if checked is None else checked.not_run,
+            "end_to_end": None if self.settled is None else self.settled.verdict.to_json(),
+            "tasks": len(finished.tasks),
+            "tasks_from_database": sum(status.from_store for status in finished.tasks),
+            "plan": self.served[0].decision,
+            "plans": [{"sizes": dict(p.sizes), "plan": p.decision} for p in self.served],
+            "device": {
+                "name": self.device.name,
+                "facts": None if facts is None else facts.to_json(),
+            },
+        }
+
+
+def _plain(value: Any) -> Any:
+    return None if value is None else asdict(value)
+
+
+def run_job(
+    spec: JobSpec,
+    device: Device,
+    workshop: Workshop,
+    watcher: JobWatcher,
+    *,
+    job_id: str,
+    token: CancelToken,
+    output: Path | None = None,
+    deliver_cancelled: bool = False,
+) -> JobOutcome:
+    """Tune a model for a device.
+
+    Args:
+        spec: the model, what it is wanted for, and the budget.
+        device: measures, verifies and races.
+        workshop: what the process has for its jobs.
+        watcher: sees how it goes.
+        job_id: what trials, requests and verdicts are kept under.
+        token: ends the job soon; what was measured is kept.
+        output: folder for the artifact; None makes none.
+        deliver_cancelled: whether a job that was cancelled makes its artifact of what it knows.
+
+    Raises:
+        CompilerError: naming what is wrong with the model, the budget or the artifact.
+        DatabaseError: if the database fails.
+    """
+    storage, timings = workshop.storage, workshop.timings
+    watcher.phase("importing")
+    plans = _plan(spec, timings)
+
+    watcher.phase("planning")
+    with timings.stage("compare plans"):
+        chosen, budget = _choose(plans, spec, device, workshop, job_id, token)
+    plans = tuple(each.planned for each in chosen)
+    for planned in plans:
+        save_texts(planned, storage)
+
+    with timings.stage("schedule spaces"):
+        tasks = tasks_of(*plans)
+    if not all_known(tasks, storage):
+        workshop.builder.start()
+    tracker = Tracker(tasks, budget.trials)
+    watcher.tasks(tracker)
+
+    def tuned(tasks: list[Task], budget: JobBudget, watched: bool = False) -> Finished:
+        def on_event(event: Event) -> None:
+            if watched:
+                watcher.event(event, tracker)
+
+        return tune_tasks(
+            tasks,
+            storage,
+            workshop.builder,
+            device,
+            budget,
+            job_id=job_id,
+            on_event=on_event,
+            token=token,
+            references=workshop.references,
+            bounds=lambda: task_bounds(tasks, device),
+            timings=workshop.loop,
+            beside=workshop.beside,
+        )
+
+    with timings.stage("tune"):
+        finished = tuned(tasks, budget, watched=True)
+    outcome = JobOutcome(plans, tracker, finished, device)
+    if not finished.cancelled:
+        with timings.stage("compare plans"):
+            plans = tuple(
+                confirm_plan(each, storage, device, tuned, workshop.kernels) for each in chosen
+            )
+    if token.cancelled and not finished.cancelled:
+        outcome = replace(outcome, finished=replace(finished, cancelled=True))
+    if outcome.cancelled and not (deliver_cancelled and output is not None):
+        return outcome
+
+    watcher.phase("settling")
+    with timings.stage("race"):
+        settled = settle(plans, storage, device, job_id=job_id, kernels=workshop.kernels)
+    for planned in plans:
+        keep_plan(planned, storage)
+    outcome = replace(outcome, served=settled.planned, settled=settled)
+    if output is None:
+        return outcome
+
+    watcher.phase("building")
+    with Verifier(settled.planned, device) as verifier:
+
+        def check(made: Artifact) -> None:
+            watcher.phase("verifying")
+            with timings.stage("verify"):
+                verifier.verify(made)
+
+        build_artifact(
+            settled.planned,
+            settled.schedules,
+            output,
+            spec.weight_limit_bytes,
+            pad=spec.pad,
+            timings=timings,
+            kernels=workshop.kernels,
+            check=check,
+        )
+    return replace(outcome, verification=verifier.found)
+
+
+def _plan(spec: JobSpec, timings: Timings) -> tuple[Planned, ...]:
+    """The model at each of its sizes, with the rules' plans."""
+    spec.budget.options()  # refuses what is impossible before anything is read
+    with ThreadPoolExecutor(1) as pool:
+        digest = pool.submit(model_digest, spec.model) if not spec.digest else None
+        plans = plan_sizes(spec.request, spec.sizes, timings=timings)
+        known = spec.digest if digest is None else digest.result()
+    open_ports(plans, pad=spec.pad)  # says now what padding would refuse after an hour
+    return tuple(replace(p, request=replace(p.request, digest=known)) for p in plans)
+
+
+def _choose(
+    plans: tuple[Planned, ...],
+    spec: JobSpec,
+    device: Device,
+    workshop: Workshop,
+    job_id: str,
+    token: CancelToken,
+) -> tuple[list[ChosenPlan], JobBudget]:
+    """The plan of each size, and what choosing them has left of the budget."""
+    chosen, budget = [], spec.budget
+    for planned in plans:
+        found = choose_plan(
+            planned,
+            workshop.storage,
+            workshop.builder,
+            device,
+            budget,
+            job_id=job_id,
+            token=token,
+            references=workshop.references,
+            kernels=workshop.kernels,
+            share=SHARE / len(plans),
+        )
+        chosen.append(found)
+        budget = found.budget
+    return chosen, budget

@@ -1,0 +1,41 @@
+"""How fast a model is on a device, and what tuning gained there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler import driver
+from compiler.program_builder import ScheduleSource
+from service.jobs.device import Device
+from service.jobs.loadables import of_compiled
+from service.jobs.no_regret import FixedSchedules
+from service.jobs.planning import Planned
+from tuner.measure.statistics import Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTiming:
+    """Seconds of the fastest run of the served program, and the untuned one beside it.
+
+    `untuned` is the ratio of the untuned program to the served one, in pairs.
+    """
+
+    seconds: float
+    untuned: Comparison
+
+
+def time_model(served: Planned, schedules: ScheduleSource, device: Device) -> ModelTiming:
+    """Run a model as it is served, interleaved with its plan's untuned program.
+
+    Raises:
+        CompilerError: if a workload does not compile.
+        DeviceError: if the device cannot run it.
+    """
+    builder = driver.ProgramBuilder(schedules, served.target, served.threads, served.numerics)
+    builder.reserve([served.plan], spare=2)
+    programs = [
+        [of_compiled(each.build(served.plan))]
+        for each in (builder, builder.variant(FixedSchedules({})))
+    ]
+    race = device.race(programs, served.threads)
+    return ModelTiming(race.incumbent_seconds, race.comparisons[0])

@@ -1,0 +1,96 @@
+"""The blobs that lie on the device: files by digest, within a limit."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+_PARTIAL = re.compile(r"\.[0-9a-f]{64}")
+
+
+def partial_file(target: Path) -> Path:
+    """Where the bytes of a file lie until all have arrived."""
+    return target.with_name(f".{target.name}")
+
+
+class BlobCache:
+    """Files by digest; the least recently used go when there is too much.
+
+    What has arrived of a blob in part counts, too, and outlives the process: the download goes on.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        for left_over in folder.glob(".*"):
+            if _PARTIAL.fullmatch(left_over.name) is None:
+                left_over.unlink()
+
+    def path(self, digest: str) -> Path:
+        return self._folder / digest
+
+    def __contains__(self, digest: str) -> bool:
+        """Whether the file is there; looking at it makes it recent."""
+        path = self.path(digest)
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def refusal(self, blobs: Mapping[str, int]) -> str | None:
+        """Why blobs of these sizes can never lie here together; None if they can."""
+        wanted = sum(blobs.values())
+        if wanted > self._limit_bytes:
+            return (
+                f"the run needs {wanted} bytes of blobs, the cache of this worker holds "
+                f"{self._limit_bytes} (--cache-mib)"
+            )
+        missing, free = self._missing(blobs), shutil.disk_usage(self._folder).free
+        held = self._held_bytes()
+        if missing > free + held:
+            return f"the run needs {missing} bytes on the disk, which has {free + held} for it"
+        return None
+
+    def make_room(self, blobs: Mapping[str, int], keep: Collection[str]) -> bool:
+        """Delete old files until what is missing of the blobs fits; whether it does.
+
+        Those that `keep` names stay, and so do the blobs' own.
+        """
+        return self._shrink(self._missing(blobs), {*keep, *blobs})
+
+    def trim(self, keep: Collection[str]) -> None:
+        """Delete the oldest files beyond the limit, but none that `keep` names."""
+        self._shrink(0, keep)
+
+    def _shrink(self, coming: int, keep: Collection[str]) -> bool:
+        with self._lock:
+            files = [(path.stat(), path) for path in self._folder.iterdir()]
+            total = sum(stat.st_size for stat, _ in files) + coming
+            for stat, path in sorted(files, key=lambda item: item[0].st_mtime):
+                if total <= self._limit_bytes:
+                    break
+                if path.name.removeprefix(".") not in keep:
+                    path.unlink(missing_ok=True)
+                    total -= stat.st_size
+            return total <= self._limit_bytes
+
+    def _missing(self, blobs: Mapping[str, int]) -> int:
+        """Bytes of the blobs that are not here yet."""
+        missing = 0
+        for digest, size in blobs.items():
+            path = self.path(digest)
+            for found in (path, partial_file(path)):
+                if found.exists():
+                    size -= found.stat().st_size
+                    break
+            missing += max(0, size)
+        return missing
+
+    def _held_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self._folder.iterdir())

@@ -1,0 +1,165 @@
+"""The thread that claims leases and fetches what they need, so that the device never waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from service.worker.hand import PREFETCHED, Hand, InHand, Log
+from service.worker.http import Api, Refused, Unreachable
+from service.worker.registration import Registration
+from service.worker.reporting import Reporter
+from tuner.measure.run_wire import RunRequest, RunResult, RunStatus, read_request
+from tuner.measure.wire import ProtocolError
+
+
+class Claimer:
+    """Claims by long poll, fetches blobs, and lays leases ready.
+
+    Args:
+        memory_bytes: of the device; 0 where it is unknown.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        registration: Registration,
+        hand: Hand,
+        reporter: Reporter,
+        memory_bytes: int,
+        log: Log,
+    ) -> None:
+        self._api = api
+        self._registration = registration
+        self._hand = hand
+        self._reporter = reporter
+        self._memory_bytes = memory_bytes
+        self._log = log
+
+    def serve(self) -> None:
+        """The thread's body."""
+        hand = self._hand
+        backoff = self._registration.backoff()
+        while not hand.stopping.is_set():
+            with hand.changed:
+                if not hand.changed.wait_for(lambda: hand.room() > 0, timeout=0.5):
+                    continue
+                limit = hand.room()
+            try:
+                # while something is measured, a short poll: more room appears in a moment
+                wait = self._registration.long_poll_seconds if limit == PREFETCHED else 1.0
+                worker_id = self._registration.worker_id
+                body = {"worker_id": worker_id, "limit": limit, "wait_seconds": wait}
+                answer = self._api.call("POST", "/v1/leases/claim", body, extra_seconds=wait)
+                backoff.reset()
+            except Unreachable as error:
+                self._log(f"no leases: {error}")
+                backoff.wait()
+                continue
+            except Refused as error:
+                if error.status == 404:
+                    self._log("the service does not know this worker any more")
+                    self._registration.register()
+                    continue
+                raise
+            for lease in answer["leases"]:
+                self._accept(lease)
+
+    def _accept(self, lease: Mapping[str, Any]) -> None:
+        """Take a lease over: fetch what it needs, or use the result that lies ready for it."""
+        request_id, fencing_token = str(lease["request_id"]), int(lease["fencing_token"])
+        hand, files = self._hand, self._hand.files
+        with hand.changed:
+            # ours already: its lease ran out while the service was away
+            known = hand.leases.get(request_id)
+            if known is not None:
+                known.fencing_token = fencing_token
+                files.hold(request_id, fencing_token)
+            spooled = files.find_spooled(request_id)
+            if spooled is not None:
+                files.spool(replace(spooled, fencing_token=fencing_token))
+                hand.report_now.set()
+            if known is not None or spooled is not None:
+                return
+        try:
+            request = read_request(lease["payload"])
+        except ProtocolError as error:
+            self._reporter.fail_quietly(request_id, fencing_token, str(error), retry=False)
+            return
+        files.hold(request_id, fencing_token)
+        work = InHand(request, fencing_token)
+        with hand.changed:
+            hand.leases[request_id] = work
+        if self._may_run(work) and self._fetch_blobs(work):
+            hand.ready.put(work)
+        elif not hand.stopping.is_set():  # else it is given back at the worker's end
+            hand.put_down(request_id)
+
+    def _may_run(self, work: InHand) -> bool:
+        """Whether there is room for a run, which says before what it needs; else it is refused.
+
+        Waits until what is measured before gives up its blobs. Batches of candidates are small.
+        """
+        request, hand = work.request, self._hand
+        if not isinstance(request, RunRequest):
+            return True
+        refusal = hand.cache.refusal(request.blobs)
+        if refusal is None and 0 < self._memory_bytes < request.memory_bytes:
+            refusal = (
+                f"the run needs {request.memory_bytes} bytes of memory, "
+                f"this device has {self._memory_bytes}"
+            )
+        if refusal is not None:
+            result = RunResult(
+                request.request_id,
+                RunStatus.REFUSED,
+                refusal,
+                worker=self._registration.worker_id,
+            )
+            self._reporter.finish(work, result)
+            return False
+        while not self._dropped(work):
+            with hand.changed:
+                others = {
+                    digest
+                    for other in hand.leases.values()
+                    if other is not work
+                    for digest in other.request.digests
+                }
+                if hand.cache.make_room(request.blobs, others):
+                    return True
+                hand.changed.wait(0.5)
+        return False
+
+    def _fetch_blobs(self, work: InHand) -> bool:
+        """Whether everything that a request names lies on disk."""
+        backoff = self._registration.backoff()
+        request, cache = work.request, self._hand.cache
+        sizes = request.blobs if isinstance(request, RunRequest) else {}
+        for digest in request.digests:
+            while digest not in cache:
+                if self._dropped(work):
+                    return False
+                try:
+                    self._api.download(
+                        f"/v1/blobs/{digest}",
+                        digest,
+                        cache.path(digest),
+                        sizes.get(digest),
+                        lambda: self._dropped(work),
+                    )
+                    backoff.reset()
+                except Unreachable as error:
+                    self._log(str(error))
+                    backoff.wait()
+                except Refused as error:
+                    name, token = request.request_id, work.fencing_token
+                    self._reporter.fail_quietly(name, token, str(error), retry=False)
+                    return False
+        cache.trim(self._hand.digests())
+        return True
+
+    def _dropped(self, work: InHand) -> bool:
+        """Whether nobody waits for this lease any more."""
+        return work.lost.is_set() or self._hand.stopping.is_set()

@@ -1,0 +1,84 @@
+"""What the threads of a worker share: the leases in its hand, and what is to be done with them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from service.worker.cache import BlobCache
+from service.worker.state import StateFolder
+from tuner.measure.job_queue import JobQueue
+from tuner.measure.run_wire import Request
+from tuner.measure.wire import MeasureRequest
+
+PREFETCHED = 4
+"""Leases in hand: those that were ready are measured, in turns, and the next ones lie ready."""
+
+Log = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class InHand:
+    """A lease that this process works on. `lost` is set when the service says so."""
+
+    request: Request
+    fencing_token: int
+    lost: threading.Event = field(default_factory=threading.Event)
+
+
+class Hand:
+    """The leases in hand, guarded by `changed`; also by who reads or writes their files.
+
+    Attributes:
+        changed: held by who touches `leases` or `unreported`; notified when there is room.
+        leases: by request id.
+        unreported: request ids whose results wait in the spool.
+        ready: leases whose blobs lie on the disk.
+        stopping: set when the worker ends, by anyone.
+        report_now: set when the spool has something new.
+    """
+
+    def __init__(self, files: StateFolder, cache: BlobCache) -> None:
+        self.files = files
+        self.cache = cache
+        self.changed = threading.Condition()
+        self.leases: dict[str, InHand] = {}
+        self.unreported: set[str] = set()
+        self.ready: JobQueue[InHand] = JobQueue(lambda work: work.request)
+        self.stopping = threading.Event()
+        self.report_now = threading.Event()
+
+    def stop(self) -> None:
+        """End the worker: every thread sees it."""
+        self.stopping.set()
+        self.report_now.set()
+
+    def room(self) -> int:
+        """How many leases may be claimed, of PREFETCHED; to be called with `changed` held.
+
+        Results are reported first: the service would offer a request again whose lease ran out.
+        """
+        return 0 if self.unreported else PREFETCHED - len(self.leases)
+
+    def tokens(self) -> dict[str, int]:
+        """The fencing token of each lease."""
+        with self.changed:
+            return {name: work.fencing_token for name, work in self.leases.items()}
+
+    def digests(self) -> set[str]:
+        """Blobs that are needed yet."""
+        with self.changed:
+            return {d for work in self.leases.values() for d in work.request.digests}
+
+    def put_down(self, request_id: str) -> None:
+        """The lease is measured, lost or failed."""
+        with self.changed:
+            work = self.leases.pop(request_id, None)
+            self.files.drop(request_id)
+            if work is not None and isinstance(work.request, MeasureRequest):
+                library = work.request.library_digest
+                if library not in self.digests():
+                    # no other request uses this library; references and weights are shared
+                    self.cache.path(library).unlink(missing_ok=True)
+            self.changed.notify_all()

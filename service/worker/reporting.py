@@ -1,0 +1,157 @@
+"""The thread that reports results and renews leases; and what all threads tell the service."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from service.worker.hand import Hand, InHand, Log
+from service.worker.http import Api, Refused, Unreachable
+from service.worker.registration import Registration
+from service.worker.state import Spooled
+from tuner.measure.run_wire import RunResult
+from tuner.measure.wire import MeasureResult
+
+
+class Reporter:
+    """Reports from the spool, and says with a heartbeat that the worker lives.
+
+    `speed` is what the heartbeat says of the device, `finished` how many results there were.
+    """
+
+    def __init__(self, api: Api, registration: Registration, hand: Hand, log: Log) -> None:
+        self._api = api
+        self._registration = registration
+        self._hand = hand
+        self._log = log
+        self._draining = False
+        self.speed: dict[str, Any] | None = None
+        self.finished = 0
+
+    def serve(self) -> None:
+        """The thread's body. After the worker's end it reports once more."""
+        stopping, report_now = self._hand.stopping, self._hand.report_now
+        backoff = self._registration.backoff()
+        next_heartbeat = 0.0
+        while True:
+            last = stopping.is_set()
+            report_now.clear()
+            try:
+                self.report_spool()
+                if time.monotonic() >= next_heartbeat and not last:
+                    self._heartbeat()
+                    next_heartbeat = time.monotonic() + self._registration.heartbeat_seconds
+                backoff.reset()
+            except Unreachable as error:
+                if last:
+                    return
+                self._log(str(error))
+                backoff.wait()
+                continue
+            if last:
+                return
+            report_now.wait(max(0.05, next_heartbeat - time.monotonic()))
+
+    def finish(self, work: InHand, result: MeasureResult | RunResult) -> None:
+        """Put a result into the spool: from then on it is never lost."""
+        request_id = work.request.request_id
+        with self._hand.changed:
+            entry = Spooled(request_id, work.fencing_token, uuid.uuid4().hex, result.to_json())
+            try:
+                self._hand.files.spool(entry)
+                self._hand.unreported.add(request_id)
+            except OSError as error:
+                # the disk is full: the result is reported from memory, or lost with the process
+                self._log(f"the spool cannot be written: {error}")
+                self._report_directly(entry)
+                return
+        self.finished += 1
+        self._log(f"measured {request_id}")
+        self._hand.report_now.set()
+
+    def report_spool(self) -> None:
+        """Report what waits. Raises Unreachable."""
+        files, hand = self._hand.files, self._hand
+        for entry in files.spooled():
+            self._report(entry)
+            with hand.changed:
+                current = files.find_spooled(entry.request_id)
+                # a new lease of the same request may have readdressed it meanwhile
+                if current is not None and current.fencing_token == entry.fencing_token:
+                    files.forget(entry.request_id)
+                    hand.unreported.discard(entry.request_id)
+                    hand.changed.notify_all()
+
+    def fail(self, request_id: str, fencing_token: int, error: str, *, retry: bool) -> None:
+        """Say that a request cannot be worked on. Raises Unreachable."""
+        body = {
+            "worker_id": self._registration.worker_id,
+            "fencing_token": fencing_token,
+            "error": error[:2000],
+            "retry": retry,
+        }
+        try:
+            self._api.call("POST", f"/v1/leases/{request_id}/failure", body)
+        except Refused as refusal:
+            if refusal.status in (401, 403):
+                raise
+            self._log(f"request {request_id} is not ours any more: {refusal}")
+
+    def fail_quietly(self, request_id: str, fencing_token: int, error: str, *, retry: bool) -> None:
+        """As `fail`; if the service is away, the lease runs out by itself."""
+        try:
+            self.fail(request_id, fencing_token, error, retry=retry)
+        except Unreachable as unreachable:
+            self._log(str(unreachable))
+
+    def release(self, leases: dict[str, int]) -> None:
+        """Give leases back. Raises Unreachable or Refused."""
+        body = {"worker_id": self._registration.worker_id, "leases": leases}
+        self._api.call("POST", "/v1/leases/release", body)
+
+    def _report_directly(self, entry: Spooled) -> None:
+        backoff = self._registration.backoff()
+        while not self._hand.stopping.is_set():
+            try:
+                self._report(entry)
+                return
+            except Unreachable:
+                backoff.wait()
+
+    def _report(self, entry: Spooled) -> None:
+        """Send a result. A refusal that concerns this result alone ends the matter."""
+        body = {
+            "worker_id": self._registration.worker_id,
+            "fencing_token": entry.fencing_token,
+            "result_key": entry.result_key,
+            "result": entry.result,
+        }
+        try:
+            self._api.call("POST", f"/v1/leases/{entry.request_id}/result", body)
+        except Refused as error:
+            if error.status in (401, 403):
+                raise
+            self._log(f"result of {entry.request_id} is not wanted: {error}")
+
+    def _heartbeat(self) -> None:
+        leases = self._hand.tokens()
+        try:
+            body = {"leases": leases, "speed": self.speed}
+            path = f"/v1/workers/{self._registration.worker_id}/heartbeat"
+            answer = self._api.call("POST", path, body)
+        except Refused as error:
+            if error.status != 404:
+                raise
+            return  # the claiming thread registers again
+        draining = answer["health"] == "draining"
+        if draining != self._draining:
+            self._draining = draining
+            self._log("drained: nothing new comes" if draining else "used again")
+        with self._hand.changed:
+            for name, token in leases.items():
+                work = self._hand.leases.get(name)
+                lost = work is not None and name not in answer["renewed"]
+                # unless it was claimed again since we asked
+                if work is not None and lost and work.fencing_token == token:
+                    work.lost.set()

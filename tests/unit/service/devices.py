@@ -1,0 +1,83 @@
+"""Devices for tests: the local one with races that are made up, and ones that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from compiler.device import find_device
+from compiler.roofline import Level, Speeds
+from compiler.target import Target
+from service.jobs.device import Checked, Device, DeviceError, Loadable, Variant
+from tuner.measure.model_runs import Race
+from tuner.measure.statistics import Comparison
+
+SPEEDS = Speeds(1e11, (Level("L1", 1 << 15, 1e11), Level("memory", 0, 1e10)))
+
+
+@dataclass
+class FakeDevice:
+    """A device whose races end as they are told to.
+
+    Attributes:
+        ratios: what challengers take of the incumbent, one a race; a race more fails.
+        runnable: whether it runs any target.
+        error: what every run ends with.
+        runner: measures kernels.
+        raced: how many programs ran beside the incumbent, race by race.
+    """
+
+    ratios: list[float] = field(default_factory=list)
+    runnable: bool = True
+    error: DeviceError | None = None
+    runner: Any = None
+    raced: list[int] = field(default_factory=list)
+    name: str = "the fake"
+
+    @property
+    def facts(self) -> Any:
+        return find_device()
+
+    def runs(self, target: Target) -> bool:
+        return self.runnable
+
+    def speeds(self, target: Target) -> Speeds:
+        self._fail()
+        return SPEEDS
+
+    def check(
+        self,
+        loadable: Loadable,
+        threads: int,
+        seed: int,
+        expected: Mapping[str, np.ndarray],
+        fetch: Sequence[str] = (),
+    ) -> Checked:
+        self._fail()
+        return Checked(dict.fromkeys(expected, 0.0))
+
+    def race(
+        self,
+        variants: Sequence[Variant],
+        threads: int,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Race:
+        self._fail()
+        self.raced.append(len(variants) - 1)
+        ratio = self.ratios.pop(0)
+        return Race(1.0, tuple(Comparison("untuned", (ratio,) * 8) for _ in variants[1:]))
+
+    def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
+        self._fail()
+        return np.ones(len(tuple(loadable.program.walk())))
+
+    def _fail(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def _is_a_device(fake: FakeDevice) -> Device:
+    return fake

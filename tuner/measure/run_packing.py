@@ -1,0 +1,188 @@
+"""From programs in this process to what a run request names: blobs and where they lie.
+
+Weights are cut where the program refers to them. So variants of a model share the blobs of every
+weight that they pack alike, wherever it lies in their blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.runtime.kernel import ALIGNMENT
+from compiler.runtime.packing import Bytes
+from compiler.runtime.program import Program
+from compiler.runtime.weight_ranges import weight_ranges
+from tuner.measure.run_wire import Part, ProgramParts, RunRequest, Work
+from tuner.measure.wire import digest_bytes
+
+PART_BYTES = 8 << 20
+"""Larger weights are cut, from their own start on, into blobs of that size."""
+
+SMALL_BYTES = 32 << 10
+"""Smaller weights of one program travel together."""
+
+PROCESS_BYTES = 16 << 20
+"""What loading a program takes beside its buffers: its code, its text, the lists of both."""
+
+Blobs = Mapping[str, memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedProgram:
+    """A program as a device is given it.
+
+    Attributes:
+        program: the program.
+        digest: of its JSON.
+        library: digest of its code; empty where it has no kernels.
+        block: names the block of its weights; programs with equal ones share it.
+        parts: the weights that it reads.
+        blobs: everything that is named, by digest.
+    """
+
+    program: Program
+    digest: str
+    library: str
+    block: int
+    parts: tuple[Part, ...]
+    blobs: Blobs
+
+    @property
+    def run_bytes(self) -> int:
+        """What one run takes, on one thread, beside weights."""
+        ports = (*self.program.inputs, *self.program.outputs)
+        # an input is drawn as float32 or int64, converted, and copied to where it is aligned
+        drawn = sum(3 * max(port.bytes, 8 * port.bytes // port.dtype.bytes) for port in ports)
+        return PROCESS_BYTES + self.program.arena_bytes + drawn
+
+
+def pack_program(program: Program, weights: Bytes, library: bytes) -> PackedProgram:
+    """What a device needs of a program.
+
+    Args:
+        program: its instructions.
+        weights: the block that it refers to.
+        library: its code as a shared library; empty where it has no kernels.
+    """
+    text = json.dumps(program.to_json(), sort_keys=True, separators=(",", ":")).encode()
+    parts, found = pack_weights(program, weights)
+    blobs = dict(found)
+    digest = _add(blobs, text)
+    return PackedProgram(
+        program,
+        digest,
+        _add(blobs, library) if library else "",
+        weights.ctypes.data,
+        parts,
+        blobs,
+    )
+
+
+def pack_weights(program: Program, weights: Bytes) -> tuple[tuple[Part, ...], Blobs]:
+    """The parts that a program reads of its weights, and their blobs, which are not copied.
+
+    Small weights lie together in blobs, in the order of their contents.
+    """
+    parts: list[Part] = []
+    blobs: dict[str, memoryview] = {}
+    small: dict[bytes, list[tuple[int, memoryview]]] = {}
+    for offset, size in weight_ranges(program):
+        data = memoryview(np.ascontiguousarray(weights[offset : offset + size]).data)
+        if size < SMALL_BYTES:
+            small.setdefault(hashlib.sha256(data).digest(), []).append((offset, data))
+            continue
+        for start in range(0, size, PART_BYTES):
+            piece = data[start : start + PART_BYTES]
+            parts.append(Part(_add(blobs, piece), 0, offset + start, len(piece)))
+    for bundle in _bundles([small[name] for name in sorted(small)]):
+        digest = _add(blobs, b"".join(places[0][1] for places in bundle))
+        start = 0
+        for places in bundle:
+            size = len(places[0][1])
+            parts += [Part(digest, start, offset, size) for offset, _ in places]
+            start += size
+    return tuple(sorted(parts, key=lambda part: part.offset)), blobs
+
+
+def make_request(
+    job_id: str,
+    threads: int,
+    programs: Sequence[PackedProgram],
+    work: Work,
+    more: Blobs,
+    work_bytes: int,
+    limit_seconds: float,
+) -> tuple[RunRequest, Blobs]:
+    """A request that has no name yet, and its blobs.
+
+    Args:
+        job_id: what asks.
+        threads: that programs run with.
+        programs: what the work refers to by number.
+        work: what to do.
+        more: what the work names itself.
+        work_bytes: memory that it takes beside running the programs.
+        limit_seconds: wall time of one step.
+    """
+    blobs = dict(more)
+    blocks: dict[int, int] = {}
+    held: set[tuple[int, int, int]] = set()
+    for each in programs:
+        blobs.update(each.blobs)
+        blocks[each.block] = max(blocks.get(each.block, 0), each.program.weight_bytes)
+        held.update((each.block, part.offset, part.bytes) for part in each.parts)
+    numbers = {block: number for number, block in enumerate(blocks)}
+    memory = sum(size for _, _, size in held) + work_bytes
+    memory += sum(p.run_bytes + threads * _scratch(p.program) for p in programs)
+    request = RunRequest(
+        request_id="",
+        job_id=job_id,
+        threads=threads,
+        programs=tuple(
+            ProgramParts(each.digest, each.library, numbers[each.block], each.parts)
+            for each in programs
+        ),
+        block_bytes=tuple(blocks.values()),
+        work=work,
+        blobs={digest: len(data) for digest, data in sorted(blobs.items())},
+        memory_bytes=memory,
+        limit_seconds=limit_seconds,
+    )
+    return request, blobs
+
+
+def request_name(request: RunRequest, *salt: object) -> str:
+    """A name that equal requests share, and none that differ."""
+    text = json.dumps([request.to_json(), *map(str, salt)], sort_keys=True)
+    return digest_bytes(text.encode())
+
+
+def _scratch(program: Program) -> int:
+    return -(-program.scratch_bytes // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+
+
+def _bundles(
+    small: Iterable[list[tuple[int, memoryview]]],
+) -> Iterable[list[list[tuple[int, memoryview]]]]:
+    """Weights, each with all its places, in groups of at most PART_BYTES."""
+    bundle: list[list[tuple[int, memoryview]]] = []
+    size = 0
+    for places in small:
+        if bundle and size + len(places[0][1]) > PART_BYTES:
+            yield bundle
+            bundle, size = [], 0
+        bundle.append(places)
+        size += len(places[0][1])
+    if bundle:
+        yield bundle
+
+
+def _add(blobs: dict[str, memoryview], data: bytes | memoryview) -> str:
+    digest = hashlib.sha256(data).hexdigest()
+    blobs[digest] = memoryview(data)
+    return digest
