@@ -107,12 +107,20 @@ ESTIMATES = EstimatedCosts()
 class Options:
     """Options for the groups of one graph, for vectors of `lanes` elements.
 
+    `weight_macs` is that of a core (`compiler.targets.CoreModel`).
     The concatenations and slices in `copied` move their elements in any layout.
     """
 
-    def __init__(self, graph: Graph, lanes: int, copied: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        lanes: int,
+        copied: Collection[str] = (),
+        weight_macs: float = costs.WEIGHT_MACS,
+    ) -> None:
         self._graph = graph
         self._lanes = lanes
+        self._weight_macs = weight_macs
         self._copied = copied
 
     def of(self, group: Group) -> list[Option]:
@@ -177,7 +185,9 @@ class Options:
                 if groups > 1 and source != output:
                     continue  # groups are cut out of both alike
                 taken = {x: Demand(source, halo), **constants}
-                work = costs.convolution(self._graph, anchor, source, output, self._lanes)
+                work = costs.convolution(
+                    self._graph, anchor, source, output, self._lanes, self._weight_macs
+                )
                 choice = self._operands(group, output, taken)
                 found.append(self._option(choice, work, group.output))
         return found

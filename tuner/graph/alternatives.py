@@ -172,7 +172,7 @@ def _torn_concats(rule: GraphPlan) -> list[str]:
 def _layouts(planner: Planner, rule: GraphPlan, worth: float) -> Iterator[Alternative]:
     """The dearest groups in each of their other layouts, with what suits that best around them."""
     graph, groups = planner.groups()
-    made = Assignment(graph, groups, planner.lanes)
+    made = Assignment(graph, groups, planner.lanes, weight_macs=planner.weight_macs)
     best = made.solve()
     least = made.total(best)
     classes: dict[tuple[str, LayoutNames], list[int]] = {}

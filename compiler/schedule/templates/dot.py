@@ -90,7 +90,7 @@ def _along(expr: Expr, axis: Axis) -> bool:
 class _Template:
     algorithms = ("dot",)
 
-    def preference(self, workload: Workload) -> float:
+    def preference(self, workload: Workload, target: Target) -> float:
         found = analyse(workload)
         if found is None or found.matrix.tensor.role is Role.WEIGHT:
             return 0.9

@@ -42,7 +42,7 @@ def analyse(workload: Workload) -> Problem | None:
 class _Template:
     algorithms = ("map",)
 
-    def preference(self, workload: Workload) -> float:
+    def preference(self, workload: Workload, target: Target) -> float:
         return 1.0
 
     def space(

@@ -102,7 +102,7 @@ def _nested(expr: Expr) -> list[Reduce]:
 class _Template:
     algorithms = ("row",)
 
-    def preference(self, workload: Workload) -> float:
+    def preference(self, workload: Workload, target: Target) -> float:
         node = anchor(workload)
         rows = node is not None and ops.get(node.op).kind in (OpKind.ROW, OpKind.REDUCTION)
         # above windows, which take any reduction too, but none with lanes along what is reduced

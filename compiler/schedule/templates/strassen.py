@@ -66,7 +66,7 @@ _SUMS = tuple(p.left for p in PRODUCTS if sum(map(abs, p.left)) > 1)
 class _Template:
     algorithms = ("strassen",)
 
-    def preference(self, workload: Workload) -> float:
+    def preference(self, workload: Workload, target: Target) -> float:
         found = analyse(workload)
         if found is None or found.row_count < _LEAST_ROWS:
             return 0.9

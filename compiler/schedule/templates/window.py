@@ -111,7 +111,7 @@ def _has_splat_weights(found: WindowReduction) -> bool:
 class _Template:
     algorithms = ("window",)
 
-    def preference(self, workload: Workload) -> float:
+    def preference(self, workload: Workload, target: Target) -> float:
         return 2.0
 
     def space(

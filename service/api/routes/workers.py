@@ -8,7 +8,7 @@ from db.storage import Storage
 from db.stores.tokens import Scope, Token
 from db.stores.workers import RegisteredWorker
 from service.api.deps import Measurer, Reader, SettingsDep, StorageDep
-from service.api.errors import forbidden
+from service.api.errors import ApiProblem, forbidden
 from service.api.schemas import (
     DrainRequest,
     HeartbeatRequest,
