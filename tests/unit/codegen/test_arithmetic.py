@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.cpu.arithmetic import apply as emit_operation
 from compiler.codegen.cpu.arithmetic import cast as emit_cast
 from compiler.codegen.cpu.combining import neutral
+from compiler.codegen.cpu.operations import apply as emit_operation
 from compiler.codegen.cpu.ssa import Emitter
 from compiler.dtypes import DType
 from compiler.loops import semantics
