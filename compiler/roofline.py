@@ -14,7 +14,7 @@ from math import isqrt
 
 import numpy as np
 
-from compiler.codegen.object import emit_object, load_objects
+from compiler.codegen.backend import backend_of
 from compiler.device import Device
 from compiler.dtypes import DType
 from compiler.runtime.packing import aligned_empty
@@ -229,7 +229,8 @@ def _fastest(
     ir_text: str, name: str, arguments: tuple[int, ...], samples: int, target: Target
 ) -> float:
     """CPU seconds of the fastest of some calls, after an untimed one."""
-    library = load_objects([emit_object(ir_text, target)])
+    backend = backend_of(target)
+    library = backend.load([backend.compile(ir_text, target)])
     run = ctypes.CFUNCTYPE(None, *(ctypes.c_int64 for _ in arguments))(library.address(name))
     run(*arguments)
     best = float("inf")

@@ -54,6 +54,16 @@ class Target:
         return self.triple.partition("-")[0]
 
     @property
+    def backend(self) -> str:
+        """The folder of `compiler/codegen` that makes its code; every described family is a CPU."""
+        return "cpu"
+
+    @property
+    def not_computed(self) -> frozenset[DType]:
+        """Types that LLVM has no instructions for here, and aborts on instead of refusing them."""
+        return _not_computed(self.arch)
+
+    @property
     def feature_text(self) -> str:
         """The features as LLVM takes them."""
         return ",".join(self.features)
@@ -169,8 +179,15 @@ def host_target() -> Target:
 
 
 @cache
+def _not_computed(arch: str) -> frozenset[DType]:
+    found = (family for family in _families() if family.__name__.endswith(f".{arch}"))
+    types: frozenset[DType] = getattr(next(found, None), "NOT_COMPUTED", frozenset())
+    return types
+
+
+@cache
 def _families() -> tuple[ModuleType, ...]:
-    """The modules of `compiler.targets`; each has TARGETS and detect(triple, cpu, features)."""
+    """The modules of `compiler.targets`; see there what each has."""
     package = importlib.import_module("compiler.targets")
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     return tuple(importlib.import_module(f"compiler.targets.{name}") for name in names)

@@ -1,7 +1,8 @@
 """Target descriptions, one module a CPU family.
 
 A module has `TARGETS`, its described targets, and `detect(triple, cpu, features)`, which returns
-the Target of a host of this family, or None for any other host.
+the Target of a host of this family, or None for any other host. `NOT_COMPUTED` is there where LLVM
+aborts on arithmetic in some types, or never ends: no kernel may compute in them.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from compiler.dtypes import DType
 from compiler.target import Target
 
 TARGETS = (
@@ -18,6 +19,10 @@ TARGETS = (
         fma=False,
     ),
 )
+
+NOT_COMPUTED = frozenset({DType.BFLOAT16, DType.FLOAT16})
+"""There are instructions for neither. LLVM cannot select bfloat16's conversions, and comparisons of
+float16 vectors never end in it."""
 
 
 def detect(triple: str, cpu: str, features: Mapping[str, bool]) -> Target | None:

@@ -28,9 +28,9 @@ from compiler.target import Target
 _ALIGNMENT = 64
 
 
-def stage_symbol(nest: LoopNest, number: int) -> str:
-    """The name of a stage's function in the object."""
-    return f"{nest.name}_s{number}"
+def stage_symbol(name: str, number: int) -> str:
+    """The name of the function of a kernel's stage."""
+    return f"{name}_s{number}"
 
 
 def stage_extent(stage: Stage) -> int:
@@ -63,8 +63,9 @@ def lower_nest(nest: LoopNest, target: Target) -> str:
         emitter = _lower_stage(nest, stage, target)
         declarations |= emitter.declarations
         body = "\n".join(emitter.lines)
+        symbol = stage_symbol(nest.name, number)
         functions.append(
-            f"define void @{stage_symbol(nest, number)}(ptr %buffers, ptr %scratch, ptr %sizes,"
+            f"define void @{symbol}(ptr %buffers, ptr %scratch, ptr %sizes,"
             f" i64 %lo, i64 %hi) #0 {{\nentry:\n{body}\n  ret void\n}}"
         )
     return "\n".join(
