@@ -93,12 +93,16 @@ class _Process:
                 pass_fds=[theirs.fileno()],
             )
 
-    def close(self) -> int:
-        """Wait for its end; the exit code, negative for a signal."""
+    def close(self) -> None:
+        """Let it end, and wait for that."""
         self.pipe.close()
-        code = self._process.wait()
+        self._process.wait()
         self._errors.close()
-        return code
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self.close()
 
     def reason(self) -> str:
         """Why it ended before it answered."""
@@ -130,12 +134,21 @@ def _ask(ir_text: str, target: Target, *, as_text: bool) -> bytes | str:
             raise CompilerError(
                 f"LLVM cannot compile the code for target '{target.name}': {reason}"
             ) from None
+        except BaseException:
+            # interrupted: its answer must not be taken for the next one's
+            interrupted, _process = _process, None
+            interrupted.kill()
+            raise
     if isinstance(answer, CompilerError):
         raise answer
     return answer
 
 
 @atexit.register
-def _close() -> None:
-    if _process is not None and _process.owner == os.getpid():
-        _process.close()
+def close() -> None:
+    """End the process; the next code gets a new one."""
+    global _process
+    with _lock:
+        process, _process = _process, None
+    if process is not None and process.owner == os.getpid():
+        process.close()
