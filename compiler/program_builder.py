@@ -50,6 +50,7 @@ class CompiledProgram:
     objects: tuple[bytes, ...]
     schedules: Mapping[str, Schedule]
     tuned: frozenset[str]
+    target: Target
 
 
 def build_program(
@@ -149,6 +150,7 @@ class ProgramBuilder:
             self._compiler.objects(kernel for kernel, _, _ in built.values()),
             {w.key: schedule for w, (_, schedule, _) in built.items()},
             frozenset(w.key for w, (_, _, known) in built.items() if known),
+            self.target,
         )
 
     def _have_room(self, needed: int, spare: int) -> PackedWeights:
@@ -277,7 +279,7 @@ class KernelCache:
     ) -> LoweredKernel:
         """Keep a kernel. Equal code may serve workloads of other shapes, each with its own
         specification: (1, 64, 3136) is (1, 64, 56, 56)."""
-        kept = self._lowered[workload, schedule, target.key, threads] = replace(kernel, ir="")
+        kept = self._lowered[workload, schedule, target.key, threads] = replace(kernel, text="")
         return kept
 
     def forget_cancelled(self) -> None:

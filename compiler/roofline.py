@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from compiler.codegen.backend import backend_of
 from compiler.codegen.link import link_shared
-from compiler.codegen.object import emit_object, load_objects
 from compiler.device import DeviceFacts
 from compiler.dtypes import DType
 from compiler.runtime.speeds import (
@@ -206,7 +206,7 @@ def _sum(vector: str, terms: int) -> list[str]:
 @contextmanager
 def _loaded(target: Target) -> Iterator[Probes]:
     """The probes in this process."""
-    library = load_objects(_objects(target))
+    library = backend_of(target).load(_objects(target))
     try:
         yield Probes(library.address("peak"), library.address("read"), vector_bytes(target))
     finally:
@@ -214,4 +214,5 @@ def _loaded(target: Target) -> Iterator[Probes]:
 
 
 def _objects(target: Target) -> list[bytes]:
-    return [emit_object(peak_ir(target), target), emit_object(read_ir(target), target)]
+    backend = backend_of(target)
+    return [backend.compile(text, target) for text in (peak_ir(target), read_ir(target))]

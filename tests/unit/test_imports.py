@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,32 @@ def test_the_compiler_is_imported_one_way(name: str) -> None:
         if target.startswith("compiler.") and target.split(".")[1] not in allowed
     }
     assert not wrong, f"{name} imports {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("package", ["compiler.codegen"])
+def test_modules_are_imported_in_no_circle(package: str) -> None:
+    """What stands under TYPE_CHECKING or in a function counts too."""
+    inside = {name for name in modules() if name.startswith(package)}
+    check_acyclic({name: imports(name, everywhere=True) & inside for name in inside})
+
+
+def check_acyclic(graph: dict[str, set[str]]) -> None:
+    """Fail if what modules import leads back to them, naming the modules of the circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"imported in a circle: {' <- '.join(error.args[1])}")
+
+
+def test_the_check_for_circles_sees_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "circle.py"
+    path.write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+        "    from compiler.codegen.cpu.lower import lower_nest\n"
+    )
+    monkeypatch.setitem(modules(), "compiler.codegen.cpu.ssa", path)
+    with pytest.raises(pytest.fail.Exception, match=r"circle: .*codegen\.cpu\.ssa"):
+        test_modules_are_imported_in_no_circle("compiler.codegen")
 
 
 def test_the_runtime_uses_only_layouts_of_the_loop_ir() -> None:
