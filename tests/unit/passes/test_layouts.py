@@ -66,6 +66,14 @@ def test_groups_divide_by_the_block() -> None:
     assert fits_block(24, 24, 16) and not fits_block(48, 2, 16) and fits_block(64, 2, 16)
 
 
+def test_weights_that_only_the_run_knows_lie_in_rows() -> None:
+    g = Maker()
+    x = conv(g, g.input("x", 1, 64, 28, 28), 64)
+    attrs = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
+    graph = g.graph(g("conv", x, g.input("w", 64, 64, 3, 3), **attrs))
+    assert offered(graph) == [{ROW_MAJOR, NCHW16}, {ROW_MAJOR}]
+
+
 def test_one_pointwise_convolution_stays_as_the_caller_has_it() -> None:
     g = Maker()
     y = conv(g, g.input("x", 1, 64, 14, 14), 128, 1)
