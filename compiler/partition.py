@@ -93,15 +93,16 @@ def separate_outputs(graph: Graph) -> Graph:
     after: list[Node] = []
     types = dict(graph.types)
     names: dict[str, None] = {}
-    roots: set[str] = set()
     for output in graph.outputs:
+        name = output
         if output in names or output not in made:
-            copy = fresh(f"{output}.output", types)
-            after.append(Node(copy, "identity", (output,), (copy,), ()))
-            types[copy] = types[output]
-            names[copy] = None
-            continue
-        names[output] = None
+            name = fresh(f"{output}.output", types)
+            after.append(Node(name, "identity", (output,), (name,), ()))
+            types[name] = types[output]
+        names[name] = None
+    roots: set[str] = set()
+    # In the order of the nodes: an output that is a view of another one is copied, not that one.
+    for output in [node.output for node in graph.nodes if graph.returns(node.output)]:
         root, part = output, False
         while (node := made.get(root)) is not None and _is_view(node):
             root, part = node.inputs[0], part or node.op == "field"

@@ -255,6 +255,17 @@ def graphs(draw: st.DrawFn) -> Graph:
     return g.graph(*dict.fromkeys(outputs), g("reduce_mean", values[-1], axes=(2, 3), keepdims=1))
 
 
+@pytest.mark.parametrize("order", ["ab", "ba", "bar", "rba", "bba", "br"])
+def test_outputs_that_are_reshapes_of_each_other(order: str) -> None:
+    """In any order, whichever of them the other one is made of."""
+    g = Maker()
+    r = g("relu", g.input("x", 1, 16, 4, 4))
+    a = g("reshape", r, shape=(16, 16))
+    values = {"r": r, "a": a, "b": g("reshape", a, shape=(256,))}
+    plan = checked(g.graph(*(values[letter] for letter in order)))
+    assert copies(plan) == len(order) - 1
+
+
 @settings(max_examples=120, deadline=None)
 @given(graphs())
 def test_random_graphs(graph: Graph) -> None:
