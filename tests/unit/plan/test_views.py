@@ -18,6 +18,7 @@ from compiler.ops.interpret import run_graph
 from compiler.partition import plan_graph
 from compiler.plan import GraphPlan, Placement, ViewStep
 from compiler.target import resolve_target
+from tests.examples import examples
 from tests.graphs import Maker, random_inputs
 from tests.plans import check_memory, planned
 
@@ -266,7 +267,7 @@ def test_outputs_that_are_reshapes_of_each_other(order: str) -> None:
     assert copies(plan) == len(order) - 1
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120))
 @given(graphs())
 def test_random_graphs(graph: Graph) -> None:
     checked(graph)
