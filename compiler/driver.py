@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from compiler.build import CODEGEN_VERSION, build_kernel, lower_workload
 from compiler.choices import RULE, GraphChoice
 from compiler.codegen.link import link_shared
-from compiler.codegen.object import load_objects
+from compiler.codegen.object import emit_object, load_objects
 from compiler.dtypes import DType
 from compiler.errors import CompilerError, InvalidArgumentError, enough_memory_for
 from compiler.frontend.dimensions import check_dims, model_ports
@@ -176,6 +176,8 @@ def save_artifact(
             },
         }
         objects = dict.fromkeys(code for program in compiled.values() for code in program.objects)
+        if not objects:  # nothing is left to compute: a library without code
+            objects[emit_object("", builder.target)] = None
         with timed(timings, "link"), tempfile.TemporaryDirectory() as work:
             library = Path(work) / "kernels.so"
             link_shared(list(objects), library)
