@@ -68,10 +68,8 @@ def lower_workload(
         text = lower_nest(kernel.nest, target)
         digest = hashlib.sha256(f"{target.key}\n{text}".encode()).hexdigest()
         nest = replace(kernel.nest, name=f"tw_{digest[:24]}")
-        for number in range(len(nest.stages)):
-            text = text.replace(
-                f"@{stage_symbol(kernel.nest, number)}(", f"@{stage_symbol(nest, number)}("
-            )
+        # of all stages in one go: there are as many as pieces in a concatenation
+        text = text.replace(f"@{kernel.nest.name}_s", f"@{nest.name}_s")
         spec = kernel_spec(replace(kernel, nest=nest), workload)
     return LoweredKernel(nest, spec, text, digest)
 

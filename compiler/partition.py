@@ -14,6 +14,7 @@ from compiler import ops
 from compiler.choices import RULE, GraphChoice
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Graph, Node
+from compiler.graph.names import fresh
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Layout
 from compiler.ops.registry import OpKind
@@ -21,6 +22,7 @@ from compiler.passes.dead_code import dead_code
 from compiler.passes.fusion import Group, fuse
 from compiler.passes.layout_options import Choice, Demand
 from compiler.passes.layouts import assign_layouts
+from compiler.passes.wide_concats import narrow_concats
 from compiler.plan import (
     BranchStep,
     GraphPlan,
@@ -34,7 +36,7 @@ from compiler.plan import (
     distance,
     same_bytes,
 )
-from compiler.views import Views, fresh, union, view_offset
+from compiler.views import Views, union, view_offset
 from compiler.workload import Boundary, Halo, cut_workload
 
 ROW = Placement()
@@ -77,7 +79,7 @@ def plan_graph(
 
 def fused(graph: Graph, choice: GraphChoice = RULE) -> tuple[Graph, tuple[Group, ...]]:
     """A graph ready to be cut, and its groups: what layouts are assigned to."""
-    prepared = separate_outputs(dead_code(graph))
+    prepared = separate_outputs(narrow_concats(dead_code(graph)))
     return prepared, fuse(prepared, choice.kept)
 
 

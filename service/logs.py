@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from typing import TextIO
 
 import structlog
 
@@ -34,5 +35,12 @@ def set_up(settings: Settings) -> None:
     warnings.showwarning = _warn
 
 
-def _warn(message: Warning | str, category: type[Warning], *_: object) -> None:
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     structlog.get_logger().warning(str(message), kind=category.__name__)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import TextIO
 
 import typer
 from typer.exceptions import TyperException
@@ -114,7 +115,14 @@ def _validation(error: Exception) -> str:
     return f"{field}: {first['msg']}"
 
 
-def _warn(message: Warning | str, *_: object) -> None:
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     print(f"warning: {message}", file=sys.stderr)
 
 
