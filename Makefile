@@ -4,6 +4,7 @@
 #   demo         start the service and a worker, tune ResNet-50, compare with ONNX Runtime
 #   test         the test suite
 #   check        formatter, linter, type checker, tests: what .ci/run runs
+#   fuzz         property tests with other examples, and many; what fails is kept in tests/cases
 #   format       rewrite the sources as the formatter and the linter want them
 #   bench        race the models against ONNX Runtime (ARGS="--models resnet50 vgg19")
 #   models       export MobileNetV2 and BERT-base from transformers into benchmarks/models/
@@ -26,7 +27,7 @@ define install
 	else $(PY) -m pip install --quiet --disable-pip-version-check $(1); fi
 endef
 
-.PHONY: setup setup-test demo test check format bench models clean
+.PHONY: setup setup-test demo test check fuzz format bench models clean
 
 setup: $(STAMPS)/run
 setup-test: $(STAMPS)/test
@@ -60,6 +61,11 @@ check: $(STAMPS)/test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PY) -m pytest -q -n $(JOBS)
+
+fuzz: $(STAMPS)/test
+	$(PY) -m pytest -q -n $(JOBS) -m hypothesis --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
+	$(PY) -m pytest -q -n $(JOBS) tests/differential/test_graphs.py tests/differential/test_fusions.py \
+	  --graphs 20 --timeout=3600
 
 format: $(STAMPS)/test
 	$(BIN)/ruff format .

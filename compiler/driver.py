@@ -179,6 +179,8 @@ def save_artifact(
             },
         }
         objects = dict.fromkeys(code for program in compiled.values() for code in program.objects)
+        if not objects:  # nothing is left to compute: a library without code
+            objects[backend_of(builder.target).compile("", builder.target)] = None
         with timed(timings, "link"), tempfile.TemporaryDirectory() as work:
             library = Path(work) / "kernels.so"
             backend_of(builder.target).link(list(objects), library)

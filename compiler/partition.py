@@ -14,6 +14,7 @@ from compiler import ops
 from compiler.choices import RULE, GraphChoice
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Graph, Node
+from compiler.graph.names import fresh
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Layout
 from compiler.ops.registry import OpKind
@@ -21,6 +22,7 @@ from compiler.passes.dead_code import dead_code
 from compiler.passes.fusion import Group, fuse
 from compiler.passes.layout_options import Demand, LayoutChoice
 from compiler.passes.layouts import assign_layouts
+from compiler.passes.wide_concats import narrow_concats
 from compiler.plan import (
     BranchStep,
     GraphPlan,
@@ -34,7 +36,7 @@ from compiler.plan import (
     distance,
     same_bytes,
 )
-from compiler.views import Views, fresh, union, view_offset
+from compiler.views import Views, union, view_offset
 from compiler.workload import Boundary, Halo, cut_workload
 
 ROW = Placement()
@@ -77,7 +79,7 @@ def plan_graph(
 
 def fused(graph: Graph, choice: GraphChoice = RULE) -> tuple[Graph, tuple[Group, ...]]:
     """A graph ready to be cut, and its groups: what layouts are assigned to."""
-    prepared = separate_outputs(dead_code(graph))
+    prepared = separate_outputs(narrow_concats(dead_code(graph)))
     return prepared, fuse(prepared, choice.kept)
 
 
@@ -93,15 +95,16 @@ def separate_outputs(graph: Graph) -> Graph:
     after: list[Node] = []
     types = dict(graph.types)
     names: dict[str, None] = {}
-    roots: set[str] = set()
     for output in graph.outputs:
+        name = output
         if output in names or output not in made:
-            copy = fresh(f"{output}.output", types)
-            after.append(Node(copy, "identity", (output,), (copy,), ()))
-            types[copy] = types[output]
-            names[copy] = None
-            continue
-        names[output] = None
+            name = fresh(f"{output}.output", types)
+            after.append(Node(name, "identity", (output,), (name,), ()))
+            types[name] = types[output]
+        names[name] = None
+    roots: set[str] = set()
+    # In the order of the nodes: an output that is a view of another one is copied, not that one.
+    for output in [node.output for node in graph.nodes if graph.returns(node.output)]:
         root, part = output, False
         while (node := made.get(root)) is not None and _is_view(node):
             root, part = node.inputs[0], part or node.op == "field"

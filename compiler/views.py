@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from compiler import ops
 from compiler.graph.ir import Graph, Node
+from compiler.graph.names import fresh
 from compiler.graph.types import TensorType
 from compiler.ops.attributes import integer, ints
 from compiler.passes.fusion import Group
@@ -323,12 +324,3 @@ def union(first: Halo, second: Halo) -> Halo:
     if not first or not second:
         return first or second
     return tuple((max(a[0], b[0]), max(a[1], b[1])) for a, b in zip(first, second, strict=True))
-
-
-def fresh(base: str, taken: Container[str]) -> str:
-    """The name, or the name with a number where it is taken."""
-    name, number = base, 1
-    while name in taken:
-        number += 1
-        name = f"{base}.{number}"
-    return name

@@ -179,9 +179,11 @@ class Options:
         groups = integer(anchor.attrs, "group", 1)
         halo = conv_halo(self._graph, anchor)
         constants = {value: Demand(ROW_MAJOR) for value in anchor.inputs[1:]}
+        # Weights that only the run knows lie in rows, where no vector of channels is side by side.
+        packed = anchor.inputs[1] in self._graph.constants
         found: list[Option] = []
-        for output in self.layouts(anchor.output, groups):
-            for source in self.layouts(x, groups):
+        for output in self.layouts(anchor.output, groups) if packed else (ROW_MAJOR,):
+            for source in self.layouts(x, groups) if packed else (ROW_MAJOR,):
                 if groups > 1 and source != output:
                     continue  # groups are cut out of both alike
                 taken = {x: Demand(source, halo), **constants}
@@ -253,6 +255,7 @@ class Options:
             if (
                 alone
                 and node.output not in self._copied
+                and set(ints(node.attrs, "steps")) == {1}
                 and self._lies_inside(
                     node.inputs[0], node.output, ints(node.attrs, "starts"), layout
                 )

@@ -20,7 +20,7 @@ from compiler.loops.nest import LoopNest
 from compiler.ops.registry import OpKind
 from compiler.passes.pipeline import Observer
 from compiler.plan import GraphPlan
-from compiler.runtime.ports import OpenPorts, Sizes
+from compiler.runtime.ports import Dims, OpenPorts, Sizes
 from compiler.schedule.problem import anchor
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
@@ -157,9 +157,22 @@ def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:
             f"dimension '{next(iter(names))}' is given several sizes, "
             "but the model leaves no dimension open"
         )
-    ports = replace(ports, pad=pad)
+    outputs = {name: _as_made(name, dims, planned) for name, dims in ports.outputs.items()}
+    ports = replace(ports, outputs=outputs, pad=pad)
     ports.check_padding()
     return ports
+
+
+def _as_made(name: str, dims: Dims, planned: Sequence[Planned]) -> Dims:
+    """An output's dimensions as stated, -1 where a plan makes another extent than that."""
+    shapes = [(each.graph.types[name].shape, dict(each.sizes)) for each in planned]
+    rank = len(shapes[0][0])
+    if len(dims) != rank:
+        return (-1,) * rank
+    return tuple(
+        dim if all(shape[position] == sizes.get(str(dim), dim) for shape, sizes in shapes) else -1
+        for position, dim in enumerate(dims)
+    )
 
 
 def tasks_of(*planned: Planned) -> list[Task]:
