@@ -95,11 +95,10 @@ class Rewriter:
         self._emitted.add(output)
         return output
 
-    def constant(self, array: np.ndarray, like: str, dtype: DType | None = None) -> str:
-        """Add a constant, named after the value that it derives from."""
-        kind = dtype or DType(array.dtype.name)
+    def constant(self, array: np.ndarray, like: str) -> str:
+        """Add a constant, named after the value that it derives from; its type is the array's."""
         value = self._fresh(like)
-        self._types[value] = TensorType(kind, tuple(array.shape))
+        self._types[value] = TensorType(DType(array.dtype.name), tuple(array.shape))
         self._constants[value] = np.ascontiguousarray(array).reshape(array.shape)
         return value
 
