@@ -181,6 +181,7 @@ def main() -> None:
             if judged.outcome is Outcome.SURVIVED and before:
                 row["reading"] = before.reading
             result["rows"].append(row)
+            result["rows"].sort(key=lambda row: (row["path"], row["line"]))
             _write(arguments.output, results)
         session.close()
 

@@ -8,7 +8,8 @@ each is forced, and each part of an `and` or `or` is left out.
 
 from __future__ import annotations
 
-import random
+import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import unified_diff
@@ -51,6 +52,11 @@ class _Site:
     node: cst.CSTNode
     other: cst.CSTNode
 
+    def name(self) -> str:
+        """The mistake in words, which several places of a module may share."""
+        before, after = (self.module.code_for_node(node) for node in (self.node, self.other))
+        return f"{self.path} {self.operator} {before} {after}"
+
     def mutant(self) -> Mutant | None:
         """The module with the mistake; None where that is no Python, or the same text."""
         before = self.module.code
@@ -92,25 +98,28 @@ OPERATORS: tuple[tuple[type, Callable[[Any], Iterable[cst.CSTNode]]], ...] = (
 
 
 def sample(root: Path, package: str, count: int, seed: int) -> tuple[list[Mutant], int]:
-    """`count` mutants of a package's modules, drawn without replacement, in order of file and line.
+    """`count` mutants of a package's modules, drawn without replacement, and from how many places.
 
-    Also returns how many places there are to draw from. The same sources and seed give the same
-    mutants.
+    A mutant's turn depends on the seed and its own text alone: where sources change elsewhere, the
+    same ones are drawn again.
     """
-    folder = root / package
-    files = [folder] if folder.is_file() else sorted(folder.rglob("*.py"))
+    files = sorted((root / package).rglob("*.py"))
     sites = [site for file in files for site in _sites(root, file)]
-    order = list(range(len(sites)))
-    random.Random(seed).shuffle(order)
-    found: dict[tuple[str, str], tuple[int, Mutant]] = {}
-    for place in order:
+    seen: Counter[str] = Counter()
+    turns = []
+    for number, site in enumerate(sites):
+        name = site.name()
+        seen[name] += 1
+        digest = hashlib.sha256(f"{seed} {seen[name]} {name}".encode()).digest()
+        turns.append((digest, number))
+    found: dict[tuple[str, str], Mutant] = {}
+    for _, number in sorted(turns):
         if len(found) == count:
             break
-        mutant = sites[place].mutant()
+        mutant = sites[number].mutant()
         if mutant is not None:
-            found.setdefault((mutant.path, mutant.text), (place, mutant))
-    ordered = sorted(found.values(), key=lambda drawn: drawn[0])
-    return [mutant for _, mutant in ordered], len(sites)
+            found.setdefault((mutant.path, mutant.text), mutant)
+    return list(found.values()), len(sites)
 
 
 def _sites(root: Path, file: Path) -> Iterator[_Site]:
