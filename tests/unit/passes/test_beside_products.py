@@ -161,7 +161,8 @@ def normalised(g: Maker, c: Any) -> tuple[str, ...]:
     if c.conv:
         w = operand(g, "w", c.weight, 3, 3, 1, 1)
         y = g("conv", y, w, *optional(g, "b", c.bias, 3), group=1, pads=(0,) * 4, **ONES)
-    scale, variance = g.positive("s", 3), g.positive("v", 3)
+    scale = g.positive("s", 3)
+    variance = g.constant("v", c.variance * g.random.uniform(0.5, 2.0, 3))
     mean = operand(g, "m", c.statistics, 3)
     z = g("batch_norm", y, scale, g.weight("t", 3), mean, variance, epsilon=c.epsilon)
     return (z, y) if c.shared else (z,)
@@ -170,7 +171,8 @@ def normalised(g: Maker, c: Any) -> tuple[str, ...]:
 NORMS = [
     Pattern("batch norm", fold_batch_norm, normalised, {
         "conv": [True], "weight": ["constant"], "bias": ["none", "constant"],
-        "statistics": ["constant"], "epsilon": [1e-5, 0.5], "shared": [False],
+        "statistics": ["constant"], "epsilon": [1e-5, 0.5], "variance": [1.0, 0.0, 1e-6],
+        "shared": [False],
     }, {
         "conv": [False], "weight": ["run time"], "bias": ["run time"],
         "statistics": ["run time"], "shared": [True],
@@ -187,7 +189,7 @@ def test_batch_norms(case: Case) -> None:
 
 
 def pooled(g: Maker, c: Any) -> tuple[str, ...]:
-    x = g.input("x", 2, c.channels, 6, 4)
+    x = g.input("x", 2, c.channels, *c.size)
     w = g.weight("w", c.filters, c.channels // c.group, *c.window)
     bias = optional(g, "b", c.bias, c.filters)
     y = g("conv", x, w, *bias, group=c.group, pads=c.conv_pads, strides=c.strides,
@@ -196,7 +198,7 @@ def pooled(g: Maker, c: Any) -> tuple[str, ...]:
         z = g("reduce_mean", y, **c.mean)
     else:
         counts = () if c.counts is None else (g.positive("n", *c.counts),)
-        attrs = {"kernel": (2, 2), "strides": (2, 2), "dilations": (1, 1), "pads": c.pads}
+        attrs = {"kernel": (2, 2), "strides": c.steps, "dilations": (1, 1), "pads": c.pads}
         z = g("average_pool", y, *counts, count_include_pad=c.include, **attrs)
     return (z, g("exp", y)) if c.shared else (z,)
 
@@ -204,6 +206,8 @@ def pooled(g: Maker, c: Any) -> tuple[str, ...]:
 POOL = {
     "bias": ["none", "constant", "run time"],
     "channels": [4],
+    "size": [(6, 4), (5, 5)],
+    "steps": [(2, 2), (1, 2)],
     "filters": [4, 2, 8],
     "group": [1, 2],
     "window": [(1, 1)],
@@ -248,6 +252,14 @@ def counted(g: Maker, c: Any) -> str:
 COUNTS = [(1, 1, 3, 3), (3, 3), (1, 3, 3)]
 POOLS = [
     Pattern("average", pool_first, pooled, POOL, POOL_BESIDE),
+    # at these sizes the result has its shape also where the convolution pads or skips
+    Pattern("overlapping average", pool_first, pooled, POOL | FEW | {
+        "size": [(5, 5)], "steps": [(1, 1)],
+    }, {
+        "conv_pads": [(1, 1, 1, 1), (0, 0, 0, 2), (2, 0, 0, 0)],
+        "strides": [(2, 2), (1, 2), (2, 1)],
+        "window": [(1, 3), (3, 1)],
+    }),
     Pattern("padded average", pool_first, pooled, POOL | FEW | {
         "bias": ["none"], "pads": [(1, 1, 1, 1), (0, 0, 2, 0)], "include": [1],
     }, {"bias": ["constant", "run time"], "conv_pads": [(1, 1, 1, 1)]}),
