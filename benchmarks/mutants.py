@@ -46,7 +46,7 @@ OPTIONS = ("-q", "-x", "--no-header", "--tb=line", "-p", "no:cacheprovider", "--
 
 BASELINE_LIMIT_SECONDS = 1200.0
 SPARE_SECONDS = 20.0
-TIMES_BASELINE = 4.0
+TIMES_BASELINE = 2.0
 """A mutant has this many times the seconds that the tests take without one, and some to spare."""
 
 
