@@ -7,6 +7,7 @@
 #   fuzz         property tests with other examples, and many; what fails is kept in tests/cases
 #   format       rewrite the sources as the formatter and the linter want them
 #   bench        race the models against ONNX Runtime (ARGS="--models resnet50 vgg19")
+#   mutants      put small mistakes into a package and see which no test notices (ARGS=compiler/passes)
 #   models       export MobileNetV2 and BERT-base from transformers into benchmarks/models/
 #   clean        remove everything that a target here has made
 
@@ -27,7 +28,7 @@ define install
 	else $(PY) -m pip install --quiet --disable-pip-version-check $(1); fi
 endef
 
-.PHONY: setup setup-test demo test check fuzz format bench models clean
+.PHONY: setup setup-test demo test check fuzz format bench mutants models clean
 
 setup: $(STAMPS)/run
 setup-test: $(STAMPS)/test
@@ -46,6 +47,11 @@ $(STAMPS)/run: pyproject.toml $(wildcard setup.py) $(NATIVE) | $(PY)
 $(STAMPS)/test: $(STAMPS)/run
 	@echo "installing what the checks need"
 	$(call install,-e '.[all$(comma)test]')
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/mutants: $(STAMPS)/test
+	@echo "installing what makes mutants"
+	$(call install,-e '.[all$(comma)test$(comma)mutants]')
 	@mkdir -p $(STAMPS) && touch $@
 
 comma := ,
@@ -73,6 +79,9 @@ format: $(STAMPS)/test
 
 bench: $(STAMPS)/run
 	$(PY) -m benchmarks.race $(ARGS)
+
+mutants: $(STAMPS)/mutants
+	$(PY) -m benchmarks.mutants $(ARGS)
 
 $(EXPORT_VENV)/stamp:
 	$(PYTHON) -m venv $(EXPORT_VENV)

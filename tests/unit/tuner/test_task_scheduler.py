@@ -154,6 +154,21 @@ def test_failures_alone_leave_a_task_in_the_race_for_a_while() -> None:
     assert _next(scheduler) == 1
 
 
+@pytest.mark.parametrize("failed", [0, 1, 3])
+@pytest.mark.parametrize("away", [0, 1, 4])
+def test_a_task_without_a_time_waits_for_its_trials_and_for_those_on_their_way(
+    failed: int, away: int
+) -> None:
+    """Its estimated cost, 1 ms by the other's rate twice a run, over all trials so far and one."""
+    scheduler = _scheduler(2, 1)
+    _spend(scheduler, 1, 1e-3)
+    if failed:
+        _spend(scheduler, 0, *[None] * failed)
+    if away:
+        scheduler.started(0, away)
+    assert scheduler.gain(0) == pytest.approx(2e-3 / (1 + failed + away))
+
+
 def test_one_that_worked_keeps_a_task_open() -> None:
     scheduler = _scheduler(1)
     _spend(scheduler, 0, 1e-3, *[None] * (2 * MOST_FAILURES))
