@@ -23,6 +23,7 @@ from service.worker.facts import device_facts, registration_facts
 from service.worker.http import LAST_PAUSE_SECONDS, Api, Backoff, Refused, Unreachable
 from service.worker.options import WorkerOptions, parse_arguments
 from service.worker.state import BlobCache, Spooled, StateFolder
+from tuner.measure.interpreter import THIS_PYTHON, InterpreterError, check_python
 from tuner.measure.job_queue import JobQueue
 from tuner.measure.measurement import Status
 from tuner.measure.sandbox import Sandbox
@@ -95,7 +96,7 @@ class Worker:
         ]
         for helper in helpers:
             helper.start()
-        sandbox = Sandbox(self._id, self._device)
+        sandbox = Sandbox(self._id, self._device, python=self._options.python)
         try:
             while not self._stopping.is_set():
                 together = self._ready.take(0.2)
@@ -460,7 +461,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
     try:
+        if options.python != THIS_PYTHON:
+            check_python(options.python)
         worker = Worker(options, log)
+    except InterpreterError as error:
+        log(f"--python: {error}")
+        return 1
     except OSError as error:
         log(f"the spool folder '{options.spool}' cannot be used: {error}")
         return 1
