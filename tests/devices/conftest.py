@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -64,15 +65,15 @@ class Service:
     def start_worker(self, emulated: Emulated, *options: str) -> None:
         """A worker on the machine, once it is registered; it runs its sandbox there too."""
         name = emulated.machine.name
-        python = " ".join(f"'{word}'" for word in emulated.python)
         command = [
-            *(*emulated.python, "-m", "service.worker", "--name", name, "--python", python),
+            *(*emulated.python, "-m", "service.worker", "--name", name),
+            *("--python", shlex.join(emulated.python)),
             *("--server", self.url, "--token-file", str(self._folder / "data/token")),
             *("--spool", str(self._folder / f"spool-{name}"), *options),
         ]
         environment = {**os.environ, "PYTHONPATH": str(emulated.packages)}
         if emulated.packages != SOURCE:
-            # its copy of the packages: compiled by the child's check, and not again
+            # its copy of the packages may be compiled, which takes an emulator seconds each time
             environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self._start(name, command, environment, emulated.packages)
         self._until(lambda: name in self._names(), name)

@@ -1,4 +1,4 @@
-"""A machine under qemu-user: the command of its Python, and this project's packages as it has them."""
+"""A machine under qemu-user: its Python, and the project's packages as it has them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Machine:
     board: str = ""
 
     def write(self, root: Path) -> None:
-        """Its `proc` and `sys` below a folder that qemu shows to programs in front of the host's."""
+        """Make its `proc` and `sys` in a folder, where qemu looks before it looks at the host's."""
         cpu = root / "sys/devices/system/cpu/cpu0"
         files = {
             root / "proc/cpuinfo": self.cpuinfo,
@@ -69,7 +69,7 @@ def _cpuinfo(processors: int, lines: Sequence[str]) -> str:
     )
 
 
-_HASWELL = "Intel(R) Core(TM) i7-4770 CPU @ 3.40GHz"
+_HASWELL = "Intel(R) Core(TM) i7-4770 CPU @ 3.40GHz (emulated)"
 _HASWELL_FLAGS = (
     "fpu vme de pse tsc msr pae mce cx8 apic sep mtrr pge mca cmov pat pse36 clflush mmx fxsr sse "
     "sse2 ht syscall nx rdtscp lm constant_tsc nopl xtopology cpuid pni pclmulqdq ssse3 fma cx16 "

@@ -278,20 +278,25 @@ class Sandbox:
         if self._child is not None and not self._child_is_dead():
             return
         self._pending = b""
-        self._child = subprocess.Popen(
-            [*self._python, "-m", "tuner.measure.sandbox_main"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=child_environment(),
-            start_new_session=True,
-        )
+        command = shlex.join(self._python)
+        try:
+            self._child = subprocess.Popen(
+                [*self._python, "-m", "tuner.measure.sandbox_main"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=child_environment(),
+                start_new_session=True,
+            )
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise RuntimeError(f"the sandbox's Python '{command}' cannot run: {reason}") from error
         deadline = time.monotonic() + START_LIMIT_SECONDS
         while time.monotonic() < deadline and not self._child_is_dead():
             if self._read(0.5) is not None:
                 return
         self._kill()
-        raise RuntimeError(f"the sandbox process did not start: '{shlex.join(self._python)}'")
+        raise RuntimeError(f"the sandbox's Python '{command}' did not get ready")
 
     def _read(self, timeout_seconds: float) -> dict[str, Any] | None:
         """The next event, or None if there is none in time or the child closed its end."""
