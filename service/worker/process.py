@@ -56,6 +56,7 @@ class Worker:
     def __init__(self, options: WorkerOptions, log: Log) -> None:
         self._options = options
         self._log = log
+        self._python = options.python
         self._api = Api(options.server, options.token)
         self._files = StateFolder(options.spool, self._api.server)
         self._cache = BlobCache(self._files.blobs, options.cache_bytes)
@@ -96,7 +97,7 @@ class Worker:
         ]
         for helper in helpers:
             helper.start()
-        sandbox = Sandbox(self._id, self._device, python=self._options.python)
+        sandbox = Sandbox(self._id, self._device, python=self._python)
         try:
             while not self._stopping.is_set():
                 together = self._ready.take(0.2)

@@ -79,17 +79,23 @@ class Service:
         self._until(lambda: name in self._names(), name)
 
     def run(self, *arguments: str, seconds: float) -> str:
-        """A command of the command line; what it printed."""
-        done = subprocess.run(
-            [sys.executable, "-m", "service.cli", *arguments],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=seconds,
-        )
-        assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.logs()}"
-        return done.stdout
+        """A command of the command line; what it printed. All others must live meanwhile."""
+        command = [sys.executable, "-m", "service.cli", *arguments]
+        self._start("command", command)
+        process = self._running.pop("command")
+        ends = time.monotonic() + seconds
+        try:
+            while process.poll() is None:
+                dead = [name for name, other in self._running.items() if other.poll() is not None]
+                assert not dead, f"{dead} ended\n{self.logs()}"
+                assert time.monotonic() < ends, self.logs()
+                time.sleep(0.05)
+        finally:
+            process.kill()
+            process.wait()
+        printed = self._log("command").read_text()
+        assert process.returncode == 0, f"{printed}\n{self.logs()}"
+        return printed
 
     def stop(self) -> None:
         """End all, the workers first; none may fail."""
@@ -101,7 +107,7 @@ class Service:
             except subprocess.TimeoutExpired:
                 process.kill()
                 codes[name] = process.wait()
-        assert set(codes.values()) <= {0}, f"{codes}\n{self.logs()}"
+        assert set(codes.values()) == {0}, f"{codes}\n{self.logs()}"
 
     def logs(self) -> str:
         return "\n".join(f"{name}:\n{self._log(name).read_text()}" for name in self._running)
