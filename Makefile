@@ -57,7 +57,7 @@ test: $(STAMPS)/test
 	$(PY) -m pytest -q -n $(JOBS) $(ARGS)
 
 test-devices: $(STAMPS)/test
-	$(PY) -m pytest -q -rs tests/devices $(ARGS)
+	$(PY) -m pytest -q -rs -n $(JOBS) tests/devices $(ARGS)
 
 check: $(STAMPS)/test
 	$(BIN)/ruff format --check .

@@ -21,10 +21,17 @@ from tests.devices.emulators import SOURCE, Emulated, emulate, zig_environment
 from tests.devices.machines import Machine
 from tests.devices.packages import UnavailableError
 
+ALL_MACHINES = "--all-machines"
+
 START_SECONDS = 120.0
 """For a process to answer: an emulated one imports NumPy twice, on a machine that others use."""
 
 END_SECONDS = 60.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Known where pytest is given this folder, as `make test-devices` does."""
+    parser.addoption(ALL_MACHINES, action="store_true", help="emulate the rarer machines too")
 
 
 class Service:

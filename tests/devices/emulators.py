@@ -13,11 +13,14 @@ from tests.devices.machines import Machine
 from tests.devices.packages import UnavailableError, cached, debian, zig
 
 SOURCE = Path(__file__).parents[2]
-DEBIAN_NAMES = {"aarch64": "arm64"}
-"""What Debian calls the architectures that have a sysroot here."""
+SYSROOTS = {"aarch64": ("arm64", "bookworm"), "riscv64": ("riscv64", "trixie")}
+"""What Debian calls an architecture, and the suite that its Python is from."""
 
-SUITE = "bookworm"
+QEMU_SUITE = "bookworm"
 """Its qemu 7.2 imports NumPy in 3 s where version 10 takes 5."""
+
+GLIBC = "2.36"
+"""The oldest of the sysroots: what is compiled for it runs on the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def emulator(architecture: str) -> tuple[str, ...]:
     installed = shutil.which(name) or shutil.which(f"{name}-static")
     if installed is not None:
         return (installed,)
-    root = debian("amd64", SUITE, ["qemu-user"])
+    root = debian("amd64", QEMU_SUITE, ["qemu-user"])
     libraries = f"{root}/usr/lib/x86_64-linux-gnu"
     loader = f"{root}/lib64/ld-linux-x86-64.so.2"
     return (loader, "--library-path", libraries, f"{root}/usr/bin/{name}")
@@ -82,8 +85,8 @@ def sysroot(architecture: str) -> Path:
     Raises:
         UnavailableError: if it is not to be had.
     """
-    name = DEBIAN_NAMES[architecture]
-    root = debian(name, SUITE, ["python3-numpy", "python3", "libc6", "libstdc++6"])
+    name, suite = SYSROOTS[architecture]
+    root = debian(name, suite, ["python3-numpy", "python3", "libc6", "libstdc++6"])
     # what installing would have done: the libraries that NumPy is linked with lie a folder deeper
     folder = root / f"usr/lib/{architecture}-linux-gnu"
     for library in ("blas/libblas.so.3", "lapack/liblapack.so.3"):
@@ -108,7 +111,7 @@ def copy_packages(architecture: str, folder: Path) -> None:
     library = folder / "compiler/runtime/_native.abi3.so"
     sources = sorted(map(str, (SOURCE / "compiler/runtime/native").glob("*.c")))
     flags = ["-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-shared"]
-    target = f"{architecture}-linux-gnu.2.31"
+    target = f"{architecture}-linux-gnu.{GLIBC}"
     done = subprocess.run(
         [sys.executable, "-m", "ziglang", "cc", "-target", target, *flags, *sources, "-o", library],
         env=zig_environment(),

@@ -14,8 +14,8 @@ class Machine:
     """A machine that qemu can stand for, with the facts that its Linux tells.
 
     Attributes:
-        name: of the worker, and of qemu's program: `qemu-ARCHITECTURE`.
-        architecture: as `uname -m` says.
+        name: of the worker.
+        architecture: as `uname -m` says, and as qemu's program is called.
         cpu: qemu's name of the processor.
         target: what code is generated for.
         model: the processor's or the board's name, as `compiler.device` reads it.
@@ -130,4 +130,22 @@ CORTEX_A72 = Machine(
         Cache(2, "unified", 1 << 20, 16, 64, 4),
     ),
     board=_BOARD,
+)
+
+_VECTOR_BOARD = "A RISC-V board with vectors of 128 bits"
+
+RISCV64 = Machine(
+    name="riscv64",
+    architecture="riscv64",
+    cpu="rv64,v=true,vlen=128,vext_spec=v1.0",
+    target="riscv64",
+    model=_VECTOR_BOARD,
+    cpuinfo=_cpuinfo(4, ["hart: 0", "isa: rv64imafdcv_zicsr_zifencei", "mmu: sv39"]),
+    memory_kib=4_012_345,
+    caches=(
+        Cache(1, "data", 32 << 10, 8, 64, 1),
+        Cache(1, "instruction", 32 << 10, 8, 64, 1),
+        Cache(2, "unified", 512 << 10, 16, 64, 4),
+    ),
+    board=_VECTOR_BOARD,
 )

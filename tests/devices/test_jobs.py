@@ -18,9 +18,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compiler.device import find_device
 from service.api.schemas import LookupRequest
-from tests.devices.conftest import Service
+from tests.devices.conftest import ALL_MACHINES, Service
 from tests.devices.emulators import Emulated
-from tests.devices.machines import CORTEX_A72, HASWELL, Machine
+from tests.devices.machines import CORTEX_A72, HASWELL, RISCV64, Machine
+
+USUAL, RARE = [HASWELL, CORTEX_A72], [RISCV64]
 
 TRIALS = 12
 JOB_SECONDS = 240.0
@@ -73,20 +75,20 @@ def save_model(path: Path) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-@pytest.mark.parametrize(
-    ("machine", "options"),
-    [
-        pytest.param(HASWELL, (), id="haswell"),
-        pytest.param(CORTEX_A72, ("--target", "cortex-a72"), id="cortex-a72"),
-    ],
-)
-def test_a_job_is_done_on_the_device(
-    service: Service, emulated: Emulated, options: tuple[str, ...], tmp_path: Path
-) -> None:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The usual machines, or all of them where the command line asks for that."""
+    if "machine" in metafunc.fixturenames:
+        more = metafunc.config.getoption(ALL_MACHINES, default=False)
+        machines = [*USUAL, *(RARE if more else [])]
+        metafunc.parametrize("machine", machines, ids=lambda machine: machine.name)
+
+
+def test_a_job_is_done_on_the_device(service: Service, emulated: Emulated, tmp_path: Path) -> None:
     machine = emulated.machine
     model, artifact = tmp_path / "small.onnx", tmp_path / "artifact"
     save_model(model)
-    service.start_worker(emulated, *options)
+    named = [] if machine is HASWELL else ["--target", machine.target]
+    service.start_worker(emulated, *named)
 
     printed = service.run(
         *("submit", str(model), "--target", machine.target, "--trials", str(TRIALS)),
