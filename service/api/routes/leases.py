@@ -50,19 +50,21 @@ async def claim(
             _claim, storage, worker, body.limit, settings.lease_seconds
         )
         over = time.monotonic() >= ends or request.app.state.stopping
-        if leases or over or await request.is_disconnected():
-            return ClaimView(leases=[lease_view(lease) for lease in leases])
+        if leases is None or leases or over or await request.is_disconnected():
+            return ClaimView(leases=[lease_view(lease) for lease in leases or ()])
         await asyncio.sleep(min(pause, max(0.0, ends - time.monotonic())))
         pause = min(pause * 2, LAST_POLL_SECONDS)
 
 
 def _claim(
     storage: Storage, worker: RegisteredWorker, limit: int, lease_seconds: float
-) -> Sequence[Lease]:
-    # read anew: a worker that is drained, or says good-bye, while its long poll waits must get
-    # nothing more
+) -> Sequence[Lease] | None:
+    """What there is for a worker; None for one that has left and waits for this answer to end."""
+    # read anew: a worker may be drained, or leave, while its long poll waits
     current = storage.workers.get(worker.id)
-    if current.draining or current.health is Health.GONE:
+    if current.health is Health.GONE:
+        return None
+    if current.draining:
         return ()
     # a read first: on SQLite a claim takes the write lock even when there is nothing to claim
     if not storage.leases.depth(worker.target_keys).get(RequestState.QUEUED, 0):

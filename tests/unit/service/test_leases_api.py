@@ -186,6 +186,23 @@ def test_a_long_poll_ends_without_work_for_a_worker_that_is_drained_meanwhile(
     assert storage.leases.status(["late"])["late"].state is RequestState.QUEUED
 
 
+def test_a_long_poll_ends_at_once_for_a_worker_that_leaves(
+    client: TestClient, storage: Storage, worker: str
+) -> None:
+    """The worker waits for this answer before it ends."""
+
+    def later() -> None:
+        time.sleep(0.1)
+        storage.workers.leave(worker)
+
+    thread = threading.Thread(target=later)
+    began = time.monotonic()
+    thread.start()
+    assert claim(client, worker, wait=30.0) == []
+    thread.join()
+    assert time.monotonic() - began < Settings().long_poll_seconds / 2
+
+
 def test_a_worker_is_drained_by_its_token_or_an_admin(
     anonymous: TestClient, storage: Storage
 ) -> None:

@@ -41,7 +41,7 @@ class FakeSandbox:
     started = threading.Event()
     closed = False
 
-    def __init__(self, worker: str, device: Any) -> None:
+    def __init__(self, worker: str, device: Any, python: Sequence[str]) -> None:
         self._worker = worker
         self.speed = SpeedWatch()
 
@@ -418,6 +418,7 @@ def test_a_damaged_download_does_not_appear(server: Any, owner: str, tmp_path: P
         (["--server", "http://x"], "--token or --token-file"),
         (["--server", "http://x", "--token-file", "/no/such"], "cannot be read"),
         (["--server", "http://x", "--token", "t", "--cache-mib", "0"], "at least 1"),
+        (["--server", "http://x", "--token", "t", "--python", "'"], "no closing quotation"),
     ],
 )
 def test_wrong_usage_is_one_sentence(
@@ -432,9 +433,22 @@ def test_wrong_usage_is_one_sentence(
 def test_options_come_from_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("secret\n")
-    environment = {"TILEWRIGHT_SERVER": "https://s", "TILEWRIGHT_SPOOL": str(tmp_path)}
+    environment = {
+        "TILEWRIGHT_SERVER": "https://s",
+        "TILEWRIGHT_SPOOL": str(tmp_path),
+        "TILEWRIGHT_PYTHON": "nice python3",
+    }
     found = parse_arguments(["--token-file", str(file)], environment)
     assert (found.server, found.token, found.spool) == ("https://s", "secret", tmp_path)
+    assert found.python == ("nice", "python3")
+
+
+def test_a_python_that_cannot_run_the_sandbox_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--server", "http://x", "--token", "t", "--spool", str(tmp_path)]
+    assert main([*options, "--python", "no-such-python -v"]) == 1
+    assert "--python: the command 'no-such-python -v' cannot be" in capsys.readouterr().err
 
 
 def test_a_spool_that_cannot_be_written_is_a_sentence(
