@@ -130,6 +130,7 @@ def submit(
         if suggested := origins_line(tasks):
             out.print(suggested, soft_wrap=True)
         out.print(_summary(job), soft_wrap=True)
+        _tell_result(job, out)
         if output is not None:
             _unpack(client, job.id, output)
             out.print(f"artifact: {output}", soft_wrap=True)
@@ -171,6 +172,13 @@ def _summary(job: JobView) -> str:
     )
 
 
+def _tell_result(job: JobView, out: Console) -> None:
+    from service.cli.result_view import result_lines
+
+    for line in result_lines(job.result) if job.result else ():
+        out.print(line, soft_wrap=True, markup=False)
+
+
 def _unpack(client: Client, job_id: str, output: Path) -> None:
     """Fetch a job's artifact. The folder appears complete or not at all."""
     from service.archive import ArchiveError, unpack
@@ -206,7 +214,7 @@ def jobs(
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000)] = 20,
 ) -> None:
     """List jobs, or show, cancel or follow one."""
-    from service.cli.view import failures_text, job_table, task_table, verdict_text
+    from service.cli.view import failures_text, job_table, task_table
 
     if job_id is None and (cancel or follow or output):
         raise UserError("--cancel, --follow and --output need a JOB")
@@ -223,8 +231,7 @@ def jobs(
             job = _follow(client, job, out)
         out.print(job_table([job]))
         out.print(task_table(client.tasks(job_id)))
-        if job.result and job.result.get("end_to_end"):
-            out.print(f"end to end: {verdict_text(job.result['end_to_end'])}", soft_wrap=True)
+        _tell_result(job, out)
         out.print(f"failed trials: {failures_text(job.failures)}", soft_wrap=True)
         if job.error:
             out.print(f"error: {job.error}", soft_wrap=True, markup=False)

@@ -13,15 +13,8 @@ from db.storage import Storage
 from service.api.schemas import ProgressView
 from service.api.views import failures, task_view
 from service.cli.common import milliseconds
-from service.cli.plan_view import decision_line
-from service.cli.view import (
-    ending_line,
-    failures_text,
-    origins_line,
-    progress_line,
-    settled_line,
-    task_table,
-)
+from service.cli.result_view import result_lines
+from service.cli.view import failures_text, origins_line, progress_line, task_table
 from service.jobs.local_device import LocalDevice
 from service.jobs.run_job import JobOutcome, JobWatcher
 from service.jobs.tracker import Tracker
@@ -65,8 +58,6 @@ def tell(
 ) -> None:
     """Print what came of a job."""
     finished, progress = outcome.finished, outcome.tracker.progress
-    for planned in outcome.served:
-        out.print(decision_line(planned.decision), soft_wrap=True, markup=False)
     views = [task_view(row) for row in outcome.tracker.rows.values()]
     out.print(task_table(views))
     if suggested := origins_line(views):
@@ -78,7 +69,6 @@ def tell(
         + (f"; {finished.reason}" if finished.reason else ""),
         soft_wrap=True,
     )
-    out.print(ending_line(finished), soft_wrap=True)
     if progress.trials_failed:
         kinds = failures(storage.records.count_trials(job_id))
         out.print(f"failed trials: {failures_text(kinds)}", soft_wrap=True)
@@ -88,7 +78,7 @@ def tell(
             "this machine is slow for long: the reference kernel takes "
             f"{speed['arithmetic_ratio']:.2f} and {speed['memory_ratio']:.2f} times its best"
         )
+    for line in result_lines(outcome.report()):
+        out.print(line, soft_wrap=True, markup=False)
     if output is not None and outcome.verification is not None:
-        out.print(f"artifact: {output}, {outcome.verification.text()}", soft_wrap=True)
-    if outcome.settled is not None:
-        out.print(settled_line(outcome.settled), soft_wrap=True, markup=False)
+        out.print(f"artifact: {output}", soft_wrap=True, markup=False)

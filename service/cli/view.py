@@ -14,6 +14,7 @@ from compiler.timings import StageTime
 from service.api.schemas import JobView, LookupView, ProgressView, TaskView, WorkerView
 from service.cli.common import duration, milliseconds
 from tuner.events import Ended, Finished
+from tuner.forecast import Forecast
 
 if TYPE_CHECKING:
     from service.jobs.no_regret import Settled
@@ -204,9 +205,11 @@ def rate_line(finished: Finished) -> str:
     )
 
 
-def ending_line(finished: Finished) -> str:
-    """Why a run ended, and what going on was expected to gain."""
-    why = {
+def ending_text(
+    ended: str, forecast: Mapping[str, Any] | None, error: Mapping[str, Any] | None
+) -> str:
+    """Why a run ended, what going on was expected to gain, and how forecasts came true."""
+    line = {
         Ended.KNOWN: "everything was known",
         Ended.TRIALS: "the trials are spent",
         Ended.TIME: "the time is over",
@@ -215,12 +218,13 @@ def ending_line(finished: Finished) -> str:
         Ended.SPACES: "there is nothing left to try",
         Ended.DEVICE: "the device was lost",
         Ended.CANCELLED: "cancelled",
-    }[finished.ended]
-    line = f"{why}; {finished.forecast}" if finished.forecast else why
-    if (error := finished.forecast_error) is not None:
+    }[Ended(ended)]
+    if forecast is not None:
+        line += f"; {Forecast(**forecast)}"
+    if error is not None:
         line += (
-            f" (forecasts so far: {100 * error.expected:.1f} % on average, "
-            f"{100 * error.gained:.1f} % came)"
+            f" (forecasts so far: {100 * error['expected']:.1f} % on average, "
+            f"{100 * error['gained']:.1f} % came)"
         )
     return line
 

@@ -69,9 +69,8 @@ class Service:
         """The files of the database, with what is not yet in its main one."""
         return sorted((self._folder / "data").glob("*.db*"))
 
-    def start_worker(self, emulated: Emulated, *options: str) -> None:
+    def start_worker(self, emulated: Emulated, name: str, *options: str) -> None:
         """A worker on the machine, once it is registered; it runs its sandbox there too."""
-        name = emulated.machine.name
         command = [
             *(*emulated.python, "-m", "service.worker", "--name", name),
             *("--python", shlex.join(emulated.python)),
@@ -85,8 +84,11 @@ class Service:
         self._start(name, command, environment, emulated.packages)
         self._until(lambda: name in self._names(), name)
 
-    def run(self, *arguments: str, seconds: float) -> str:
-        """A command of the command line; what it printed. All others must live meanwhile."""
+    def run(self, *arguments: str, seconds: float = 240.0) -> str:
+        """A command of the command line; what it printed. All others must live meanwhile.
+
+        A job takes about a tenth of the `seconds` that it may take on two free cores.
+        """
         command = [sys.executable, "-m", "service.cli", *arguments]
         self._start("command", command)
         process = self._running.pop("command")

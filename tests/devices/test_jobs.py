@@ -6,6 +6,7 @@ Times say nothing there, and nothing here looks at them.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -25,9 +26,6 @@ from tests.devices.machines import CORTEX_A72, HASWELL, RISCV64, Machine
 USUAL, RARE = [HASWELL, CORTEX_A72], [RISCV64]
 
 TRIALS = 12
-JOB_SECONDS = 240.0
-"""Longest that a job may take; it takes about a tenth of that on two free cores."""
-
 TOLERANCE = 1e-4
 """Relative to the largest output. Sums of 72 products in another order differ by 72 x 2^-24, which
 is 4e-6, of the sum of their magnitudes; Winograd's transforms may multiply that by ten."""
@@ -87,20 +85,52 @@ def test_a_job_is_done_on_the_device(service: Service, emulated: Emulated, tmp_p
     machine = emulated.machine
     model, artifact = tmp_path / "small.onnx", tmp_path / "artifact"
     save_model(model)
-    named = [] if machine is HASWELL else ["--target", machine.target]
-    service.start_worker(emulated, *named)
+    worker = f"{machine.name}-board"
+    service.start_worker(emulated, worker)
 
     printed = service.run(
-        *("submit", str(model), "--target", machine.target, "--trials", str(TRIALS)),
+        *("submit", str(model), "--target", worker, "--trials", str(TRIALS)),
         *("-o", str(artifact)),
-        seconds=JOB_SECONDS,
     )
     (job,) = re.findall(r"^job (\w+)$", printed, re.MULTILINE)
 
+    check_whole_model(service, machine, job, printed)
     check_measurements(service, machine, job)
+    check_explained(service, machine, model, worker)
     check_records(service, machine, model)
     check_the_tuner_appears_nowhere(service, machine)
     check_artifact(emulated, artifact, model)
+
+
+def check_whole_model(service: Service, machine: Machine, job: str, printed: str) -> None:
+    """The certificate and the race are the device's, and so is what the answer says of them."""
+    with service.client() as client:
+        done = client.job(job)
+        (worker,) = client.workers()
+    storage = service.storage()
+    target, _ = storage.workloads.target(done.target_key or "")
+    storage.close()
+    assert target == machine.target, "the best one that it runs"
+    assert done.options["worker_id"] == worker.id
+    result = done.result
+    assert result is not None and result["verified"] and not result["not_verified"]
+    assert result["largest_error"] <= TOLERANCE
+    verdict = result["end_to_end"]
+    assert verdict["outcome"] in ("same", "faster", "tie", "slower"), verdict["reason"]
+    if verdict["outcome"] != "same":
+        assert len(verdict["comparison"]["ratios"]) > 1 and verdict["device"] == machine.model
+    facts = result["device"]["facts"]
+    assert (facts["model"], facts["memory_bytes"]) == (machine.model, machine.memory_kib << 10)
+    assert worker.name in printed
+
+
+def check_explained(service: Service, machine: Machine, model: Path, worker: str) -> None:
+    """Kernels are timed in their places there, against the roofline of that machine."""
+    report = json.loads(service.run("explain", str(model), "--on", worker, "--json"))
+    assert (report["device"], report["target"]) == (machine.model, machine.target)
+    assert all(kernel["seconds"] > 0 for kernel in report["kernels"])
+    sizes = [level["bytes"] for level in report["speeds"]["levels"]]
+    assert sizes == [c.bytes for c in machine.caches if c.kind != "instruction"] + [0]
 
 
 def check_measurements(service: Service, machine: Machine, job: str) -> None:
