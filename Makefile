@@ -1,13 +1,16 @@
 # Every target sets up what it misses. `make demo` and `make test` are the two to know.
 #
-#   setup        a virtual environment in .venv with tilewright and all it needs to run
-#   demo         start the service and a worker, tune ResNet-50, compare with ONNX Runtime
-#   test         the test suite
-#   check        formatter, linter, type checker, tests: what .ci/run runs
-#   format       rewrite the sources as the formatter and the linter want them
-#   bench        race the models against ONNX Runtime (ARGS="--models resnet50 vgg19")
-#   models       export MobileNetV2 and BERT-base from transformers into benchmarks/models/
-#   clean        remove everything that a target here has made
+#   setup         a virtual environment in .venv with tilewright and all it needs to run
+#   demo          start the service and a worker, tune ResNet-50, compare with ONNX Runtime
+#   test          the test suite
+#   test-devices  jobs on emulated machines alone; their parts are fetched once
+#   check         formatter, linter, type checker, tests: what .ci/run runs
+#   fuzz          property tests with other examples, and many; what fails is kept in tests/cases
+#   format        rewrite the sources as the formatter and the linter want them
+#   bench         race the models against ONNX Runtime (ARGS="--models resnet50 vgg19")
+#   mutants       put small mistakes into a package and see which no test notices (ARGS=compiler/passes)
+#   models        export MobileNetV2 and BERT-base from transformers into benchmarks/models/
+#   clean         remove everything that a target here has made
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -26,7 +29,7 @@ define install
 	else $(PY) -m pip install --quiet --disable-pip-version-check $(1); fi
 endef
 
-.PHONY: setup setup-test demo test check format bench models clean
+.PHONY: setup setup-test demo test test-devices check fuzz format bench mutants models clean
 
 setup: $(STAMPS)/run
 setup-test: $(STAMPS)/test
@@ -47,6 +50,11 @@ $(STAMPS)/test: $(STAMPS)/run
 	$(call install,-e '.[all$(comma)test]')
 	@mkdir -p $(STAMPS) && touch $@
 
+$(STAMPS)/mutants: $(STAMPS)/test
+	@echo "installing what makes mutants"
+	$(call install,-e '.[all$(comma)test$(comma)mutants]')
+	@mkdir -p $(STAMPS) && touch $@
+
 comma := ,
 
 demo: $(STAMPS)/run
@@ -55,11 +63,19 @@ demo: $(STAMPS)/run
 test: $(STAMPS)/test
 	$(PY) -m pytest -q -n $(JOBS) $(ARGS)
 
+test-devices: $(STAMPS)/test
+	$(PY) -m pytest -q -rs -n $(JOBS) tests/devices $(ARGS)
+
 check: $(STAMPS)/test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PY) -m pytest -q -n $(JOBS)
+
+fuzz: $(STAMPS)/test
+	$(PY) -m pytest -q -n $(JOBS) -m hypothesis --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
+	$(PY) -m pytest -q -n $(JOBS) tests/differential/test_graphs.py tests/differential/test_fusions.py \
+	  --graphs 20 --timeout=3600
 
 format: $(STAMPS)/test
 	$(BIN)/ruff format .
@@ -67,6 +83,9 @@ format: $(STAMPS)/test
 
 bench: $(STAMPS)/run
 	$(PY) -m benchmarks.race $(ARGS)
+
+mutants: $(STAMPS)/mutants
+	$(PY) -m benchmarks.mutants $(ARGS)
 
 $(EXPORT_VENV)/stamp:
 	$(PYTHON) -m venv $(EXPORT_VENV)

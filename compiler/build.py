@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from compiler.codegen.cpu.lower import lower_nest, scratch_layout, stage_extent, stage_symbol
-from compiler.codegen.object import emit_assembly, emit_object
+from compiler.codegen.backend import KernelCode, backend_of
+from compiler.errors import CompilerError, ScheduleError
 from compiler.loops.expr import Role, Tensor
 from compiler.loops.nest import LoopNest
-from compiler.runtime.kernel import ABI_VERSION, BufferSpec, KernelSpec, StageSpec
-from compiler.runtime.kernel import Role as BufferRole
+from compiler.runtime.kernel import ABI_VERSION, BufferRole, BufferSpec, KernelSpec, StageSpec
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule
@@ -24,17 +24,20 @@ CODEGEN_VERSION = "4"
 
 @dataclass(frozen=True, slots=True)
 class LoweredKernel:
-    """A loop nest, what it looks like from outside, and its LLVM IR."""
+    """A loop nest, what it looks like from outside, and its code before it is compiled.
+
+    `digest` is that of `KernelCode`: equal code has one. `operators` are those of the workload.
+    """
 
     nest: LoopNest
     spec: KernelSpec
-    ir: str
+    text: str
     digest: str
-    """SHA-256 of the IR under a neutral name, and of the target: equal code has one digest."""
+    operators: tuple[str, ...]
 
     def assembly(self, target: Target) -> str:
-        """The code as text, with LLVM's comments, which mark its loops."""
-        return emit_assembly(self.ir, target)
+        """The compiled code as text, with comments that mark its loops."""
+        return backend_of(target).assembly(self.text, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +57,23 @@ def lower_workload(
     threads: int = 1,
     timings: Timings | None = None,
 ) -> LoweredKernel:
-    """Lower a schedule to LLVM IR.
+    """Lower a schedule to the text that the target's back end compiles.
 
     Symbols are named after the code, so that kernels of one program and candidates of one batch
     link together, and equal code needs to be compiled and linked only once.
 
     Raises:
         ScheduleError: if the schedule does not fit the workload or the target.
+        CompilerError: if the target cannot compute in a type of the workload.
     """
     with timed(timings, "lower"):
         kernel = lower_schedule(workload, schedule, target, threads)
     with timed(timings, "emit LLVM IR"):
-        text = lower_nest(kernel.nest, target)
-        digest = hashlib.sha256(f"{target.key}\n{text}".encode()).hexdigest()
-        nest = replace(kernel.nest, name=f"tw_{digest[:24]}")
-        for number in range(len(nest.stages)):
-            text = text.replace(
-                f"@{stage_symbol(kernel.nest, number)}(", f"@{stage_symbol(nest, number)}("
-            )
-        spec = kernel_spec(replace(kernel, nest=nest), workload)
-    return LoweredKernel(nest, spec, text, digest)
+        with _naming(workload.operators):
+            code = backend_of(target).lower(kernel.nest, target)
+        nest = replace(kernel.nest, name=code.name)
+        spec = kernel_spec(kernel, code, workload)
+    return LoweredKernel(nest, spec, code.text, code.digest, workload.operators)
 
 
 def compile_lowered(
@@ -84,7 +84,8 @@ def compile_lowered(
     Raises:
         CompilerError: if LLVM refuses the code.
     """
-    code = emit_object(lowered.ir, target, timings)
+    with _naming(lowered.operators):
+        code = backend_of(target).compile(lowered.text, target, timings)
     return BuiltKernel(code, lowered.spec, lowered.nest, lowered.digest)
 
 
@@ -106,7 +107,18 @@ def build_kernel(
     )
 
 
-def kernel_spec(kernel: Kernel, workload: Workload) -> KernelSpec:
+@contextmanager
+def _naming(operators: Sequence[str]) -> Iterator[None]:
+    """Let what a back end refuses say for which workload."""
+    try:
+        yield
+    except ScheduleError:
+        raise
+    except CompilerError as error:
+        raise CompilerError(f"the fused workload of {', '.join(operators)}: {error}") from error
+
+
+def kernel_spec(kernel: Kernel, code: KernelCode, workload: Workload) -> KernelSpec:
     """The kernel from outside: boundaries as the workload has them, weights as it packs them."""
     sources, transforms = dict(kernel.sources), dict(kernel.transforms)
     buffers = []
@@ -132,12 +144,8 @@ def kernel_spec(kernel: Kernel, workload: Workload) -> KernelSpec:
             tensor, shape=boundary.type.shape, layout=boundary.layout, halo=boundary.halo
         )
         buffers.append(_buffer(whole, source))
-    stages = tuple(
-        StageSpec(stage_symbol(kernel.nest, number), stage_extent(stage))
-        for number, stage in enumerate(kernel.nest.stages)
-    )
-    _, scratch_bytes = scratch_layout(kernel.nest)
-    return KernelSpec(ABI_VERSION, kernel.nest.name, stages, tuple(buffers), scratch_bytes)
+    stages = tuple(StageSpec(stage.symbol, stage.extent) for stage in code.stages)
+    return KernelSpec(ABI_VERSION, code.name, stages, tuple(buffers), code.scratch_bytes)
 
 
 def _buffer(tensor: Tensor, source: int) -> BufferSpec:

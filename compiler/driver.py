@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from compiler.build import CODEGEN_VERSION, build_kernel, lower_workload
 from compiler.choices import RULE, GraphChoice
-from compiler.codegen.link import link_shared
-from compiler.codegen.object import load_objects
+from compiler.codegen.backend import backend_of
 from compiler.dtypes import DType
 from compiler.errors import InvalidArgumentError, enough_memory_for
 from compiler.frontend.dimensions import check_dims, model_ports
@@ -136,7 +135,7 @@ def load_program(
 ) -> Executable:
     """Load a compiled program's code into this process."""
     with timed(timings, "load"):
-        library = load_objects(compiled.objects)
+        library = backend_of(compiled.target).load(compiled.objects)
         return Executable(compiled.program, compiled.weights, library.address, threads, library)
 
 
@@ -180,9 +179,11 @@ def save_artifact(
             },
         }
         objects = dict.fromkeys(code for program in compiled.values() for code in program.objects)
+        if not objects:  # nothing is left to compute: a library without code
+            objects[backend_of(builder.target).compile("", builder.target)] = None
         with timed(timings, "link"), tempfile.TemporaryDirectory() as work:
             library = Path(work) / "kernels.so"
-            link_shared(list(objects), library)
+            backend_of(builder.target).link(list(objects), library)
             code = library.read_bytes()
         programs = [SizedProgram(sizes, c.program) for sizes, c in compiled.items()]
         with timed(timings, "write"):

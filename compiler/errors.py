@@ -18,6 +18,10 @@ class InvalidModelError(CompilerError):
     """The model is not a well-formed ONNX model, or contradicts itself."""
 
 
+class ModelWarning(UserWarning):
+    """The model or its inputs say something of themselves that is not so, and does not matter."""
+
+
 class UnsupportedOperatorError(CompilerError):
     """The model uses an operator (or a form of one) that the compiler does not implement.
 

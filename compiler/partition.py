@@ -14,13 +14,15 @@ from compiler import ops
 from compiler.choices import RULE, GraphChoice
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Graph, Node
+from compiler.graph.names import fresh
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Layout
 from compiler.ops.registry import OpKind
 from compiler.passes.dead_code import dead_code
 from compiler.passes.fusion import Group, fuse
-from compiler.passes.layout_options import Choice, Demand
+from compiler.passes.layout_options import Demand, LayoutChoice
 from compiler.passes.layouts import assign_layouts
+from compiler.passes.wide_concats import narrow_concats
 from compiler.plan import (
     BranchStep,
     GraphPlan,
@@ -34,7 +36,7 @@ from compiler.plan import (
     distance,
     same_bytes,
 )
-from compiler.views import Views, fresh, union, view_offset
+from compiler.views import Views, union, view_offset
 from compiler.workload import Boundary, Halo, cut_workload
 
 ROW = Placement()
@@ -44,7 +46,7 @@ GROUP_LIMIT = 20_000
 are cut and placed in about 5 s."""
 
 
-Assign = Callable[[Graph, tuple[Group, ...], int, GraphChoice], tuple[Choice, ...]]
+Assign = Callable[[Graph, tuple[Group, ...], int, GraphChoice], tuple[LayoutChoice, ...]]
 """`assign(graph, groups, lanes, choice)`: what each group reads and writes, one of its options."""
 
 
@@ -77,7 +79,7 @@ def plan_graph(
 
 def fused(graph: Graph, choice: GraphChoice = RULE) -> tuple[Graph, tuple[Group, ...]]:
     """A graph ready to be cut, and its groups: what layouts are assigned to."""
-    prepared = separate_outputs(dead_code(graph))
+    prepared = separate_outputs(narrow_concats(dead_code(graph)))
     return prepared, fuse(prepared, choice.kept)
 
 
@@ -93,15 +95,16 @@ def separate_outputs(graph: Graph) -> Graph:
     after: list[Node] = []
     types = dict(graph.types)
     names: dict[str, None] = {}
-    roots: set[str] = set()
     for output in graph.outputs:
+        name = output
         if output in names or output not in made:
-            copy = fresh(f"{output}.output", types)
-            after.append(Node(copy, "identity", (output,), (copy,), ()))
-            types[copy] = types[output]
-            names[copy] = None
-            continue
-        names[output] = None
+            name = fresh(f"{output}.output", types)
+            after.append(Node(name, "identity", (output,), (name,), ()))
+            types[name] = types[output]
+        names[name] = None
+    roots: set[str] = set()
+    # In the order of the nodes: an output that is a view of another one is copied, not that one.
+    for output in [node.output for node in graph.nodes if graph.returns(node.output)]:
         root, part = output, False
         while (node := made.get(root)) is not None and _is_view(node):
             root, part = node.inputs[0], part or node.op == "field"
@@ -132,8 +135,8 @@ def _is_view(node: Node) -> bool:
 
 
 def split_outputs(
-    graph: Graph, groups: tuple[Group, ...], choices: tuple[Choice, ...]
-) -> tuple[Graph, tuple[Group, ...], tuple[Choice, ...]]:
+    graph: Graph, groups: tuple[Group, ...], choices: tuple[LayoutChoice, ...]
+) -> tuple[Graph, tuple[Group, ...], tuple[LayoutChoice, ...]]:
     """Make graph outputs row-major where a group would write one in another layout.
 
     Before: `%9 = {conv}` blocked, `return %9`. After: `%9.inner = {conv}` blocked, `%9 =
@@ -150,7 +153,7 @@ def split_outputs(
     if not names:
         return graph, groups, choices
     new_groups: list[Group] = []
-    new_choices: list[Choice] = []
+    new_choices: list[LayoutChoice] = []
     for group, choice in zip(groups, choices, strict=True):
         nodes = tuple(_renamed(node, names) for node in group.nodes)
         new_groups.append(replace(group, nodes=nodes, output=nodes[-1].output))
@@ -160,7 +163,7 @@ def split_outputs(
         if inner is not None:
             copy = Node(f"{group.output}.identity", "identity", (inner,), (group.output,), ())
             new_groups.append(Group((copy,), None, group.output))
-            new_choices.append(Choice(ROW_MAJOR, {inner: Demand(None)}))
+            new_choices.append(LayoutChoice(ROW_MAJOR, {inner: Demand(None)}))
     ordered = [node for group in new_groups for node in group.nodes]
     return graph.replace(nodes=ordered, types=types), tuple(new_groups), tuple(new_choices)
 
@@ -182,7 +185,7 @@ class _Partition:
         self,
         graph: Graph,
         groups: tuple[Group, ...],
-        choices: tuple[Choice, ...],
+        choices: tuple[LayoutChoice, ...],
         choice: GraphChoice,
         bodies: Callable[[Graph], GraphPlan],
     ) -> None:
@@ -275,7 +278,7 @@ class _Partition:
                     key = _Relayout(value, wish.layout or ROW_MAJOR)
                     self._needs[key] = union(self._needs.get(key, ()), wish.halo)
 
-    def _add(self, group: Group, choice: Choice) -> None:
+    def _add(self, group: Group, choice: LayoutChoice) -> None:
         names: dict[str, str] = {}
         boundaries: dict[str, Boundary] = {}
         for value, wish in choice.demands.items():

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from compiler.codegen.backend import backend_of
 from compiler.codegen.link import link_shared
-from compiler.codegen.object import emit_object, load_objects
 from compiler.device import DeviceFacts
 from compiler.dtypes import DType
 from compiler.runtime.speeds import (
@@ -27,13 +27,13 @@ from compiler.runtime.speeds import (
 )
 from compiler.target import Target
 
-__all__ = ["Bound", "Level", "Speeds", "bound", "measure_speeds", "probe_library"]
+__all__ = ["Level", "Speeds", "TimeBound", "bound", "measure_speeds", "probe_library"]
 
 CACHE_LEVELS = (1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class TimeBound:
     """The least time that the machine allows: the larger of the two, and which it is."""
 
     compute_seconds: float
@@ -56,7 +56,7 @@ def bound(
     value_bytes: int,
     all_weight_bytes: int,
     threads: int = 1,
-) -> Bound:
+) -> TimeBound:
     """The least time of one kernel of a model.
 
     A model's weights are read once a run, so they come from the level that holds all of them; the
@@ -73,7 +73,7 @@ def bound(
     """
     memory = weight_bytes / speeds.level_for(all_weight_bytes).bytes_per_second
     memory += value_bytes / speeds.level_for(weight_bytes + value_bytes).bytes_per_second
-    return Bound(flops / speeds.flops_per_second / threads, memory / threads)
+    return TimeBound(flops / speeds.flops_per_second / threads, memory / threads)
 
 
 def measure_speeds(target: Target, device: DeviceFacts) -> Speeds:
@@ -206,7 +206,7 @@ def _sum(vector: str, terms: int) -> list[str]:
 @contextmanager
 def _loaded(target: Target) -> Iterator[Probes]:
     """The probes in this process."""
-    library = load_objects(_objects(target))
+    library = backend_of(target).load(_objects(target))
     try:
         yield Probes(library.address("peak"), library.address("read"), vector_bytes(target))
     finally:
@@ -214,4 +214,5 @@ def _loaded(target: Target) -> Iterator[Probes]:
 
 
 def _objects(target: Target) -> list[bytes]:
-    return [emit_object(peak_ir(target), target), emit_object(read_ir(target), target)]
+    backend = backend_of(target)
+    return [backend.compile(text, target) for text in (peak_ir(target), read_ir(target))]

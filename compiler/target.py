@@ -68,8 +68,18 @@ class Target:
 
     @property
     def core(self) -> CoreModel:
-        """What a draft of a kernel's time takes a core for."""
+        """What an estimate of a kernel's time takes a core for."""
         return self.family.cores.get(self.cpu, self.family.core)
+
+    @property
+    def backend(self) -> str:
+        """The folder of `compiler/codegen` that makes its code; every described family is a CPU."""
+        return "cpu"
+
+    @property
+    def not_computed(self) -> frozenset[DType]:
+        """Types that LLVM has no instructions for here, and aborts on instead of refusing them."""
+        return self.family.not_computed
 
     @property
     def feature_text(self) -> str:

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 
 from compiler import ops
 from compiler.graph.ir import Graph, Node
+from compiler.graph.names import fresh
 from compiler.graph.types import TensorType
 from compiler.ops.attributes import integer, ints
 from compiler.passes.fusion import Group
-from compiler.passes.layout_options import Choice, Demand
+from compiler.passes.layout_options import Demand, LayoutChoice
 from compiler.plan import Placement, distance, same_bytes
 from compiler.regions import ALIGNMENT_BYTES, Region, Regions
 from compiler.workload import Halo, stored_bytes
@@ -64,7 +65,7 @@ class Views:
     def __init__(
         self,
         graph: Graph,
-        work: Sequence[tuple[Group, Choice]],
+        work: Sequence[tuple[Group, LayoutChoice]],
         copied: Container[str] = (),
     ) -> None:
         self._graph = graph
@@ -103,7 +104,7 @@ class Views:
             result.update(dict.fromkeys(region.members, halo))
         return result
 
-    def _enter(self, group: Group, choice: Choice) -> None:
+    def _enter(self, group: Group, choice: LayoutChoice) -> None:
         """Decide whether a group's output is a view, and of what."""
         output, (node, *more) = group.output, group.nodes
         place = ROW if self._graph.returns(output) else Placement(choice.output)
@@ -302,7 +303,7 @@ def view_offset(node: Node) -> int:
     return integer(node.attrs, "offset", 0)
 
 
-def _fixed(graph: Graph, work: Sequence[tuple[Group, Choice]]) -> set[str]:
+def _fixed(graph: Graph, work: Sequence[tuple[Group, LayoutChoice]]) -> set[str]:
     """Values in the caller's buffers: inputs, outputs, and what is reshaped to an output."""
     fixed = {*graph.inputs, *graph.outputs}
     for group, _ in reversed(work):
@@ -323,12 +324,3 @@ def union(first: Halo, second: Halo) -> Halo:
     if not first or not second:
         return first or second
     return tuple((max(a[0], b[0]), max(a[1], b[1])) for a, b in zip(first, second, strict=True))
-
-
-def fresh(base: str, taken: Container[str]) -> str:
-    """The name, or the name with a number where it is taken."""
-    name, number = base, 1
-    while name in taken:
-        number += 1
-        name = f"{base}.{number}"
-    return name

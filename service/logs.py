@@ -1,9 +1,11 @@
-"""Structured logs to standard error, as text or JSON."""
+"""Structured logs to standard error, as text or JSON; warnings of the compiler among them."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import warnings
+from typing import TextIO
 
 import structlog
 
@@ -30,3 +32,15 @@ def set_up(settings: Settings) -> None:
         ),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+    warnings.showwarning = _warn
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    structlog.get_logger().warning(str(message), kind=category.__name__)

@@ -1,4 +1,5 @@
-"""What every test has: no colour in captured output, and one thread in numerical libraries."""
+"""What every test has: no colour in captured output, one thread in numerical libraries, and the
+same examples each time."""
 
 from __future__ import annotations
 
@@ -10,3 +11,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 # rich and typer wrap and colour by what they think the terminal is
 os.environ["NO_COLOR"] = "1"
 os.environ["COLUMNS"] = "200"
+
+from tests.examples import register_profiles  # noqa: E402 - hypothesis imports numpy
+
+register_profiles()

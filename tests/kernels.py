@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 
 from compiler.build import build_kernel
-from compiler.codegen.cpu.lower import lower_nest, scratch_layout, stage_extent, stage_symbol
-from compiler.codegen.object import JitLibrary, emit_object, load_objects
+from compiler.codegen.backend import Library, backend_of
 from compiler.graph.ir import Graph
 from compiler.loops.layout import ROW_MAJOR, Layout
 from compiler.loops.nest import LoopNest
-from compiler.runtime.kernel import Role
+from compiler.runtime.kernel import BufferRole
 from compiler.runtime.packing import make_weight, pack, unpack
 from compiler.schedule.schedule import Schedule
 from compiler.target import Target, resolve_target
@@ -132,7 +131,7 @@ class Arena:
 
     def run(
         self,
-        library: JitLibrary,
+        library: Library,
         stages: Sequence[tuple[str, int]],
         scratch_bytes: int,
         *,
@@ -169,13 +168,15 @@ def run_nest_code(
 
     With random numbers, parallel loops run in pieces.
     """
-    library = load_objects([emit_object(lower_nest(nest, target), target)])
+    backend = backend_of(target)
+    code = backend.lower(nest, target)
+    library = backend.load([backend.compile(code.text, target)])
     outputs = nest.buffers[len(inputs) :]
     contents = [*map(np.ascontiguousarray, inputs), *(tensor.bytes for tensor in outputs)]
     names = [tensor.name for tensor in nest.buffers]
     arena = Arena(contents, names, random or np.random.default_rng(0))
-    stages = [(stage_symbol(nest, n), stage_extent(s)) for n, s in enumerate(nest.stages)]
-    arena.run(library, stages, scratch_layout(nest)[1], split=random is not None)
+    stages = [(stage.symbol, stage.extent) for stage in code.stages]
+    arena.run(library, stages, code.scratch_bytes, split=random is not None)
     library.close()
     blocks = arena.guarded[len(inputs) :]
     return [b.bytes.copy().view(t.dtype.numpy) for b, t in zip(blocks, outputs, strict=True)]
@@ -198,14 +199,14 @@ def run_workload(
     contents: list[Array | int] = []
     for spec in built.spec.buffers:
         match spec.role:
-            case Role.INPUT:
+            case BufferRole.INPUT:
                 layout, array = spec.parsed_layout(), arrays[spec.source]
                 contents.append(pack(array, spec.shape, layout, spec.halo, spec.dtype))
-            case Role.WEIGHT:
+            case BufferRole.WEIGHT:
                 contents.append(make_weight(spec, arrays[spec.source]))
-            case Role.SHARED | Role.OUTPUT:
+            case BufferRole.SHARED | BufferRole.OUTPUT:
                 contents.append(spec.bytes)
-    library = load_objects([built.object])
+    library = backend_of(target).load([built.object])
     arena = Arena(contents, [spec.name for spec in built.spec.buffers], random)
     stages = [(stage.symbol, stage.extent) for stage in built.spec.stages]
     arena.run(library, stages, built.spec.scratch_bytes, split=True)

@@ -1,1 +1,4 @@
-"""From loop nests to LLVM IR text, objects and machine code."""
+"""From loop nests to machine code: one protocol, and one folder a kind of processor.
+
+What folders share is here: LLVM's objects and assembly, linking, and what assembly tells.
+"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from operator import index
 
-from onnx import GraphProto, ValueInfoProto
+from onnx import GraphProto, TensorShapeProto, ValueInfoProto
 
 from compiler.errors import InvalidArgumentError
 from compiler.runtime.ports import Dims, OpenPorts
@@ -15,7 +15,7 @@ def model_ports(graph: GraphProto) -> OpenPorts:
     """Inputs without those that an initializer fills, and outputs, with the dimensions as stated.
 
     An open dimension of an input has the name that the file gives it, or the input and the
-    position (`x[0]`) where it gives none.
+    position (`x[0]`) where it gives none that means something.
     """
     filled = {tensor.name for tensor in graph.initializer}
     inputs = {
@@ -34,6 +34,15 @@ def model_ports(graph: GraphProto) -> OpenPorts:
     return OpenPorts(inputs, outputs)
 
 
+def dim_name(dim: TensorShapeProto.Dimension) -> str:
+    """The name of an open dimension; empty where the file gives none, or one without a letter.
+
+    Exporters write '?' or '-1' for whatever is open: two of those are two dimensions.
+    """
+    name: str = dim.dim_param
+    return name if any(map(str.isalpha, name)) else ""
+
+
 def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> dict[str, int]:
     """The sizes. Raises InvalidArgumentError where one is no size, or of no open dimension.
 
@@ -47,8 +56,8 @@ def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> dict[str, int]:
             continue
         for position, dim in enumerate(info.type.tensor_type.shape.dim):
             if not dim.HasField("dim_value"):
-                if dim.dim_param:
-                    known[dim.dim_param] = None
+                if name := dim_name(dim):
+                    known[name] = None
                 known[f"{info.name}[{position}]"] = None
     sizes: dict[str, int] = {}
     for name, size in dims.items():
@@ -68,6 +77,6 @@ def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> dict[str, int]:
 
 def _dims(info: ValueInfoProto) -> Dims:
     return tuple(
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or -1
+        dim.dim_value if dim.HasField("dim_value") else dim_name(dim) or -1
         for dim in info.type.tensor_type.shape.dim
     )

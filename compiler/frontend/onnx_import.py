@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,11 +17,11 @@ from typing import BinaryIO, TypeAlias
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no types
 from onnx import ModelProto, ValueInfoProto
 
-from compiler.errors import InvalidModelError
-from compiler.frontend.dimensions import check_dims
+from compiler.errors import InvalidModelError, ModelWarning
+from compiler.frontend.dimensions import check_dims, dim_name
 from compiler.frontend.functions import inline_functions
 from compiler.frontend.message import UnusualError, split_message
-from compiler.frontend.nodes import Body, NodeImporter, domain_of
+from compiler.frontend.nodes import NameScope, NodeImporter, domain_of
 from compiler.frontend.old_opsets import OLDEST_OPSET
 from compiler.frontend.tensors import element_type, external_bytes, read_tensor
 from compiler.graph.ir import Graph
@@ -208,7 +209,7 @@ class _Importer:
         self._inputs()
         nodes = NodeImporter(self._builder, self._folder)
         wanted = [info.name for info in self._graph.output]
-        nodes.run(self._graph, wanted, Body(self._values, self._opsets))
+        nodes.run(self._graph, wanted, NameScope(self._values, self._opsets))
         graph = self._builder.finish(
             self._graph.name or "model", self._outputs(), nodes.final_names, nodes.node_names
         )
@@ -254,11 +255,12 @@ class _Importer:
         shape = []
         for position, dim in enumerate(tensor.shape.dim):
             key = f"{info.name}[{position}]"
-            size = self._dims.get(key, self._dims.get(dim.dim_param) if dim.dim_param else None)
+            stated = dim_name(dim)
+            size = self._dims.get(key, self._dims.get(stated))
             if dim.HasField("dim_value"):
                 size = dim.dim_value
             if size is None:
-                name = dim.dim_param or key
+                name = stated or key
                 raise InvalidModelError(
                     f"{what}: dimension {position} ('{name}') has no size; "
                     f"give one, such as --dim '{name}=1' or dims={{'{name}': 1}}"
@@ -287,9 +289,13 @@ class _Importer:
 
 
 def _check_stated(info: ValueInfoProto, kind: TensorType, trimmed: int | None) -> None:
-    """Raise InvalidModelError where the file's type of an output contradicts the inferred one.
+    """Warn where the file's shape of an output contradicts the inferred one, which counts.
 
     The file may state less along a dimension whose extent depends on the data.
+
+    Raises:
+        InvalidModelError: if the file states another element type: whoever reads the output would
+            take its bytes for something else.
     """
     if not info.type.HasField("tensor_type"):
         return
@@ -305,4 +311,8 @@ def _check_stated(info: ValueInfoProto, kind: TensorType, trimmed: int | None) -
     )
     if not fits:
         shape = ",".join("?" if s is None else str(s) for s in stated)
-        raise InvalidModelError(f"output '{info.name}': inferred {kind}, stated [{shape}]")
+        warnings.warn(
+            f"output '{info.name}' is {kind}, the model states [{shape}], which is ignored",
+            ModelWarning,
+            stacklevel=2,
+        )

@@ -22,12 +22,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from compiler import ops
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
 from compiler.ops.attributes import optional
 from compiler.passes.rewrite import Rewriter, rewrite
-
-IDEMPOTENT = frozenset({"relu", "abs", "floor", "ceil", "round", "sign"})
 
 
 def algebra(graph: Graph) -> Graph:
@@ -38,11 +37,9 @@ def algebra(graph: Graph) -> Graph:
 def _simplify(rewriter: Rewriter, node: Node) -> str | None:
     rule = _RULES.get(node.op)
     result = rule(rewriter, node) if rule is not None else None
-    if result is None and node.op in IDEMPOTENT:
+    if result is None and ops.get(node.op).idempotent:
         inner = rewriter.producer(node.inputs[0], node.op)
         result = node.inputs[0] if inner is not None else None
-    if result is None or rewriter.type(result) != rewriter.type(node.outputs[0]):
-        return None
     return result
 
 
@@ -84,9 +81,21 @@ def _merge_constants(
             merged = combine(first.astype(np.float64), last.astype(np.float64))
             if merged.size > max(first.size, last.size):
                 continue
-            constant = rewriter.constant(merged.astype(last.dtype), f"{outer}.merged")
-            return rewriter.emit(node.op, [x, constant])
+            rounded = _rounded(merged, last.dtype)
+            if rounded is None:
+                continue
+            return rewriter.emit(node.op, [x, rewriter.constant(rounded, f"{outer}.merged")])
     return None
+
+
+def _rounded(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
+    """Float64 numbers in a narrower type; None where one leaves the range of its normal numbers,
+    and the result would have few digits of it, or none."""
+    with np.errstate(over="ignore"):
+        rounded = numbers.astype(dtype)
+    lost = np.isinf(rounded) != np.isinf(numbers)
+    lost |= (numbers != 0) & (np.abs(rounded) < np.finfo(dtype).tiny)
+    return None if lost.any() else rounded
 
 
 def _add(rewriter: Rewriter, node: Node) -> str | None:
@@ -119,7 +128,10 @@ def _scale_before_shift(rewriter: Rewriter, node: Node) -> str | None:
             product = shift.astype(np.float64) * factor.astype(np.float64)
             if product.size > max(shift.size, factor.size):
                 continue
-            moved = rewriter.constant(product.astype(shift.dtype), f"{name}.scaled")
+            rounded = _rounded(product, shift.dtype)
+            if rounded is None:
+                continue
+            moved = rewriter.constant(rounded, f"{name}.scaled")
             return rewriter.emit("add", [rewriter.emit("mul", [x, outer]), moved])
     return None
 
@@ -143,10 +155,9 @@ def _div(rewriter: Rewriter, node: Node) -> str | None:
         return neutral
     if rewriter.type(right).dtype not in _COMPUTABLE or not np.all(array):
         return None
-    with np.errstate(over="ignore"):
-        inverse = (1.0 / array.astype(np.float64)).astype(array.dtype)
-    if not np.all(np.isfinite(inverse)) or not np.all(inverse):
-        return None  # the inverse of a huge or tiny number leaves the type's range
+    inverse = _rounded(1.0 / array.astype(np.float64), array.dtype)
+    if inverse is None:
+        return None
     return rewriter.emit("mul", [left, rewriter.constant(inverse, f"{right}.inverse")])
 
 
@@ -226,11 +237,20 @@ def _cast(rewriter: Rewriter, node: Node) -> str | None:
     if inner is None:
         return None
     origin, middle = rewriter.type(inner.inputs[0]).dtype, rewriter.type(x).dtype
-    if DType.BFLOAT16 in (origin, middle) or not np.can_cast(origin.numpy, middle.numpy, "safe"):
+    if not _holds(middle, origin):
         return None
     if rewriter.type(inner.inputs[0]) == rewriter.type(node.outputs[0]):
         return inner.inputs[0]
     return rewriter.emit("cast", [inner.inputs[0]], node.attrs)
+
+
+def _holds(wide: DType, narrow: DType) -> bool:
+    """Whether each number of one type is one of the other."""
+    if DType.BFLOAT16 in (wide, narrow):
+        return False
+    if wide.is_float and narrow in (DType.INT64, DType.UINT64):
+        return False  # NumPy calls it safe, but float64 has 53 bits
+    return np.can_cast(narrow.numpy, wide.numpy, "safe")
 
 
 def _identity(_rewriter: Rewriter, node: Node) -> str | None:

@@ -38,20 +38,20 @@ def _fold(rewriter: Rewriter, node: Node) -> str | None:
             continue
         if anchor.op == "conv":
             channels = per_dimension(constant, shape, 1)
-            if channels is None:
+            if channels is None or not _has_constant_bias(rewriter, anchor):
                 continue
-            if node.op == "mul" and rewriter.array(anchor.inputs[1]) is not None:
-                return scale_conv(rewriter, anchor, channels)
-            if node.op == "add" and _has_constant_bias(rewriter, anchor):
+            if node.op == "add":
                 return shift_conv(rewriter, value, channels)
+            if rewriter.array(anchor.inputs[1]) is not None:
+                return scale_conv(rewriter, anchor, channels)
         if anchor.op == "matmul" and len(rewriter.shape(anchor.inputs[1])) >= 2:
             columns = per_dimension(constant, shape, len(shape) - 1)
-            if columns is None:
+            if columns is None or not _has_constant_bias(rewriter, anchor):
                 continue
-            if node.op == "mul" and rewriter.array(anchor.inputs[1]) is not None:
-                return _scale_matmul(rewriter, anchor, columns)
-            if node.op == "add" and _has_constant_bias(rewriter, anchor):
+            if node.op == "add":
                 return _shift_matmul(rewriter, anchor, columns)
+            if rewriter.array(anchor.inputs[1]) is not None:
+                return _scale_matmul(rewriter, anchor, columns)
     return None
 
 
@@ -107,10 +107,9 @@ def _has_constant_bias(rewriter: Rewriter, node: Node) -> bool:
     return len(node.inputs) < 3 or rewriter.array(node.inputs[2]) is not None
 
 
-def _scale_matmul(rewriter: Rewriter, matmul: Node, factor: np.ndarray) -> str | None:
+def _scale_matmul(rewriter: Rewriter, matmul: Node, factor: np.ndarray) -> str:
     b = rewriter.array(matmul.inputs[1])
-    if b is None or not _has_constant_bias(rewriter, matmul):
-        return None
+    assert b is not None
     inputs = [
         matmul.inputs[0],
         rewriter.constant((b * factor).astype(b.dtype), f"{matmul.inputs[1]}.scaled"),

@@ -41,7 +41,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LayoutChoice:
     """What one group reads and writes."""
 
     output: Layout
@@ -57,7 +57,7 @@ class Choice:
 class Option:
     """A choice and what its kernel costs; copies before and after it not counted."""
 
-    choice: Choice
+    choice: LayoutChoice
     cost: float
 
 
@@ -150,10 +150,10 @@ class Options:
             return (ROW_MAJOR,)
         return _layouts(len(shape), shape[1], groups, self._lanes)
 
-    def _rows(self, group: Group) -> Choice:
-        return Choice(ROW_MAJOR, {value: Demand(ROW_MAJOR) for value in group.inputs})
+    def _rows(self, group: Group) -> LayoutChoice:
+        return LayoutChoice(ROW_MAJOR, {value: Demand(ROW_MAJOR) for value in group.inputs})
 
-    def _option(self, choice: Choice, work: float, output: str = "") -> Option:
+    def _option(self, choice: LayoutChoice, work: float, output: str = "") -> Option:
         """The option with the traffic added; `output` is what the choice writes."""
         traffic = 0.0
         types = self._graph.types
@@ -164,7 +164,7 @@ class Options:
             traffic += costs.moved(types[output], choice.output)
         return Option(choice, work + traffic)
 
-    def _operands(self, group: Group, output: Layout, taken: dict[str, Demand]) -> Choice:
+    def _operands(self, group: Group, output: Layout, taken: dict[str, Demand]) -> LayoutChoice:
         """Epilogue operands: those of the output's shape lie like the output, others row-major."""
         shape = self._graph.types[group.output].shape
         demands = dict(taken)
@@ -172,16 +172,18 @@ class Options:
             if value not in taken:
                 full = self._graph.types[value].shape == shape
                 demands[value] = Demand(output if full else ROW_MAJOR)
-        return Choice(output, demands)
+        return LayoutChoice(output, demands)
 
     def _conv(self, group: Group, anchor: Node) -> list[Option]:
         x = anchor.inputs[0]
         groups = integer(anchor.attrs, "group", 1)
         halo = conv_halo(self._graph, anchor)
         constants = {value: Demand(ROW_MAJOR) for value in anchor.inputs[1:]}
+        # Weights that only the run knows lie in rows, where no vector of channels is side by side.
+        packed = anchor.inputs[1] in self._graph.constants
         found: list[Option] = []
-        for output in self.layouts(anchor.output, groups):
-            for source in self.layouts(x, groups):
+        for output in self.layouts(anchor.output, groups) if packed else (ROW_MAJOR,):
+            for source in self.layouts(x, groups) if packed else (ROW_MAJOR,):
                 if groups > 1 and source != output:
                     continue  # groups are cut out of both alike
                 taken = {x: Demand(source, halo), **constants}
@@ -236,7 +238,7 @@ class Options:
 
     def _movement(self, group: Group) -> list[Option]:
         """Slices of whole blocks keep the layout; other movement reads any and writes rows."""
-        anything = Choice(ROW_MAJOR, {value: Demand(None) for value in group.inputs})
+        anything = LayoutChoice(ROW_MAJOR, {value: Demand(None) for value in group.inputs})
         found = [self._option(anything, 0.0, group.output)]
         alone = len(group.nodes) == 1
         for layout in self.layouts(group.output):
@@ -248,11 +250,12 @@ class Options:
             demands = {
                 v: Demand(layout if layout in self.layouts(v) else ROW_MAJOR) for v in group.inputs
             }
-            choice = Choice(layout, demands)
+            choice = LayoutChoice(layout, demands)
             node = group.nodes[0]
             if (
                 alone
                 and node.output not in self._copied
+                and set(ints(node.attrs, "steps")) == {1}
                 and self._lies_inside(
                     node.inputs[0], node.output, ints(node.attrs, "starts"), layout
                 )
@@ -276,7 +279,7 @@ class Options:
             whole = all(start[1] % block == 0 for start in starts) if block > 1 else True
             if not whole or not all(layout in self.layouts(v) for v in node.inputs):
                 continue
-            choice = Choice(layout, {value: Demand(layout) for value in node.inputs})
+            choice = LayoutChoice(layout, {value: Demand(layout) for value in node.inputs})
             in_place = node.op == "concat" and node.output not in self._copied
             if in_place and all(
                 box.operand is not None

@@ -27,7 +27,7 @@ from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Layout
 from compiler.passes.fusion import Group
 from compiler.passes.layout_costs import WEIGHT_MACS
-from compiler.passes.layout_options import ESTIMATES, Choice, LayoutCosts, Option, Options
+from compiler.passes.layout_options import ESTIMATES, LayoutChoice, LayoutCosts, Option, Options
 from compiler.passes.quadratic import Quadratic
 from compiler.plan import Placement
 
@@ -39,7 +39,7 @@ def assign_layouts(
     choice: GraphChoice = RULE,
     *,
     weight_macs: float = WEIGHT_MACS,
-) -> tuple[Choice, ...]:
+) -> tuple[LayoutChoice, ...]:
     """A choice for each group, in their order: the layouts that are chosen, the others by estimate.
 
     `weight_macs` is that of a core (`compiler.targets.CoreModel`).
@@ -86,7 +86,7 @@ class Assignment:
         """The number of an option for each group; some groups' numbers may be given."""
         return self._problem.solve(fixed)[: len(self._groups)]
 
-    def choices(self, numbers: Sequence[int]) -> tuple[Choice, ...]:
+    def choices(self, numbers: Sequence[int]) -> tuple[LayoutChoice, ...]:
         return tuple(o[n].choice for o, n in zip(self.options, numbers, strict=True))
 
     def total(self, numbers: Sequence[int]) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 
 from compiler import ops
 from compiler.graph.ir import Graph, Node
-from compiler.ops.attributes import integer, ints, number, word
+from compiler.ops.attributes import integer, ints, number
 from compiler.ops.registry import OpKind
 from compiler.passes.rewrite import Rewriter, rewrite
 
@@ -112,15 +112,13 @@ def _without_expand(rewriter: Rewriter, node: Node) -> str | None:
 
 def _padded_conv(rewriter: Rewriter, node: Node) -> str | None:
     pad = rewriter.producer(node.inputs[0], "pad")
-    if pad is None or word(pad.attrs, "mode", "constant") != "constant":
-        return None
-    if not rewriter.used_once(node.inputs[0]):
+    if pad is None or not rewriter.used_once(node.inputs[0]):
         return None
     if number(pad.attrs, "value", 0.0) != 0.0:
         return None
     pads = ints(pad.attrs, "pads")
     rank = len(rewriter.shape(node.inputs[0]))
-    if min(pads) < 0 or any(pads[dim] or pads[dim + rank] for dim in (0, 1)):
+    if any(pads[dim] or pads[dim + rank] for dim in (0, 1)):
         return None
     spatial = (*pads[2:rank], *pads[rank + 2 :])
     own = ints(node.attrs, "pads", (0,) * len(spatial))

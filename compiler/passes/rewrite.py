@@ -1,8 +1,9 @@
 """Local rewriting of a graph: one walk in topological order, one rule asked at each node.
 
 A rule sees the node with its operands already rewritten, may look back at their producers, and
-answers with the value that takes the place of the node's output, or None to keep the node. What
-nothing uses any more is dropped at the end, so a rule never deletes.
+answers with the value that takes the place of the node's output, or None to keep the node. A value
+of another type never takes its place. What nothing uses any more is dropped at the end, so a rule
+never deletes.
 """
 
 from __future__ import annotations
@@ -94,11 +95,10 @@ class Rewriter:
         self._emitted.add(output)
         return output
 
-    def constant(self, array: np.ndarray, like: str, dtype: DType | None = None) -> str:
-        """Add a constant, named after the value that it derives from."""
-        kind = dtype or DType(array.dtype.name)
+    def constant(self, array: np.ndarray, like: str) -> str:
+        """Add a constant, named after the value that it derives from; its type is the array's."""
         value = self._fresh(like)
-        self._types[value] = TensorType(kind, tuple(array.shape))
+        self._types[value] = TensorType(DType(array.dtype.name), tuple(array.shape))
         self._constants[value] = np.ascontiguousarray(array).reshape(array.shape)
         return value
 
@@ -113,7 +113,8 @@ class Rewriter:
             self._emitted.clear()
             result = rule(self, node)
             output = node.outputs[0]
-            if result is None:
+            # A number of higher rank widens what a pattern describes: its result is another type.
+            if result is None or self._types[result] != self._types[output]:
                 self._nodes[output] = node
                 continue
             changed = True

@@ -90,7 +90,4 @@ def _transposed_back(rewriter: Rewriter, value: str, array: np.ndarray, perm: Se
         return value
     padded = array.reshape((1,) * (len(perm) - array.ndim) + array.shape)
     back = np.argsort(np.asarray(perm))
-    dtype = rewriter.type(value).dtype
-    return rewriter.constant(
-        np.ascontiguousarray(padded.transpose(back)), f"{value}.transposed", dtype
-    )
+    return rewriter.constant(np.ascontiguousarray(padded.transpose(back)), f"{value}.transposed")

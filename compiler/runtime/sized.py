@@ -8,12 +8,13 @@ padded with zeros up to the next one and the outputs cut back.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import numpy as np
 
-from compiler.errors import InvalidInputError
+from compiler.errors import InvalidInputError, InvalidModelError, ModelWarning
 from compiler.runtime.executable import Executable, arrays_in_order
 from compiler.runtime.packing import Array
 from compiler.runtime.ports import Dims, OpenPorts, Sizes, dims_text, sizes_text
@@ -92,7 +93,9 @@ class SizedExecutable:
         found = self._made.get(sizes)
         if found is not None:
             return found.run(arrays)
-        if not self.ports.pad or self.served is None or sizes in self.served:
+        if self.served is None:
+            return self._at(sizes, arrays).run(arrays)
+        if not self.ports.pad or sizes in self.served:
             return self.executable(dict(sizes)).run(arrays)
         larger = self._next_sizes(sizes)
         padded = [
@@ -105,34 +108,64 @@ class SizedExecutable:
             for result, dims in zip(results, self.ports.outputs.values(), strict=True)
         ]
 
+    def _at(self, sizes: Sizes, arrays: Sequence[Array]) -> Executable:
+        """The executable for sizes of which some may be apart from the name that they share.
+
+        Raises:
+            InvalidInputError: if inputs disagree about a dimension that has one size in the model.
+        """
+        apart = self._disagreement(arrays)
+        if not apart:
+            return self.executable(dict(sizes))
+        try:
+            found = self.executable(dict(sizes))
+        except InvalidModelError as error:
+            raise InvalidInputError(apart) from error
+        warnings.warn(f"{apart}: they are taken as two dimensions", ModelWarning, stacklevel=3)
+        return found
+
     def sizes_of(self, arrays: Sequence[Array]) -> Sizes:
         """What the named dimensions are in these inputs.
 
+        Where two disagree about a dimension, and any sizes are served, the later one is a dimension
+        of its own (`x[0]`): the name that they share in the file means nothing.
+
         Raises:
-            InvalidInputError: if an input has another rank, or two disagree about a dimension.
+            InvalidInputError: if an input has another rank, or two disagree about a dimension of an
+                artifact.
         """
         sizes: dict[str, int] = {}
-        first: dict[str, str] = {}
         for array, (name, dims) in zip(arrays, self.ports.inputs.items(), strict=True):
             shape = np.shape(array)
-            if len(shape) != len(dims):
+            fits = len(shape) == len(dims) and all(
+                isinstance(dim, str) or extent == dim
+                for extent, dim in zip(shape, dims, strict=True)
+            )
+            if not fits:
                 raise InvalidInputError(
                     f"input '{name}' has shape {shape}, expected {dims_text(dims)}"
                 )
             for position, (extent, dim) in enumerate(zip(shape, dims, strict=True)):
-                if isinstance(dim, int):
-                    if extent != dim:
-                        raise InvalidInputError(
-                            f"input '{name}' has shape {shape}, expected {dims_text(dims)}"
-                        )
-                elif sizes.setdefault(dim, extent) != extent:
-                    raise InvalidInputError(
-                        f"input '{name}': dimension {position} ('{dim}') is {extent}, "
-                        f"input '{first[dim]}' has {sizes[dim]}"
-                    )
-                else:
-                    first.setdefault(dim, name)
+                if isinstance(dim, str) and sizes.setdefault(dim, extent) != extent:
+                    if self.served is not None:
+                        raise InvalidInputError(self._disagreement(arrays))
+                    sizes[f"{name}[{position}]"] = extent
         return tuple(sorted(sizes.items()))
+
+    def _disagreement(self, arrays: Sequence[Array]) -> str:
+        """The first two inputs that have other sizes of one dimension; empty where none have."""
+        first: dict[str, tuple[str, int]] = {}
+        for array, (name, dims) in zip(arrays, self.ports.inputs.items(), strict=True):
+            for position, (extent, dim) in enumerate(zip(np.shape(array), dims, strict=True)):
+                if not isinstance(dim, str):
+                    continue
+                other, known = first.setdefault(dim, (name, extent))
+                if known != extent:
+                    return (
+                        f"input '{name}': dimension {position} ('{dim}') is {extent}, "
+                        f"input '{other}' has {known}"
+                    )
+        return ""
 
     def _next_sizes(self, sizes: Sizes) -> Sizes:
         """The smallest served sizes that hold these."""

@@ -19,8 +19,8 @@ from compiler.runtime.packing import aligned_empty
 CHAINS = 12
 """Sums that do not wait for each other: more than latency x units, and they stay in registers."""
 
-MEMORY_BYTES = 256 << 20
-"""What is read to time memory at most, in bytes; more than caches hold."""
+LEAST_BYTES, MEMORY_BYTES = 16 << 20, 256 << 20
+"""What is read to time memory at least and at most, in bytes: more than caches hold."""
 
 PEAK_SAMPLES, PEAK_ROUNDS = 20, 100_000
 READ_SAMPLES = 8
@@ -111,9 +111,15 @@ class Probes:
                 rate = self.read_bytes_per_second(isqrt(smaller * size))
                 levels.append(Level(f"L{number}", size, rate))
                 smaller = size
-        size = max(16 << 20, min(MEMORY_BYTES, 4 * smaller, memory_bytes // 8))
-        levels.append(Level("memory", 0, self.read_bytes_per_second(size)))
+        rate = self.read_bytes_per_second(largest_block(cache_bytes, memory_bytes))
+        levels.append(Level("memory", 0, rate))
         return Speeds(self.peak_flops(), tuple(levels))
+
+
+def largest_block(cache_bytes: Sequence[int], memory_bytes: int) -> int:
+    """Bytes that are read to time memory; the arguments are those of `Probes.speeds`."""
+    largest = max(cache_bytes, default=0)
+    return max(LEAST_BYTES, min(MEMORY_BYTES, 4 * largest, memory_bytes // 8))
 
 
 def _fastest(address: int, arguments: tuple[int, ...], samples: int) -> float:

@@ -15,6 +15,7 @@ from compiler.loops.expr import (
     Combiner,
     Const,
     Expr,
+    IndexValue,
     Load,
     Op,
     Operation,
@@ -186,11 +187,12 @@ def anchor(workload: Workload) -> Node | None:
 
 
 def axes_of(expr: Expr) -> frozenset[Axis]:
-    """Every axis that an expression's loads depend on."""
-    return frozenset(
-        axis
-        for node in walk(expr)
-        if isinstance(node, Load)
-        for index in node.index
-        for axis in index.axes()
-    )
+    """Every axis that an expression depends on: by what it loads, or by its number."""
+    found: set[Axis] = set()
+    for node in walk(expr):
+        match node:
+            case Load(index=index):
+                found.update(axis for position in index for axis in position.axes())
+            case IndexValue(index=position):
+                found.update(position.axes())
+    return frozenset(found)

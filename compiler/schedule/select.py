@@ -27,7 +27,7 @@ def schedule_space(
         CompilerError: if no template applies.
     """
     found = [*_applicable(workload, target, threads, numerics)]
-    # Scalar loops over everything are for what nothing else takes.
+    # What takes anything is for what nothing else takes.
     serious = [space for preference, space in found if preference > FALLBACK]
     return ScheduleSpace(tuple(serious or [space for _, space in found]))
 

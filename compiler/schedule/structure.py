@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 
 from compiler.loops.expr import Combiner, Const, Expr, Load, Reduce, Tensor, loads, walk
-from compiler.loops.index import Affine, Axis, affine
+from compiler.loops.index import Affine, Axis, FloorDiv, affine
 from compiler.loops.layout import MAX_LANE_STEP
 from compiler.loops.nest import Binding, Compute, For, Let, Node, Stage, Store, Tile
 from compiler.schedule.problem import Problem
@@ -17,7 +18,7 @@ STAGGER = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class LoopSpec:
     """One loop of a nest before it is built; see `For`."""
 
     axis: Axis
@@ -27,7 +28,7 @@ class Loop:
     lets: tuple[Let, ...] = ()
 
 
-def nest(loops: Sequence[Loop], *body: Node) -> tuple[Node, ...]:
+def nest(loops: Sequence[LoopSpec], *body: Node) -> tuple[Node, ...]:
     """Serial loops around a body, outermost first; loops of one iteration vanish."""
     result = body
     for loop in reversed(loops):
@@ -40,7 +41,7 @@ def nest(loops: Sequence[Loop], *body: Node) -> tuple[Node, ...]:
     return result
 
 
-def parallel_stage(name: str, loops: Sequence[Loop], *body: Node) -> Stage:
+def parallel_stage(name: str, loops: Sequence[LoopSpec], *body: Node) -> Stage:
     """A stage whose outermost loop is split over threads; serial where it has no loop."""
     nodes = nest(loops, *body)
     match nodes:
@@ -53,7 +54,7 @@ def parallel_stage(name: str, loops: Sequence[Loop], *body: Node) -> Stage:
             return Stage(name, nodes)
 
 
-def parallel_balance(loops: Sequence[Loop], threads: int) -> float:
+def parallel_balance(loops: Sequence[LoopSpec], threads: int) -> float:
     """Share of the threads' time that is work, if the outermost loop is split over them; 0..1."""
     tiles = next((-(-lp.axis.extent // lp.step) for lp in loops if lp.axis.extent > 1), 1)
     return tiles / (-(-tiles // threads) * threads)
@@ -80,6 +81,47 @@ def vector_axis(target: Load, axes: Sequence[Axis]) -> Axis | None:
 def unit_stride(load: Load, axis: Axis) -> bool:
     """Whether neighbours along an axis lie side by side in memory."""
     return vector_axis(load, (axis,)) == axis
+
+
+def aligned(load: Load, tiles: Mapping[Axis, int], vector: Tile) -> bool:
+    """Whether tiles stay inside the blocks of a load's layout, wherever their loops start them.
+
+    `tiles` are the steps of loops by axis; other axes are loops of single steps. A `vector`, which
+    is part of a tile, may also reach over whole blocks.
+    """
+    factors = load.tensor.layout.resolved(len(load.tensor.shape))
+    divided = [
+        (load.index[f.dim] + load.tensor.halo_of(f.dim)[0], block)
+        for f in factors
+        for block in {f.div, f.div * (f.mod or 1)}
+    ]
+    terms = (term for index in load.index for term, _ in index.terms)
+    divided += [(affine(t.axis), t.divisor) for t in terms if isinstance(t, FloorDiv)]
+    return all(_inside(index, block, tiles, vector) for index, block in divided)
+
+
+def _inside(index: Affine, block: int, tiles: Mapping[Axis, int], vector: Tile) -> bool:
+    """Whether a tile's part of an index stays between two multiples of what its start moves by."""
+    rest = [(term, coefficient) for term, coefficient in index.terms if coefficient % block]
+    first = index.constant % block
+    reaches = [coefficient * (term.extent - 1) for term, coefficient in rest]
+    if (
+        first + sum(min(r, 0) for r in reaches) >= 0
+        and first + sum(max(r, 0) for r in reaches) < block
+    ):
+        return True
+    if rest == [(vector.axis, 1)] and not first and not vector.step % block:
+        return True
+    step = block
+    low = high = 0
+    for term, coefficient in rest:
+        if isinstance(term, FloorDiv) and term.axis in tiles:
+            return False
+        width = 1 if isinstance(term, FloorDiv) else tiles.get(term, 1)
+        step = gcd(step, coefficient * width) if term.extent > width else step
+        reach = coefficient * (width - 1)
+        low, high = low + min(reach, 0), high + max(reach, 0)
+    return first % step + low >= 0 and first % step + high < step
 
 
 def short_step(load: Load, axis: Axis) -> bool:
@@ -200,6 +242,6 @@ def halo_stage(output: Tensor, lanes: int) -> tuple[Stage, ...]:
                 unroll=(Tile(vector, lanes),) if vector else (),
                 vector=vector,
             )
-            loops = [Loop(a, 4 * lanes if a == vector else 1) for a in axes]
+            loops = [LoopSpec(a, 4 * lanes if a == vector else 1) for a in axes]
             stages.append(parallel_stage(f"halo{dim}{'b' if edge < 0 else 'a'}", loops, compute))
     return tuple(stages)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CoreModel:
-    """One core, as far as the time of a kernel is drafted from it (`tuner.analysis.estimate`).
+    """One core, as far as the time of a kernel is estimated from it (`tuner.analysis.estimate`).
 
     Attributes:
         fma_units: pipes of fused multiply-adds, each `fma_bits` wide; a wider vector takes several
@@ -163,6 +163,8 @@ class Family:
         code_level: LLVM's optimisation level for code generation. 1 leaves out the scheduler after
             register allocation, which out-of-order cores need not.
         relocation: LLVM's relocation model.
+        not_computed: types in which LLVM aborts on arithmetic, or never ends: no kernel may compute
+            in them.
     """
 
     name: str
@@ -183,6 +185,7 @@ class Family:
     elf_machine: int = 0
     code_level: int = 2
     relocation: str = "pic"
+    not_computed: frozenset[DType] = frozenset()
 
     def named(self, processor: str) -> str:
         """The target that describes a CPU (`DeviceFacts.processor`); "" if none does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from compiler.dtypes import DType
 from compiler.target import Target
 from compiler.targets import CoreModel, Family
 
@@ -40,4 +41,7 @@ FAMILY = Family(
     ),
     # position-independent WebAssembly would import its tables from a dynamic linker
     relocation="static",
+    # There are instructions for neither. LLVM cannot select bfloat16's conversions, and comparisons
+    # of float16 vectors never end in it.
+    not_computed=frozenset({DType.BFLOAT16, DType.FLOAT16}),
 )

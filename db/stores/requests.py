@@ -30,8 +30,8 @@ class NewRequest:
 
     request_id: str
     target_key: str
-    payload: JsonObject  # tuner.measure.wire.MeasureRequest as JSON
-    blob_digests: tuple[str, ...] = ()  # the shared object, the expected output
+    payload: JsonObject  # a tuner.measure.run_wire.Request as JSON
+    blob_digests: tuple[str, ...] = ()  # what the worker fetches
     job_id: str | None = None
     worker_id: str | None = None  # only this worker may take it
     max_attempts: int = 3

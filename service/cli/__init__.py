@@ -7,7 +7,9 @@ standard error and no traceback.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import TextIO
 
 import typer
 from typer.exceptions import TyperException
@@ -62,7 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command; its exit status."""
+    """Run a command; its exit status. What is odd about a model is said on standard error, once."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         status = app(list(arguments) or ["--help"], standalone_mode=False, prog_name="tilewright")
         if status == INTERRUPTED:
@@ -118,6 +126,17 @@ def _validation(error: Exception) -> str:
     first = error.errors()[0]  # type: ignore[attr-defined]
     field = ".".join(str(part) for part in first["loc"])
     return f"{field}: {first['msg']}"
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def _complain(sentence: str) -> None:

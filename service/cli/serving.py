@@ -188,6 +188,9 @@ def worker(
     spool: Annotated[
         Path | None, typer.Option("--spool", help="Folder of unreported results and the cache")
     ] = None,
+    python: Annotated[
+        str | None, typer.Option("--python", help="Command that runs the sandbox's Python")
+    ] = None,
 ) -> None:
     """Measure candidates for a service. (`tilewright-worker` is the same without extras.)"""
     from service.worker.process import main
@@ -198,7 +201,10 @@ def worker(
         from service.embedded import client_token
 
         token = client_token(settings)
-    pairs = (("--token", token), ("--token-file", token_file), ("--name", name), ("--spool", spool))
+    pairs = (
+        *(("--token", token), ("--token-file", token_file), ("--name", name)),
+        *(("--spool", spool), ("--python", python)),
+    )
     for option, value in pairs:
         if value is not None:
             arguments += [option, str(value)]

@@ -20,14 +20,14 @@ from compiler.loops.nest import LoopNest
 from compiler.ops.registry import OpKind
 from compiler.passes.pipeline import Observer
 from compiler.plan import GraphPlan
-from compiler.runtime.ports import OpenPorts, Sizes
+from compiler.runtime.ports import Dims, OpenPorts, Sizes
 from compiler.schedule.problem import anchor
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import Target, resolve_target
 from compiler.timings import Timings
 from compiler.workload import Workload
-from tuner.analysis.compute_costs import statements
+from tuner.analysis.compute_costs import compute_costs
 from tuner.graph.planner import Optimised, optimise
 from tuner.tasks import Task
 
@@ -157,9 +157,22 @@ def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:
             f"dimension '{next(iter(names))}' is given several sizes, "
             "but the model leaves no dimension open"
         )
-    ports = replace(ports, pad=pad)
+    outputs = {name: _as_made(name, dims, planned) for name, dims in ports.outputs.items()}
+    ports = replace(ports, outputs=outputs, pad=pad)
     ports.check_padding()
     return ports
+
+
+def _as_made(name: str, dims: Dims, planned: Sequence[Planned]) -> Dims:
+    """An output's dimensions as stated, -1 where a plan makes another extent than that."""
+    shapes = [(each.graph.types[name].shape, dict(each.sizes)) for each in planned]
+    rank = len(shapes[0][0])
+    if len(dims) != rank:
+        return (-1,) * rank
+    return tuple(
+        dim if all(shape[position] == sizes.get(str(dim), dim) for shape, sizes in shapes) else -1
+        for position, dim in enumerate(dims)
+    )
 
 
 def tasks_of(*planned: Planned) -> list[Task]:
@@ -254,7 +267,7 @@ def executed_flops(workload: Workload, schedule: Schedule, nest: LoopNest) -> fl
     # a reduction's multiply and add are counted as one fused operation
     return sum(
         statement.operations * (2.0 if statement.is_reduction else 1.0)
-        for statement in statements(nest)
+        for statement in compute_costs(nest)
     )
 
 

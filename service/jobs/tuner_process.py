@@ -26,10 +26,11 @@ from db.storage import Storage
 from db.stores.jobs import Job, JobClaim
 from service.jobs.cost_models import train_due
 from service.jobs.job_spec import JobSpec
-from service.jobs.leased_device import JobCancelled, LeasedDevice
+from service.jobs.leased_device import LeasedDevice
 from service.jobs.planning import ModelRequest
 from service.jobs.remote_runner import Interrupted
 from service.jobs.run_job import JobWatcher, Workshop, run_job
+from service.jobs.run_queue import JobCancelled
 from service.jobs.tracker import Tracker
 from service.jobs.tuning import default_builders, store_artifact
 from service.settings import Settings

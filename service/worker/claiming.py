@@ -10,7 +10,11 @@ from service.worker.hand import PREFETCHED, Hand, InHand, Log
 from service.worker.http import Api, Refused, Unreachable
 from service.worker.registration import Registration
 from service.worker.reporting import Reporter
-from tuner.measure.run_wire import RunRequest, RunResult, RunStatus, read_request
+from tuner.measure.run_result import RunResult, RunStatus
+from tuner.measure.run_wire import (
+    RunRequest,
+    read_request,
+)
 from tuner.measure.wire import ProtocolError
 
 

@@ -9,7 +9,10 @@ from service.worker.hand import Hand, InHand, Log
 from service.worker.registration import Registration
 from service.worker.reporting import Reporter
 from tuner.measure.measurement import Status
-from tuner.measure.run_wire import RunRequest, RunResult, RunStatus
+from tuner.measure.run_result import RunResult, RunStatus
+from tuner.measure.run_wire import (
+    RunRequest,
+)
 from tuner.measure.sandbox import Sandbox
 from tuner.measure.wire import MeasureRequest, MeasureResult
 
@@ -17,7 +20,7 @@ PROBE_SECONDS = 20.0
 """Longest time between two readings of the device's speed."""
 
 
-class Measurer:
+class Measuring:
     """Measures what lies ready, and times the reference kernel while nothing does."""
 
     def __init__(

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from tuner.measure.interpreter import THIS_PYTHON, InterpreterError, parse_python
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
@@ -20,6 +22,7 @@ class WorkerOptions:
     spool: Path
     targets: tuple[str, ...] = ()
     cache_bytes: int = 1 << 30
+    python: tuple[str, ...] = THIS_PYTHON
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,6 +71,12 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
     parser.add_argument(
         "--cache-mib", type=int, default=1024, help="size of the cache of expected outputs"
     )
+    parser.add_argument(
+        "--python",
+        default=environment.get("TILEWRIGHT_PYTHON", ""),
+        help="command that runs the Python of the sandbox, of one or more words "
+        "(or TILEWRIGHT_PYTHON; default: the Python of this process)",
+    )
     given = parser.parse_args(arguments)
     token = given.token
     if given.token_file is not None:
@@ -82,6 +91,10 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
         parser.error("--token or --token-file is needed")
     if given.cache_mib < 1:
         parser.error("--cache-mib: must be at least 1")
+    try:
+        python = parse_python(given.python)
+    except InterpreterError as error:
+        parser.error(f"--python: {error}")
     return WorkerOptions(
         given.server,
         token,
@@ -89,4 +102,5 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
         given.spool,
         tuple(given.target),
         given.cache_mib << 20,
+        python,
     )

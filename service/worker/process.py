@@ -21,11 +21,12 @@ from service.worker.claiming import Claimer
 from service.worker.facts import device_facts
 from service.worker.hand import Hand, Log
 from service.worker.http import Api, Refused, Unreachable
-from service.worker.measuring import Measurer
+from service.worker.measuring import Measuring
 from service.worker.options import WorkerOptions, parse_arguments
 from service.worker.registration import Registration
 from service.worker.reporting import Reporter
 from service.worker.state import StateFolder
+from tuner.measure.interpreter import THIS_PYTHON, InterpreterError, check_python
 from tuner.measure.sandbox import Sandbox
 
 END_SECONDS = 10.0
@@ -37,6 +38,7 @@ class Worker:
 
     def __init__(self, options: WorkerOptions, log: Log) -> None:
         self._log = log
+        self._python = options.python
         self._device = device_facts()
         api = Api(options.server, options.token)
         self._files = StateFolder(options.spool, api.server)
@@ -71,9 +73,9 @@ class Worker:
         )
         claiming.start()
         reporting.start()
-        sandbox = Sandbox(self._registration.worker_id, self._device)
+        sandbox = Sandbox(self._registration.worker_id, self._device, python=self._python)
         try:
-            Measurer(sandbox, self._registration, self._hand, self._reporter, self._log).serve()
+            Measuring(sandbox, self._registration, self._hand, self._reporter, self._log).serve()
         finally:
             sandbox.close()
             self._hand.stop()
@@ -132,7 +134,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
     try:
+        if options.python != THIS_PYTHON:
+            check_python(options.python)
         worker = Worker(options, log)
+    except InterpreterError as error:
+        log(f"--python: {error}")
+        return 1
     except OSError as error:
         log(f"the spool folder '{options.spool}' cannot be used: {error}")
         return 1

@@ -10,7 +10,7 @@ from service.worker.hand import Hand, InHand, Log
 from service.worker.http import Api, Refused, Unreachable
 from service.worker.registration import Registration
 from service.worker.state import Spooled
-from tuner.measure.run_wire import RunResult
+from tuner.measure.run_result import RunResult
 from tuner.measure.wire import MeasureResult
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,7 @@ INSIDE: dict[str, set[str]] = {
     "targets": {"errors", "dtypes", "target"},
     "device": {"errors"},
     "detection": _BASE,
+    "local": _BASE | {"detection"},
     "timings": set(),
     "process": set(),
     "graph": _BASE,
@@ -145,6 +148,32 @@ def test_the_compiler_is_imported_one_way(name: str) -> None:
     assert not wrong, f"{name} imports {sorted(wrong)}"
 
 
+@pytest.mark.parametrize("package", ["compiler.codegen"])
+def test_modules_are_imported_in_no_circle(package: str) -> None:
+    """What stands under TYPE_CHECKING or in a function counts too."""
+    inside = {name for name in modules() if name.startswith(package)}
+    check_acyclic({name: imports(name, everywhere=True) & inside for name in inside})
+
+
+def check_acyclic(graph: dict[str, set[str]]) -> None:
+    """Fail if what modules import leads back to them, naming the modules of the circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"imported in a circle: {' <- '.join(error.args[1])}")
+
+
+def test_the_check_for_circles_sees_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "circle.py"
+    path.write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+        "    from compiler.codegen.cpu.lower import lower_nest\n"
+    )
+    monkeypatch.setitem(modules(), "compiler.codegen.cpu.ssa", path)
+    with pytest.raises(pytest.fail.Exception, match=r"circle: .*codegen\.cpu\.ssa"):
+        test_modules_are_imported_in_no_circle("compiler.codegen")
+
+
 def test_the_runtime_uses_only_layouts_of_the_loop_ir() -> None:
     wrong = {
         (name, target)
@@ -220,6 +249,41 @@ def test_importing_the_compiler_loads_neither_llvm_nor_onnx() -> None:
 def test_the_client_knows_the_schemas_only() -> None:
     ours = {t for t in imports("service.client", everywhere=True) if t.split(".")[0] in PACKAGES}
     assert ours <= {"service.api.schemas", "service.api", "service"}
+
+
+COMPARES_WITH_THE_HOST = {
+    # what "host" means, and what this process can run
+    "compiler.target",
+    "compiler.local",
+    # "host" in the list of a worker on a machine like the service's
+    "service.jobs.targets",
+}
+ASKS_WHAT_RUNS_HERE = {"compiler.driver", "service.jobs.local_device"}
+
+
+def test_only_the_local_device_compares_a_target_with_this_host() -> None:
+    """Everything else asks the device that a job is for."""
+    compares, asks = set(), set()
+    for name, path in modules().items():
+        words = set(re.findall(r"\w+", path.read_text()))
+        if words & {"host_target", "runs_on"}:
+            compares.add(name)
+        if words & {"runs_here", "check_runs_here"} and name != "compiler.local":
+            asks.add(name)
+    assert compares == COMPARES_WITH_THE_HOST
+    assert asks == ASKS_WHAT_RUNS_HERE
+
+
+def test_jobs_import_no_web_framework() -> None:
+    web = {"fastapi", "starlette", "uvicorn"}
+    wrong = {
+        (name, target)
+        for name in modules()
+        if name.startswith("service.jobs")
+        for target in imports(name, everywhere=True)
+        if target.split(".")[0] in web or target.startswith("service.api")
+    }
+    assert not wrong
 
 
 def test_the_rules_see_a_wrong_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

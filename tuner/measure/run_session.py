@@ -25,14 +25,13 @@ from compiler.runtime.packing import Bytes, aligned_zeros
 from compiler.runtime.program import Program
 from compiler.runtime.speeds import Probes, Speeds
 from tuner.measure.model_runs import Run, draw_inputs, largest_error, race, run_all
+from tuner.measure.run_result import RunResult, RunStatus
 from tuner.measure.run_wire import (
     CheckWork,
     Part,
     ProfileWork,
     RaceWork,
     RunRequest,
-    RunResult,
-    RunStatus,
     SpeedsWork,
 )
 from tuner.measure.wire import array_to_bytes

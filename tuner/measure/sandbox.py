@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,8 +20,12 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, assert_never
 
+from tuner.measure.interpreter import THIS_PYTHON, child_environment
 from tuner.measure.measurement import Measurement, Status
-from tuner.measure.run_wire import RunRequest, RunResult, RunStatus
+from tuner.measure.run_result import RunResult, RunStatus
+from tuner.measure.run_wire import (
+    RunRequest,
+)
 from tuner.measure.speed import Speed, SpeedWatch
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
@@ -82,8 +86,8 @@ class Sandbox:
     disturbed is set aside and measured once more, unless it has been disturbed for long: what a
     device does now for half a minute it will do for the next batch, too.
 
-    `device` is written into every measurement. Not thread-safe: one caller at a time, but for
-    `speed`.
+    `device` is written into every measurement, and `python` is the command that runs the child
+    (`tuner.measure.interpreter`). Not thread-safe: one caller at a time, but for `speed`.
     """
 
     def __init__(
@@ -91,10 +95,12 @@ class Sandbox:
         worker: str = "local",
         device: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.time,
+        python: Sequence[str] = THIS_PYTHON,
     ) -> None:
         self._worker = worker
         self._device = dict(device or {})
         self._clock = clock
+        self._python = tuple(python)
         self._child: subprocess.Popen[bytes] | None = None
         self._pending = b""
         self._watch = SpeedWatch()
@@ -363,20 +369,25 @@ class Sandbox:
         if self._child is not None and not self._child_is_dead():
             return
         self._pending = b""
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "tuner.measure.sandbox_main"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=_environment(),
-            start_new_session=True,
-        )
+        command = shlex.join(self._python)
+        try:
+            self._child = subprocess.Popen(
+                [*self._python, "-m", "tuner.measure.sandbox_main"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=child_environment(),
+                start_new_session=True,
+            )
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise RuntimeError(f"the sandbox's Python '{command}' cannot run: {reason}") from error
         deadline = time.monotonic() + START_LIMIT_SECONDS
         while time.monotonic() < deadline and not self._child_is_dead():
             if self._read(0.5) is not None:
                 return
         self._kill()
-        raise RuntimeError("the sandbox process did not start")
+        raise RuntimeError(f"the sandbox's Python '{command}' did not get ready")
 
     def _read(self, timeout_seconds: float) -> dict[str, Any] | None:
         """The next event, or None if there is none in time or the child closed its end."""
@@ -423,12 +434,3 @@ class Sandbox:
                         continue
         self._child = None
         self._pending = b""
-
-
-def _environment() -> dict[str, str]:
-    """The child's: one BLAS thread, and the packages of this process."""
-    keep = {k: v for k, v in os.environ.items() if not k.startswith("TILEWRIGHT_")}
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, keep.get("PYTHONPATH", "").split(os.pathsep))]
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**keep, **threads, "PYTHONPATH": os.pathsep.join(paths)}

@@ -134,7 +134,12 @@ def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear
     rest = Linear({v: c for v, c in form.terms.items() if c % divisor}, form.constant % divisor)
     quotient = Linear(whole, form.constant // divisor)
     low, high = rest.bounds(whole_vectors=True)
-    if low >= 0 and high < divisor:
+    if low < 0:  # read backwards: whole blocks move from the quotient to the rest
+        blocks = -(low // divisor)
+        quotient.constant -= blocks
+        rest.constant += blocks * divisor
+        low, high = low + blocks * divisor, high + blocks * divisor
+    if high < divisor:
         return quotient, rest
     lanes = rest.of(Kind.LANE)
     others = Linear({v: c for v, c in rest.terms.items() if v not in lanes}, rest.constant)
@@ -155,7 +160,7 @@ def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear
     step = gcd(divisor, *runtime.values())
     inside = Linear({v: c for v, c in rest.terms.items() if v not in runtime}, rest.constant % step)
     least, most = inside.bounds(whole_vectors=True)
-    if low < 0 or least < 0 or most >= step:
+    if least < 0 or most >= step:
         raise ScheduleError(
             f"a tile does not align with the layout: remainder {low}..{high} of {divisor}"
         )

@@ -32,7 +32,10 @@ _INTEGER_PREDICATES = {
 
 
 def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
-    """One operation on values of one type, scalars being splatted where others are vectors."""
+    """One operation on values of one type; scalars are splatted where others are vectors.
+
+    The remainder of floats is made of several: `operations.apply` has it too.
+    """
     lanes = max([a.lanes for a in args])
     values = args if lanes == 1 else tuple([emitter.splat(a, lanes) for a in args])
     dtype = values[-1].dtype
@@ -42,10 +45,7 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
         case Operation.FMA:
             return _fma(emitter, *values)
         case Operation.REM if dtype.is_float:
-            # it is made of the operations here
-            from compiler.codegen.cpu.remainder import float_remainder
-
-            return float_remainder(emitter, *values)
+            raise TypeError("the remainder of floats is no instruction")
         case Operation.ADD | Operation.SUB | Operation.MUL | Operation.DIV | Operation.REM:
             simple = _identity(emitter, operation, *values)
             if simple is not None:

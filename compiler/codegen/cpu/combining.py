@@ -5,23 +5,13 @@ A partial result is a tuple of values, one for each item of a Fold; the plain co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from compiler.codegen.cpu.arithmetic import apply, cast, extract_lane
+from compiler.codegen.cpu.arithmetic import apply, extract_lane
 from compiler.codegen.cpu.ssa import Emitter, Value
 from compiler.dtypes import DType
-from compiler.loops.expr import (
-    Accumulator,
-    Cast,
-    Combiner,
-    Const,
-    Expr,
-    Fold,
-    Incoming,
-    Op,
-    Operation,
-)
+from compiler.loops.expr import Combiner, Operation
 
 Partial = tuple[Value, ...]
 
@@ -45,31 +35,18 @@ def neutral(combiner: Combiner, dtype: DType) -> float:
     assert_never(combiner)
 
 
-def start(emitter: Emitter, combiner: Combiner | Fold, dtype: DType) -> Partial:
-    """The constants that change nothing."""
-    if isinstance(combiner, Fold):
-        return tuple(emitter.const(c.value, c.type) for c in combiner.neutral)
-    return (emitter.const(neutral(combiner, dtype), dtype),)
-
-
-def join(emitter: Emitter, combiner: Combiner | Fold, a: Partial, b: Partial) -> Partial:
-    """Two partial results as one."""
-    if isinstance(combiner, Fold):
-        return _joined(emitter, combiner, a, b)
-    ((x,), (y,)) = a, b
-    return (_combine(emitter, combiner, x, y),)
-
-
-def join_lanes(emitter: Emitter, combiner: Combiner | Fold, partial: Partial) -> Partial:
+def join_lanes(
+    emitter: Emitter, values: Partial, joined: Callable[[Partial, Partial], Partial]
+) -> Partial:
     """The lanes of vectors of one width joined to scalars, pairwise: log2(lanes) shuffles each."""
-    lanes = partial[0].lanes
+    lanes = values[0].lanes
     while lanes > 1:
         half = lanes // 2
-        lower = tuple(_part(emitter, value, 0, half) for value in partial)
-        upper = tuple(_part(emitter, value, half, lanes) for value in partial)
-        partial = join(emitter, combiner, lower, upper)
+        lower = tuple(_part(emitter, value, 0, half) for value in values)
+        upper = tuple(_part(emitter, value, half, lanes) for value in values)
+        values = joined(lower, upper)
         lanes = half
-    return partial
+    return values
 
 
 def _part(emitter: Emitter, value: Value, first: int, end: int) -> Value:
@@ -78,7 +55,8 @@ def _part(emitter: Emitter, value: Value, first: int, end: int) -> Value:
     return emitter.shuffle(value, None, range(first, end))
 
 
-def _combine(emitter: Emitter, combiner: Combiner, a: Value, b: Value) -> Value:
+def combine(emitter: Emitter, combiner: Combiner, a: Value, b: Value) -> Value:
+    """Two partial results as one."""
     match combiner:
         case Combiner.SUM:
             return apply(emitter, Operation.ADD, a, b)
@@ -93,32 +71,6 @@ def _combine(emitter: Emitter, combiner: Combiner, a: Value, b: Value) -> Value:
             # one masked instruction where the target has those)
             return apply(emitter, Operation.SELECT, apply(emitter, Operation.EQ, a, a), joined, a)
     assert_never(combiner)
-
-
-def _joined(emitter: Emitter, fold: Fold, a: Partial, b: Partial) -> Partial:
-    memo: dict[Expr, Value] = {}
-
-    def visit(node: Expr) -> Value:
-        if node not in memo:
-            memo[node] = compute(node)
-        return memo[node]
-
-    def compute(node: Expr) -> Value:
-        match node:
-            case Accumulator(number=number):
-                return a[number]
-            case Incoming(number=number):
-                return b[number]
-            case Const(value=value, type=dtype):
-                return emitter.const(value, dtype)
-            case Op(operation=operation, args=args):
-                return apply(emitter, operation, *map(visit, args))
-            case Cast(value=value, type=dtype):
-                return cast(emitter, visit(value), dtype)
-            case _:
-                raise TypeError(f"a fold joins by {type(node).__name__}")
-
-    return tuple(map(visit, fold.joined))
 
 
 def same_lanes(emitter: Emitter, partial: Sequence[Value], lanes: int) -> Partial:

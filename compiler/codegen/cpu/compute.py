@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import product
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from compiler.codegen.cpu import memory
 from compiler.codegen.cpu.access import Padding
-from compiler.codegen.cpu.arithmetic import apply
-from compiler.codegen.cpu.combining import Partial, join, join_lanes, same_lanes, start
+from compiler.codegen.cpu.combining import Partial, same_lanes
+from compiler.codegen.cpu.context import Context, RegisterBudget
 from compiler.codegen.cpu.dot_instructions import multiply_add
 from compiler.codegen.cpu.expressions import Evaluator, evaluator, items_evaluator
+from compiler.codegen.cpu.folds import join, join_lanes, start
+from compiler.codegen.cpu.loops import over
+from compiler.codegen.cpu.operations import apply
 from compiler.codegen.cpu.order import constant_points, greedy_points
 from compiler.codegen.cpu.points import Point, Points
 from compiler.codegen.cpu.resolve import (
@@ -34,9 +36,6 @@ from compiler.errors import ScheduleError
 from compiler.loops.expr import Combiner, Fold, Load, Op, Operation, Space, walk
 from compiler.loops.nest import Compute, Order, Store, Tile, dot_operands
 
-if TYPE_CHECKING:
-    from compiler.codegen.cpu.lower import StageLowering
-
 Key = tuple[Point, Point]
 """Which accumulator: the point of the spatial axes, and that of the partial axes."""
 
@@ -44,9 +43,9 @@ Key = tuple[Point, Point]
 class ComputeLowering:
     """State of one Compute while it is lowered."""
 
-    def __init__(self, stage: StageLowering, compute: Compute) -> None:
-        self.stage = stage
-        self.emitter = stage.emitter
+    def __init__(self, context: Context, compute: Compute) -> None:
+        self.context = context
+        self.emitter = context.emitter
         self.compute = compute
         self.output_axes = {
             axis
@@ -63,15 +62,14 @@ class ComputeLowering:
         if compute.skip_padding:
             harmless = compute.combiner is Combiner.SUM
             self.padding = Padding.SKIP if harmless else Padding.NEVER
-        self.hoisted: set[tuple[str, int]] = set()
-        self.accumulators = 0
+        self.budget = RegisterBudget(context.emitter.target.vector_registers)
 
     def run(self) -> None:
         """Emit the whole computation into the open scope."""
-        compute, stage = self.compute, self.stage
+        compute, context = self.compute, self.context
         for tile in (*compute.reduce, *compute.unroll):
-            stage.open_axis(tile.axis)
-        saved = dict(stage.environment)
+            context.open_axis(tile.axis)
+        saved = dict(context.environment)
         if compute.combiner is None:
             results = self._map()
         else:
@@ -80,7 +78,7 @@ class ComputeLowering:
             reduced = self._reduce(0, flat, list(initial))
             results = self._join(compute.combiner, self._by_key(reduced, list(initial)))
         self._finish(results)
-        stage.environment = saved
+        context.environment = saved
 
     # ---- accumulators
 
@@ -89,7 +87,7 @@ class ComputeLowering:
         counts = []
         for axis in self.compute.partial:
             extents = [t.step for t in self.compute.reduce if t.axis == axis]
-            extent = min([self.stage.environment[axis].extent, *extents])
+            extent = min([self.context.environment[axis].extent, *extents])
             counts.append(-(-extent // unroll[axis]))
         return counts
 
@@ -100,17 +98,17 @@ class ComputeLowering:
         neutral = start(self.emitter, combiner, self.dtype)
         result: dict[Key, Partial] = {}
         with self._points(self.spatial) as points:
-            lanes = self.stage.lanes if self.reduces_lanes else points.lanes
+            lanes = self.context.lanes if self.reduces_lanes else points.lanes
             # Lanes that are joined in the end must see the initial value once: `_join` adds it.
             items = None
             if init is not None and not self.reduces_lanes:
-                accesses = resolve(self.stage, init, points, self.padding)
-                items = items_evaluator(self, init, accesses, points)
+                accesses = resolve(self.context, init, points, self.padding)
+                items = items_evaluator(self.context, self.budget, init, accesses, points)
             for point in points:
                 for number, partial in enumerate(partials):
                     values = items(point) if items is not None and number == 0 else neutral
                     result[point, partial] = same_lanes(self.emitter, values, lanes)
-        self.accumulators = len(result) * len(neutral)
+        self.budget.accumulators = len(result) * len(neutral)
         return result
 
     def _by_key(self, values: Sequence[Value], keys: Sequence[Key]) -> dict[Key, Partial]:
@@ -124,7 +122,8 @@ class ComputeLowering:
             return self._leaf(values, keys)
         tile = self.compute.reduce[level]
         granularity = next((t.step for t in self.compute.unroll if t.axis == tile.axis), 0)
-        return self.stage.over(
+        return over(
+            self.context,
             tile.axis,
             tile.step,
             lambda carried: self._reduce(level + 1, carried, keys),
@@ -155,11 +154,11 @@ class ComputeLowering:
         spatial_of = _picker(spatial)
         partial_of = _picker([axes.index(axis) for axis in compute.partial])
         with self._points(compute.unroll) as points:
-            accesses = resolve(self.stage, compute.body, points, self.padding)
+            accesses = resolve(self.context, compute.body, points, self.padding)
             order = [*filter(bounds_check(accesses), points)]
             order = self._ordered(order, accesses, spatial)
             if compute.prefetch:
-                memory.prefetch(self.stage, accesses, order, compute.prefetch)
+                memory.prefetch(self.emitter, accesses, order, compute.prefetch)
             accumulate = self._accumulator(combiner, accesses, points)
             for point in order:
                 key = spatial_of(point), partial_of(point)
@@ -184,7 +183,7 @@ class ComputeLowering:
         self, combiner: Combiner | Fold, accesses: Accesses, points: Points
     ) -> Callable[[Partial, Point], Partial]:
         """Adds what a point gives to an accumulator."""
-        lanes = self.stage.lanes
+        lanes = self.context.lanes
         if not self.reduces_lanes:
             return self._whole_accumulator(combiner, accesses, points)
         if not points.is_ragged:
@@ -203,9 +202,9 @@ class ComputeLowering:
         self, combiner: Combiner | Fold, accesses: Accesses, points: Points
     ) -> Callable[[Partial, Point], Partial]:
         """That of a vector along the reduction that has fewer lanes in use than it has."""
-        emitter, lanes = self.emitter, self.stage.lanes
+        emitter, lanes = self.emitter, self.context.lanes
         neutral = start(emitter, combiner, self.dtype)
-        items = items_evaluator(self, self.compute.body, accesses, points)
+        items = items_evaluator(self.context, self.budget, self.compute.body, accesses, points)
 
         def accumulate(current: Partial, point: Point) -> Partial:
             mask = memory.lane_mask(lanes, points.active(point))
@@ -227,7 +226,9 @@ class ComputeLowering:
         neutral = start(emitter, combiner, self.dtype)
         operands = dot_operands(body) if self.compute.dot is not None else None
         if operands is not None:
-            left, right = (evaluator(self, load, accesses, points) for load in operands)
+            left, right = (
+                evaluator(self.context, self.budget, load, accesses, points) for load in operands
+            )
             types = operands[0].dtype, operands[1].dtype
 
             def dot(current: Partial, point: Point) -> Partial:
@@ -238,7 +239,9 @@ class ComputeLowering:
             return dot
         match body:
             case Op(operation=Operation.MUL, args=args) if combiner is Combiner.SUM:
-                left, right = (evaluator(self, arg, accesses, points) for arg in args)
+                left, right = (
+                    evaluator(self.context, self.budget, arg, accesses, points) for arg in args
+                )
 
                 def product(current: Partial, point: Point) -> Partial:
                     x, y = left(point, ()), right(point, ())
@@ -247,7 +250,7 @@ class ComputeLowering:
                     return (apply(emitter, Operation.FMA, x, y, *current),)
 
                 return product
-        items = items_evaluator(self, body, accesses, points)
+        items = items_evaluator(self.context, self.budget, body, accesses, points)
 
         def joined(current: Partial, point: Point) -> Partial:
             values = items(point)
@@ -270,13 +273,15 @@ class ComputeLowering:
                 ]
             partial = group[0]
             if self.reduces_lanes:
-                whole = same_lanes(self.emitter, partial, self.stage.lanes)
+                whole = same_lanes(self.emitter, partial, self.context.lanes)
                 partial = join_lanes(self.emitter, combiner, whole)
             result[point] = partial
         init = self.compute.init
         if self.reduces_lanes and init is not None:
             with self._points(self.spatial) as points:
-                items = items_evaluator(self, init, resolve(self.stage, init, points), points)
+                items = items_evaluator(
+                    self.context, self.budget, init, resolve(self.context, init, points), points
+                )
                 for point, partial in result.items():
                     result[point] = join(self.emitter, combiner, items(point), partial)
         return result
@@ -287,9 +292,9 @@ class ComputeLowering:
         compute = self.compute
         result: dict[Point, Partial] = {}
         with self._points(compute.unroll) as points:
-            accesses = resolve(self.stage, compute.body, points, self.padding)
+            accesses = resolve(self.context, compute.body, points, self.padding)
             in_bounds = bounds_check(accesses)
-            items = items_evaluator(self, compute.body, accesses, points)
+            items = items_evaluator(self.context, self.budget, compute.body, accesses, points)
             for point in points:
                 if not in_bounds(point):
                     raise ScheduleError("a load outside of its tensor, and no reduction to skip")
@@ -308,21 +313,27 @@ class ComputeLowering:
                 for value_of, target in prepared:
                     value = value_of(point, results[point])
                     if isinstance(target, RegisterAccess):
-                        self.stage.registers[target.key(point)] = value
+                        self.context.registers[target.key(point)] = value
                     else:
                         self._write(target, value, points, point)
 
     def _prepare(self, store: Store, points: Points) -> tuple[Evaluator, Access | RegisterAccess]:
         """What a store writes, and where."""
-        value = evaluator(self, store.value, resolve(self.stage, store.value, points), points)
+        value = evaluator(
+            self.context,
+            self.budget,
+            store.value,
+            resolve(self.context, store.value, points),
+            points,
+        )
         if store.target.tensor.space is Space.REGISTER:
-            return value, resolve_register(self.stage, store.target, points)
-        return value, resolve_target(self.stage, store.target, points)
+            return value, resolve_register(self.context, store.target, points)
+        return value, resolve_target(self.context, store.target, points)
 
     def _write(self, target: Access, value: Value, points: Points, point: Point) -> None:
         lanes = 1 if self.reduces_lanes else points.lanes
         active = 1 if self.reduces_lanes else points.active(point)
-        memory.store(self.stage, target, self.emitter.splat(value, lanes), point, active)
+        memory.store(self.context, target, self.emitter.splat(value, lanes), point, active)
 
     def _transposed(self, results: dict[Point, Partial], points: Points) -> None:
         """Lanes along one axis become lanes along another.
@@ -334,9 +345,9 @@ class ComputeLowering:
         (store,) = self.compute.stores
         position = [t.axis for t in self.spatial].index(axis) if axis else 0
         width = points.lanes
-        target = resolve_target(self.stage, store.target, points)
-        accesses = resolve(self.stage, store.value, points)
-        value_of = evaluator(self, store.value, accesses, points)
+        target = resolve_target(self.context, store.target, points)
+        accesses = resolve(self.context, store.value, points)
+        value_of = evaluator(self.context, self.budget, store.value, accesses, points)
         groups: dict[Point, dict[int, Value]] = {}
         for point, partial in results.items():
             value = value_of(point, partial)
@@ -352,10 +363,10 @@ class ComputeLowering:
             rows = transpose(self.emitter, [group[i] for i in range(width)])
             for lane, row in enumerate(rows):
                 across = target.transposed(position, lane)
-                memory.store(self.stage, across, row, first, width)
+                memory.store(self.context, across, row, first, width)
 
     def _points(self, tiles: Sequence[Tile]) -> Points:
-        return Points(self.stage, tiles, self.compute.vector, self.compute.dot)
+        return Points(self.context, tiles, self.compute.vector, self.compute.dot)
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from compiler.codegen.cpu import memory
 from compiler.codegen.cpu.access import Kind, Linear, bind, evaluate
-from compiler.codegen.cpu.arithmetic import apply, cast
+from compiler.codegen.cpu.arithmetic import cast
 from compiler.codegen.cpu.combining import Partial
+from compiler.codegen.cpu.context import Context, RegisterBudget
+from compiler.codegen.cpu.operations import apply
+from compiler.codegen.cpu.points import Point, Points
 from compiler.codegen.cpu.resolve import Accesses, RegisterAccess, resolve_target
-from compiler.codegen.cpu.ssa import Value, element
+from compiler.codegen.cpu.ssa import Emitter, Value, element
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import (
@@ -32,25 +34,21 @@ from compiler.loops.expr import (
 )
 from compiler.loops.semantics import items_of
 
-if TYPE_CHECKING:
-    from compiler.codegen.cpu.compute import ComputeLowering
-    from compiler.codegen.cpu.points import Point, Points
-
-Evaluator = Callable[["Point", Partial], Value]
+Evaluator = Callable[[Point, Partial], Value]
 """The value of an expression at a point, given the items of its accumulator."""
 
-_Step = Callable[["Point", Partial, list[Value]], Value]
+_Step = Callable[[Point, Partial, list[Value]], Value]
 """One node's value; the list holds those of the nodes before it."""
 
 
 def evaluator(
-    compute: ComputeLowering, expr: Expr, accesses: Accesses, points: Points
+    context: Context, budget: RegisterBudget, expr: Expr, accesses: Accesses, points: Points
 ) -> Evaluator:
     """An expression, prepared for the points of a tile that is open."""
     numbers: dict[Expr, int] = {}
     steps: list[_Step] = []
     for node in walk(expr):
-        steps.append(_step(compute, node, numbers, accesses, points))
+        steps.append(_step(context, budget, node, numbers, accesses, points))
         numbers[node] = len(numbers)
     if len(steps) == 1 and isinstance(steps[0], memory.Loader):
         return steps[0]
@@ -65,27 +63,28 @@ def evaluator(
 
 
 def items_evaluator(
-    compute: ComputeLowering, expr: Expr, accesses: Accesses, points: Points
+    context: Context, budget: RegisterBudget, expr: Expr, accesses: Accesses, points: Points
 ) -> Callable[[Point], Partial]:
     """The items of a tuple, prepared likewise; a single value is a tuple of one."""
-    items = [evaluator(compute, item, accesses, points) for item in items_of(expr)]
+    items = [evaluator(context, budget, item, accesses, points) for item in items_of(expr)]
     return lambda point: tuple([item(point, ()) for item in items])
 
 
 def _step(
-    compute: ComputeLowering,
+    context: Context,
+    budget: RegisterBudget,
     node: Expr,
     numbers: Mapping[Expr, int],
     accesses: Accesses,
     points: Points,
 ) -> _Step:
-    stage, emitter = compute.stage, compute.emitter
+    emitter = context.emitter
     match node:
         case Load(tensor=tensor, indirect=indirect):
             access = accesses[node]
             if isinstance(access, RegisterAccess):
-                return partial(_register, stage.registers, access, tensor.name)
-            load = memory.Loader(stage, compute, access, points)
+                return partial(_register, context.registers, access, tensor.name)
+            load = memory.Loader(context, budget, access, points)
             moved = [numbers[e] for _, e in indirect]
             if moved:
                 return lambda point, _, values: load.indirect(point, [values[n] for n in moved])
@@ -96,9 +95,9 @@ def _step(
         case Accumulator(number=number):
             return lambda point, accumulator, values: accumulator[number]
         case IndexValue(index=index, type=dtype):
-            form = bind(emitter, stage.environment, index)
+            form = bind(emitter, context.environment, index)
             return lambda point, accumulator, values: _index_value(
-                compute, form, points, point, dtype
+                emitter, form, points, point, dtype
             )
         case Op(operation=operation, args=args):
             operands = [numbers[a] for a in args]
@@ -112,9 +111,9 @@ def _step(
             number = numbers[inner]
 
             def keep(point: Point, accumulator: Partial, values: list[Value]) -> Value:
-                access = resolve_target(stage, target, points)
+                access = resolve_target(context, target, points)
                 splat = emitter.splat(values[number], points.lanes)
-                memory.store(stage, access, splat, point, points.active(point))
+                memory.store(context, access, splat, point, points.active(point))
                 return values[number]
 
             return keep
@@ -139,9 +138,9 @@ def _register(
 
 
 def _index_value(
-    compute: ComputeLowering, form: Linear, points: Points, point: Point, dtype: DType
+    emitter: Emitter, form: Linear, points: Points, point: Point, dtype: DType
 ) -> Value:
-    emitter, static = compute.emitter, points.static(form, point)
+    static = points.static(form, point)
     whole = DType.INT64 if dtype.is_float or dtype is DType.BOOL else dtype
     base = cast(emitter, evaluate(emitter, Linear(form.of(Kind.RUNTIME), static)), whole)
     lanes = form.of(Kind.LANE)

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd
-from typing import TYPE_CHECKING
 
 from compiler.codegen.cpu.arithmetic import apply, cast, extract_lane
+from compiler.codegen.cpu.context import Context, RegisterBudget
+from compiler.codegen.cpu.points import Point, Points
 from compiler.codegen.cpu.resolve import LINE, Access, Accesses
-from compiler.codegen.cpu.ssa import Value, element, suffix, type_text
+from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Operation, Role, Space
-
-if TYPE_CHECKING:
-    from compiler.codegen.cpu.compute import ComputeLowering
-    from compiler.codegen.cpu.lower import StageLowering
-    from compiler.codegen.cpu.points import Point, Points
 
 
 def lane_mask(lanes: int, active: int) -> str:
@@ -34,13 +30,13 @@ class Loader:
     """Reads what an access gives at a point, once for each place."""
 
     def __init__(
-        self, stage: StageLowering, compute: ComputeLowering, access: Access, points: Points
+        self, context: Context, budget: RegisterBudget, access: Access, points: Points
     ) -> None:
-        self._stage = stage
-        self._compute = compute
+        self._context = context
+        self._budget = budget
         self._access = access
         self._points = points
-        self._is_written = access.tensor.name in stage.written
+        self._is_written = access.tensor.name in context.written
         self._known: dict[tuple[int, int, int], Value] = {}
 
     def __call__(self, point: Point, _: Sequence[Value] = (), __: Sequence[Value] = ()) -> Value:
@@ -50,7 +46,7 @@ class Loader:
         for i, stride in access.unrolled:  # `offset`, which is called for every operand
             offset += stride * point[i]
         active = self._points.active(point) if self._points.is_ragged else 0
-        epoch = self._stage.epochs.get(access.tensor.name, 0) if self._is_written else 0
+        epoch = self._context.epochs.get(access.tensor.name, 0) if self._is_written else 0
         key = offset, active, epoch
         value = self._known.get(key)
         if value is None:
@@ -62,13 +58,13 @@ class Loader:
         return self._load(self._access.offset(point), self._points.active(point), positions)
 
     def _load(self, offset: int, active: int, positions: Sequence[Value]) -> Value:
-        stage, access, tensor = self._stage, self._access, self._access.tensor
-        emitter, lanes = stage.emitter, self._points.lanes
+        context, access, tensor = self._context, self._access, self._access.tensor
+        emitter, lanes = context.emitter, self._points.lanes
         if tensor.space is Space.CONSTANT:
             return emitter.const(tensor.values[offset // tensor.dtype.bytes], tensor.dtype)
         base = access.base
         assert base is not None
-        depth, tag = _placement(stage, self._compute, access, offset)
+        depth, tag = _placement(context, self._budget, access, offset)
         stored = DType.INT32 if access.packed > 1 else _stored_dtype(tensor.dtype)
         lane_positions = None
         if positions:
@@ -83,32 +79,32 @@ class Loader:
                 )
                 for lane in range(active)
             ]  # fmt: skip
-            value = _gather(stage, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
+            value = _gather(emitter, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
         elif not access.is_vector:
             where = emitter.offset(base, offset, depth)
-            value = _scalar_load(stage, where, stored, depth, tag, tensor.dtype.bytes)
+            value = _scalar_load(emitter, where, stored, depth, tag, tensor.dtype.bytes)
         elif access.contiguous:
             where = emitter.offset(base, offset, depth)
             # an element of several may lie anywhere, any other at a multiple of its size
             least = 1 if access.packed > 1 else stored.bytes
             align = max(least, gcd(LINE, offset, access.alignment))
-            value = _vector_load(stage, where, stored, lanes, active, align, depth, tag)
+            value = _vector_load(emitter, where, stored, lanes, active, align, depth, tag)
         else:
-            permuted = _permuted_load(stage, access, base, offset, lanes, stored, depth, tag)
+            permuted = _permuted_load(emitter, access, base, offset, lanes, stored, depth, tag)
             if permuted is None:
-                permuted = _strided_load(stage, access, base, offset, active, stored, depth, tag)
+                permuted = _strided_load(emitter, access, base, offset, active, stored, depth, tag)
             if permuted is None:
                 pointers = [
                     emitter.offset(base, offset + access.lane_offsets[lane], depth)
                     for lane in range(active)
                 ]
-                permuted = _gather(stage, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
+                permuted = _gather(emitter, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
             value = permuted
-        return value if access.packed > 1 else _from_storage(stage, value, tensor.dtype)
+        return value if access.packed > 1 else _from_storage(emitter, value, tensor.dtype)
 
     def _moved(self, base: Value, positions: Sequence[Value]) -> tuple[Value, Value | None]:
         """The base at run-time positions, and bytes from it for each lane where lanes differ."""
-        emitter = self._stage.emitter
+        emitter = self._context.emitter
         lanes: Value | None = None
         for value, stride in zip(positions, self._access.indirect_strides, strict=True):
             position = cast(emitter, value, DType.INT64)
@@ -121,35 +117,30 @@ class Loader:
 
 
 def _placement(
-    stage: StageLowering, compute: ComputeLowering, access: Access, offset: int
+    context: Context, budget: RegisterBudget, access: Access, offset: int
 ) -> tuple[int, str]:
     """The scope depth of a load, and a tag that tells apart reads before and after a write.
 
     What is only read may move out of loops, as far as registers are left for it.
     """
-    emitter, base = stage.emitter, access.base
+    emitter, base = context.emitter, access.base
     assert base is not None
-    if access.tensor.name in stage.written:
-        return emitter.depth, f" ; {stage.epochs.get(access.tensor.name, 0)}"
+    if access.tensor.name in context.written:
+        return emitter.depth, f" ; {context.epochs.get(access.tensor.name, 0)}"
     if base.depth == emitter.depth:
         return base.depth, ""
-    key = (base.name, offset)
-    if key not in compute.hoisted:
-        if len(compute.hoisted) + compute.accumulators + 2 > stage.registers_available:
-            return emitter.depth, ""
-        compute.hoisted.add(key)
-    return base.depth, ""
+    return (base.depth if budget.allows(base, offset) else emitter.depth), ""
 
 
 def _scalar_load(
-    stage: StageLowering, where: Value, dtype: DType, depth: int, tag: str, align: int
+    emitter: Emitter, where: Value, dtype: DType, depth: int, tag: str, align: int
 ) -> Value:
     text = f"load {element(dtype)}, ptr %s, align {align}{tag}"
-    return stage.emitter.emit(dtype, 1, text, where, depth=depth)
+    return emitter.emit(dtype, 1, text, where, depth=depth)
 
 
 def _vector_load(
-    stage: StageLowering,
+    emitter: Emitter,
     where: Value,
     dtype: DType,
     lanes: int,
@@ -162,18 +153,18 @@ def _vector_load(
     align = gcd(align, lanes * dtype.bytes)
     if active == lanes:
         text = f"load {vector}, ptr %s, align {align}{tag}"
-        return stage.emitter.emit(dtype, lanes, text, where, depth=depth)
+        return emitter.emit(dtype, lanes, text, where, depth=depth)
     name = f"llvm.masked.load.{suffix(dtype, lanes)}.p0"
-    stage.emitter.declarations.add(f"declare {vector} @{name}(ptr, i32, <{lanes} x i1>, {vector})")
+    emitter.declarations.add(f"declare {vector} @{name}(ptr, i32, <{lanes} x i1>, {vector})")
     text = (
         f"call {vector} @{name}(ptr %s, i32 {min(align, dtype.bytes)}, {lane_mask(lanes, active)},"
         f" {vector} zeroinitializer){tag}"
     )
-    return stage.emitter.emit(dtype, lanes, text, where, depth=depth)
+    return emitter.emit(dtype, lanes, text, where, depth=depth)
 
 
 def _permuted_load(
-    stage: StageLowering,
+    emitter: Emitter,
     access: Access,
     base: Value,
     offset: int,
@@ -191,13 +182,13 @@ def _permuted_load(
         return None
     if access.tensor.bytes < start + span:
         return None
-    where = stage.emitter.offset(base, start, depth)
-    whole = _vector_load(stage, where, dtype, lanes, lanes, span, depth, tag)
-    return stage.emitter.shuffle(whole, None, picks)
+    where = emitter.offset(base, start, depth)
+    whole = _vector_load(emitter, where, dtype, lanes, lanes, span, depth, tag)
+    return emitter.shuffle(whole, None, picks)
 
 
 def _strided_load(
-    stage: StageLowering,
+    emitter: Emitter,
     access: Access,
     base: Value,
     offset: int,
@@ -223,22 +214,22 @@ def _strided_load(
     joined: Value | None = None
     picks: dict[int, int] = {}
     for first in dict.fromkeys(min(start, span - lanes) for start in range(0, span, lanes)):
-        where = stage.emitter.offset(base, offset + first * size, depth)
+        where = emitter.offset(base, offset + first * size, depth)
         align = gcd(LINE, offset + first * size, access.alignment)
-        part = _vector_load(stage, where, dtype, lanes, lanes, align, depth, tag)
+        part = _vector_load(emitter, where, dtype, lanes, lanes, align, depth, tag)
         inside = [i for i in range(active) if i not in picks and i * stride < first + lanes]
         here = 0 if joined is None else lanes
         picks |= {lane: here + lane * stride - first for lane in inside}
         if joined is not None or span == lanes:
             order = [picks.get(lane, 0) for lane in range(lanes)]
-            part = stage.emitter.shuffle(part if joined is None else joined, joined and part, order)
+            part = emitter.shuffle(part if joined is None else joined, joined and part, order)
             picks = {lane: lane for lane in picks}
         joined = part
     return joined
 
 
 def _gather(
-    stage: StageLowering,
+    emitter: Emitter,
     pointers: Sequence[Value],
     dtype: DType,
     lanes: int,
@@ -248,22 +239,22 @@ def _gather(
 ) -> Value:
     value = Value("poison", dtype, lanes)
     for lane, where in enumerate(pointers):
-        item = _scalar_load(stage, where, dtype, depth, tag, align)
+        item = _scalar_load(emitter, where, dtype, depth, tag, align)
         text = f"insertelement {value.type} %s, {item.type} %s, i32 {lane}"
-        value = stage.emitter.emit(dtype, lanes, text, value, item)
+        value = emitter.emit(dtype, lanes, text, value, item)
     return value
 
 
-def store(stage: StageLowering, access: Access, value: Value, point: Point, active: int) -> None:
+def store(context: Context, access: Access, value: Value, point: Point, active: int) -> None:
     """Write a value (scalar, or `active` lanes of a vector) at a point."""
-    tensor, emitter = access.tensor, stage.emitter
+    tensor, emitter = access.tensor, context.emitter
     offset = access.offset(point)
     assert access.base is not None
-    value = _to_storage(stage, value, tensor.dtype)
+    value = _to_storage(emitter, value, tensor.dtype)
     dtype = value.dtype
     assert dtype is not None
     depth = emitter.depth
-    stage.epochs[tensor.name] = stage.epochs.get(tensor.name, 0) + 1
+    context.epochs[tensor.name] = context.epochs.get(tensor.name, 0) + 1
     if value.lanes == 1:
         where = emitter.offset(access.base, offset, depth)
         emitter.effect(f"store {value.type} {value.name}, ptr {where.name}, align {dtype.bytes}")
@@ -291,11 +282,8 @@ def store(stage: StageLowering, access: Access, value: Value, point: Point, acti
         emitter.effect(f"store {value.type} {value.name}, ptr {where.name}, align {align}")
 
 
-def prefetch(
-    stage: StageLowering, accesses: Accesses, points: Sequence[Point], distance: int
-) -> None:
+def prefetch(emitter: Emitter, accesses: Accesses, points: Sequence[Point], distance: int) -> None:
     """Ask for the cache lines of weights, and of vectors of inputs, `distance` bytes ahead."""
-    emitter = stage.emitter
     for access in accesses.values():
         if not isinstance(access, Access) or access.tensor.space is not Space.MEMORY:
             continue
@@ -315,11 +303,11 @@ def _stored_dtype(dtype: DType) -> DType:
     return DType.UINT8 if dtype is DType.BOOL else dtype
 
 
-def _from_storage(stage: StageLowering, value: Value, dtype: DType) -> Value:
-    return cast(stage.emitter, value, dtype) if dtype is DType.BOOL else value
+def _from_storage(emitter: Emitter, value: Value, dtype: DType) -> Value:
+    return cast(emitter, value, dtype) if dtype is DType.BOOL else value
 
 
-def _to_storage(stage: StageLowering, value: Value, dtype: DType) -> Value:
+def _to_storage(emitter: Emitter, value: Value, dtype: DType) -> Value:
     if value.dtype is not dtype:
         raise TypeError(f"a {value.dtype} is stored to a tensor of {dtype}")
-    return cast(stage.emitter, value, DType.UINT8) if dtype is DType.BOOL else value
+    return cast(emitter, value, DType.UINT8) if dtype is DType.BOOL else value

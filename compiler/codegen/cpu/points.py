@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from compiler.codegen.cpu.access import Bound, Kind, Linear, Variable
+from compiler.codegen.cpu.context import Context
 from compiler.errors import ScheduleError
 from compiler.loops.index import Axis
 from compiler.loops.nest import Tile
-
-if TYPE_CHECKING:
-    from compiler.codegen.cpu.lower import StageLowering
 
 Point = tuple[int, ...]
 
@@ -24,12 +22,12 @@ class Points:
 
     def __init__(
         self,
-        stage: StageLowering,
+        context: Context,
         tiles: Sequence[Tile],
         vector: Axis | None,
         dot: Axis | None = None,
     ) -> None:
-        self._stage = stage
+        self._context = context
         self._tiles = tiles
         self._vector = vector
         self._dot = dot
@@ -43,10 +41,10 @@ class Points:
         """Whether the last vector has fewer lanes in use than the others."""
 
     def __enter__(self) -> Self:
-        stage = self._stage
-        self._saved = dict(stage.environment)
+        context = self._context
+        self._saved = dict(context.environment)
         for tile in self._tiles:
-            bound = stage.environment[tile.axis]
+            bound = context.environment[tile.axis]
             count, rest, step = bound.extent // tile.step, bound.extent % tile.step, tile.step
             if count == 0:
                 count, step = 1, bound.extent
@@ -66,13 +64,13 @@ class Points:
                 start.add(Linear({variable: step}))
             if tile.axis == self._dot:
                 start.add(Linear({Variable(Kind.PACKED, step): 1}))
-            stage.environment[tile.axis] = Bound(start, step)
+            context.environment[tile.axis] = Bound(start, step)
         if self._vector is not None:
             self._open_lanes(self._vector)
         return self
 
     def _open_lanes(self, axis: Axis) -> None:
-        bound = self._stage.environment.get(axis)
+        bound = self._context.environment.get(axis)
         if bound is None:
             bound = Bound(Linear(), axis.extent)
         self._active = bound.extent
@@ -83,10 +81,10 @@ class Points:
             # A ragged last vector ends early, for bounds; for divisions all lanes count.
             last = self._ragged[2] % self._ragged[1] if self._ragged else bound.extent
             start.add(Linear({Variable(Kind.LANE, last, lanes=bound.extent): 1}))
-        self._stage.environment[axis] = Bound(start, 1)
+        self._context.environment[axis] = Bound(start, 1)
 
     def __exit__(self, *exc: object) -> None:
-        self._stage.environment = self._saved
+        self._context.environment = self._saved
 
     def __iter__(self) -> Iterator[Point]:
         return iter(product(*[range(v.count) for v in self.variables]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from compiler.codegen.cpu.arithmetic import apply, cast, cast_unchecked
-from compiler.codegen.cpu.combining import join_lanes
+from compiler.codegen.cpu.combining import combine, join_lanes
 from compiler.codegen.cpu.ssa import Emitter, Value, suffix
 from compiler.dtypes import DType
 from compiler.loops.expr import Combiner, Operation
@@ -72,7 +72,9 @@ def float_remainder(emitter: Emitter, a: Value, b: Value) -> Value:
         shifted = reduced(do(Operation.SCALE, rest, now))
         return [shifted, do(Operation.SUB, left, now)]
 
-    (most,) = join_lanes(emitter, Combiner.MAX, (bits,))
+    (most,) = join_lanes(
+        emitter, (bits,), lambda low, high: (combine(emitter, Combiner.MAX, *low, *high),)
+    )
     turns = apply(
         emitter,
         Operation.CEIL,

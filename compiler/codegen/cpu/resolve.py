@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import gcd
-from typing import TYPE_CHECKING
 
 from compiler.codegen.cpu.access import (
     Guard,
@@ -17,13 +16,11 @@ from compiler.codegen.cpu.access import (
     locate,
     pointer,
 )
+from compiler.codegen.cpu.context import Context
+from compiler.codegen.cpu.points import Point, Points
 from compiler.codegen.cpu.ssa import Value
 from compiler.errors import ScheduleError
 from compiler.loops.expr import Expr, Load, Space, Tensor, walk
-
-if TYPE_CHECKING:
-    from compiler.codegen.cpu.lower import StageLowering
-    from compiler.codegen.cpu.points import Point, Points
 
 LINE = 64
 """Bytes to which buffers are aligned: a cache line."""
@@ -94,40 +91,40 @@ Accesses = Mapping[Load, Access | RegisterAccess]
 
 
 def resolve(
-    stage: StageLowering, expr: Expr, points: Points, padding: Padding = Padding.READ
+    context: Context, expr: Expr, points: Points, padding: Padding = Padding.READ
 ) -> dict[Load, Access | RegisterAccess]:
     """Every load of an expression."""
     return {
-        node: resolve_register(stage, node, points)
+        node: resolve_register(context, node, points)
         if node.tensor.space is Space.REGISTER
-        else _resolve(stage, node, points, padding)
+        else _resolve(context, node, points, padding)
         for node in walk(expr)
         if isinstance(node, Load)
     }
 
 
-def resolve_register(stage: StageLowering, load: Load, points: Points) -> RegisterAccess:
+def resolve_register(context: Context, load: Load, points: Points) -> RegisterAccess:
     """An element of a register tensor, for reading or writing."""
     indices = []
     for index in load.index:
-        form = bind(stage.emitter, stage.environment, index)
+        form = bind(context.emitter, context.environment, index)
         runtime = frozenset((id(v), c) for v, c in form.of(Kind.RUNTIME).items())
         unrolled = tuple((points.position[v], c) for v, c in form.of(Kind.UNROLLED).items())
         indices.append((runtime, form.constant, unrolled))
     return RegisterAccess(load.tensor.name, tuple(indices))
 
 
-def resolve_target(stage: StageLowering, target: Load, points: Points) -> Access:
+def resolve_target(context: Context, target: Load, points: Points) -> Access:
     """Where a store goes."""
-    access = _resolve(stage, target, points, Padding.READ)
+    access = _resolve(context, target, points, Padding.READ)
     if access.guards:
         raise ScheduleError(f"a store to '{target.tensor.name}' may be out of bounds")
     return access
 
 
-def _resolve(stage: StageLowering, load: Load, points: Points, padding: Padding) -> Access:
+def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> Access:
     tensor = load.tensor
-    address = locate(stage.emitter, stage.environment, load, padding)
+    address = locate(context.emitter, context.environment, load, padding)
     offset = address.offset
     unrolled = tuple((points.position[v], stride) for v, stride in offset.of(Kind.UNROLLED).items())
     packed = _packed(tensor, offset)
@@ -140,7 +137,7 @@ def _resolve(stage: StageLowering, load: Load, points: Points, padding: Padding)
         )
     base = None
     if tensor.space is Space.MEMORY:
-        base = pointer(stage.emitter, stage.base(tensor), offset)
+        base = pointer(context.emitter, context.base(tensor), offset)
     elif offset.of(Kind.RUNTIME) or lanes:
         raise ScheduleError(f"constant '{tensor.name}' needs a static index")
     indirect = []

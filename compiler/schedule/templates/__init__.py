@@ -21,6 +21,9 @@ from compiler.workload import Workload
 FALLBACK = 0.0
 """Preference of a template that is right for anything and good at little."""
 
+LAST = -1.0
+"""Preference of the template that takes any workload, and is good at none."""
+
 
 class Template(Protocol):
     """One way to make a loop nest of a workload."""

@@ -7,6 +7,7 @@ in registers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from compiler.dtypes import DType
@@ -20,7 +21,8 @@ from compiler.schedule.problem import Problem, compose, is_one_expression
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
-    Loop,
+    LoopSpec,
+    aligned,
     halo_stage,
     parallel_stage,
     unit_stride,
@@ -51,7 +53,8 @@ class _Template:
         problem = analyse(workload)
         if problem is None:
             return None
-        turned = transposed_axis(problem.output, problem.expr, problem.axes)
+        lanes = target.lanes(DType.FLOAT32)
+        turned = transposed_axis(problem.output, problem.expr, problem.axes, lanes)
         wide = turned is not None and turned.extent >= 4
         knobs = (
             Knob("unroll", (1, 2, 4, 8)),
@@ -59,12 +62,18 @@ class _Template:
         )
 
         def valid(choice: Mapping[str, Choice]) -> bool:
-            return not choice["transpose"] or choice["unroll"] == 1
+            if choice["transpose"]:
+                return choice["unroll"] == 1
+            tiles = _plain(problem.output, problem.axes, int(choice["unroll"]), lanes)
+            return tiles is None or tiles.fits(problem.output, problem.expr)
 
         # a long expression keeps the machine busy by itself
         long = sum(isinstance(node, Op) for node in walk(problem.expr)) > _LONG
-        default = Schedule.of("map", unroll=1 if wide or long else 4, transpose=wide)
-        return SubSpace("map", knobs, valid, default)
+        for unroll in (1,) if wide or long else (4, 2, 1):
+            default = Schedule.of("map", unroll=unroll, transpose=wide)
+            if valid(dict(default.choices)):
+                return SubSpace("map", knobs, valid, default)
+        return None  # vectors along the output's rows straddle an operand's blocks
 
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
@@ -86,8 +95,11 @@ _LONG = 48
 """Operations in an expression from which on unrolling gains nothing, and costs compile time."""
 
 
-def transposed_axis(target: Load, expr: Expr, axes: Sequence[Axis]) -> Axis | None:
-    """The axis along which a load has its lanes, where the store has them along another."""
+def transposed_axis(target: Load, expr: Expr, axes: Sequence[Axis], lanes: int) -> Axis | None:
+    """The axis along which a load has its lanes, where the store has them along another.
+
+    None also where square tiles of both straddle the blocks of a layout.
+    """
     along = vector_axis(target, axes)
     if along is None or along.extent == 1:
         return None
@@ -95,8 +107,48 @@ def transposed_axis(target: Load, expr: Expr, axes: Sequence[Axis]) -> Axis | No
         used = {a for index in load.index for a in index.axes()}
         other = vector_axis(load, axes)
         if along in used and not unit_stride(load, along) and other is not None:
-            return other
+            tiles = _turned(target, along, other, lanes)
+            return other if tiles.fits(target, expr) else None
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """The steps of loops, the points that they hold, and the axes along vectors."""
+
+    steps: Mapping[Axis, int]
+    points: tuple[Tile, ...]
+    vector: Tile
+    store_vector: Axis | None = None
+
+    def fits(self, target: Load, expr: Expr) -> bool:
+        """Whether no tile straddles the blocks of a layout."""
+        return all(aligned(load, self.steps, self.vector) for load in (target, *loads(expr)))
+
+
+def _turned(target: Load, along: Axis, turned: Axis, lanes: int) -> _Tiles:
+    """Square tiles, read along one axis and stored along the other."""
+    width = _tile_width(target, lanes)
+    return _Tiles(
+        {along: width, turned: width},
+        (Tile(along), Tile(turned, width)),
+        Tile(turned, width),
+        along,
+    )
+
+
+def _plain(target: Load, axes: Sequence[Axis], unroll: int, lanes: int) -> _Tiles | None:
+    """Vectors along the axis that the output lies along; None where there is no such axis."""
+    along = vector_axis(target, axes)
+    if along is None:
+        return None
+    last = [axis for axis in axes if axis.extent > 1][-1]
+    # Blocked channels are not the innermost loop: unrolling then runs along the innermost one.
+    if last == along:
+        return _Tiles({along: lanes * unroll}, (Tile(along, lanes),), Tile(along, lanes))
+    return _Tiles(
+        {along: lanes, last: unroll}, (Tile(last), Tile(along, lanes)), Tile(along, lanes)
+    )
 
 
 def _tile_width(target: Load, lanes: int) -> int:
@@ -115,30 +167,23 @@ def map_stage(
     lanes: int,
 ) -> Stage:
     """`target = expr` over all axes, the first of them parallel."""
+    turned = transposed_axis(target, expr, axes, lanes) if schedule["transpose"] else None
     along = vector_axis(target, axes)
-    store = Store(target, Accumulator(expr.dtype))
-    unroll = schedule.integer("unroll")
-    moving = [a for a in axes if a.extent > 1]
-    turned = transposed_axis(target, expr, axes) if schedule["transpose"] else None
     if turned is not None and along is not None:
-        width = _tile_width(target, lanes)
-        compute = Compute(
-            (store,),
-            expr,
-            unroll=(Tile(along), Tile(turned, width)),
-            vector=turned,
-            store_vector=along,
-        )
-        steps = {along: width, turned: width}
-        order = [a for a in moving if a not in steps] + [a for a in moving if a in steps]
-        return parallel_stage(name, [Loop(a, steps.get(a, 1)) for a in order], compute)
-    if along is None:
-        return parallel_stage(name, [Loop(a) for a in moving], Compute((store,), expr))
-    # Blocked channels are not the innermost loop: unrolling then runs along the innermost one.
-    last = moving[-1]
-    points = () if last == along else (Tile(last),)
-    compute = Compute((store,), expr, unroll=(*points, Tile(along, lanes)), vector=along)
-    steps = {along: lanes * (unroll if last == along else 1)}
-    if last != along:
-        steps[last] = unroll
-    return parallel_stage(name, [Loop(a, steps.get(a, 1)) for a in moving], compute)
+        tiles: _Tiles | None = _turned(target, along, turned, lanes)
+    else:
+        tiles = _plain(target, axes, schedule.integer("unroll"), lanes)
+    store = Store(target, Accumulator(expr.dtype))
+    moving = [a for a in axes if a.extent > 1]
+    if tiles is None:
+        return parallel_stage(name, [LoopSpec(a) for a in moving], Compute((store,), expr))
+    if turned is not None:
+        moving.sort(key=lambda axis: axis in tiles.steps)
+    compute = Compute(
+        (store,),
+        expr,
+        unroll=tiles.points,
+        vector=tiles.vector.axis,
+        store_vector=tiles.store_vector,
+    )
+    return parallel_stage(name, [LoopSpec(a, tiles.steps.get(a, 1)) for a in moving], compute)

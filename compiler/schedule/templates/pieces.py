@@ -85,7 +85,7 @@ class _Template:
         lanes = target.lanes(DType.FLOAT32)
         stages: list[Stage] = []
         for number, problem in enumerate(problems):
-            turned = transposed_axis(problem.output, problem.expr, problem.axes)
+            turned = transposed_axis(problem.output, problem.expr, problem.axes, lanes)
             choices = Schedule.of(
                 "map", unroll=schedule.integer("unroll"), transpose=turned is not None
             )

@@ -1,4 +1,4 @@
-"""Leasing measurements: claim (a long poll), report, give back."""
+"""Leasing batches of candidates and runs: claim (a long poll), report, give back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from starlette.concurrency import run_in_threadpool
 
 from db.storage import Storage
 from db.stores.leases import Lease, RequestState
-from db.stores.workers import Health, Worker
+from db.stores.workers import Health, RegisteredWorker
 from service.api.deps import Measurer, SettingsDep, StorageDep
-from service.api.routes.workers import own_worker
+from service.api.routes.workers import check_version, own_worker
 from service.api.schemas import (
     ClaimRequest,
     ClaimView,
@@ -41,6 +41,8 @@ async def claim(
 ) -> ClaimView:
     """Up to `limit` measurements for the worker's targets, waiting for a first one if asked to."""
     worker = await run_in_threadpool(own_worker, storage, body.worker_id, token)
+    # one that was registered by the release before, and has not been started again since
+    check_version(worker.name, worker.protocol)
     ends = time.monotonic() + min(body.wait_seconds, settings.long_poll_seconds)
     pause = FIRST_POLL_SECONDS
     while True:
@@ -48,17 +50,21 @@ async def claim(
             _claim, storage, worker, body.limit, settings.lease_seconds
         )
         over = time.monotonic() >= ends or request.app.state.stopping
-        if leases or over or await request.is_disconnected():
-            return ClaimView(leases=[lease_view(lease) for lease in leases])
+        if leases is None or leases or over or await request.is_disconnected():
+            return ClaimView(leases=[lease_view(lease) for lease in leases or ()])
         await asyncio.sleep(min(pause, max(0.0, ends - time.monotonic())))
         pause = min(pause * 2, LAST_POLL_SECONDS)
 
 
-def _claim(storage: Storage, worker: Worker, limit: int, lease_seconds: float) -> Sequence[Lease]:
-    # read anew: a worker that is drained, or says good-bye, while its long poll waits must get
-    # nothing more
+def _claim(
+    storage: Storage, worker: RegisteredWorker, limit: int, lease_seconds: float
+) -> Sequence[Lease] | None:
+    """What there is for a worker; None for one that has left and waits for this answer to end."""
+    # read anew: a worker may be drained, or leave, while its long poll waits
     current = storage.workers.get(worker.id)
-    if current.draining or current.health is Health.GONE:
+    if current.health is Health.GONE:
+        return None
+    if current.draining:
         return ()
     # a read first: on SQLite a claim takes the write lock even when there is nothing to claim
     if not storage.leases.depth(worker.target_keys).get(RequestState.QUEUED, 0):

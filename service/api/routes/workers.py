@@ -6,9 +6,9 @@ from fastapi import APIRouter
 
 from db.storage import Storage
 from db.stores.tokens import Scope, Token
-from db.stores.workers import Worker
+from db.stores.workers import RegisteredWorker
 from service.api.deps import Measurer, Reader, SettingsDep, StorageDep
-from service.api.errors import Problem, forbidden
+from service.api.errors import ApiProblem, forbidden
 from service.api.schemas import (
     DrainRequest,
     HeartbeatRequest,
@@ -25,7 +25,7 @@ from tuner.measure.wire import PROTOCOL
 router = APIRouter(tags=["workers"])
 
 
-def own_worker(storage: Storage, worker_id: str, token: Token) -> Worker:
+def own_worker(storage: Storage, worker_id: str, token: Token) -> RegisteredWorker:
     """The worker, if this token registered it. Raises NotFoundError or a 403 problem."""
     worker = storage.workers.get(worker_id)
     if worker.owner not in (None, token.id) and not token.allows(Scope.ADMIN):
@@ -33,17 +33,25 @@ def own_worker(storage: Storage, worker_id: str, token: Token) -> Worker:
     return worker
 
 
+def check_version(name: str, protocol: int) -> None:
+    """Raises a 409 problem that says which side is old, and what helps."""
+    if protocol == PROTOCOL:
+        return
+    advice = (
+        "the worker is older; install the service's release of tilewright there"
+        if protocol < PROTOCOL
+        else "the service is older; update it, or install its release on the worker"
+    )
+    said = f"worker '{name}' speaks protocol {protocol}, the service {PROTOCOL}"
+    raise ApiProblem(409, "protocol-version", f"{said}: {advice}")
+
+
 @router.post("/workers", status_code=201)
 def register_worker(
     body: WorkerRequest, storage: StorageDep, settings: SettingsDep, token: Measurer
 ) -> RegistrationView:
     """A worker introduces itself, or comes back after a restart."""
-    if body.protocol != PROTOCOL:
-        raise Problem(
-            409,
-            "protocol-version",
-            _versions_differ(body.name, body.protocol),
-        )
+    check_version(body.name, body.protocol)
     if body.worker_id is not None:
         own_worker(storage, body.worker_id, token)
     worker = storage.workers.register(
@@ -60,14 +68,6 @@ def register_worker(
         heartbeat_seconds=settings.heartbeat_seconds,
         long_poll_seconds=settings.long_poll_seconds,
     )
-
-
-def _versions_differ(name: str, protocol: int) -> str:
-    """Which side is old, and what helps."""
-    said = f"worker '{name}' speaks protocol {protocol}, the service {PROTOCOL}"
-    if protocol < PROTOCOL:
-        return f"{said}: the worker is older; install the service's release of tilewright there"
-    return f"{said}: the service is older; update it, or install its release on the worker"
 
 
 @router.get("/workers")

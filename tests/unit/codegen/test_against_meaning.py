@@ -49,7 +49,7 @@ def run_code(nest: LoopNest, target: Target, buffers: list[Array]) -> list[Array
     scratch = aligned(np.zeros(scratch_layout(nest)[1] + 64, np.uint8))
     kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
     for number, stage in enumerate(nest.stages):
-        function = ctypes.CFUNCTYPE(None, *kinds)(library.address(stage_symbol(nest, number)))
+        function = ctypes.CFUNCTYPE(None, *kinds)(library.address(stage_symbol(nest.name, number)))
         function(pointers, scratch.ctypes.data, None, 0, stage_extent(stage))
     return placed
 

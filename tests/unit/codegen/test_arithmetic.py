@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.cpu.arithmetic import apply as emit_operation
 from compiler.codegen.cpu.arithmetic import cast as emit_cast
 from compiler.codegen.cpu.combining import neutral
+from compiler.codegen.cpu.operations import apply as emit_operation
 from compiler.codegen.cpu.ssa import Emitter
 from compiler.dtypes import DType
 from compiler.loops import semantics
@@ -58,24 +58,8 @@ def run(
     vector: bool = True,
 ) -> list[tuple[Array, Array]]:
     """For each expression, what code gives and what NumPy gives, as stored."""
-    axis = Axis("i", inputs[0][1].size)
-    tensors = [Tensor(f"x{n}", array.shape, dtype) for n, (dtype, array) in enumerate(inputs)]
-    exprs = make(*(tensor[axis] for tensor in tensors))
-    outputs = [
-        Tensor(f"y{n}", (axis.extent,), expr.dtype, role=Role.OUTPUT)
-        for n, expr in enumerate(exprs)
-    ]
-    stores = tuple(Store(y[axis], e) for y, e in zip(outputs, exprs, strict=True))
-    lanes = bits // 32 if vector else 1
-    compute = Compute(
-        stores,
-        exprs[0],
-        unroll=(Tile(axis, lanes),) if vector else (),
-        vector=axis if vector else None,
-    )
-    nest = LoopNest(
-        "f", (*tensors, *outputs), (), (Stage("main", (For(axis, lanes, (compute,)),)),)
-    )
+    types = [dtype for dtype, _ in inputs]
+    nest, tensors, exprs = elementwise(bits // 32, inputs[0][1].size, types, make, vector=vector)
     found = run_nest_code(nest, width(bits), *(array for _, array in inputs))
     logical = [semantics.from_memory(array, dtype) for dtype, array in inputs]
     expected = [
@@ -86,6 +70,36 @@ def run(
         for e in exprs
     ]
     return list(zip(found, expected, strict=True))
+
+
+def elementwise(
+    lanes: int,
+    count: int,
+    types: Sequence[DType],
+    make: Callable[..., Sequence[Expr]],
+    *,
+    vector: bool = True,
+) -> tuple[LoopNest, list[Tensor], Sequence[Expr]]:
+    """A nest that stores expressions of its inputs' elements, its inputs, and the expressions."""
+    axis = Axis("i", count)
+    tensors = [Tensor(f"x{n}", (count,), dtype) for n, dtype in enumerate(types)]
+    exprs = make(*(tensor[axis] for tensor in tensors))
+    outputs = [
+        Tensor(f"y{n}", (axis.extent,), expr.dtype, role=Role.OUTPUT)
+        for n, expr in enumerate(exprs)
+    ]
+    stores = tuple(Store(y[axis], e) for y, e in zip(outputs, exprs, strict=True))
+    lanes = lanes if vector else 1
+    compute = Compute(
+        stores,
+        exprs[0],
+        unroll=(Tile(axis, lanes),) if vector else (),
+        vector=axis if vector else None,
+    )
+    nest = LoopNest(
+        "f", (*tensors, *outputs), (), (Stage("main", (For(axis, lanes, (compute,)),)),)
+    )
+    return nest, tensors, exprs
 
 
 def assert_same(got: Array, expected: Array, what: str) -> None:

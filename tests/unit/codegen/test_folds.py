@@ -15,6 +15,7 @@ from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, Store, Tile
 from compiler.loops.text import parse_nest, print_nest
 from compiler.loops.verify import verify_nest
+from tests.examples import examples
 from tests.kernels import WIDTHS, run_nest_code, width
 from tests.unit.codegen.checks import agree, kernel, numbers
 from tests.unit.loops import nests
@@ -33,7 +34,7 @@ FORMS = ("one by one", "along lanes", "in partial accumulators", "lanes along ro
     st.sampled_from(WIDTHS),
     st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_folds(name: str, form: str, rows: int, depth: int, bits: int, started: bool) -> None:
     """Code joins in another order than the meaning: exact for argmax, rounded for the others."""
     lanes, x = bits // 32, Tensor("x", (rows, depth))

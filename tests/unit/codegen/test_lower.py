@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.cpu.lower import Segment, lower_nest, segments, stage_extent
+from compiler.codegen.cpu.loops import Segment, segments
+from compiler.codegen.cpu.lower import lower_nest, stage_extent
 from compiler.errors import ScheduleError
 from compiler.loops.expr import (
     Accumulator,

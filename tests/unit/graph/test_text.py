@@ -22,6 +22,7 @@ from compiler.graph.text import (
     without_digests,
 )
 from compiler.graph.types import TensorType
+from tests.examples import examples
 
 NAMES = st.text(min_size=0, max_size=8) | st.sampled_from(["x", "%0", "input", "a.b/c", "a b", '"'])
 FLOATS = st.floats(allow_nan=False)
@@ -64,7 +65,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(graphs())
 def test_parsing_what_was_printed_gives_an_equal_graph(graph: Graph) -> None:
     text = print_graph(graph)

@@ -9,6 +9,7 @@ from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.loops.text import parse_nest, print_nest
 from compiler.loops.tokens import NestSyntaxError
+from tests.examples import examples
 from tests.unit.loops import nests
 
 MATMUL = """\
@@ -37,8 +38,7 @@ def test_text_of_a_matrix_product() -> None:
 
 @given(nests.NESTS)
 @settings(
-    max_examples=150,
-    deadline=None,
+    max_examples=examples(150),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_parsing_reads_back_what_printing_wrote(nest: LoopNest) -> None:

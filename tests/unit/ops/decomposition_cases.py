@@ -72,6 +72,8 @@ LP = [
     Case("LpNormalization", ((3, 4),)),
 ]
 
+SQUARE = data(np.arange(9).reshape(3, 3) * 20, np.uint8)
+
 QUANTISED = [
     Case("QuantizeLinear", ((3, 4), scale(0.02), data(128, np.uint8)), opset=13),
     Case("QuantizeLinear", ((3, 4), scale(0.02, 0.5, 1.0), data([1, 0, -5], np.int8)), {"axis": 0}),
@@ -117,6 +119,36 @@ QUANTISED = [
             np.array([500, -300], np.int32),
         ),
         {"strides": [2, 2]},
+    ),
+    # As many of one dimension as of the other, and a zero point for each of one: its axis counts.
+    Case("QuantizeLinear", ((3, 3), scale(0.02, 0.1, 0.4), data([1, 90, 200], np.uint8))),
+    Case("DequantizeLinear", (SQUARE, scale(0.5, 2, 3), data([3, 9, 200], np.uint8)), {"axis": 0}),
+    Case("DequantizeLinear", (SQUARE, scale(0.5, 2, 3), data([3, 9, 200], np.uint8)), {"axis": -1}),
+    Case("MatMulInteger", (SQUARE, SQUARE, data([7], np.uint8), data([1, 5, 20], np.uint8))),
+    Case(
+        "QLinearMatMul",
+        (
+            *(SQUARE, scale(0.1), data([12], np.uint8)),
+            *(SQUARE, scale(0.2, 0.3, 0.1), data([99, 3, 40], np.uint8)),
+            *(scale(30.0), data(100, np.uint8)),
+        ),
+    ),
+    Case(
+        "ConvInteger",
+        (
+            data(np.arange(50).reshape(1, 2, 5, 5), np.uint8),
+            data(np.arange(36).reshape(2, 2, 3, 3), np.uint8),
+            data(9, np.uint8),
+            data([17, 3], np.uint8),
+        ),
+    ),
+    Case(
+        "QLinearConv",
+        (
+            *(data(np.arange(50).reshape(1, 2, 5, 5) * 5, np.uint8), scale(0.1), data(9, np.uint8)),
+            data(np.arange(36).reshape(2, 2, 3, 3) * 7, np.uint8),
+            *(scale(0.2, 0.3), data([17, 40], np.uint8), scale(20.0), data(33, np.uint8)),
+        ),
     ),
 ]
 

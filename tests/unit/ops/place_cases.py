@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.unit.ops.rule_case import FLOAT, Case, data, i64
 
+TIES = data([[[[3, 3, 1, 3, 3], [2, 3, 3, 3, 1], [3, 3, 1, 1, 3], [3, 3, 3, 2, 2]]]], FLOAT)
+"""Windows with several largest elements: the first in the order of taps counts."""
+
 SCATTERED = [
     Case("ReverseSequence", ((4, 3, 2), data([4, 1, 2]))),
     Case("ReverseSequence", ((3, 4), data([2, 4, 1])), {"batch_axis": 0, "time_axis": 1}),
@@ -44,6 +47,10 @@ SCATTERED = [
             {"strides": [2, 2], "pads": [1, 0, 1, 1]},
             {"storage_order": 1, "strides": [1, 3]},
         )
+    ),
+    *(
+        Case("MaxPool", (TIES,), {"kernel_shape": [2, 2], **attrs}, outputs=2)
+        for attrs in ({}, {"strides": [2, 2], "pads": [1, 0, 1, 1]}, {"storage_order": 1})
     ),
 ]
 

@@ -204,6 +204,27 @@ def test_the_import_agrees_with_onnx_runtime(case: Case) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=case.atol)
 
 
+@pytest.mark.parametrize("op", ["MatMulInteger", "QLinearMatMul"])
+def test_zero_points_of_rows_are_taken_off_rows(op: str) -> None:
+    """ONNX Runtime takes one for each column alone, so it computes row by row."""
+    a = np.arange(9, dtype=np.uint8).reshape(3, 3) * 20
+    b = a[::-1] + np.uint8(3)
+    zeros = np.array([7, 3, 200], np.uint8)
+
+    def case(rows: slice) -> Case:
+        left, zero = data(a[rows], np.uint8), data(zeros[rows], np.uint8)
+        right = data(b, np.uint8)
+        if op == "MatMulInteger":
+            return Case(op, (left, right, zero, data([5], np.uint8)))
+        one = data(0.5, FLOAT)
+        return Case(op, (left, one, zero, right, one, data(9, np.uint8), one, data(99, np.uint8)))
+
+    model, feeds = case(slice(None)).model()
+    (found,) = run_graph(import_model(model), {n: np.asarray(v) for n, v in feeds.items()})
+    expected = [expected_outputs(*case(slice(row, row + 1)).model())[0] for row in range(3)]
+    np.testing.assert_array_equal(found, np.concatenate(expected))
+
+
 def test_every_rule_has_a_case() -> None:
     assert set(ops.onnx_rules()) == {(case.domain, case.op_type) for case in CASES}
 

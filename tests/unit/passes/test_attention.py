@@ -304,3 +304,34 @@ def test_keys_and_values_of_another_sequence_merge_without_the_queries() -> None
     ]  # fmt: skip
     after = proven(merge_matmuls, g.graph(g("attention", *parts, scale=0.5)))
     assert operators(after).count("matmul") == 2
+
+
+@pytest.mark.parametrize("kept", [None, 0, 1])
+def test_the_largest_of_a_mask_keeps_its_dimension(kept: int | None) -> None:
+    """Where `keepdims` is left out, it is 1; without it, the answer is along another dimension."""
+    g = Maker()
+    q, k, v = operands(g, tokens=5)
+    hidden = np.zeros((5, 5), np.float32)
+    hidden[1] = -np.inf
+    mask = g.constant("mask", hidden)
+    weights = g("softmax", g("add", g("matmul", q, k), mask), axis=-1)
+    given = {} if kept is None else {"keepdims": kept}
+    largest = g("reduce_max", mask, axes=(1,), **given)
+    judged = g("equal", largest, g.constant("low", np.array(-np.inf, np.float32)))
+    safe = g("where", judged, g.constant("zero", 0.0), weights)
+    after = proven(attention, g.graph(g("matmul", safe, v)))
+    assert ("attention" in operators(after)) is (kept != 0)
+
+
+@pytest.mark.parametrize("where", ["weights", "scores"])
+def test_a_reshape_of_queries_and_keys_is_no_view(where: str) -> None:
+    g = Maker()
+    q, k, _ = operands(g, 1, 2)
+    v = g.input("rows", 1, 2, 3, 6)
+    scores = g("matmul", q, k)
+    if where == "scores":
+        scores = g("reshape", scores, shape=(1, 2, 5, 3))
+    weights = g("softmax", scores, axis=-1)
+    if where == "weights":
+        weights = g("reshape", weights, shape=(1, 2, 5, 3))
+    assert "softmax" in operators(proven(attention, g.graph(g("matmul", weights, v))))

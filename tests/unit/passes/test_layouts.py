@@ -17,9 +17,10 @@ from compiler.loops.layout import ROW_MAJOR, Layout, blocked
 from compiler.ops.interpret import run_graph
 from compiler.partition import plan_graph
 from compiler.passes.fusion import Group, fuse
-from compiler.passes.layout_options import Choice, channels_last, fits_block
+from compiler.passes.layout_options import LayoutChoice, channels_last, fits_block
 from compiler.passes.layouts import Assignment
 from compiler.target import resolve_target
+from tests.examples import examples
 from tests.graphs import Maker, random_inputs
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
@@ -64,6 +65,14 @@ def test_groups_divide_by_the_block() -> None:
     graph = g.graph(conv(g, eighths, 32, group=2))
     assert offered(graph) == [{ROW_MAJOR, NCHW16}, {ROW_MAJOR}, {ROW_MAJOR, NCHW16}]
     assert fits_block(24, 24, 16) and not fits_block(48, 2, 16) and fits_block(64, 2, 16)
+
+
+def test_weights_that_only_the_run_knows_lie_in_rows() -> None:
+    g = Maker()
+    x = conv(g, g.input("x", 1, 64, 28, 28), 64)
+    attrs = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
+    graph = g.graph(g("conv", x, g.input("w", 64, 64, 3, 3), **attrs))
+    assert offered(graph) == [{ROW_MAJOR, NCHW16}, {ROW_MAJOR}]
 
 
 def test_one_pointwise_convolution_stays_as_the_caller_has_it() -> None:
@@ -140,7 +149,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     return g.graph(values[-1])
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8))
 @given(graphs(), st.integers(0, 1000))
 def test_every_assignment_computes_the_same(graph: Graph, seed: int) -> None:
     """Any option of each group, compiled: kernels read and write what their neighbours expect."""
@@ -148,7 +157,7 @@ def test_every_assignment_computes_the_same(graph: Graph, seed: int) -> None:
 
     def assign(
         graph: Graph, groups: tuple[Group, ...], lanes: int, choice: GraphChoice
-    ) -> tuple[Choice, ...]:
+    ) -> tuple[LayoutChoice, ...]:
         made = Assignment(graph, groups, lanes, choice)
         return made.choices([int(random.integers(len(options))) for options in made.options])
 
@@ -165,7 +174,7 @@ def cheapest(made: Assignment) -> float:
     return min(made.total(each) for each in product(*(range(len(o)) for o in made.options)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(graphs())
 def test_no_other_assignment_costs_less(graph: Graph) -> None:
     made = assignment(graph)
@@ -176,7 +185,7 @@ def test_no_other_assignment_costs_less(graph: Graph) -> None:
     assert found == assignment(graph).solve()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(graphs())
 def test_it_is_no_worse_than_rows_or_blocks_alone(graph: Graph) -> None:
     made = assignment(graph)
@@ -189,7 +198,7 @@ def test_it_is_no_worse_than_rows_or_blocks_alone(graph: Graph) -> None:
         assert found <= made.total(same) * (1 + 1e-12)
 
 
-def alike(choice: Choice, layout: Layout) -> bool:
+def alike(choice: LayoutChoice, layout: Layout) -> bool:
     """Whether a choice writes a layout and reads its operands in the same one, or in rows."""
     allowed = (layout, ROW_MAJOR)
     return choice.output == layout and all(d.layout in allowed for d in choice.demands.values())

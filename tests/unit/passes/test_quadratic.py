@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.passes.quadratic import Quadratic
+from tests.examples import examples
 
 
 def problem(sizes: list[int], edges: list[tuple[int, int]], seed: int) -> Quadratic:
@@ -29,7 +30,7 @@ def best(made: Quadratic, sizes: list[int]) -> float:
     return min(made.total(options) for options in product(*map(range, sizes)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_series_parallel_problems_are_solved_exactly(data: st.DataObject) -> None:
     """Each node but the first two hangs on one node, or on both ends of an edge."""
@@ -51,7 +52,7 @@ def test_series_parallel_problems_are_solved_exactly(data: st.DataObject) -> Non
         assert found[node] == option and made.total(found) == least
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 10_000))
 def test_dense_problems_are_close(seed: int) -> None:
     sizes = [3] * 5

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from compiler.graph.ir import Graph
 from compiler.memory_plan import plan_memory
 from compiler.passes.pipeline import optimise
+from tests.examples import examples
 from tests.graphs import Maker, assert_equivalent
 from tests.plans import check_memory, planned
 
@@ -91,13 +92,13 @@ def graphs(draw: st.DrawFn) -> Graph:
     return g.graph(*outputs)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(graphs())
 def test_optimised_graphs_compute_the_same(graph: Graph) -> None:
     assert_equivalent(graph, optimise(graph), tolerance=1e-4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(graphs(), st.sampled_from([4, 8, 16]))
 def test_plans_compute_the_same(graph: Graph, lanes: int) -> None:
     plan = planned(optimise(graph), lanes)

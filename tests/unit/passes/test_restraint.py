@@ -8,7 +8,9 @@ import pytest
 from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.passes.algebra import algebra
+from compiler.passes.common_subexpressions import common_subexpressions
 from compiler.passes.constant_folding import GROWTH_LIMIT_BYTES, constant_folding
+from compiler.passes.dead_code import dead_code
 from compiler.passes.fold_batch_norm import fold_batch_norm
 from compiler.passes.fold_scale import fold_scale
 from compiler.passes.gelu import gelu
@@ -169,3 +171,21 @@ def test_the_observer_sees_every_pass() -> None:
     seen: list[str] = []
     optimise(graph, lambda name, after: seen.append(name))
     assert seen == [pass_.__name__ for pass_ in PASSES]
+
+
+def test_dead_constants_go_where_every_node_is_needed() -> None:
+    g = Maker()
+    graph = g.graph(g("relu", g.input("x", 3)))
+    assert dead_code(graph) is graph
+    g.weight("unused", 2)
+    after = proven(dead_code, g.graph("relu_0"))
+    assert not after.constants and set(after.types) == {"x", "relu_0"}
+
+
+def test_nodes_that_differ_share_equal_constants() -> None:
+    g = Maker()
+    x = g.input("x", 3)
+    first, second = g.constant("a", [1.0, 2.0, 3.0]), g.constant("b", [1.0, 2.0, 3.0])
+    graph = g.graph(g("add", x, first), g("mul", x, second), g("sub", second, x))
+    after = proven(common_subexpressions, graph)
+    assert operators(after) == ["add", "mul", "sub"] and set(after.constants) == {"a"}

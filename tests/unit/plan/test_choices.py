@@ -23,6 +23,7 @@ from compiler.passes.layout_options import Option
 from compiler.passes.layouts import Assignment, assign_layouts
 from compiler.plan import GraphPlan, Placement
 from compiler.target import resolve_target
+from tests.examples import examples
 from tests.graphs import Maker, random_inputs
 from tests.unit.passes import test_layouts
 from tests.unit.plan import test_views
@@ -128,7 +129,7 @@ def test_attention_is_fused_or_not_and_its_products_merged_or_not() -> None:
     assert products(GraphChoice(without=frozenset({"attention"}))) == (5, False)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8))
 @given(st.one_of(test_layouts.graphs(), test_views.graphs()), st.data())
 def test_any_values_may_be_kept_or_copied(graph: Graph, data: st.DataObject) -> None:
     values = [node.output for node in graph.nodes]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from compiler.graph.ir import Graph
 from compiler.memory_plan import plan_memory
 from compiler.partition import plan_graph
+from tests.examples import examples
 from tests.graphs import Maker
 from tests.plans import check_memory
 
@@ -80,7 +81,7 @@ def test_shared_buffers_live_for_one_step() -> None:
     assert all(first[1] <= second[0] for first, second in pairwise(spans))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_random_graphs(data: st.DataObject) -> None:
     g = Maker()

@@ -18,6 +18,7 @@ from compiler.ops.interpret import run_graph
 from compiler.partition import plan_graph
 from compiler.plan import GraphPlan, Placement, ViewStep
 from compiler.target import resolve_target
+from tests.examples import examples
 from tests.graphs import Maker, random_inputs
 from tests.plans import check_memory, planned
 
@@ -255,7 +256,18 @@ def graphs(draw: st.DrawFn) -> Graph:
     return g.graph(*dict.fromkeys(outputs), g("reduce_mean", values[-1], axes=(2, 3), keepdims=1))
 
 
-@settings(max_examples=120, deadline=None)
+@pytest.mark.parametrize("order", ["ab", "ba", "bar", "rba", "bba", "br"])
+def test_outputs_that_are_reshapes_of_each_other(order: str) -> None:
+    """In any order, whichever of them the other one is made of."""
+    g = Maker()
+    r = g("relu", g.input("x", 1, 16, 4, 4))
+    a = g("reshape", r, shape=(16, 16))
+    values = {"r": r, "a": a, "b": g("reshape", a, shape=(256,))}
+    plan = checked(g.graph(*(values[letter] for letter in order)))
+    assert copies(plan) == len(order) - 1
+
+
+@settings(max_examples=examples(120))
 @given(graphs())
 def test_random_graphs(graph: Graph) -> None:
     checked(graph)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from compiler.dtypes import DType
 from compiler.loops.layout import ROW_MAJOR, Layout, blocked, strides
 from compiler.runtime import packing
-from compiler.runtime.kernel import BufferSpec, Role
+from compiler.runtime.kernel import BufferRole, BufferSpec
 from compiler.runtime.packing import aligned_empty, aligned_zeros, make_weight, pack, unpack
+from tests.examples import examples
 
 LAYOUTS = ["row", "1 0", "0 1", "1/4 0 1%4", "0/3 1/4 0%3 1%4", "1/8 0 1/2%4 1%2", "0+3 1", "0 1%8"]
 
@@ -39,7 +40,7 @@ def by_definition(
     halo=st.just(()) | st.tuples(*[st.tuples(st.integers(0, 2), st.integers(0, 2))] * 2),
     dtype=st.sampled_from([DType.FLOAT32, DType.INT8, DType.INT64]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_packing_follows_the_definition(
     shape: tuple[int, int], layout: Layout, halo: tuple[tuple[int, int], ...], dtype: DType
 ) -> None:
@@ -95,7 +96,7 @@ def test_wrong_sizes_are_refused() -> None:
 def weight(shape: tuple[int, ...], layout: Layout, **more: object) -> BufferSpec:
     dtype = DType(str(more.pop("dtype", "float32")))
     size = strides(shape, layout)[1] * dtype.bytes
-    return BufferSpec("w", Role.WEIGHT, dtype, shape, str(layout), (), size, 0, **more)  # type: ignore[arg-type]
+    return BufferSpec("w", BufferRole.WEIGHT, dtype, shape, str(layout), (), size, 0, **more)  # type: ignore[arg-type]
 
 
 def test_a_transformed_weight() -> None:

@@ -101,7 +101,7 @@ def test_padding_is_refused_where_it_cannot_be_undone() -> None:
 )
 def test_contradictions_are_named(x: tuple[int, ...], mask: tuple[int, ...], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        SizedExecutable(PORTS, make).run({"x": np.ones(x), "mask": np.ones(mask)})
+        SizedExecutable(PORTS, make, SERVED).run({"x": np.ones(x), "mask": np.ones(mask)})
 
 
 def test_ports_read_back() -> None:

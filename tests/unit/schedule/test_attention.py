@@ -17,6 +17,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space
 from compiler.schedule.templates.attention import TEMPLATE
 from compiler.workload import Workload
+from tests.examples import examples
 from tests.graphs import Maker
 from tests.kernels import HOST, WIDTHS, as_workload, run_workload, width
 from tests.unit.schedule.problems import PROBLEMS, attention
@@ -76,7 +77,7 @@ def check(workload: Workload, arrays: list[Array], bits: int, number: int) -> No
     assert np.abs(got - right).max() <= BOUND * np.abs(right).max(), str(schedule)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_any_shape_and_mask_under_any_schedule(data: st.DataObject) -> None:
     def draw(low: int, high: int) -> int:

@@ -13,6 +13,7 @@ from compiler.schedule.select import schedule_space
 from compiler.schedule.templates.dot import TEMPLATE
 from compiler.target import resolve_target
 from compiler.workload import Workload
+from tests.examples import examples
 from tests.graphs import Maker
 from tests.kernels import WIDTHS, as_workload, run_workload, width
 from tests.unit.schedule.problems import matmul, matmul_of_rows
@@ -29,7 +30,7 @@ V4 = resolve_target("x86-64-v4")
     threads=st.sampled_from([1, 2]),
     data=st.data(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 def test_any_size(
     m: int, n: int, k: int, batch: tuple[int, ...], bits: int, threads: int, data: st.DataObject
 ) -> None:

@@ -14,6 +14,7 @@ from compiler.ops.interpret import run_graph
 from compiler.schedule.select import lower_schedule, untuned_schedules
 from compiler.target import resolve_target
 from compiler.workload import Halo, Workload
+from tests.examples import examples
 from tests.graphs import Maker
 from tests.kernels import WIDTHS, as_workload, run_workload, width
 
@@ -47,7 +48,7 @@ def planar(
     bits=st.sampled_from(WIDTHS),
     data=st.data(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 def test_any_size(
     op: str,
     channels: int,

@@ -13,6 +13,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import resolve_target
 from compiler.workload import Workload
+from tests.examples import examples
 from tests.graphs import Maker
 from tests.kernels import WIDTHS, as_workload, run_workload, width
 from tests.unit.schedule.problems import conv, matmul
@@ -45,7 +46,7 @@ def splits(workload: Workload, threads: int) -> set[int]:
     bits=st.sampled_from(WIDTHS),
     data=st.data(),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 def test_any_size(
     m: int, n: int, part: int, count: int, constant: bool, batch: tuple[int, ...], bits: int,
     data: st.DataObject,

@@ -19,6 +19,7 @@ from compiler.schedule.templates.strassen import TEMPLATE
 from compiler.schedule.templates.strassen_analysis import LAST_ROW, PRODUCTS
 from compiler.target import resolve_target
 from compiler.workload import Halo, Workload
+from tests.examples import examples
 from tests.graphs import Maker
 from tests.kernels import HOST, WIDTHS, Numbers, as_workload, run_workload, width
 from tests.unit.schedule.problems import matmul
@@ -107,7 +108,7 @@ def test_what_comes_first_is_added(products: list[tuple[int, ...]]) -> None:
     residual=st.booleans(),
     data=st.data(),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 def test_any_size(
     m: int, n: int, k: int, bits: int, threads: int, transposed: bool, residual: bool,
     data: st.DataObject,

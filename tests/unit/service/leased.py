@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compiler import driver
 from compiler.codegen.link import link_shared
+from compiler.codegen.object import emit_object
 from compiler.program_builder import CompiledProgram, ProgramBuilder
 from compiler.target import Target, host_target
 from service.jobs.device import Loadable
@@ -25,9 +27,9 @@ K, N = 300, 400
 """The weights have 480,000 and 16,000 bytes: one travels by itself, one with others."""
 
 
-def model_bytes() -> bytes:
-    """relu(x @ w1) @ w2, of a batch of 4."""
-    rng = np.random.default_rng(3)
+def model_bytes(seed: int = 3) -> bytes:
+    """relu(x @ w1) @ w2, of a batch of 4; the weights are drawn."""
+    rng = np.random.default_rng(seed)
     parameters = {
         "w1": rng.standard_normal((K, N), dtype=np.float32) / np.float32(K**0.5),
         "w2": rng.standard_normal((N, 10), dtype=np.float32) / np.float32(N**0.5),
@@ -70,6 +72,18 @@ def linked(objects: Sequence[bytes]) -> bytes:
         library = Path(folder) / "kernels.so"
         link_shared(list(objects), library)
         return library.read_bytes()
+
+
+def broken(model: Loadable, instruction: str, only: int | None = None) -> Loadable:
+    """The model with other code: each kernel (or the first ones only) does one LLVM instruction."""
+    symbols = [stage.symbol for kernel in model.program.kernels for stage in kernel.stages]
+    ends = "" if instruction.startswith(("br", "ret")) else "  unreachable\n"
+    text = "declare void @llvm.trap()\n" + "".join(
+        f'define void @"{symbol}"() {{\n  br label %entry\nentry:\n  {instruction}\n{ends}}}\n'
+        for symbol in symbols[:only]
+    )
+    code = emit_object(text, host_target())
+    return replace(model, link=lambda: linked([code]))
 
 
 @contextmanager

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +16,22 @@ import pytest
 from compiler.device import find_device
 from compiler.target import host_target
 from db.storage import Storage
-from service.jobs.device import Loadable
+from db.stores.blobs import BlobStore
+from db.stores.leases import RequestState
+from service.jobs.device import DeviceError, Loadable
 from service.jobs.leased_device import LeasedDevice
-from tests.unit.service.leased import compile_program, loadable, worker_process
+from service.jobs.remote_runner import Interrupted
+from service.jobs.run_queue import JobCancelled
+from tests.unit.service.leased import (
+    broken,
+    compile_program,
+    loadable,
+    worker_process,
+)
 from tuner.cancel import CancelToken
 from tuner.measure.model_runs import draw_inputs
 from tuner.measure.run_packing import pack_weights
+from tuner.measure.run_result import RunResult, RunStatus
 
 SEED = 5
 
@@ -90,3 +104,242 @@ def test_weights_stay_for_the_next_run_and_go_with_the_device(
         _, weights = pack_weights(model.program, model.weights)
         assert set(storage.blobs.digests()) - before == weights.keys()
     assert set(storage.blobs.digests()) == before
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_program_that_crashes_or_hangs_is_named_and_the_next_one_runs(
+    storage: Storage, job: str, model: Loadable, outputs: dict[str, np.ndarray]
+) -> None:
+    tokens = CancelToken(), CancelToken()
+    with LeasedDevice(storage, job, host_target(), *tokens, limit_seconds=4.0) as device:
+        with pytest.raises(DeviceError, match=r"worker 'board': killed by SIG.* 'run'") as crashed:
+            device.check(broken(model, "call void @llvm.trap()"), 1, SEED, outputs)
+        assert crashed.value.ran
+        with pytest.raises(DeviceError, match="'run' did not end within 4 seconds") as hung:
+            device.check(broken(model, "br label %entry"), 1, SEED, outputs)
+        assert hung.value.ran
+        missing = replace(model, link=broken(model, "ret void", only=1).link)
+        with pytest.raises(DeviceError, match="undefined symbol"):
+            device.check(missing, 1, SEED, outputs)
+        assert device.check(model, 1, SEED, outputs).errors == {"y": 0.0}
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_device_without_the_memory_refuses_and_fetches_nothing(
+    device: LeasedDevice,
+    model: Loadable,
+    outputs: dict[str, np.ndarray],
+    requested: Counter[str],
+) -> None:
+    vast = replace(model, program=replace(model.program, arena_bytes=1 << 44))
+    sentence = r"worker 'board': the run needs \d+ bytes of memory, this device has \d+$"
+    with pytest.raises(DeviceError, match=sentence) as refused:
+        device.check(vast, 1, SEED, outputs)
+    assert not refused.value.ran
+    assert not requested
+
+
+def test_a_cache_that_is_too_small_refuses_and_fetches_nothing(
+    device: LeasedDevice,
+    model: Loadable,
+    server: Any,
+    owner: str,
+    tmp_path: Path,
+    requested: Counter[str],
+) -> None:
+    with worker_process(server.url, owner, tmp_path / "spool", "--cache-mib", "1"):
+        large = {"y": np.zeros(1 << 18, np.float32)}
+        sentence = r"needs \d+ bytes of blobs, the cache of this worker holds 1048576"
+        with pytest.raises(DeviceError, match=sentence):
+            device.check(model, 1, SEED, large)
+        assert not requested
+        # what fits is done, though not beside what lay there before
+        for number in (1, 2):
+            small = {"y": np.full(1 << 16, number, np.float32)}
+            assert device.check(model, 1, SEED, small).errors == {"y": float("inf")}
+        cache = list((tmp_path / "spool").glob("*/0/blobs/*"))
+        assert sum(path.stat().st_size for path in cache) <= 1 << 20
+
+
+@pytest.mark.usefixtures("worker")
+def test_five_variants_send_their_weights_once(
+    device: LeasedDevice, model: Loadable, requested: Counter[str]
+) -> None:
+    variants = [loadable(compile_program()) for _ in range(4)]
+    variants.append(loadable(compile_program(host_target().narrowed(128))))
+    device.race([[model], *([variant] for variant in variants)], 1)
+    weights = [set(pack_weights(v.program, v.weights)[1]) for v in (model, *variants)]
+    assert weights[0] == weights[4]
+    assert weights[0] != weights[5], "the last one packs its weights otherwise"
+    asked = {digest: requested[digest] for digest in set().union(*weights)}
+    assert set(asked.values()) == {1}
+
+
+def test_a_killed_worker_is_given_the_run_again(
+    device: LeasedDevice, model: Loadable, server: Any, owner: str, tmp_path: Path, job: str
+) -> None:
+    storage = server.storage
+    calls = Call(lambda: device.race([[model], [model]], 1))
+    with worker_process(server.url, owner, tmp_path / "spool") as first:
+        until(lambda: states(storage, job) == [RequestState.LEASED])
+        first.kill()
+        first.wait()
+    assert states(storage, job) == [RequestState.LEASED]
+    with worker_process(server.url, owner, tmp_path / "spool"):
+        assert calls.result().comparisons
+    (status,) = storage.leases.of_job(job)
+    assert (status.state, status.attempt) == (RequestState.DONE, 2)
+
+
+def test_a_killed_tuner_finds_what_it_asked_for(
+    storage: Storage,
+    job: str,
+    model: Loadable,
+    outputs: dict[str, np.ndarray],
+    server: Any,
+    owner: str,
+    tmp_path: Path,
+) -> None:
+    interrupt = CancelToken()
+    storage.workers.register("board", [host_target().key], find_device().to_json())
+
+    def first_life() -> None:
+        with LeasedDevice(storage, job, host_target(), interrupt, CancelToken()) as device:
+            device.check(model, 1, SEED, outputs)
+
+    call = Call(first_life)
+    until(lambda: states(storage, job) == [RequestState.QUEUED])
+    interrupt.cancel("shutdown")
+    with pytest.raises(Interrupted, match="shutdown"):
+        call.result()
+    (registered,) = storage.workers.list()
+    (lease,) = storage.leases.claim(registered.id, [host_target().key], limit=1, lease_seconds=60)
+    assert all(digest in storage.blobs for digest in lease.blob_digests)
+    done = RunResult(lease.request_id, RunStatus.OK, errors={"y": 0.25}, worker=registered.id)
+    storage.leases.complete(lease.request_id, lease.fencing_token, "key", done.to_json())
+    with LeasedDevice(storage, job, host_target(), CancelToken(), CancelToken()) as device:
+        assert device.check(model, 1, SEED, outputs).errors == {"y": 0.25}
+        assert states(storage, job) == [RequestState.DONE]
+        # other inputs are another run, and so are those of another job
+        call = Call(lambda: device.check(model, 1, SEED + 1, outputs))
+        until(lambda: RequestState.QUEUED in states(storage, job))
+        storage.leases.cancel(job_id=job)
+        with pytest.raises(DeviceError, match="the run was cancelled"):
+            call.result()
+
+
+def test_a_cancelled_job_withdraws_its_run(
+    storage: Storage, job: str, model: Loadable, outputs: dict[str, np.ndarray]
+) -> None:
+    cancel = CancelToken()
+    storage.workers.register("board", [host_target().key], {})
+    with LeasedDevice(storage, job, host_target(), CancelToken(), cancel) as device:
+        assert device.facts is None
+        call = Call(lambda: device.check(model, 1, SEED, outputs))
+        until(lambda: states(storage, job) == [RequestState.QUEUED])
+        cancel.cancel("the user")
+        with pytest.raises(JobCancelled, match="the user"):
+            call.result()
+    assert states(storage, job) == [RequestState.CANCELLED]
+
+
+def test_nobody_there_is_a_sentence(
+    storage: Storage, job: str, model: Loadable, outputs: dict[str, np.ndarray]
+) -> None:
+    tokens = CancelToken(), CancelToken()
+    target = host_target()
+    with LeasedDevice(storage, job, target, *tokens, absent_seconds=0.1) as device:
+        assert not device.runs(target) and device.facts is None
+        with pytest.raises(DeviceError, match=rf"no worker for '{target.name}' came within 0\.1"):
+            device.check(model, 1, SEED, outputs)
+    board = storage.workers.register("board", [target.key], find_device().to_json())
+    other = storage.workers.register("other", [target.key], {})
+    storage.workers.leave(other.id)
+    with LeasedDevice(storage, job, target, *tokens, other.id, absent_seconds=0.1) as device:
+        assert device.runs(target) and device.workers == 0
+        with pytest.raises(DeviceError, match=r"worker 'other' did not come within 0\.1 seconds"):
+            device.profile(model, 1, 1)
+    with LeasedDevice(storage, job, target, *tokens, absent_seconds=0.1) as device:
+        call = Call(lambda: device.check(model, 1, SEED, outputs))
+        until(lambda: states(storage, job) == [RequestState.QUEUED])
+        storage.workers.leave(board.id)
+        with pytest.raises(DeviceError, match=r"worker 'board' was not heard of for 0\.1 seconds"):
+            call.result()
+
+
+def test_another_worker_takes_over_when_the_first_is_lost(
+    device: LeasedDevice,
+    storage: Storage,
+    job: str,
+    model: Loadable,
+    server: Any,
+    owner: str,
+    tmp_path: Path,
+) -> None:
+    gone = storage.workers.register("gone", [host_target().key], find_device().to_json())
+    call = Call(lambda: device.profile(model, 1, 1))
+    until(lambda: states(storage, job) == [RequestState.QUEUED])
+    storage.workers.leave(gone.id)
+    with worker_process(server.url, owner, tmp_path / "spool", "--name", "board"):
+        assert call.result().size
+    assert states(storage, job) == [RequestState.CANCELLED, RequestState.DONE]
+    assert device.name == "board"
+
+
+def test_what_comes_back_has_a_limit(device: LeasedDevice, model: Loadable) -> None:
+    (port,) = model.program.outputs
+    program = replace(model.program, outputs=(replace(port, shape=(1 << 23,)),))
+    with pytest.raises(DeviceError, match="brings back outputs of at most 16777216 bytes"):
+        device.check(replace(model, program=program), 1, SEED, {}, ["y"])
+
+
+# ---- helpers
+
+
+@pytest.fixture
+def requested(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each blob was fetched from the service."""
+    counts: Counter[str] = Counter()
+    path = BlobStore.path
+
+    def counted(self: BlobStore, digest: str) -> Path:
+        counts[digest] += 1
+        return path(self, digest)
+
+    monkeypatch.setattr(BlobStore, "path", counted)
+    return counts
+
+
+class Call:
+    """A call in a thread of its own."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._found: Any = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._found = self._function()
+        except (DeviceError, Interrupted, JobCancelled) as error:
+            self._error = error
+
+    def result(self) -> Any:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        if self._error is not None:
+            raise self._error
+        return self._found
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "it never happened"
+        time.sleep(0.01)
+
+
+def states(storage: Storage, job: str) -> list[RequestState]:
+    return [status.state for status in storage.leases.of_job(job)]

@@ -186,6 +186,23 @@ def test_a_long_poll_ends_without_work_for_a_worker_that_is_drained_meanwhile(
     assert storage.leases.status(["late"])["late"].state is RequestState.QUEUED
 
 
+def test_a_long_poll_ends_at_once_for_a_worker_that_leaves(
+    client: TestClient, storage: Storage, worker: str
+) -> None:
+    """The worker waits for this answer before it ends."""
+
+    def later() -> None:
+        time.sleep(0.1)
+        storage.workers.leave(worker)
+
+    thread = threading.Thread(target=later)
+    began = time.monotonic()
+    thread.start()
+    assert claim(client, worker, wait=30.0) == []
+    thread.join()
+    assert time.monotonic() - began < Settings().long_poll_seconds / 2
+
+
 def test_a_worker_is_drained_by_its_token_or_an_admin(
     anonymous: TestClient, storage: Storage
 ) -> None:
@@ -207,10 +224,32 @@ def test_a_worker_comes_back_under_its_id(client: TestClient, worker: str) -> No
     assert client.get("/v1/workers", params={"alive": True}).json() == []
 
 
-def test_a_worker_of_another_protocol_is_refused(client: TestClient) -> None:
-    answer = client.post("/v1/workers", json={"name": "old", "protocol": 99})
+@pytest.mark.parametrize(
+    ("protocol", "advice"),
+    [
+        (PROTOCOL - 1, "the worker is older; install the service's release of tilewright there"),
+        (PROTOCOL + 1, "the service is older; update it, or install its release on the worker"),
+    ],
+)
+def test_a_worker_of_another_protocol_is_told_which_side_is_old(
+    client: TestClient, protocol: int, advice: str
+) -> None:
+    answer = client.post("/v1/workers", json={"name": "w", "protocol": protocol})
     assert answer.status_code == 409
     assert answer.json()["type"] == "urn:tilewright:problem:protocol-version"
+    said = f"worker 'w' speaks protocol {protocol}, the service {PROTOCOL}"
+    assert answer.json()["detail"] == f"{said}: {advice}"
+
+
+def test_a_worker_that_outlived_an_update_of_the_service_is_told_so(
+    client: TestClient, storage: Storage, worker: str
+) -> None:
+    queue(storage, "a")
+    with writing(storage.engine) as connection:
+        connection.execute(sa.text(f"UPDATE workers SET protocol = {PROTOCOL - 1}"))
+    answer = client.post("/v1/leases/claim", json={"worker_id": worker, "limit": 1})
+    assert answer.status_code == 409 and "the worker is older" in answer.json()["detail"]
+    assert storage.leases.status(["a"])["a"].state is RequestState.QUEUED
 
 
 def test_an_unknown_target_is_named(client: TestClient) -> None:

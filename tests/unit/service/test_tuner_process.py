@@ -27,7 +27,7 @@ from service.jobs.remote_runner import RemoteRunner
 from service.jobs.tuner_process import TunerProcess
 from service.settings import Settings
 from tests.unit.tuner.fakes import FakeBuilder
-from tuner.events import Finished, Started, TaskStatus
+from tuner.events import Finished, Started, TaskSnapshot
 from tuner.measure.measurement import Status
 from tuner.measure.model_runs import Race
 
@@ -81,7 +81,7 @@ def loop(body: Callable[[RemoteRunner, Any], bool]) -> Callable[..., Finished]:
     def tune(
         tasks: Any, storage: Any, builder: Any, device: LeasedDevice, budget: Any, **options: Any
     ) -> Finished:
-        statuses = tuple(TaskStatus(t.name, t.key, t.count, from_store=True) for t in tasks)
+        statuses = tuple(TaskSnapshot(t.name, t.key, t.count, from_store=True) for t in tasks)
         options["on_event"](Started(statuses, 0))
         cancelled = body(device.runner, options["token"])
         finished = Finished(statuses, (None,) * len(statuses), 0, 0.1, cancelled, "")
@@ -184,6 +184,29 @@ def test_a_model_that_cannot_be_tuned_fails_with_a_sentence(
     assert failed.state is JobState.FAILED
     assert failed.error
     assert "\n" not in failed.error
+
+
+def test_a_type_that_the_target_lacks_fails_the_job_and_not_the_tuner(
+    storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LLVM aborts on a bfloat16 product for WebAssembly, and its process with it."""
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.BFLOAT16, [4, 4])
+        for name in ("a", "b", "y")
+    ]
+    product = helper.make_node("MatMul", ["a", "b"], ["y"], "fc")
+    graph = helper.make_graph([product], "narrow", ports[:2], ports[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    digest = storage.models.add(model.SerializeToString(), "narrow").digest
+    narrow = storage.jobs.create(digest, "wasm32", options={"trials": 4, "seconds": None})
+    monkeypatch.setattr(tuner_process, "tune_tasks", loop(lambda runner, token: False))
+    assert tuner.work_once() and tuner.work_once()
+    failed = storage.jobs.get(narrow.id)
+    assert failed.state is JobState.FAILED
+    assert failed.error == (
+        "the fused workload of matmul: target 'wasm32' cannot compute in bfloat16"
+    )
+    assert storage.jobs.get(job.id).state is JobState.SUCCEEDED
 
 
 def test_a_bug_fails_the_job_and_not_the_tuner(

@@ -16,6 +16,7 @@ from compiler.target import known_targets
 from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState
 from db.stores.workers import Health
+from service.worker import measuring
 from service.worker import process as worker_module
 from service.worker.cache import BlobCache
 from service.worker.http import Api, Refused, Unreachable
@@ -23,6 +24,8 @@ from service.worker.options import WorkerOptions, parse_arguments
 from service.worker.process import Worker, main
 from service.worker.state import Spooled, StateFolder
 from tuner.measure.measurement import Measurement, RecordKey, Status
+from tuner.measure.run_result import RunResult, RunStatus
+from tuner.measure.run_wire import RunRequest, SpeedsWork
 from tuner.measure.speed import SpeedWatch
 from tuner.measure.wire import Candidate, Case, MeasureRequest, MeasureResult
 
@@ -36,8 +39,9 @@ class FakeSandbox:
     measured: list[str] = []  # noqa: RUF012 - reset by the fixture
     gate = threading.Event()
     started = threading.Event()
+    closed = False
 
-    def __init__(self, worker: str, device: Any) -> None:
+    def __init__(self, worker: str, device: Any, python: Sequence[str]) -> None:
         self._worker = worker
         self.speed = SpeedWatch()
 
@@ -74,13 +78,21 @@ class FakeSandbox:
             for request in requests
         ]
 
+    def run(
+        self, request: RunRequest, blob: Callable[[str], Path], cancelled: Callable[[], bool]
+    ) -> RunResult:
+        assert all(blob(digest).exists() for digest in request.digests)
+        self.measured.append(request.request_id)
+        return RunResult(request.request_id, RunStatus.OK, worker=self._worker)
+
     def close(self) -> None:
-        pass
+        FakeSandbox.closed = True
 
 
 @pytest.fixture(autouse=True)
 def sandbox(monkeypatch: pytest.MonkeyPatch) -> type[FakeSandbox]:
     FakeSandbox.measured = []
+    FakeSandbox.closed = False
     FakeSandbox.gate = threading.Event()
     FakeSandbox.gate.set()
     FakeSandbox.started = threading.Event()
@@ -311,6 +323,29 @@ def test_a_request_of_another_protocol_fails_with_its_reason(
     assert "protocol version 99" in (storage.leases.status(["old"])["old"].error or "")
 
 
+def test_a_run_without_free_memory_is_refused_and_the_sandbox_gives_up_what_it_holds(
+    storage: Storage,
+    start: Callable[[], Running],
+    sandbox: type[FakeSandbox],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measuring, "available_bytes", lambda: 1000 + 500 * sandbox.closed)
+    library = storage.blobs.put(b"probes")
+    work = SpeedsWork(library, 64, (0, 0, 0), 0)
+    for name, memory_bytes in (("fits", 1500), ("large", 1501)):
+        request = RunRequest(name, "", 1, (), (), work, {library: 6}, memory_bytes, 60.0)
+        storage.leases.submit([NewRequest(name, TARGET, request.to_json(), (library,))])
+    start()
+    until(lambda: state(storage, "large") is RequestState.DONE)
+    results = [
+        RunResult.from_json(storage.leases.status([name])[name].result or {})
+        for name in ("fits", "large")
+    ]
+    assert [result.status for result in results] == [RunStatus.OK, RunStatus.REFUSED]
+    assert results[1].error == ("the run needs 1501 bytes of memory, 1500 are free on this device")
+    assert sandbox.measured == ["fits"]
+
+
 def test_a_wrong_token_ends_the_worker(options: WorkerOptions) -> None:
     running = Running(replace(options, token="wrong"))
     running.end()
@@ -383,6 +418,7 @@ def test_a_damaged_download_does_not_appear(server: Any, owner: str, tmp_path: P
         (["--server", "http://x"], "--token or --token-file"),
         (["--server", "http://x", "--token-file", "/no/such"], "cannot be read"),
         (["--server", "http://x", "--token", "t", "--cache-mib", "0"], "at least 1"),
+        (["--server", "http://x", "--token", "t", "--python", "'"], "no closing quotation"),
     ],
 )
 def test_wrong_usage_is_one_sentence(
@@ -397,9 +433,22 @@ def test_wrong_usage_is_one_sentence(
 def test_options_come_from_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("secret\n")
-    environment = {"TILEWRIGHT_SERVER": "https://s", "TILEWRIGHT_SPOOL": str(tmp_path)}
+    environment = {
+        "TILEWRIGHT_SERVER": "https://s",
+        "TILEWRIGHT_SPOOL": str(tmp_path),
+        "TILEWRIGHT_PYTHON": "nice python3",
+    }
     found = parse_arguments(["--token-file", str(file)], environment)
     assert (found.server, found.token, found.spool) == ("https://s", "secret", tmp_path)
+    assert found.python == ("nice", "python3")
+
+
+def test_a_python_that_cannot_run_the_sandbox_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--server", "http://x", "--token", "t", "--spool", str(tmp_path)]
+    assert main([*options, "--python", "no-such-python -v"]) == 1
+    assert "--python: the command 'no-such-python -v' cannot be" in capsys.readouterr().err
 
 
 def test_a_spool_that_cannot_be_written_is_a_sentence(

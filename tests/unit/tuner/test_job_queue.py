@@ -8,6 +8,7 @@ import pytest
 
 from tuner.measure.job_queue import MOST_TOGETHER, JobQueue
 from tuner.measure.measurement import RecordKey
+from tuner.measure.run_wire import ProfileWork, Request, RunRequest
 from tuner.measure.wire import Candidate, MeasureRequest
 
 
@@ -26,8 +27,8 @@ def _request(
     )
 
 
-def _taken(*requests: MeasureRequest) -> list[list[str]]:
-    queue: JobQueue[MeasureRequest] = JobQueue(lambda request: request)
+def _taken(*requests: Request) -> list[list[str]]:
+    queue: JobQueue[Request] = JobQueue(lambda request: request)
     for request in requests:
         queue.put(request)
     jobs = []
@@ -72,3 +73,11 @@ def test_a_closed_queue_gives_nothing_and_wakes_who_waits() -> None:
     assert queue.take() == []
     queue.put(_request("a"))
     assert queue.take(0.0) == []
+
+
+def test_a_run_of_whole_programs_goes_alone() -> None:
+    runs = [
+        RunRequest(name, "job", 1, (), (), ProfileWork(0, 1), {}, 0, 1.0) for name in ("x", "y")
+    ]
+    taken = _taken(_request("a"), _request("b"), *runs, _request("c"))
+    assert taken == [["a", "b"], ["x"], ["y"], ["c"]]

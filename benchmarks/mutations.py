@@ -1,0 +1,155 @@
+"""Small mistakes to put into a package, one at a time, by the mutation operators of mutmut.
+
+mutmut's own command takes no sample, and it leaves decorated functions out (properties, routes),
+since it keeps all mutants of a module in one file behind switches. So only its operators are used
+here: each says which nodes of a syntax tree may take a node's place. Conditions are added to them:
+each is forced, and each part of an `and` or `or` is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from difflib import unified_diff
+from pathlib import Path
+from typing import Any
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
+from mutmut.mutation.mutators import mutation_operators
+
+LONGEST_CHANGE = 160
+"""Characters of a change that is shown whole; of a longer one, what differs and a little before."""
+
+NOT_MUTATED = (cst.Annotation, cst.Decorator, cst.Raise)
+"""Types and decorators act where a module is imported; of an error's words nothing depends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A module with one mistake.
+
+    `path` is from the root, `operator` the kind of mistake, `change` its lines before and after.
+    """
+
+    path: str
+    line: int
+    operator: str
+    change: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Site:
+    """A node of a module, and another that may take its place."""
+
+    path: str
+    line: int
+    operator: str
+    module: cst.Module
+    node: cst.CSTNode
+    other: cst.CSTNode
+
+    def name(self) -> str:
+        """The mistake in words, which several places of a module may share."""
+        before, after = (self.module.code_for_node(node) for node in (self.node, self.other))
+        return f"{self.path} {self.operator} {before} {after}"
+
+    def mutant(self) -> Mutant | None:
+        """The module with the mistake; None where that is no Python, or the same text."""
+        before = self.module.code
+        changed = self.module.deep_replace(self.node, self.other)
+        assert isinstance(changed, cst.Module)
+        after = changed.code
+        try:
+            compile(after, self.path, "exec")
+        except SyntaxError:
+            return None
+        if after == before:
+            return None
+        return Mutant(self.path, self.line, self.operator, change(before, after), after)
+
+
+def _condition(node: cst.If | cst.CompIf) -> Iterable[cst.CSTNode]:
+    """Forced, as if a guard were missing or always held."""
+    for name in ("True", "False"):
+        yield node.with_changes(
+            test=cst.Name(name, lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+        )
+
+
+def _part(node: cst.BooleanOperation) -> Iterable[cst.CSTNode]:
+    """One side alone."""
+    for side in (node.left, node.right):
+        yield side.with_changes(
+            lpar=[cst.LeftParen(), *side.lpar], rpar=[*side.rpar, cst.RightParen()]
+        )
+
+
+OPERATORS: tuple[tuple[type, Callable[[Any], Iterable[cst.CSTNode]]], ...] = (
+    *mutation_operators,
+    (cst.If, _condition),
+    (cst.CompIf, _condition),
+    (cst.BooleanOperation, _part),
+)
+"""A kind of node, and what may take the place of such a node."""
+
+
+def sample(root: Path, package: str, count: int, seed: int) -> tuple[list[Mutant], int]:
+    """`count` mutants of a package's modules, drawn without replacement, and from how many places.
+
+    A mutant's turn depends on the seed and its own text alone: where sources change elsewhere, the
+    same ones are drawn again.
+    """
+    files = sorted((root / package).rglob("*.py"))
+    sites = [site for file in files for site in _sites(root, file)]
+    seen: Counter[str] = Counter()
+    turns = []
+    for number, site in enumerate(sites):
+        name = site.name()
+        seen[name] += 1
+        digest = hashlib.sha256(f"{seed} {seen[name]} {name}".encode()).digest()
+        turns.append((digest, number))
+    found: dict[tuple[str, str], Mutant] = {}
+    for _, number in sorted(turns):
+        if len(found) == count:
+            break
+        mutant = sites[number].mutant()
+        if mutant is not None:
+            found.setdefault((mutant.path, mutant.text), mutant)
+    return list(found.values()), len(sites)
+
+
+def _sites(root: Path, file: Path) -> Iterator[_Site]:
+    wrapper = MetadataWrapper(cst.parse_module(file.read_text()), unsafe_skip_copy=True)
+    positions = wrapper.resolve(PositionProvider)
+    path = file.relative_to(root).as_posix()
+    pending: list[cst.CSTNode] = [wrapper.module]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, NOT_MUTATED):
+            continue
+        pending += reversed(node.children)
+        for kind, operator in OPERATORS:
+            if not isinstance(node, kind):
+                continue
+            place = positions.get(node)
+            line = place.start.line if place is not None else 1
+            name = operator.__name__.removeprefix("operator_").strip("_")
+            for other in operator(node):
+                yield _Site(path, line, name, wrapper.module, node, other)
+
+
+def change(before: str, after: str) -> str:
+    """The lines that differ, on one line: `before -> after`."""
+    lines = list(unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))[3:]
+    old = " ".join(line[1:].strip() for line in lines if line.startswith("-"))
+    new = " ".join(line[1:].strip() for line in lines if line.startswith("+"))
+    if len(old) + len(new) > LONGEST_CHANGE:
+        pairs = enumerate(zip(old, new, strict=False))
+        same = max(next((i for i, (a, b) in pairs if a != b), 0) - 20, 0)
+        start, room = "... " if same else "", LONGEST_CHANGE // 2
+        old, new = (start + text[same : same + room] for text in (old, new))
+    return f"{old} -> {new}"

@@ -1,0 +1,98 @@
+"""What the compiler asks of code generation, whatever runs the code.
+
+A back end is a folder beside this module with a module `backend` that has `BACKEND`. The target
+says which folder (`Target.backend`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from compiler.loops.nest import LoopNest
+from compiler.target import Target
+from compiler.timings import Timings
+
+
+@dataclass(frozen=True, slots=True)
+class StageCode:
+    """A stage's function, and how many tiles of its parallel loop there are: 1 if it has none."""
+
+    symbol: str
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCode:
+    """A lowered loop nest, named after its code: equal code has one name.
+
+    Attributes:
+        name: of the kernel; its symbols begin with it.
+        text: the code before it is compiled, in the back end's language.
+        digest: SHA-256 (hex) of the text under a neutral name, and of the target.
+        stages: in the order in which they run.
+        scratch_bytes: size of each thread's scratch block.
+    """
+
+    name: str
+    text: str
+    digest: str
+    stages: tuple[StageCode, ...]
+    scratch_bytes: int
+
+
+class Library(Protocol):
+    """Code loaded into this process: keep it as long as the code may run."""
+
+    def address(self, symbol: str) -> int:
+        """The address of a function; CompilerError if the code has none of this name."""
+
+    def close(self) -> None:
+        """Free the code. None of its functions may run any more."""
+
+
+class Backend(Protocol):
+    """Makes code of loop nests for one kind of processor. It has no state."""
+
+    def lower(self, nest: LoopNest, target: Target) -> KernelCode:
+        """The code of a nest, as text.
+
+        Raises:
+            ScheduleError: if tiles do not align with layouts, or bounds cannot be proved.
+            CompilerError: if the target cannot compute in a type of the nest.
+        """
+
+    def compile(self, text: str, target: Target, timings: Timings | None = None) -> bytes:
+        """Object code of a `KernelCode`'s text.
+
+        No text ends this process, whatever the code generator does with it.
+
+        Raises:
+            CompilerError: if the text does not compile.
+        """
+
+    def assembly(self, text: str, target: Target) -> str:
+        """The same as assembly text, with comments that mark its loops."""
+
+    def link(self, objects: Sequence[bytes], output: str | Path) -> None:
+        """Link objects into one library at `output`, for an artifact.
+
+        Raises:
+            CompilerError: if they do not link.
+        """
+
+    def load(self, objects: Sequence[bytes]) -> Library:
+        """Load objects into this process.
+
+        Raises:
+            CompilerError: if they are not of this machine.
+        """
+
+
+def backend_of(target: Target) -> Backend:
+    """The back end that makes a target's code. It is imported here: LLVM is an extra."""
+    found: Backend = importlib.import_module(f"compiler.codegen.{target.backend}.backend").BACKEND
+    return found

@@ -1,0 +1,60 @@
+"""The back end of CPUs: LLVM IR, objects, and the libraries of the system."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from compiler.codegen import apart, link, object
+from compiler.codegen.backend import Backend, KernelCode, Library, StageCode
+from compiler.codegen.cpu.lower import lower_nest, scratch_layout, stage_extent, stage_symbol
+from compiler.codegen.cpu.refusal import check_types
+from compiler.loops.nest import LoopNest
+from compiler.target import Target
+from compiler.timings import Timings, timed
+
+_UNPROVEN = ("half", "bfloat")
+"""LLVM's names of types whose selection of instructions may abort or hang, depending on the target
+and on what surrounds an operation: a masked store of 8 bfloat16 elements does on Neoverse V1. For
+all other types, every operation was seen to compile on every described target."""
+
+
+class CpuBackend:
+    """The functions of this folder and of its parent, as the protocol names them."""
+
+    def lower(self, nest: LoopNest, target: Target) -> KernelCode:
+        check_types(nest, target)
+        text = lower_nest(nest, target)
+        digest = hashlib.sha256(f"{target.key}\n{text}".encode()).hexdigest()
+        name = f"tw_{digest[:24]}"
+        # of all stages in one go: there are as many as pieces in a concatenation
+        text = text.replace(f"@{nest.name}_s", f"@{name}_s")
+        stages = tuple(
+            StageCode(stage_symbol(name, number), stage_extent(stage))
+            for number, stage in enumerate(nest.stages)
+        )
+        return KernelCode(name, text, digest, stages, scratch_layout(nest)[1])
+
+    def compile(self, text: str, target: Target, timings: Timings | None = None) -> bytes:
+        if not _is_unproven(text):
+            return object.emit_object(text, target, timings)
+        with timed(timings, "LLVM codegen"):
+            return apart.emit_object(text, target)
+
+    def assembly(self, text: str, target: Target) -> str:
+        emit = apart.emit_assembly if _is_unproven(text) else object.emit_assembly
+        return emit(text, target)
+
+    def link(self, objects: Sequence[bytes], output: str | Path) -> None:
+        link.link_shared(objects, output)
+
+    def load(self, objects: Sequence[bytes]) -> Library:
+        return object.load_objects(objects)
+
+
+def _is_unproven(text: str) -> bool:
+    return any(name in text for name in _UNPROVEN)
+
+
+BACKEND: Backend = CpuBackend()

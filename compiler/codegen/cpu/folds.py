@@ -1,0 +1,57 @@
+"""Joining partial results of a reduction, be it a plain combiner's or a Fold's."""
+
+from __future__ import annotations
+
+from compiler.codegen.cpu import combining
+from compiler.codegen.cpu.arithmetic import cast
+from compiler.codegen.cpu.combining import Partial, combine, neutral
+from compiler.codegen.cpu.operations import apply
+from compiler.codegen.cpu.ssa import Emitter, Value
+from compiler.dtypes import DType
+from compiler.loops.expr import Accumulator, Cast, Combiner, Const, Expr, Fold, Incoming, Op
+
+
+def start(emitter: Emitter, combiner: Combiner | Fold, dtype: DType) -> Partial:
+    """The constants that change nothing."""
+    if isinstance(combiner, Fold):
+        return tuple(emitter.const(c.value, c.type) for c in combiner.neutral)
+    return (emitter.const(neutral(combiner, dtype), dtype),)
+
+
+def join(emitter: Emitter, combiner: Combiner | Fold, a: Partial, b: Partial) -> Partial:
+    """Two partial results as one."""
+    if isinstance(combiner, Fold):
+        return _joined(emitter, combiner, a, b)
+    ((x,), (y,)) = a, b
+    return (combine(emitter, combiner, x, y),)
+
+
+def join_lanes(emitter: Emitter, combiner: Combiner | Fold, partial: Partial) -> Partial:
+    """The lanes of vectors of one width joined to scalars."""
+    return combining.join_lanes(emitter, partial, lambda a, b: join(emitter, combiner, a, b))
+
+
+def _joined(emitter: Emitter, fold: Fold, a: Partial, b: Partial) -> Partial:
+    memo: dict[Expr, Value] = {}
+
+    def visit(node: Expr) -> Value:
+        if node not in memo:
+            memo[node] = compute(node)
+        return memo[node]
+
+    def compute(node: Expr) -> Value:
+        match node:
+            case Accumulator(number=number):
+                return a[number]
+            case Incoming(number=number):
+                return b[number]
+            case Const(value=value, type=dtype):
+                return emitter.const(value, dtype)
+            case Op(operation=operation, args=args):
+                return apply(emitter, operation, *map(visit, args))
+            case Cast(value=value, type=dtype):
+                return cast(emitter, visit(value), dtype)
+            case _:
+                raise TypeError(f"a fold joins by {type(node).__name__}")
+
+    return tuple(map(visit, fold.joined))

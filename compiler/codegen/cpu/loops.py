@@ -1,0 +1,182 @@
+"""Loops over the tiles of an axis: what is unrolled, what runs, and over which range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from compiler.codegen.cpu.access import Bound, Kind, Linear, Padding, Variable, bind, evaluate
+from compiler.codegen.cpu.context import Context
+from compiler.codegen.cpu.ssa import Emitter, Value
+from compiler.dtypes import DType
+from compiler.loops.expr import Load
+from compiler.loops.index import Affine, Axis, affine
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`count` tiles of `width` that start at `offset` and follow each other every `step`."""
+
+    offset: int
+    count: int
+    step: int
+    width: int
+
+
+def segments(extent: int, step: int, *, peel: bool, granularity: int) -> tuple[Segment, ...]:
+    """Full tiles (the first and last apart if peeled), a tail of whole vectors, the rest."""
+    full, rest = divmod(extent, step)
+    result = []
+    if peel and full > 2:
+        result.append(Segment(0, 1, step, step))
+        result.append(Segment(step, full - 2, step, step))
+        result.append(Segment((full - 1) * step, 1, step, step))
+    elif peel:
+        result += [Segment(number * step, 1, step, step) for number in range(full)]
+    elif full:
+        result.append(Segment(0, full, step, step))
+    offset = full * step
+    if granularity and rest > granularity and rest % granularity:
+        whole = rest - rest % granularity
+        result.append(Segment(offset, 1, whole, whole))
+        offset, rest = offset + whole, rest - whole
+    if rest:
+        result.append(Segment(offset, 1, rest, rest))
+    return tuple(result)
+
+
+def over(
+    context: Context,
+    axis: Axis,
+    step: int,
+    body: Callable[[list[Value]], list[Value]],
+    *,
+    carried: Sequence[Value] = (),
+    peel: bool = False,
+    unroll: bool = False,
+    granularity: int = 0,
+    clip: Sequence[Load] | None = None,
+    padding: Padding = Padding.READ,
+) -> list[Value]:
+    """Run `body` for each tile of an axis; run-time loops where a segment has several tiles."""
+    outer = context.environment[axis]
+    values = list(carried)
+    bounds = _clip(context, axis, outer, clip, padding) if clip else None
+    for segment in segments(outer.extent, step, peel=peel, granularity=granularity):
+        if unroll or (segment.count == 1 and bounds is None):
+            for number in range(segment.count):
+                start = _moved(outer.start, segment.offset + number * segment.step)
+                context.environment[axis] = Bound(start, segment.width)
+                values = body(values)
+            continue
+        low = context.emitter.const(0, DType.INT64)
+        high = context.emitter.const(segment.count, DType.INT64)
+        low, high = bounds or (low, high)
+        values = context.emitter.loop(
+            low,
+            high,
+            values,
+            tile_body(context, axis, outer, segment, body, clipped=bounds is not None),
+            may_be_empty=bounds is not None,
+        )
+    context.environment[axis] = outer
+    return values
+
+
+def tile_body(
+    context: Context,
+    axis: Axis,
+    outer: Bound,
+    segment: Segment,
+    body: Callable[[list[Value]], list[Value]],
+    *,
+    clipped: bool = False,
+    first: int = 0,
+) -> Callable[[Value, list[Value]], list[Value]]:
+    """The body of a run-time loop over a segment's tiles, whose counter starts at `first`."""
+
+    def lowered(counter: Value, values: list[Value]) -> list[Value]:
+        start = _moved(outer.start, segment.offset)
+        if segment.count > 1 or clipped:
+            if first:
+                shift = context.emitter.const(first, DType.INT64)
+                counter = context.emitter.emit(DType.INT64, 1, "sub nsw i64 %s, %s", counter, shift)
+            variable = Variable(Kind.RUNTIME, segment.count, counter, clipped=clipped)
+            start.add(Linear({variable: segment.step}))
+        context.environment[axis] = Bound(start, segment.width)
+        return body(values)
+
+    return lowered
+
+
+def _clip(
+    context: Context, axis: Axis, outer: Bound, loads: Sequence[Load], padding: Padding
+) -> tuple[Value, Value] | None:
+    """The range of a reduction axis for which all loads are in bounds; None if all of it is.
+
+    Only for offsets that are uniform over the register tile; where they are not, the accesses
+    keep their guards.
+    """
+    if outer.start.terms or outer.start.constant or axis.extent == 1:
+        return None
+    zero = context.emitter.const(0, DType.INT64)
+    low, high = zero, context.emitter.const(axis.extent, DType.INT64)
+    found = False
+    for load in loads:
+        for dim, index in enumerate(load.index):
+            factor = index.coefficient(axis)
+            if not factor:
+                continue
+            rest = index - affine(axis) * factor
+            form = bind(context.emitter, context.environment, rest)
+            lowest, highest = form.bounds()
+            readable = padding is Padding.READ
+            before, after = load.tensor.halo_of(dim) if readable else (0, 0)
+            extent = load.tensor.shape[dim]
+            reach = factor * (axis.extent - 1)
+            if lowest >= -before and highest + reach < extent + after:
+                continue
+            if factor < 0 or any(v.kind is not Kind.RUNTIME for v in form.terms):
+                return None
+            if not _uniform(context, rest):
+                return None
+            found = True
+            offset = evaluate(context.emitter, form)
+            low, high = _clip_range(context.emitter, offset, factor, extent, low, high)
+    return (low, high) if found else None
+
+
+def _uniform(context: Context, rest: Affine) -> bool:
+    return all(context.environment[a].extent == 1 for a in rest.axes() if a in context.environment)
+
+
+def _clip_range(
+    emitter: Emitter, offset: Value, factor: int, extent: int, low: Value, high: Value
+) -> tuple[Value, Value]:
+    """0 <= offset + factor * i < extent  <=>  ceil(-offset / factor) <= i < ceil(...)."""
+    zero = emitter.const(0, DType.INT64)
+    size = emitter.const(extent, DType.INT64)
+    first = emitter.emit(DType.INT64, 1, "sub nsw i64 %s, %s", zero, offset)
+    first = emitter.call(DType.INT64, 1, "llvm.smax.i64", first, zero)
+    last = emitter.emit(DType.INT64, 1, "sub nsw i64 %s, %s", size, offset)
+    last = emitter.call(DType.INT64, 1, "llvm.smax.i64", last, zero)
+    if factor > 1:
+        round_up = emitter.const(factor - 1, DType.INT64)
+        divisor = emitter.const(factor, DType.INT64)
+        first, last = (
+            emitter.emit(
+                DType.INT64,
+                1,
+                "udiv i64 %s, %s",
+                emitter.emit(DType.INT64, 1, "add nsw i64 %s, %s", edge, round_up),
+                divisor,
+            )
+            for edge in (first, last)
+        )
+    first = emitter.call(DType.INT64, 1, "llvm.smax.i64", first, low)
+    last = emitter.call(DType.INT64, 1, "llvm.smin.i64", last, high)
+    return first, last
+
+
+def _moved(form: Linear, offset: int) -> Linear:
+    return Linear(dict(form.terms), form.constant + offset)

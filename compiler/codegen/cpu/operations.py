@@ -1,0 +1,16 @@
+"""Every operation of an expression: an instruction or two, or what is made of several."""
+
+from __future__ import annotations
+
+from compiler.codegen.cpu import arithmetic
+from compiler.codegen.cpu.remainder import float_remainder
+from compiler.codegen.cpu.ssa import Emitter, Value
+from compiler.loops.expr import Operation
+
+
+def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
+    """One operation on values of one type; scalars are splatted where others are vectors."""
+    dtype = args[-1].dtype
+    if operation is Operation.REM and dtype is not None and dtype.is_float:
+        return float_remainder(emitter, *args)
+    return arithmetic.apply(emitter, operation, *args)

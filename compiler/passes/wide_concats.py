@@ -1,0 +1,50 @@
+"""Concatenations of many pieces as a tree of narrow ones.
+
+Before:                                 After, for a width of 2:
+    %4 = concat(%0, %1, %2, %3)             %5 = concat(%0, %1); %6 = concat(%2, %3)
+                                            %4 = concat(%5, %6)
+
+Each piece is a stage of a kernel. One kernel of 50,000 stages takes minutes to compile; a tree has
+many kernels of one kind, and what lies in place is not copied again. Elsewhere: a balanced tree
+rewrite, as XLA's tree reduction rewriter makes of wide reductions.
+"""
+
+from __future__ import annotations
+
+from compiler import ops
+from compiler.graph.ir import Graph, Node
+from compiler.graph.names import fresh
+from compiler.graph.types import TensorType
+
+WIDTH = 64
+"""Pieces of one kernel. DenseNet's widest concatenation has 49 of them."""
+
+
+def narrow_concats(graph: Graph) -> Graph:
+    """Split every concatenation of more than `WIDTH` operands."""
+    if not any(_is_wide(node) for node in graph.nodes):
+        return graph
+    types = dict(graph.types)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        while _is_wide(node):
+            parts = [_part(node, at, types) for at in range(0, len(node.inputs), WIDTH)]
+            nodes += [part for part in parts if len(part.inputs) > 1]
+            inputs = tuple(p.output if len(p.inputs) > 1 else p.inputs[0] for p in parts)
+            node = Node(node.name, node.op, inputs, node.outputs, node.attrs)
+        nodes.append(node)
+    return graph.replace(nodes=nodes, types=types)
+
+
+def _is_wide(node: Node) -> bool:
+    return node.op == "concat" and len(node.inputs) > WIDTH
+
+
+def _part(node: Node, at: int, types: dict[str, TensorType]) -> Node:
+    """The concatenation of the operands from a place on."""
+    inputs = node.inputs[at : at + WIDTH]
+    name = inputs[0]
+    if len(inputs) > 1:
+        name = fresh(f"{node.output}.part{at // WIDTH}", types)
+        types[name] = ops.get(node.op).infer([types[v] for v in inputs], node.attrs)
+    return Node(name, node.op, inputs, (name,), node.attrs)

@@ -1,0 +1,131 @@
+"""Scalar loops over everything: the schedule that every workload has.
+
+One element of the output at a time. Each reduction is a loop of its own, inner ones first; one that
+another reduction needs at each of its steps (a product inside a softmax) is written to scratch for
+all of those steps before.
+
+    out[i, j] = sum[k] x[i, k] * w[k, j], elementwise operators around it:
+        for i: for j:
+          s = sum[k] x[i, k] * w[k, j]
+          out[i, j] = relu(s + b[j])
+
+No lane and no tile has to fit a layout. It is what is compiled where every other template refuses.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import (
+    Accumulator,
+    Expr,
+    Items,
+    Load,
+    Reduce,
+    Role,
+    Space,
+    Tensor,
+    finished,
+    walk,
+)
+from compiler.loops.index import Affine, Axis, affine
+from compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
+from compiler.loops.rewriting import substitute
+from compiler.loops.semantics import items_of
+from compiler.schedule.kernel import Kernel
+from compiler.schedule.merge import merge_axes
+from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.space import SubSpace, anything
+from compiler.schedule.structure import LoopSpec, halo_stage, nest, parallel_stage, reads_halo
+from compiler.schedule.templates import LAST, pieces
+from compiler.target import Target
+from compiler.workload import Workload
+
+
+@lru_cache(maxsize=256)
+def analyse(workload: Workload) -> tuple[Problem, ...]:
+    """What gives the output: one expression, or one for each piece of it."""
+    if is_one_expression(workload):
+        return (merge_axes(compose(workload)),)
+    return pieces.analyse(workload)
+
+
+class _Template:
+    algorithms = ("scalar",)
+
+    def preference(self, workload: Workload) -> float:
+        return LAST
+
+    def space(
+        self, workload: Workload, target: Target, *, threads: int, numerics: str
+    ) -> SubSpace | None:
+        if not analyse(workload):
+            return None
+        return SubSpace("scalar", (), anything, Schedule.of("scalar"))
+
+    def lower(
+        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
+    ) -> Kernel:
+        problems = analyse(workload)
+        if not problems:
+            raise ScheduleError("'scalar' does not apply to this workload")
+        made = [_element(number, problem) for number, problem in enumerate(problems)]
+        out = workload.output
+        whole = Tensor(
+            "out", out.type.shape, out.type.dtype, out.layout, out.halo, role=Role.OUTPUT
+        )
+        output = problems[0].output.tensor if len(problems) == 1 else whole
+        stages = (*(stage for stage, _ in made), *halo_stage(whole, target.lanes(DType.FLOAT32)))
+        inputs = problems[0].inputs
+        scratch = tuple(tensor for _, tensors in made for tensor in tensors)
+        loops = LoopNest("kernel", (*inputs, output), scratch, stages)
+        return Kernel(loops, tuple((t.name, i) for i, t in enumerate(inputs)))
+
+
+TEMPLATE = _Template()
+
+
+def _element(number: int, problem: Problem) -> tuple[Stage, list[Tensor]]:
+    """The loops over a piece of the output, and the scratch that they need."""
+    known: dict[Expr, Expr] = {}
+    nodes: list[Node] = []
+    scratch: list[Tensor] = []
+    for reduction in problem.reductions:
+        steps = _steps(reduction, problem)
+        targets = tuple(
+            _kept(f"part{number}_{len(known)}_{item}", value.dtype, steps)
+            for item, value in enumerate(items_of(finished(reduction)))
+        )
+        scratch += [t.tensor for t in targets if t.tensor.space is Space.MEMORY]
+        values = items_of(finished(reduction))
+        compute = Compute(
+            tuple(Store(target, value) for target, value in zip(targets, values, strict=True)),
+            substitute(reduction.body, known),
+            reduction.combiner,
+            reduce=tuple(Tile(axis) for axis in reduction.axes if axis.extent > 1),
+            skip_padding=not reads_halo(reduction),
+        )
+        nodes += nest([LoopSpec(axis) for axis in steps], compute)
+        known[reduction] = targets[0] if len(targets) == 1 else Items(targets)
+    value = substitute(problem.expr, known)
+    nodes.append(Compute((Store(problem.output, Accumulator(value.dtype)),), value))
+    loops = [LoopSpec(axis) for axis in problem.axes if axis.extent > 1]
+    return parallel_stage(f"main{number}", loops, *nodes), scratch
+
+
+def _steps(reduction: Reduce, problem: Problem) -> list[Axis]:
+    """The axes of other reductions that this one's value depends on."""
+    own = {axis for node in walk(reduction) if isinstance(node, Reduce) for axis in node.axes}
+    free = axes_of(reduction) - own - {*problem.axes}
+    return sorted((axis for axis in free if axis.extent > 1), key=lambda axis: axis.name)
+
+
+def _kept(name: str, dtype: DType, steps: list[Axis]) -> Load:
+    """Where a reduction's value goes: a register, or an element of scratch for each step."""
+    if not steps:
+        return Load(Tensor(name, (1,), dtype, space=Space.REGISTER), (Affine(),))
+    shape = tuple(axis.extent for axis in steps)
+    return Load(Tensor(name, shape, dtype, role=Role.SCRATCH), tuple(map(affine, steps)))

@@ -1,0 +1,225 @@
+"""One run after the other through the queue of leases, and who there is to do them.
+
+Requests have names made of their content, the job and the worker. So a tuner that was killed finds
+what its predecessor asked for, under way or done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from compiler.target import Target
+from db.storage import Storage
+from db.stores.leases import NewRequest, RequestState, RequestStatus
+from db.stores.workers import Health, RegisteredWorker
+from service.jobs.device import DeviceError
+from service.jobs.remote_runner import Interrupted
+from tuner.cancel import CancelToken
+from tuner.measure.run_packing import Blobs, request_name
+from tuner.measure.run_result import RunResult, RunStatus
+from tuner.measure.run_wire import RunRequest
+from tuner.measure.wire import ProtocolError
+
+POLL_SECONDS = 0.02
+LOOK_SECONDS = 1.0
+"""Between two looks at who is alive."""
+
+
+class JobCancelled(Exception):
+    """The user wants the job to end; what it had asked for is withdrawn."""
+
+
+class RunQueue:
+    """The runs of one job, all on one worker: the one that was asked for, or the first that is
+    alive. Another takes over when that one is lost.
+
+    Args:
+        storage: the queue, the workers and the blobs.
+        job_id: what asks.
+        target: what code is generated for.
+        interrupt: set when this process must let go of the job.
+        cancel: set when the user wants the job to end.
+        worker_id: the only worker that may be asked.
+        absent_seconds: how long a run waits while nobody can take it.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        job_id: str,
+        target: Target,
+        interrupt: CancelToken,
+        cancel: CancelToken,
+        worker_id: str | None,
+        absent_seconds: float,
+    ) -> None:
+        self._storage = storage
+        self._job_id = job_id
+        self._target = target
+        self._interrupt = interrupt
+        self._cancel = cancel
+        self._worker_id = worker_id
+        self._absent_seconds = absent_seconds
+        self._chosen: RegisteredWorker | None = None
+
+    @property
+    def worker(self) -> RegisteredWorker | None:
+        """Who runs, or will; None while nobody has come yet."""
+        return self._chosen or next(iter(self.known(self._target)), None)
+
+    def known(self, target: Target) -> Sequence[RegisteredWorker]:
+        """Workers that run the target, those that are alive first."""
+        found = [
+            worker
+            for worker in self._storage.workers.list()
+            if target.key in worker.target_keys and self._worker_id in (None, worker.id)
+        ]
+        return sorted(found, key=lambda worker: worker.health is not Health.HEALTHY)
+
+    def run(self, request: RunRequest, blobs: Blobs, target: Target) -> RunResult:
+        """Have a request done whose name is still open; its blobs stay.
+
+        Raises:
+            DeviceError: if nobody comes, or the run did not go well.
+            Interrupted, JobCancelled: if this process must let go of the job, or it is to end.
+        """
+        status = None
+        while status is None:
+            worker = self.await_worker(target)
+            name = self._submit(request, blobs, worker, target)
+            status = self._await(name, worker, target)
+        self._storage.leases.acknowledge([status.request_id])
+        return _read(status, f"worker '{worker.name}'")
+
+    def remove(self, digests: Iterable[str]) -> None:
+        """Delete blobs that no open request names."""
+        gone = set(digests)
+        if gone:
+            for digest in sorted(gone - self._storage.leases.blob_digests()):
+                self._storage.blobs.delete(digest)
+
+    def await_worker(self, target: Target) -> RegisteredWorker:
+        """The worker of this job's runs, once there is one.
+
+        Raises:
+            DeviceError, Interrupted, JobCancelled: as `run` does.
+        """
+        ends = time.monotonic() + self._absent_seconds
+        while True:
+            self._check_tokens()
+            alive = self._alive(target)
+            chosen = None if self._chosen is None else self._chosen.id
+            same = [worker for worker in alive if worker.id == chosen]
+            if alive:
+                self._chosen = (same or alive)[0]
+                return self._chosen
+            if time.monotonic() >= ends:
+                raise DeviceError(self._nobody(target))
+            self._interrupt.wait(min(LOOK_SECONDS, max(0.0, ends - time.monotonic())))
+
+    def _submit(
+        self, request: RunRequest, blobs: Blobs, worker: RegisteredWorker, target: Target
+    ) -> str:
+        """Queue a request unless it is there; its name.
+
+        One that ended without a result, in an earlier life of the job, is asked for anew.
+        """
+        attempt = 0
+        while True:
+            name = request_name(request, worker.id, attempt)
+            known = self._storage.leases.status([name]).get(name)
+            if known is None or not known.state.final or known.state is RequestState.DONE:
+                break
+            attempt += 1
+        if known is not None and known.state.final:
+            return name
+        self._save(blobs)
+        new = NewRequest(
+            request_id=name,
+            target_key=target.key,
+            payload=replace(request, request_id=name).to_json(),
+            blob_digests=request.digests,
+            job_id=self._job_id,
+            worker_id=worker.id,
+        )
+        self._storage.leases.submit([new])
+        # once more: before it was queued, another job may have removed what it needed no more
+        self._save(blobs)
+        return name
+
+    def _save(self, blobs: Blobs) -> None:
+        for digest, data in blobs.items():
+            if not self._storage.blobs.touch(digest):
+                self._storage.blobs.put(bytes(data))
+
+    def _await(self, name: str, worker: RegisteredWorker, target: Target) -> RequestStatus | None:
+        """How a request ended; None if its worker was lost and another one is there."""
+        leases = self._storage.leases
+        seen = looked = time.monotonic()
+        while True:
+            self._check_tokens(name)
+            status = leases.status([name]).get(name)
+            if status is None:
+                raise DeviceError(f"worker '{worker.name}': the run was removed from the queue")
+            if status.state.final:
+                return status
+            now = time.monotonic()
+            if now - looked >= LOOK_SECONDS:
+                looked = now
+                if self._present(worker, status.state):
+                    seen = now
+                elif self._alive(target):
+                    leases.cancel(request_ids=[name])
+                    return None
+                elif now - seen >= self._absent_seconds:
+                    leases.cancel(request_ids=[name])
+                    raise DeviceError(
+                        f"worker '{worker.name}' was not heard of for {self._absent_seconds:g} "
+                        "seconds while a run waited for it"
+                    )
+            time.sleep(POLL_SECONDS)
+
+    def _check_tokens(self, name: str = "") -> None:
+        """Raises Interrupted or JobCancelled; what is cancelled is withdrawn from the queue."""
+        if self._interrupt.cancelled:
+            raise Interrupted(self._interrupt.reason)
+        if self._cancel.cancelled:
+            if name:
+                self._storage.leases.cancel(request_ids=[name])
+            raise JobCancelled(self._cancel.reason)
+
+    def _alive(self, target: Target) -> Sequence[RegisteredWorker]:
+        return [worker for worker in self.known(target) if worker.health is Health.HEALTHY]
+
+    def _present(self, worker: RegisteredWorker, state: RequestState) -> bool:
+        """Whether the worker may yet finish a request; a drained one finishes what it has."""
+        found = {each.id: each.health for each in self._storage.workers.list()}.get(worker.id)
+        leased = state is RequestState.LEASED
+        return found is Health.HEALTHY or (found is Health.DRAINING and leased)
+
+    def _nobody(self, target: Target) -> str:
+        within = f"within {self._absent_seconds:g} seconds"
+        if self._worker_id is None:
+            return f"no worker for '{target.name}' came {within}"
+        name = self._worker_id if self.worker is None else self.worker.name
+        return f"worker '{name}' did not come {within}"
+
+
+def _read(status: RequestStatus, where: str) -> RunResult:
+    """The result of a run that went well. Raises DeviceError for any other."""
+    match status.state:
+        case RequestState.DONE:
+            try:
+                result = RunResult.from_json(status.result or {})
+            except ProtocolError as error:
+                raise DeviceError(f"{where}: {error}") from error
+            if result.status is RunStatus.OK:
+                return result
+            ran = result.status not in (RunStatus.OUT_OF_MEMORY, RunStatus.REFUSED)
+            raise DeviceError(f"{where}: {result.error}", ran=ran)
+        case RequestState.CANCELLED:
+            raise DeviceError(f"{where}: the run was cancelled")
+        case _:
+            raise DeviceError(f"{where}: {status.error or 'lost'}")

@@ -1,0 +1,134 @@
+"""A machine under qemu-user: its Python, and the project's packages as it has them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.devices.machines import Machine
+from tests.devices.packages import UnavailableError, cached, debian, zig
+
+SOURCE = Path(__file__).parents[2]
+SYSROOTS = {"aarch64": ("arm64", "bookworm"), "riscv64": ("riscv64", "trixie")}
+"""What Debian calls an architecture, and the suite that its Python is from."""
+
+QEMU_SUITE = "bookworm"
+"""Its qemu 7.2 imports NumPy in 3 s where version 10 takes 5."""
+
+GLIBC = "2.36"
+"""The oldest of the sysroots: what is compiled for it runs on the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """A machine that runs programs.
+
+    Attributes:
+        python: the command that runs its Python.
+        packages: the folder of the project's packages that it imports.
+    """
+
+    machine: Machine
+    python: tuple[str, ...]
+    packages: Path
+
+
+def emulate(machine: Machine, folder: Path) -> Emulated:
+    """Set a machine up in an empty folder.
+
+    An x86-64 runs this process's own Python and packages; others have Debian's Python and a copy
+    of the packages with a C runtime of their architecture.
+
+    Raises:
+        UnavailableError: if a part of it cannot be had here.
+    """
+    if os.uname().machine != "x86_64":
+        raise UnavailableError("qemu is fetched for x86-64 alone")
+    root = folder / "root"
+    machine.write(root)
+    python, packages = sys.executable, SOURCE
+    if machine.architecture != os.uname().machine:
+        for part in sysroot(machine.architecture).iterdir():
+            (root / part.name).symlink_to(part)
+        python, packages = str(root / "usr/bin/python3"), folder / "packages"
+        copy_packages(machine.architecture, packages)
+    qemu = emulator(machine.architecture)
+    return Emulated(machine, (*qemu, "-cpu", machine.cpu, "-L", str(root), python), packages)
+
+
+def emulator(architecture: str) -> tuple[str, ...]:
+    """The command of qemu for programs of an architecture: the installed one, or Debian's.
+
+    Debian's is started by the loader that comes with it, for it uses libraries that this machine
+    may not have; no variable of the environment says so, since programs under it would inherit it.
+
+    Raises:
+        UnavailableError: if there is none.
+    """
+    name = f"qemu-{architecture}"
+    installed = shutil.which(name) or shutil.which(f"{name}-static")
+    if installed is not None:
+        return (installed,)
+    root = debian("amd64", QEMU_SUITE, ["qemu-user"])
+    libraries = f"{root}/usr/lib/x86_64-linux-gnu"
+    loader = f"{root}/lib64/ld-linux-x86-64.so.2"
+    return (loader, "--library-path", libraries, f"{root}/usr/bin/{name}")
+
+
+def sysroot(architecture: str) -> Path:
+    """A root with Python and NumPy of an architecture, 23 MB to fetch.
+
+    Raises:
+        UnavailableError: if it is not to be had.
+    """
+    name, suite = SYSROOTS[architecture]
+    root = debian(name, suite, ["python3-numpy", "python3", "libc6", "libstdc++6"])
+    # what installing would have done: the libraries that NumPy is linked with lie a folder deeper
+    folder = root / f"usr/lib/{architecture}-linux-gnu"
+    for library in ("blas/libblas.so.3", "lapack/liblapack.so.3"):
+        link = folder / Path(library).name
+        if not link.is_symlink():
+            link.symlink_to(library)
+    return root
+
+
+def copy_packages(architecture: str, folder: Path) -> None:
+    """What a device imports, with the C runtime of its architecture.
+
+    Raises:
+        UnavailableError: if the compiler is not to be had.
+    """
+    for package in ("compiler", "tuner", "service"):
+        shutil.copytree(
+            SOURCE / package,
+            folder / package,
+            ignore=shutil.ignore_patterns("__pycache__", "*.so"),
+        )
+    library = folder / "compiler/runtime/_native.abi3.so"
+    sources = sorted(map(str, (SOURCE / "compiler/runtime/native").glob("*.c")))
+    flags = ["-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-shared"]
+    target = f"{architecture}-linux-gnu.{GLIBC}"
+    done = subprocess.run(
+        [sys.executable, "-m", "ziglang", "cc", "-target", target, *flags, *sources, "-o", library],
+        env=zig_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def zig_environment() -> dict[str, str]:
+    """This environment, with zig to import and its caches beside it."""
+    paths = [str(SOURCE), str(zig()), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    caches = cached("zig-cache", lambda folder: None)
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "ZIG_GLOBAL_CACHE_DIR": str(caches / "global"),
+        "ZIG_LOCAL_CACHE_DIR": str(caches / "local"),
+    }

@@ -1,0 +1,164 @@
+"""A job for a machine that is not the tuner's: from the model to the artifact that runs there.
+
+The worker runs under qemu, with its own instruction set and the facts that its Linux would tell.
+Times say nothing there, and nothing here looks at them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler.device import find_device
+from service.api.schemas import LookupRequest
+from tests.devices.conftest import ALL_MACHINES, Service
+from tests.devices.emulators import Emulated
+from tests.devices.machines import CORTEX_A72, HASWELL, RISCV64, Machine
+
+USUAL, RARE = [HASWELL, CORTEX_A72], [RISCV64]
+
+TRIALS = 12
+JOB_SECONDS = 240.0
+"""Longest that a job may take; it takes about a tenth of that on two free cores."""
+
+TOLERANCE = 1e-4
+"""Relative to the largest output. Sums of 72 products in another order differ by 72 x 2^-24, which
+is 4e-6, of the sum of their magnitudes; Winograd's transforms may multiply that by ten."""
+
+RUN = """\
+import sys
+import numpy as np
+from compiler import load_artifact
+inputs = np.load(sys.argv[2])
+np.save(sys.argv[3], load_artifact(sys.argv[1]).run(dict(inputs))[0])
+"""
+
+pytestmark = [pytest.mark.devices, pytest.mark.timeout(900)]
+
+
+def save_model(path: Path) -> None:
+    """A convolution with a bias and a ReLU, and a product."""
+    rng = np.random.default_rng(0)
+
+    def weights(*shape: int) -> np.ndarray:
+        scale = np.float32(np.prod(shape[1:]) ** -0.5)
+        return rng.standard_normal(shape, dtype=np.float32) * scale
+
+    parameters = {
+        "w1": weights(16, 8, 3, 3),
+        "b1": weights(16),
+        "w2": weights(16, 10),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c"], "conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["r"], "relu"),
+        helper.make_node("GlobalAveragePool", ["r"], ["g"], "pool"),
+        helper.make_node("Flatten", ["g"], ["f"], "flatten"),
+        helper.make_node("MatMul", ["f", "w2"], ["y"], "fc"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 10, 10])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 10])],
+        [numpy_helper.from_array(array, name) for name, array in parameters.items()],
+    )
+    # ONNX Runtime reads it too, and may be older than onnx
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The usual machines, or all of them where the command line asks for that."""
+    if "machine" in metafunc.fixturenames:
+        more = metafunc.config.getoption(ALL_MACHINES, default=False)
+        machines = [*USUAL, *(RARE if more else [])]
+        metafunc.parametrize("machine", machines, ids=lambda machine: machine.name)
+
+
+def test_a_job_is_done_on_the_device(service: Service, emulated: Emulated, tmp_path: Path) -> None:
+    machine = emulated.machine
+    model, artifact = tmp_path / "small.onnx", tmp_path / "artifact"
+    save_model(model)
+    named = [] if machine is HASWELL else ["--target", machine.target]
+    service.start_worker(emulated, *named)
+
+    printed = service.run(
+        *("submit", str(model), "--target", machine.target, "--trials", str(TRIALS)),
+        *("-o", str(artifact)),
+        seconds=JOB_SECONDS,
+    )
+    (job,) = re.findall(r"^job (\w+)$", printed, re.MULTILINE)
+
+    check_measurements(service, machine, job)
+    check_records(service, machine, model)
+    check_the_tuner_appears_nowhere(service, machine)
+    check_artifact(emulated, artifact, model)
+
+
+def check_measurements(service: Service, machine: Machine, job: str) -> None:
+    """Each was made by the worker, which says what machine it is on."""
+    with service.client() as client:
+        (worker,) = client.workers()
+    storage = service.storage()
+    trials = storage.records.trials_of_job(job)
+    storage.close()
+    # the others were not built, or refused for what their assembly says, before they were sent
+    measured = [trial.measurement for trial in trials if trial.measurement.measure_seconds]
+    assert len(measured) > TRIALS // 2
+    for measurement in measured:
+        assert measurement.worker == worker.id
+        found = measurement.device
+        assert (found["model"], found["architecture"]) == (machine.model, machine.architecture)
+        assert found["memory_bytes"] == machine.memory_kib << 10
+        assert [cache["bytes"] for cache in found["caches"]] == [c.bytes for c in machine.caches]
+
+
+def check_records(service: Service, machine: Machine, model: Path) -> None:
+    """Every kernel that is kept was compared with the references on the device."""
+    with service.client() as client:
+        digest = client.upload(model).digest
+        lookup = client.lookup(LookupRequest(model=digest, target=machine.target))
+    assert lookup.schedules and lookup.known == len(lookup.schedules)
+    for entry in lookup.schedules:
+        assert entry.record is not None
+        measurement = entry.record.measurement
+        assert measurement["device"]["model"] == machine.model
+        assert measurement["checks"] > 1
+        assert measurement["max_error"] <= measurement["tolerance"]
+
+
+def check_the_tuner_appears_nowhere(service: Service, machine: Machine) -> None:
+    """What this machine is called is in no row of the database."""
+    host = find_device()
+    stored = b"".join(path.read_bytes() for path in service.database_files())
+    assert machine.model.encode() in stored
+    assert host.model and host.model.encode() not in stored
+
+
+def check_artifact(emulated: Emulated, artifact: Path, model: Path) -> None:
+    """It loads on the device, where its output is that of ONNX Runtime here."""
+    x = np.random.default_rng(1).standard_normal((1, 8, 10, 10), dtype=np.float32)
+    inputs, output = artifact.parent / "inputs.npz", artifact.parent / "output.npy"
+    np.savez(inputs, x=x)
+    done = subprocess.run(
+        [*emulated.python, "-c", RUN, str(artifact), str(inputs), str(output)],
+        cwd=emulated.packages,
+        env={**os.environ, "PYTHONPATH": str(emulated.packages)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"x": x})
+    found = np.load(output)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()

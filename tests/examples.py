@@ -1,0 +1,43 @@
+"""How many examples property tests draw: few and the same each time, or many and others.
+
+Profiles of hypothesis, chosen with `--hypothesis-profile`:
+
+- `repeatable`, unless another is named: derandomised, so that what passes once passes again.
+- `fuzz`: twenty times as many, drawn by chance. What fails is kept in `tests/cases`.
+- `cases`: what is kept there, and nothing else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import Phase, settings
+from hypothesis.database import DirectoryBasedExampleDatabase, ReadOnlyDatabase
+
+CASES = Path(__file__).parent / "cases"
+"""Examples that failed once, as hypothesis keeps them: valid while their test reads the same."""
+
+_FUZZ = 20
+_PER_HUNDRED = 100
+
+
+def register_profiles() -> None:
+    """Tell hypothesis the profiles, and load the first."""
+    kept = DirectoryBasedExampleDatabase(CASES)
+    settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+    settings.register_profile(
+        "fuzz", max_examples=_FUZZ * _PER_HUNDRED, database=kept, deadline=None, print_blob=True
+    )
+    settings.register_profile(
+        "cases",
+        phases=(Phase.explicit, Phase.reuse),
+        database=ReadOnlyDatabase(kept),
+        deadline=None,
+    )
+    settings.load_profile("repeatable")
+
+
+def examples(count: int) -> int:
+    """A test's number of examples in the profile that is loaded."""
+    assert settings.default is not None
+    return count * settings.default.max_examples // _PER_HUNDRED

@@ -1,0 +1,151 @@
+"""No code ends the process that compiles it: LLVM aborts where it finds no instruction."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from compiler.codegen import apart
+from compiler.codegen.backend import backend_of
+from compiler.codegen.object import emit_assembly, emit_object
+from compiler.dtypes import DType
+from compiler.errors import CompilerError
+from compiler.loops.expr import Cast, Expr
+from compiler.target import known_targets, resolve_target
+from tests.kernels import HOST, in_child
+from tests.unit.codegen.test_arithmetic import elementwise, operations
+
+WASM = resolve_target("wasm32")
+NARROW = (DType.FLOAT16, DType.BFLOAT16)
+PROVEN = [dtype for dtype in DType if dtype not in NARROW]
+
+ABORTS = """
+define void @f(ptr %x, ptr %y) {
+  %a = load bfloat, ptr %x
+  %b = fpext bfloat %a to float
+  store float %b, ptr %y
+  ret void
+}
+"""
+"""WebAssembly has no instruction for it, and LLVM none that it takes instead."""
+
+HANGS = """
+define void @f(ptr %x, ptr %y) {
+  %a = load <4 x half>, ptr %x
+  %b = load <4 x half>, ptr %y
+  %c = fcmp ogt <4 x half> %a, %b
+  %d = select <4 x i1> %c, <4 x half> %a, <4 x half> %b
+  store <4 x half> %d, ptr %y
+  ret void
+}
+"""
+"""LLVM never ends for WebAssembly."""
+
+FINE = """
+define void @f(ptr %x, ptr %y) {
+  %a = load <4 x half>, ptr %x
+  store <4 x half> %a, ptr %y
+  ret void
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def fresh_process() -> Iterator[None]:
+    """No other test's process; and none that outlives these."""
+    yield
+    apart.close()
+
+
+@pytest.mark.parametrize("name", sorted(known_targets()))
+def test_every_operation_on_a_proven_type_is_selected(name: str) -> None:
+    """Vectors, a masked tail and scalars; conversions to every proven type, too."""
+    target = known_targets()[name]
+    texts = []
+    for dtype in PROVEN:
+
+        def make(x: Expr, y: Expr, c: Expr, dtype: DType = dtype) -> list[Expr]:
+            casts = [Cast(x, to) for to in PROVEN if to is not dtype]
+            return [*(f(x, y, c) for _, f in operations(dtype)), *casts]
+
+        for lanes, vector in ((target.lanes(DType.FLOAT32), True), (1, False)):
+            types = (dtype, dtype, DType.BOOL)
+            nest, _, _ = elementwise(lanes, 3 * lanes - 1, types, make, vector=vector)
+            texts.append(backend_of(target).lower(nest, target).text)
+
+    def emit() -> None:
+        try:
+            for text in texts:
+                emit_object(text, target)
+        except CompilerError:
+            traceback.print_exc()
+            os.abort()
+
+    in_child(emit)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_what_wasm_cannot_compute_is_refused_before_llvm_sees_it(dtype: DType) -> None:
+    def halved(x: Expr) -> Sequence[Expr]:
+        return (x * 0.5,)
+
+    def widened(x: Expr) -> Sequence[Expr]:
+        return (Cast(x, DType.FLOAT32),)
+
+    for make in (halved, widened):
+        nest, _, _ = elementwise(4, 11, [dtype], make)
+        with pytest.raises(CompilerError, match=f"'wasm32' cannot compute in {dtype}"):
+            backend_of(WASM).lower(nest, WASM)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_elements_that_are_moved_only_are_not_refused(dtype: DType) -> None:
+    backend = backend_of(WASM)
+    nest, _, _ = elementwise(4, 11, [dtype], lambda x: (x,))
+    assert backend.compile(backend.lower(nest, WASM).text, WASM).startswith(b"\0asm")
+
+
+def test_an_abort_is_an_error_of_its_code_alone() -> None:
+    with pytest.raises(CompilerError, match=r"'wasm32': Cannot select: .*bf16"):
+        apart.emit_object(ABORTS, WASM)
+    assert apart.emit_object(FINE, WASM) == emit_object(FINE, WASM)
+
+
+def test_code_that_llvm_never_ends_with_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "LIMIT_SECONDS", 1)
+    with pytest.raises(CompilerError, match="it does not end in 1 s"):
+        apart.emit_object(HANGS, WASM)
+
+
+def test_code_is_the_same_from_either_process() -> None:
+    assert apart.emit_object(FINE, HOST) == emit_object(FINE, HOST)
+    assert apart.emit_assembly(FINE, HOST) == emit_assembly(FINE, HOST)
+    with pytest.raises(CompilerError, match="expected"):
+        apart.emit_object("define void @f(half %x", HOST)
+
+
+def test_only_unproven_types_are_compiled_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(apart, "emit_object", lambda text, target: asked.append(text) or b"apart")
+    for dtype in DType:
+        nest, _, _ = elementwise(4, 11, [dtype], lambda x: (x,))
+        text = backend_of(HOST).lower(nest, HOST).text
+        assert (backend_of(HOST).compile(text, HOST) == b"apart") == (dtype in NARROW)
+    assert len(asked) == len(NARROW)
+
+
+def test_a_fork_has_a_process_of_its_own() -> None:
+    """Two that ask through one pipe would get each other's answers."""
+    apart.emit_object(FINE, HOST)
+    expected = emit_object(FINE, WASM)
+
+    def ask() -> None:
+        if apart.emit_object(FINE, WASM) != expected:
+            os.abort()
+        apart.close()
+
+    in_child(ask)
+    assert apart.emit_object(FINE, WASM) == expected
