@@ -56,7 +56,7 @@ def analyse(workload: Workload) -> tuple[Problem, ...]:
 class _Template:
     algorithms = ("scalar",)
 
-    def preference(self, workload: Workload) -> float:
+    def preference(self, workload: Workload, target: Target) -> float:
         return LAST
 
     def space(
