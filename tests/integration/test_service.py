@@ -128,7 +128,7 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(service: Client, tmp_pat
     expected = np.maximum(x @ parameters["w1"], 0) @ parameters["w2"]
     assert np.abs(y - expected).max() <= 1e-4 * np.abs(expected).max()
 
-    lookup = service.api.lookup(LookupRequest(model=digest, dims={"batch": 4}))
+    lookup = service.lookup(LookupRequest(model=digest, dims={"batch": 4}))
     assert lookup.known == len(lookup.schedules)
     (worker,) = service.workers()
     for entry in lookup.schedules:
