@@ -33,7 +33,7 @@ def go_together(requests: Sequence[MeasureRequest]) -> bool:
 
 
 class JobQueue(Generic[Item]):
-    """Items in order of arrival; those at the front that go together are taken together."""
+    """Items in order of arrival; `take` takes those at the front that go together."""
 
     def __init__(self, request_of: Callable[[Item], MeasureRequest]) -> None:
         self._request_of = request_of
