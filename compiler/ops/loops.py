@@ -17,8 +17,8 @@ from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OpKind
 
 BodyBuilder = Callable[[Enclosure, str, Sequence[str]], Sequence[str]]
-"""Makes the body of a loop from values of the enclosure's graph: the step's number and its states. It
-gives whether another step follows, the next states, and the rows of the step."""
+"""Makes the body of a loop from the step's number and its states, values of the enclosure's graph.
+It gives whether another step follows, the next states, and the rows of the step."""
 
 BranchBuilder = Callable[[Enclosure], Sequence[str]]
 """Makes a branch and gives its outputs: values of the enclosure's graph."""
