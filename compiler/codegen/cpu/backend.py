@@ -28,12 +28,13 @@ class CpuBackend:
         text = lower_nest(nest, target)
         digest = hashlib.sha256(f"{target.key}\n{text}".encode()).hexdigest()
         name = f"tw_{digest[:24]}"
-        stages = []
-        for number, stage in enumerate(nest.stages):
-            symbol = stage_symbol(name, number)
-            text = text.replace(f"@{stage_symbol(nest.name, number)}(", f"@{symbol}(")
-            stages.append(StageCode(symbol, stage_extent(stage)))
-        return KernelCode(name, text, digest, tuple(stages), scratch_layout(nest)[1])
+        # of all stages in one go: there are as many as pieces in a concatenation
+        text = text.replace(f"@{nest.name}_", f"@{name}_")
+        stages = tuple(
+            StageCode(stage_symbol(name, number), stage_extent(stage))
+            for number, stage in enumerate(nest.stages)
+        )
+        return KernelCode(name, text, digest, stages, scratch_layout(nest)[1])
 
     def compile(self, text: str, target: Target, timings: Timings | None = None) -> bytes:
         if not _is_unproven(text):
