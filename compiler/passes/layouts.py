@@ -64,6 +64,7 @@ class Assignment:
         weight_macs: float = WEIGHT_MACS,
     ) -> None:
         self._graph = graph
+        self._inputs = frozenset(graph.inputs)
         self._groups = groups
         self._costs = costs
         options = Options(graph, lanes, choice.copied, weight_macs)
@@ -113,7 +114,7 @@ class Assignment:
         if self._graph.returns(group.output):
             cost += self._copy(types[group.output], option.choice.output, ROW_MAJOR)
         for value, wish in option.choice.demands.items():
-            if value in self._graph.inputs and wish.halo and wish.layout == ROW_MAJOR:
+            if value in self._inputs and wish.halo and wish.layout == ROW_MAJOR:
                 padded = Placement(ROW_MAJOR, wish.halo)
                 cost += self._costs.copy(types[value], Placement(), padded)
         return cost
