@@ -32,7 +32,7 @@ from compiler.build import CODEGEN_VERSION
 from compiler.target import resolve_target
 from db.engine import open_engine
 from db.migrate import upgrade
-from db.stores.records import RecordStore
+from db.stores.records import SqlRecordStore
 from tuner.analysis.features import COLUMNS, FEATURE_VERSION
 from tuner.cost_model.dataset import samples_of
 from tuner.cost_model.metrics import (
@@ -76,7 +76,7 @@ def read_samples(folder: Path, unconstrained: bool) -> dict[str, list[Sample]]:
     for path in sorted(folder.glob(database(unconstrained, "*"))):
         engine = open_engine(f"sqlite:///{path.resolve()}")
         upgrade(engine)
-        records = RecordStore(engine)
+        records = SqlRecordStore(engine)
         for family, workloads in found.items():
             for workload in workloads:
                 key = RecordKey(workload.key, target.key, 1, "fast")
@@ -135,7 +135,7 @@ def score_part(
     rows = []
     for name, found in usable.items():
         rows.append(Row("random order", name, random_order(found, seed)))
-        rows.append(Row("draft", name, evaluate(found, _draft)))
+        rows.append(Row("estimate", name, evaluate(found, _estimate)))
     for objective in objectives:
         model = XGBoostModel(seed, objective)
         model.train_base(learning, stopping)
@@ -149,15 +149,15 @@ def score_part(
 def _says_something(samples: Sequence[Sample]) -> bool:
     """Whether an order of them can be judged at all."""
     try:
-        evaluate(samples, _draft)
+        evaluate(samples, _estimate)
     except ValueError:
         return False
     return True
 
 
-def _draft(rows: np.ndarray) -> np.ndarray:
-    """The order of the analytic draft, which has learned nothing."""
-    return -rows[:, COLUMNS.index("draft")]
+def _estimate(rows: np.ndarray) -> np.ndarray:
+    """The order of the analytic estimate, which has learned nothing."""
+    return -rows[:, COLUMNS.index("estimate")]
 
 
 def _corrected(family: str, own: Sequence[Sample], base: XGBoostModel, seed: int) -> list[Row]:

@@ -21,11 +21,11 @@ from compiler.target import Target, resolve_target
 from compiler.workload import Workload
 from db.engine import open_engine
 from db.migrate import upgrade
-from db.stores.records import RecordStore
+from db.stores.records import SqlRecordStore
 from db.stores.tasks import WorkloadStore
 from service.jobs.planning import workload_name
 from service.worker.facts import device_facts
-from tuner.measure.batch import Entry, link_to_bytes, make_request, trials_of
+from tuner.measure.batch import BuiltCandidate, link_to_bytes, make_request, trials_of
 from tuner.measure.builder import ProcessBuilder, Ticket
 from tuner.measure.local_runner import LocalRunner
 from tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
@@ -59,7 +59,7 @@ def collect(
         engine = open_engine(f"sqlite:///{folder.resolve()}/{database(unconstrained, turn)}")
         stack.callback(engine.dispose)
         upgrade(engine)
-        records, texts = RecordStore(engine), WorkloadStore(engine)
+        records, texts = SqlRecordStore(engine), WorkloadStore(engine)
         texts.put_target(target.key, target.name, target.to_json())
         builder = ProcessBuilder(2)
         stack.callback(builder.close)
@@ -92,7 +92,7 @@ def database(unconstrained: bool, turn: int | str) -> str:
 
 
 def _waiting(
-    folder: Path, target: Target, records: RecordStore, unconstrained: bool
+    folder: Path, target: Target, records: SqlRecordStore, unconstrained: bool
 ) -> Iterator[tuple[str, Task]]:
     """Tasks that nothing is known of, the first of each family, then the second of each, ..."""
     found = families(folder, target)
@@ -120,7 +120,7 @@ def _measure(done: _Building, runner: Runner, references: ReferenceCache, job: s
     """The trials of a task: those that built, once for each code, and those that failed."""
     key, failed = done.task.key, list[Trial]()
     default = done.task.space.default()
-    entries: dict[str, Entry] = {}
+    entries: dict[str, BuiltCandidate] = {}
     for built in done.ticket.results():
         name = trial_id(key, built.schedule.digest, Phase.SCREEN, job)
         if built.status is not Status.OK:
@@ -128,7 +128,7 @@ def _measure(done: _Building, runner: Runner, references: ReferenceCache, job: s
         elif built.spills and built.schedule != default:
             why = Measurement(Status.SPILLS, built.spills, build_seconds=built.build_seconds)
         else:
-            entries.setdefault(built.object_digest, Entry(name, built, "random"))
+            entries.setdefault(built.object_digest, BuiltCandidate(name, built, "random"))
             continue
         failed.append(
             Trial(name, key, built.schedule, why, Phase.SCREEN, job, CODEGEN_VERSION, "random")

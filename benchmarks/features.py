@@ -1,7 +1,7 @@
 """What a candidate's row of features costs: `python -m benchmarks.features`.
 
 Kernels of three networks, several of each kind: random candidates of their joint spaces are
-lowered, analysed, drafted and described, as a search asks for it. Each round is a process of its
+lowered, analysed, estimated and described, as a search asks for it. Each round is a process of its
 own, so that none finds what an earlier one remembered; the clock is CPU time, and the fastest round
 counts. Results go to benchmarks/results/features.md.
 """
@@ -150,7 +150,7 @@ def report(lines: Sequence[Line], origin: Origin, candidates: int) -> str:
             origin.sentence(),
             "",
             f"Up to {candidates} random candidates of each workload, on one core, a row from its "
-            "schedule on: lowering, statements, draft and columns. CPU time, the fastest round.",
+            "schedule on: lowering, statements, estimate and columns. CPU time, the fastest round.",
             "",
             markdown_table([*header, f"s for {WANTED}"], cells, text=2),
             "",

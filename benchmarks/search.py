@@ -5,8 +5,8 @@ once; run again, it goes on (`--seconds`: starts no further workload after that;
 takes the constraints of the machine off the spaces). `python -m benchmarks.search compare` runs the
 tune loop on the tables, with no device: for every method, seed and workload the simple regret after
 each trial, which is how far the best so far is from the best of the table. A method is
-STRATEGY+MODEL, or STRATEGY+MODEL-draft for one that believes no drafts of times to start from: what
-is learned alone, as on a device that nobody has described. Results go to
+STRATEGY+MODEL, or STRATEGY+MODEL-estimate for one that believes no estimates of times: it has what
+it learns alone, as on a device that nobody has described. Results go to
 benchmarks/results/search.csv, .md and .png, with the error of the forecasts that the runs made.
 """
 
@@ -50,7 +50,7 @@ RESULTS_FOLDER = Path(__file__).parent / "results"
 
 DEFAULT = f"{TuneOptions().strategy}+{TuneOptions().model}"
 RANDOM = "random+none"
-WITHOUT_DRAFT = "-draft"
+WITHOUT_ESTIMATES = "-estimate"
 WARM = f"{DEFAULT}+warm"
 """The default with the base model of a warm database."""
 
@@ -73,8 +73,8 @@ UNCONSTRAINED = Question(
     (8, 24, 64),
     0.02,
     (
-        f"{DEFAULT}{WITHOUT_DRAFT}",
-        f"evolutionary+xgboost{WITHOUT_DRAFT}",
+        f"{DEFAULT}{WITHOUT_ESTIMATES}",
+        f"evolutionary+xgboost{WITHOUT_ESTIMATES}",
         DEFAULT,
         RANDOM,
     ),
@@ -105,8 +105,8 @@ class Run:
 
 
 def search(table: Table, method: str, seed: int, trials: int, base: bytes = b"") -> Run:
-    """Search a table with STRATEGY+MODEL, STRATEGY+MODEL-draft, or WARM from a base model."""
-    strategy, model = method.removesuffix(WITHOUT_DRAFT).split("+")[:2]
+    """Search a table with STRATEGY+MODEL, STRATEGY+MODEL-estimate, or WARM from a base model."""
+    strategy, model = method.removesuffix(WITHOUT_ESTIMATES).split("+")[:2]
     task = restricted(table.task, list(table.known))
     store = MemoryStore()
     options = TuneOptions(
@@ -114,7 +114,7 @@ def search(table: Table, method: str, seed: int, trials: int, base: bytes = b"")
         device=this_device().brief(),
         strategy=strategy,
         model=model,
-        draft=not method.endswith(WITHOUT_DRAFT),
+        estimates=not method.endswith(WITHOUT_ESTIMATES),
         base_model=base if method == WARM else b"",
         seed=seed,
         finalists=0,
@@ -201,7 +201,7 @@ def _without_trials(picks: Mapping[str, FirstPicks]) -> str:
         "workload, 0 trials",
         "the base model's pick",
         "refused by the builder before it",
-        "the draft's pick",
+        "the estimate's pick",
         "the default",
     ]
     rows = [
@@ -209,13 +209,13 @@ def _without_trials(picks: Mapping[str, FirstPicks]) -> str:
             name,
             _share(pick.model),
             str(pick.refused or ""),
-            _share(pick.draft),
+            _share(pick.estimate),
             _share(pick.default),
         ]
         for name, pick in picks.items()
     ]
     middle = [
-        median(getattr(p, of) for p in picks.values()) for of in ("model", "draft", "default")
+        median(getattr(p, of) for p in picks.values()) for of in ("model", "estimate", "default")
     ]
     model, *others = map(_share, middle)
     rows.append(["median", model, "", *others])
@@ -338,7 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     recording.add_argument("--trials", type=int, default=1000)
     recording.add_argument("--seconds", type=float, default=float("inf"))
     comparing = commands.add_parser("compare", help="search the tables")
-    comparing.add_argument("--methods", nargs="+", help="STRATEGY+MODEL or STRATEGY+MODEL-draft")
+    comparing.add_argument("--methods", nargs="+", help="STRATEGY+MODEL or STRATEGY+MODEL-estimate")
     comparing.add_argument(
         "--warm", type=Path, help="folder of benchmarks.cost_model: also start from a base model"
     )

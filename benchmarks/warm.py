@@ -69,12 +69,12 @@ REFUSED = frozenset({Status.BUILD_ERROR, Status.BUILD_TIMEOUT, Status.SPILLS})
 
 @dataclass(frozen=True, slots=True)
 class FirstPicks:
-    """Regrets without a trial: of the base model's first choice that builds, of the draft's, of the
-    default. `refused` is how many choices of the model the builder refused before."""
+    """Regrets without a trial: of the base model's first choice that builds, of the estimate's,
+    of the default. `refused` is how many choices of the model the builder refused before."""
 
     model: float
     refused: int
-    draft: float
+    estimate: float
     default: float
 
 
@@ -88,7 +88,7 @@ def first_picks(table: Table, base: bytes) -> FirstPicks:
     model = XGBoostModel(0)
     model.load(base)
     schedules, rows = features.rows(list(table.known))
-    drafts = [features.draft_seconds(schedule) or float("inf") for schedule in schedules]
+    estimates = [features.estimated_seconds(schedule) or float("inf") for schedule in schedules]
 
     def first(costs: Sequence[float] | np.ndarray) -> tuple[float, int]:
         """The regret of the cheapest that builds, and how many were refused before it."""
@@ -99,6 +99,6 @@ def first_picks(table: Table, base: bytes) -> FirstPicks:
         return found, order.index(built[0])
 
     chosen, refused = first(-model.predict(rows))
-    drafted, _ = first(drafts)
+    estimated, _ = first(estimates)
     default, _ = first([float(schedule != task.space.default()) for schedule in schedules])
-    return FirstPicks(chosen, refused, drafted, default)
+    return FirstPicks(chosen, refused, estimated, default)

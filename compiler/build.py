@@ -9,8 +9,7 @@ from compiler.codegen.cpu.lower import lower_nest, scratch_layout, stage_extent,
 from compiler.codegen.object import emit_assembly, emit_object
 from compiler.loops.expr import Role, Tensor
 from compiler.loops.nest import LoopNest
-from compiler.runtime.kernel import ABI_VERSION, BufferSpec, KernelSpec, StageSpec
-from compiler.runtime.kernel import Role as BufferRole
+from compiler.runtime.kernel import ABI_VERSION, BufferRole, BufferSpec, KernelSpec, StageSpec
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule

@@ -14,7 +14,7 @@ from compiler import ops
 from compiler.graph.ir import Graph, Node
 from compiler.memory_plan import plan_memory
 from compiler.ops.attributes import ints
-from compiler.ops.registry import OpKind
+from compiler.ops.registry import Effort, OpKind
 from compiler.plan import GraphPlan, ViewStep, bodies_of
 from compiler.workload import Workload
 
@@ -22,34 +22,8 @@ FLOPS_PER_BYTE = 8.0
 """The balance that weighs arithmetic against traffic: a core's vector units do 32 to 128 operations
 in the time in which its outer caches move 8 bytes."""
 
-EXPENSIVE = frozenset(
-    [
-        "exp",
-        "log",
-        "pow",
-        "erf",
-        "gelu",
-        "tanh",
-        "sigmoid",
-        "softplus",
-        "elu",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "div",
-        "sqrt",
-        "reciprocal",
-    ]
-)
-"""Elementwise operators that take about ten operations an element."""
+COSTLY_OPERATIONS = 10
+"""Operations an element of a costly elementwise operator."""
 
 
 def macs(workload: Workload) -> int:
@@ -63,15 +37,13 @@ def graph_macs(graph: Graph) -> int:
 
 
 def _node_macs(node: Node, graph: Graph) -> int:
-    types = graph.types
-    output = types[node.output].elements
-    match node.op:
-        case "conv":
-            return output * prod(types[node.inputs[1]].shape[1:])
-        case "matmul" | "gemm":
-            a = types[node.inputs[0]].shape
-            return output * (a[0] if node.op == "gemm" and node.attr("trans_a", 0) else a[-1])
-        case "attention":
+    operator, types = ops.get(node.op), graph.types
+    match operator.kind:
+        case OpKind.CONTRACTION:
+            assert operator.terms is not None
+            terms = operator.terms([types[value] for value in node.inputs], node.attrs)
+            return types[node.output].elements * terms
+        case OpKind.ATTENTION:
             query, value = types[node.inputs[0]].shape, types[node.inputs[2]].shape
             return prod(query[:3]) * value[2] * (query[3] + value[3])
     return 0
@@ -101,7 +73,7 @@ def _node_flops(node: Node, graph: Graph) -> int:
         case OpKind.ROW:
             return (14 if "softmax" in node.op else 8) * operand
         case OpKind.ELEMENTWISE:
-            return output * (10 if node.op in EXPENSIVE else 1)
+            return output * (COSTLY_OPERATIONS if operator.effort is Effort.COSTLY else 1)
     return 0
 
 

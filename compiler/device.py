@@ -99,7 +99,9 @@ class DeviceFacts:
                 all sense.
         """
         facts = _fields(data, "device facts")
-        caches = _items(facts.pop("caches", None), "caches")
+        if "caches" not in facts:
+            raise InvalidFactsError("device facts: 'caches' is missing")
+        caches = _items(facts.pop("caches"), "caches")
         older = facts.pop("cpu_flags", ())  # what features were called once
         features = _items(facts.pop("features", older), "features")
         return _made(

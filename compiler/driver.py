@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from compiler.frontend.onnx_import import (
 from compiler.graph.ir import Graph
 from compiler.local import check_runs_here
 from compiler.partition import plan_graph
+from compiler.passes.layouts import assign_layouts
 from compiler.passes.pipeline import Observer
 from compiler.passes.pipeline import optimise as run_passes
 from compiler.plan import GraphPlan
@@ -105,7 +107,8 @@ def make_plan(
     """
     check_numerics(numerics)
     with timed(timings, "partition"):
-        return plan_graph(graph, target.lanes(DType.FLOAT32), choice=choice)
+        assign = partial(assign_layouts, weight_macs=target.core.weight_macs)
+        return plan_graph(graph, target.lanes(DType.FLOAT32), assign, choice)
 
 
 def compile_plan(

@@ -19,7 +19,7 @@ from compiler.loops.layout import ROW_MAJOR, Layout
 from compiler.ops.registry import OpKind
 from compiler.passes.dead_code import dead_code
 from compiler.passes.fusion import Group, fuse
-from compiler.passes.layout_options import Choice, Demand
+from compiler.passes.layout_options import Demand, LayoutChoice
 from compiler.passes.layouts import assign_layouts
 from compiler.plan import (
     BranchStep,
@@ -44,7 +44,7 @@ GROUP_LIMIT = 20_000
 are cut and placed in about 5 s."""
 
 
-Assign = Callable[[Graph, tuple[Group, ...], int, GraphChoice], tuple[Choice, ...]]
+Assign = Callable[[Graph, tuple[Group, ...], int, GraphChoice], tuple[LayoutChoice, ...]]
 """`assign(graph, groups, lanes, choice)`: what each group reads and writes, one of its options."""
 
 
@@ -132,8 +132,8 @@ def _is_view(node: Node) -> bool:
 
 
 def split_outputs(
-    graph: Graph, groups: tuple[Group, ...], choices: tuple[Choice, ...]
-) -> tuple[Graph, tuple[Group, ...], tuple[Choice, ...]]:
+    graph: Graph, groups: tuple[Group, ...], choices: tuple[LayoutChoice, ...]
+) -> tuple[Graph, tuple[Group, ...], tuple[LayoutChoice, ...]]:
     """Make graph outputs row-major where a group would write one in another layout.
 
     Before: `%9 = {conv}` blocked, `return %9`. After: `%9.inner = {conv}` blocked, `%9 =
@@ -150,7 +150,7 @@ def split_outputs(
     if not names:
         return graph, groups, choices
     new_groups: list[Group] = []
-    new_choices: list[Choice] = []
+    new_choices: list[LayoutChoice] = []
     for group, choice in zip(groups, choices, strict=True):
         nodes = tuple(_renamed(node, names) for node in group.nodes)
         new_groups.append(replace(group, nodes=nodes, output=nodes[-1].output))
@@ -160,7 +160,7 @@ def split_outputs(
         if inner is not None:
             copy = Node(f"{group.output}.identity", "identity", (inner,), (group.output,), ())
             new_groups.append(Group((copy,), None, group.output))
-            new_choices.append(Choice(ROW_MAJOR, {inner: Demand(None)}))
+            new_choices.append(LayoutChoice(ROW_MAJOR, {inner: Demand(None)}))
     ordered = [node for group in new_groups for node in group.nodes]
     return graph.replace(nodes=ordered, types=types), tuple(new_groups), tuple(new_choices)
 
@@ -182,7 +182,7 @@ class _Partition:
         self,
         graph: Graph,
         groups: tuple[Group, ...],
-        choices: tuple[Choice, ...],
+        choices: tuple[LayoutChoice, ...],
         choice: GraphChoice,
         bodies: Callable[[Graph], GraphPlan],
     ) -> None:
@@ -275,7 +275,7 @@ class _Partition:
                     key = _Relayout(value, wish.layout or ROW_MAJOR)
                     self._needs[key] = union(self._needs.get(key, ()), wish.halo)
 
-    def _add(self, group: Group, choice: Choice) -> None:
+    def _add(self, group: Group, choice: LayoutChoice) -> None:
         names: dict[str, str] = {}
         boundaries: dict[str, Boundary] = {}
         for value, wish in choice.demands.items():

@@ -12,8 +12,8 @@ from compiler.build import BuiltKernel, LoweredKernel, compile_lowered, lower_wo
 from compiler.errors import CompilerError, InvalidModelError, ScheduleError
 from compiler.memory_plan import plan_memory
 from compiler.plan import BranchStep, GraphPlan, KernelStep, LoopStep, NativeStep, bodies_of
-from compiler.program_emitter import Emitter
-from compiler.runtime.kernel import Role
+from compiler.program_emitter import ProgramEmitter
+from compiler.runtime.kernel import BufferRole
 from compiler.runtime.packing import Bytes
 from compiler.runtime.program import Port, Program
 from compiler.runtime.weights import PackedWeights, WeightBlock, aligned_bytes
@@ -103,7 +103,7 @@ class ProgramBuilder:
         self._compiler = _Compiler(target, threads, timings, kernels, any_rows=any_rows)
         self._limit = weight_limit_bytes
         self._timings = timings
-        self._built: dict[Workload, Chosen] = {}
+        self._built: dict[Workload, ScheduledKernel] = {}
         self._weights: PackedWeights | None = None
 
     def variant(self, source: ScheduleSource | None) -> ProgramBuilder:
@@ -156,7 +156,7 @@ class ProgramBuilder:
             self._weights = WeightBlock(spare * needed)
         return self._weights
 
-    def _kernels(self, plan: GraphPlan) -> dict[Workload, Chosen]:
+    def _kernels(self, plan: GraphPlan) -> dict[Workload, ScheduledKernel]:
         """A kernel for each workload of a plan."""
         workloads = [workload for workload, _ in plan.tasks()]
         if len(workloads) > KERNEL_LIMIT:
@@ -175,11 +175,13 @@ class ProgramBuilder:
         return built
 
     def _program(
-        self, plan: GraphPlan, built: Mapping[Workload, Chosen], weights: PackedWeights
+        self, plan: GraphPlan, built: Mapping[Workload, ScheduledKernel], weights: PackedWeights
     ) -> Program:
         with timed(self._timings, "memory plan"):
             memory = plan_memory(plan, lambda step: _shared_bytes(built[step.workload][0]))
-        emitter = Emitter({w: chosen[0] for w, chosen in built.items()}, weights, self._timings)
+        emitter = ProgramEmitter(
+            {w: chosen[0] for w, chosen in built.items()}, weights, self._timings
+        )
         calls = emitter.whole(plan, memory)
         return Program(
             plan.graph.name,
@@ -192,12 +194,12 @@ class ProgramBuilder:
         )
 
 
-Chosen = tuple[LoweredKernel, Schedule, bool]
+ScheduledKernel = tuple[LoweredKernel, Schedule, bool]
 """A kernel that is compiled, its schedule, and whether a source knew it."""
 
 
 def _limit_weights(
-    plan: GraphPlan, built: dict[Workload, Chosen], compiler: _Compiler, limit: int
+    plan: GraphPlan, built: dict[Workload, ScheduledKernel], compiler: _Compiler, limit: int
 ) -> None:
     """Give up expansions, largest first, until all packed weights fit."""
     counts = dict(plan.tasks())
@@ -219,26 +221,28 @@ def _over_limit(total: int, limit: int) -> CompilerError:
     return CompilerError(f"the packed weights take {total} bytes, the limit is {limit}")
 
 
-def _total_weights(built: Mapping[Workload, Chosen], counts: Mapping[Workload, int]) -> int:
+def _total_weights(
+    built: Mapping[Workload, ScheduledKernel], counts: Mapping[Workload, int]
+) -> int:
     return sum(_weight_bytes(chosen) * counts[w] for w, chosen in built.items())
 
 
-def _weight_bytes(chosen: Chosen) -> int:
-    return sum(b.bytes for b in chosen[0].spec.buffers if b.role is Role.WEIGHT)
+def _weight_bytes(chosen: ScheduledKernel) -> int:
+    return sum(b.bytes for b in chosen[0].spec.buffers if b.role is BufferRole.WEIGHT)
 
 
 def _shared_bytes(kernel: LoweredKernel) -> list[int]:
-    return [b.bytes for b in kernel.spec.buffers if b.role is Role.SHARED]
+    return [b.bytes for b in kernel.spec.buffers if b.role is BufferRole.SHARED]
 
 
-def _weight_capacity(plan: GraphPlan, built: Mapping[Workload, Chosen]) -> int:
+def _weight_capacity(plan: GraphPlan, built: Mapping[Workload, ScheduledKernel]) -> int:
     """What the packed weights of a plan take if no two kernels share one."""
     total = 0
     for step in plan.steps:
         match step:
             case KernelStep():
                 buffers = built[step.workload][0].spec.buffers
-                total += sum(aligned_bytes(b.bytes) for b in buffers if b.role is Role.WEIGHT)
+                total += sum(aligned_bytes(b.bytes) for b in buffers if b.role is BufferRole.WEIGHT)
             case NativeStep() | LoopStep() | BranchStep():
                 constants = [v for v in step.inputs if v in plan.graph.constants]
                 total += sum(aligned_bytes(plan.graph.types[v].bytes) for v in constants)
@@ -317,7 +321,9 @@ class _Compiler:
         if kind is not None:
             self._kernels.forget_cancelled()
 
-    def lower(self, workload: Workload, source: ScheduleSource | None, numerics: str) -> Chosen:
+    def lower(
+        self, workload: Workload, source: ScheduleSource | None, numerics: str
+    ) -> ScheduledKernel:
         """The kernel of a workload with the best schedule known, or the first default that lowers.
 
         Raises:

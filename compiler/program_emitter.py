@@ -23,25 +23,25 @@ from compiler.plan import (
     ViewStep,
     bodies_of,
 )
-from compiler.runtime.kernel import BufferSpec, KernelSpec, Role
+from compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
 from compiler.runtime.native_functions import native_signature
 from compiler.runtime.program import (
     ENDLESS,
     Branch,
     BufferRef,
+    BufferSpace,
     Copy,
     Instruction,
     KernelCall,
     Loop,
     NativeCall,
-    Space,
 )
 from compiler.runtime.weights import PackedWeights
 from compiler.timings import Timings, timed
 from compiler.workload import Workload
 
 
-class Emitter:
+class ProgramEmitter:
     """Instructions of one program; `kernels` are those that they call, each with its number."""
 
     def __init__(
@@ -57,8 +57,8 @@ class Emitter:
 
     def whole(self, plan: GraphPlan, memory: MemoryPlan) -> tuple[Instruction, ...]:
         """The instructions of a plan whose inputs and outputs are the caller's."""
-        ports = {v: BufferRef(Space.INPUT, i) for i, v in enumerate(plan.graph.inputs)}
-        ports |= {v: BufferRef(Space.OUTPUT, i) for i, v in enumerate(plan.graph.outputs)}
+        ports = {v: BufferRef(BufferSpace.INPUT, i) for i, v in enumerate(plan.graph.inputs)}
+        ports |= {v: BufferRef(BufferSpace.OUTPUT, i) for i, v in enumerate(plan.graph.outputs)}
         return self._steps(_Places(plan, memory, ports, 0))
 
     def _steps(self, places: _Places) -> tuple[Instruction, ...]:
@@ -90,14 +90,14 @@ class Emitter:
         self, buffer: BufferSpec, step: KernelStep, places: _Places, position: int
     ) -> BufferRef:
         match buffer.role:
-            case Role.INPUT:
+            case BufferRole.INPUT:
                 return places.value(step.inputs[buffer.source])
-            case Role.OUTPUT:
+            case BufferRole.OUTPUT:
                 return places.value(step.output)
-            case Role.WEIGHT:
+            case BufferRole.WEIGHT:
                 array = places.plan.graph.constants[step.inputs[buffer.source]]
-                return BufferRef(Space.WEIGHTS, self._weights.add(buffer, array))
-            case Role.SHARED:
+                return BufferRef(BufferSpace.WEIGHTS, self._weights.add(buffer, array))
+            case BufferRole.SHARED:
                 # At most one such buffer a kernel: the packed operand.
                 (ref,) = places.temporary(position)
                 return ref
@@ -107,7 +107,7 @@ class Emitter:
         refs = [self._operand(v, places) for v in step.inputs]
         refs.append(places.value(step.output))
         if native_signature(step.function, step.parameters).counts:
-            refs.append(BufferRef(Space.COUNT, places.plan.graph.outputs.index(step.output)))
+            refs.append(BufferRef(BufferSpace.COUNT, places.plan.graph.outputs.index(step.output)))
         return NativeCall(step.function, step.parameters, tuple(refs))
 
     def _operand(self, name: str, places: _Places) -> BufferRef:
@@ -117,9 +117,9 @@ class Emitter:
             return places.value(name)
         kind = places.plan.graph.types[name]
         buffer = BufferSpec(
-            name, Role.WEIGHT, kind.dtype, kind.shape, str(ROW_MAJOR), (), kind.bytes
+            name, BufferRole.WEIGHT, kind.dtype, kind.shape, str(ROW_MAJOR), (), kind.bytes
         )
-        return BufferRef(Space.WEIGHTS, self._weights.add(buffer, array))
+        return BufferRef(BufferSpace.WEIGHTS, self._weights.add(buffer, array))
 
     def _loop(self, step: LoopStep, places: _Places, position: int) -> list[Instruction]:
         """The first states are copied to where the body reads them. After each step its rows go
@@ -190,12 +190,12 @@ class _Places:
         port = self.ports.get(self.memory.roots[name])
         if port is not None:
             return port
-        return BufferRef(Space.ARENA, self.base + self.memory.offsets[name])
+        return BufferRef(BufferSpace.ARENA, self.base + self.memory.offsets[name])
 
     def temporary(self, position: int) -> Sequence[BufferRef]:
         """What lives only while a step runs."""
         shared = self.memory.shared[position]
-        return [BufferRef(Space.ARENA, self.base + offset) for offset in shared]
+        return [BufferRef(BufferSpace.ARENA, self.base + offset) for offset in shared]
 
     def may_replace(self, output: int, state: int) -> bool:
         """Whether a loop's body may write an output where the state lies that it becomes: no step

@@ -27,13 +27,13 @@ from compiler.runtime.speeds import (
 )
 from compiler.target import Target
 
-__all__ = ["Bound", "Level", "Speeds", "bound", "measure_speeds", "probe_library"]
+__all__ = ["Level", "Speeds", "TimeBound", "bound", "measure_speeds", "probe_library"]
 
 CACHE_LEVELS = (1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class TimeBound:
     """The least time that the machine allows: the larger of the two, and which it is."""
 
     compute_seconds: float
@@ -56,7 +56,7 @@ def bound(
     value_bytes: int,
     all_weight_bytes: int,
     threads: int = 1,
-) -> Bound:
+) -> TimeBound:
     """The least time of one kernel of a model.
 
     A model's weights are read once a run, so they come from the level that holds all of them; the
@@ -73,7 +73,7 @@ def bound(
     """
     memory = weight_bytes / speeds.level_for(all_weight_bytes).bytes_per_second
     memory += value_bytes / speeds.level_for(weight_bytes + value_bytes).bytes_per_second
-    return Bound(flops / speeds.flops_per_second / threads, memory / threads)
+    return TimeBound(flops / speeds.flops_per_second / threads, memory / threads)
 
 
 def measure_speeds(target: Target, device: DeviceFacts) -> Speeds:

@@ -68,7 +68,7 @@ class Target:
 
     @property
     def core(self) -> CoreModel:
-        """What a draft of a kernel's time takes a core for."""
+        """What an estimate of a kernel's time takes a core for."""
         return self.family.cores.get(self.cpu, self.family.core)
 
     @property

@@ -23,7 +23,7 @@ from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
 from compiler.ops.attributes import integer, ints
 from compiler.passes.fusion import Group
-from compiler.passes.layout_options import Choice, Demand
+from compiler.passes.layout_options import Demand, LayoutChoice
 from compiler.plan import Placement, distance, same_bytes
 from compiler.regions import ALIGNMENT_BYTES, Region, Regions
 from compiler.workload import Halo, stored_bytes
@@ -64,7 +64,7 @@ class Views:
     def __init__(
         self,
         graph: Graph,
-        work: Sequence[tuple[Group, Choice]],
+        work: Sequence[tuple[Group, LayoutChoice]],
         copied: Container[str] = (),
     ) -> None:
         self._graph = graph
@@ -103,7 +103,7 @@ class Views:
             result.update(dict.fromkeys(region.members, halo))
         return result
 
-    def _enter(self, group: Group, choice: Choice) -> None:
+    def _enter(self, group: Group, choice: LayoutChoice) -> None:
         """Decide whether a group's output is a view, and of what."""
         output, (node, *more) = group.output, group.nodes
         place = ROW if self._graph.returns(output) else Placement(choice.output)
@@ -302,7 +302,7 @@ def view_offset(node: Node) -> int:
     return integer(node.attrs, "offset", 0)
 
 
-def _fixed(graph: Graph, work: Sequence[tuple[Group, Choice]]) -> set[str]:
+def _fixed(graph: Graph, work: Sequence[tuple[Group, LayoutChoice]]) -> set[str]:
     """Values in the caller's buffers: inputs, outputs, and what is reshaped to an output."""
     fixed = {*graph.inputs, *graph.outputs}
     for group, _ in reversed(work):

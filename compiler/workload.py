@@ -23,8 +23,6 @@ WORKLOAD_SCHEMA = 1
 Halo = tuple[tuple[int, int], ...]
 """Zeros kept before and after each logical dimension; `()` is none at all."""
 
-COMMUTATIVE = frozenset({"add", "mul", "max", "min"})
-
 INLINE_KINDS = frozenset({"elementwise"})
 """Operator kinds whose one-element constant operands stay in the graph as numbers."""
 
@@ -249,7 +247,7 @@ def _canonical_order(
         if node.name in done:
             continue
         operands = node.inputs
-        if node.op in COMMUTATIVE:
+        if ops.get(node.op).commutative:
             operands = tuple(sorted(operands, key=rank))
         if ready:
             done[node.name] = Node(node.name, node.op, operands, node.outputs, node.attrs)

@@ -15,7 +15,6 @@ import sqlalchemy as sa
 
 from db.engine import reading, translated_errors, write_immediately
 from db.errors import SchemaVersionError
-from db.models import Base
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -62,19 +61,6 @@ def head_revision() -> str:
     names = [path.stem for path in _MIGRATIONS.glob("versions/v*.py")]
     assert names, "the migrations are packaged with the code"
     return max(names)[1:].partition("_")[0]
-
-
-def differences(engine: sa.Engine) -> list[object]:
-    """What the database has that the tables of `db.models` have not, and the other way round.
-
-    Empty after an upgrade: what `alembic check` asks.
-    """
-    from alembic.autogenerate import compare_metadata
-    from alembic.migration import MigrationContext
-
-    with reading(engine) as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
-        return list(compare_metadata(context, Base.metadata))
 
 
 def _config() -> Config:

@@ -17,7 +17,7 @@ from db.stores.jobs import JobStore
 from db.stores.leases import LeaseStore
 from db.stores.models import ModelStore
 from db.stores.plans import GraphPlanStore
-from db.stores.records import RecordStore
+from db.stores.records import SqlRecordStore
 from db.stores.runs import RunStore
 from db.stores.tasks import TaskStore, WorkloadStore
 from db.stores.tokens import TokenStore
@@ -39,7 +39,7 @@ class Storage:
     events: EventStore
     tasks: TaskStore
     workloads: WorkloadStore
-    records: RecordStore
+    records: SqlRecordStore
     plans: GraphPlanStore
     verdicts: VerdictStore
     cost_models: CostModelStore
@@ -79,7 +79,7 @@ class Storage:
             events=EventStore(engine, clock),
             tasks=TaskStore(engine, clock),
             workloads=WorkloadStore(engine, clock),
-            records=RecordStore(engine, clock),
+            records=SqlRecordStore(engine, clock),
             plans=GraphPlanStore(engine, clock),
             verdicts=VerdictStore(engine, clock),
             cost_models=CostModelStore(engine, blobs, clock),

@@ -25,7 +25,7 @@ from compiler.codegen.object import JitLibrary, emit_object, load_objects
 from compiler.graph.ir import Graph
 from compiler.loops.layout import ROW_MAJOR, Layout
 from compiler.loops.nest import LoopNest
-from compiler.runtime.kernel import Role
+from compiler.runtime.kernel import BufferRole
 from compiler.runtime.packing import make_weight, pack, unpack
 from compiler.schedule.schedule import Schedule
 from compiler.target import Target, resolve_target
@@ -198,12 +198,12 @@ def run_workload(
     contents: list[Array | int] = []
     for spec in built.spec.buffers:
         match spec.role:
-            case Role.INPUT:
+            case BufferRole.INPUT:
                 layout, array = spec.parsed_layout(), arrays[spec.source]
                 contents.append(pack(array, spec.shape, layout, spec.halo, spec.dtype))
-            case Role.WEIGHT:
+            case BufferRole.WEIGHT:
                 contents.append(make_weight(spec, arrays[spec.source]))
-            case Role.SHARED | Role.OUTPUT:
+            case BufferRole.SHARED | BufferRole.OUTPUT:
                 contents.append(spec.bytes)
     library = load_objects([built.object])
     arena = Arena(contents, [spec.name for spec in built.spec.buffers], random)

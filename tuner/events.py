@@ -30,7 +30,7 @@ class Ended(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskStatus:
+class TaskSnapshot:
     """A task as it stands. `from_store` tasks had a record already and cost no trial.
 
     `origins` counts the trials by who suggested them (what was the code of an earlier one, too, and
@@ -71,7 +71,7 @@ class Started:
     for, in the order of their numbers.
     """
 
-    tasks: tuple[TaskStatus, ...]
+    tasks: tuple[TaskSnapshot, ...]
     trials_total: int
     options: TuneOptions = field(default_factory=TuneOptions)
     inputs: tuple[TaskInputs, ...] = ()
@@ -87,7 +87,7 @@ class Progress:
     included.
     """
 
-    task: TaskStatus
+    task: TaskSnapshot
     trials_done: int
     trials_total: int
     model_seconds: float | None
@@ -101,7 +101,7 @@ class Progress:
 class Recorded:
     """The finalists of a task were compared; `improved` says whether the record is a new one."""
 
-    task: TaskStatus
+    task: TaskSnapshot
     record: TuningRecord
     improved: bool
 
@@ -123,7 +123,7 @@ class Finished:
     `tuner.pipeline`).
     """
 
-    tasks: tuple[TaskStatus, ...]
+    tasks: tuple[TaskSnapshot, ...]
     records: tuple[TuningRecord | None, ...]
     trials_done: int
     seconds_elapsed: float

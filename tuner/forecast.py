@@ -32,7 +32,7 @@ other words, and such a cluster at the fast end says nothing of what lies beyond
 UNKNOWN_SCALE = 0.06
 """Scale of a task of which one time is known and of which nothing like it was tuned, as a share of
 its time: 6 % to gain after one trial. 22 trials after the first two, the untuned default and the
-draft's best, gained 2.8 % on 153 tasks, which is this scale."""
+estimate's best, gained 2.8 % on 153 tasks, which is this scale."""
 
 VOICES = 4
 """How many distances of its own a task needs before they count as much as what is known of tasks

@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from compiler.timings import Timings, timed
-from tuner.budget import FINALS_SECONDS_PER_TASK, Budget
 from tuner.cancel import CancelToken
 from tuner.cost_model import make_cost_model
 from tuner.events import Ended, Event, Finished, Progress, Recorded, Screened, Started, TaskInputs
-from tuner.forecast import Curve, Forecast, ForecastLog
+from tuner.limits import FINALS_SECONDS_PER_TASK, RunLimits
 from tuner.measure.batch import Link, link_to_bytes
 from tuner.measure.builder import Builder
 from tuner.measure.measurement import Phase, Status, Trial, TuningRecord
@@ -25,7 +24,7 @@ from tuner.measure.wire import MeasureRequest, RepeatSettings
 from tuner.options import TuneOptions, TuningError
 from tuner.pipeline import Batch, Pipeline
 from tuner.store import RecordStore
-from tuner.task_scheduler import TaskScheduler
+from tuner.task_board import TaskBoard
 from tuner.task_state import TaskState
 from tuner.tasks import Task
 
@@ -37,9 +36,6 @@ CANCEL_SECONDS = 5.0
 
 LEAST_BATCH = 2
 """Candidates of a batch where the budget would have it smaller, and of the first one of a task."""
-
-LOST_BATCHES = 5
-"""Batches in a row with which the device was lost, after which the run ends."""
 
 RETRAIN_SHARE = 0.1
 """New samples, as a share of all, that the cost model is trained anew for."""
@@ -76,13 +72,15 @@ def tune(
     pipeline = Pipeline(
         builder, runner, link, cache, options, timings=timings, beside=beside, journal=journal
     )
-    run = _Run(
+    run = _TuningRun(
         tasks, pipeline, store, options, on_event, token or CancelToken(), clock, bounds, timings
     )
     return run.run()
 
 
-class _Run:
+class _TuningRun:
+    """The decisions of one run; what they come from is on the board."""
+
     def __init__(
         self,
         tasks: Sequence[Task],
@@ -95,8 +93,6 @@ class _Run:
         bounds: Callable[[], Sequence[float]] | None,
         timings: Timings | None,
     ) -> None:
-        if len({task.key for task in tasks}) != len(tasks):
-            raise TuningError("two tasks have the same record key: merge them and add their counts")
         self._pipeline = pipeline
         self._store = store
         self._options = options
@@ -105,53 +101,42 @@ class _Run:
         self._clock = clock
         self._bounds = bounds
         self._timings = timings
-        self._budget = Budget(options, clock)
+        self._limits = RunLimits(options, clock)
         try:
             self._model = make_cost_model(options.model, options.seed, options.base_model)
             with timed(timings, "start"):
-                self._states = [TaskState.start(task, self._model, options) for task in tasks]
-            for state in self._states:
-                state.features.timings = timings
+                self._board = TaskBoard(tasks, self._model, options, timings)
         except ValueError as error:
             raise TuningError(str(error)) from error
-        self._by_key = {state.task.key: number for number, state in enumerate(self._states)}
-        self._scheduler = TaskScheduler([])
-        self._log = ForecastLog()
-        self._forecast: Forecast | None = None
-        self._ended: Ended | None = None
-        self._lost: list[str] = []
         self._new_samples = 0
-        self._compared: set[int] = set()
-        self._records: list[TuningRecord | None] = [None] * len(tasks)
         self._measured_here = 0
         self._screened = Screened(0, 0.0)
 
     def run(self) -> Finished:
         with timed(self._timings, "start"):
             inputs = self._load()
-            adopted = self._adopt() if self._open() else ()
-        total = self._options.trials if self._open() else self._done()
-        statuses = tuple(s.status() for s in self._states)
-        self._tell(Started(statuses, total, self._options, inputs, adopted))
-        if self._open():
+            adopted = self._adopt() if self._board.unfinished else ()
+        total = self._options.trials if self._board.unfinished else self._board.trials
+        self._tell(Started(self._board.snapshots(), total, self._options, inputs, adopted))
+        if self._board.unfinished:
             self._screen()
-            self._screened = Screened(self._measured_here, self._budget.elapsed)
-            if self._ended is not Ended.DEVICE and not self._token.cancelled:
+            self._screened = Screened(self._measured_here, self._limits.elapsed)
+            if self._limits.ended is not Ended.DEVICE and not self._token.cancelled:
                 self._finals(lambda: not self._token.cancelled)
-            if self._ended is Ended.DEVICE or self._token.cancelled:
+            if self._limits.ended is Ended.DEVICE or self._token.cancelled:
                 self._stop()
         else:
-            self._ended = Ended.KNOWN
+            self._limits.ended = Ended.KNOWN
         finished = Finished(
-            tuple(s.status() for s in self._states),
-            tuple(self._records),
-            self._done(),
-            self._budget.elapsed,
+            self._board.snapshots(),
+            self._board.records(),
+            self._board.trials,
+            self._limits.elapsed,
             self._token.cancelled,
-            self._token.reason or (self._lost[-1] if self._ended is Ended.DEVICE else ""),
+            self._token.reason or self._limits.lost_device,
             self._reason(),
-            self._forecast,
-            self._log.error(),
+            self._limits.forecast,
+            self._limits.forecast_error(),
             self._pipeline.journal,
             self._screened,
         )
@@ -165,20 +150,19 @@ class _Run:
     def _reason(self) -> Ended:
         if self._token.cancelled:
             return Ended.CANCELLED
-        if self._ended is not None:
-            return self._ended
-        return Ended.TRIALS if self._done() >= self._options.trials else Ended.SPACES
+        if self._limits.ended is not None:
+            return self._limits.ended
+        return Ended.TRIALS if self._board.trials >= self._options.trials else Ended.SPACES
 
     # ---- before the first batch
 
     def _load(self) -> tuple[TaskInputs, ...]:
         """Take over records and trials from the store, and find what the machine allows."""
         known = []
-        for number, state in enumerate(self._states):
+        for state in self._board:
             record = self._store.best_record(state.task.key)
             current = record is not None and record.holds(self._options.codegen_version)
-            state.incumbent = record
-            self._records[number] = record
+            state.incumbent = state.record = record
             trials = self._store.trials(state.task.key)
             known.append(len(trials))
             state.remember(trials)
@@ -187,51 +171,37 @@ class _Run:
                 state.from_store = state.trials == 0
             elif state.finals:
                 # Killed after the comparison, before the record: no need to compare again.
-                self._decide(number, state.finals)
-        bounds = [0.0] * len(self._states)
-        if self._open():
-            bounds = self._schedule(bounds)
-        return tuple(
-            TaskInputs(s.task.key, s.task.name, s.task.count, trials, s.incumbent, bound)
-            for s, trials, bound in zip(self._states, known, bounds, strict=True)
-        )
-
-    def _schedule(self, bounds: list[float]) -> list[float]:
-        """Tell the scheduler of all tasks; the bounds of the machine, where somebody knows them."""
-        if self._bounds is not None:
-            with timed(self._timings, "bounds"):
-                bounds = list(self._bounds())
-        self._scheduler = TaskScheduler(
-            [state.profile(bound) for state, bound in zip(self._states, bounds, strict=True)]
-        )
-        for number, state in enumerate(self._states):
-            self._scheduler.tasks[number].exhausted = state.finished
-            self._scheduler.seen(number, state.outcomes())
-            self._new_samples += len(state.measured)
-        return bounds
+                self._decide(state, state.finals)
+        if self._board.unfinished:
+            bounds = None
+            if self._bounds is not None:
+                with timed(self._timings, "bounds"):
+                    bounds = self._bounds()
+            self._board.schedule(bounds)
+            self._new_samples = self._board.measured
+        return tuple(state.inputs(trials) for state, trials in zip(self._board, known, strict=True))
 
     def _adopt(self) -> tuple[MeasureRequest, ...]:
         """Wait for what an earlier process of this job had sent off; those requests."""
         adopted = []
         for request in self._pipeline.resume():
-            number = self._by_key.get(request.key)
-            if number is None or self._states[number].finished:
+            state = self._board.find(request.key)
+            if state is None or state.finished:
                 self._pipeline.discard(request)
                 continue
-            state = self._states[number]
             state.adopt(request)
-            self._pipeline.adopt(number, request)
+            self._pipeline.adopt(state, request)
             adopted.append(request)
-            self._scheduler.started(number, len(request.candidates))
+            self._board.scheduler.started(state, len(request.candidates))
             if request.phase is Phase.FINAL:
-                self._scheduler.tasks[number].exhausted = True
-                self._compared.add(number)
+                state.progress.exhausted = True
+                state.finals_adopted = True
         return tuple(adopted)
 
     # ---- screening
 
     def _screen(self) -> None:
-        while not self._token.cancelled and not self._is_late() and self._ended is None:
+        while not self._token.cancelled and not self._is_late() and self._limits.ended is None:
             while self._pipeline.has_room(Phase.SCREEN) and not self._token.cancelled:
                 if not self._send_next():
                     break
@@ -240,7 +210,7 @@ class _Run:
             self._drain_some()
         # Late: what is on its way is still taken, up to the end of the budget.
         while not self._pipeline.is_empty and not self._token.cancelled:
-            if not self._pipeline.repeats and self._budget.is_over(self._open()):
+            if not self._pipeline.repeats and self._limits.is_over(self._board.unfinished):
                 self._pipeline.cancel()
                 self._drain_until(self._clock() + CANCEL_SECONDS)
                 return
@@ -248,28 +218,27 @@ class _Run:
 
     def _is_late(self) -> bool:
         """Whether time is up; a run that is repeated has as much as the first one had."""
-        if self._pipeline.repeats or not self._budget.is_late(self._open()):
+        if self._pipeline.repeats or not self._limits.is_late(self._board.unfinished):
             return False
-        self._ended = Ended.TIME
+        self._limits.ended = Ended.TIME
         return True
 
     def _send_next(self) -> bool:
         """Propose and send one batch; False when there is nothing left to try or no budget."""
-        left = self._options.trials - self._done() - self._pipeline.candidates(Phase.SCREEN)
+        left = self._options.trials - self._board.trials - self._pipeline.candidates(Phase.SCREEN)
         if left <= 0:
             return False
-        while (number := self._scheduler.next(self._options.batch_size)) is not None:
-            state = self._states[number]
+        while (state := self._board.scheduler.next(self._options.batch_size)) is not None:
             size = min(left, self._options.batch_size)
-            if not self._scheduler.tasks[number].batches:
-                share = self._options.trials // (2 * max(1, self._open()))
+            if not state.progress.batches:
+                share = self._options.trials // (2 * max(1, self._board.unfinished))
                 size = min(size, max(1, share))
             # Of a small budget most is proposed when something is known.
             size = min(size, max(LEAST_BATCH, left // 4))
             # So is most of any task: no more is on its way than was measured. A run that is
             # repeated sends when its journal says so.
             known = max(LEAST_BATCH, len(state.measured))
-            unknown = self._scheduler.tasks[number].in_flight
+            unknown = state.progress.in_flight
             if unknown >= known and not self._pipeline.repeats:
                 return False
             size = min(size, max(1, known - unknown))
@@ -278,26 +247,25 @@ class _Run:
                 schedules = [suggestion.schedule for suggestion in state.suggest(size)]
             if schedules:
                 break
-            self._scheduler.tasks[number].exhausted = True
+            state.progress.exhausted = True
         else:
             return False
-        self._scheduler.started(number, len(schedules))
+        self._board.scheduler.started(state, len(schedules))
         repeat = RepeatSettings(
             samples=self._options.screen_samples,
             sample_seconds=self._options.sample_seconds,
             incumbent_seconds=state.best_seconds,
             limit_seconds=self._options.limit_seconds,
-            seed=self._options.seed + self._scheduler.tasks[number].batches,
+            seed=self._options.seed + state.progress.batches,
         )
-        self._pipeline.send(number, state, schedules, Phase.SCREEN, repeat)
+        self._pipeline.send(state, schedules, Phase.SCREEN, repeat)
         return True
 
     def _train(self) -> None:
         """Train the cost model anew, unless it knows nearly everything already."""
-        measured = sum(len(state.measured) for state in self._states)
-        if self._new_samples and self._new_samples >= RETRAIN_SHARE * measured:
+        if self._new_samples and self._new_samples >= RETRAIN_SHARE * self._board.measured:
             with timed(self._timings, "train"):
-                self._model.train([sample for s in self._states for sample in s.samples()])
+                self._model.train(self._board.samples())
             self._new_samples = 0
 
     def _drain_some(self) -> None:
@@ -307,69 +275,40 @@ class _Run:
 
     def _take(self, batch: Batch) -> None:
         """Store the trials of a finished batch, then learn from them, then acknowledge it."""
-        state = self._states[batch.task]
+        state = batch.state
         kept = [t for t in batch.trials if t.measurement.status is not Status.CANCELLED]
         self._store.add_trials(kept)
         state.take(kept)
         self._pipeline.acknowledge(batch)
         self._measured_here += len(kept)
         self._new_samples += len(kept)
-        self._look_after_device(kept)
+        self._limits.look_after_device(kept)
         if batch.phase is Phase.SCREEN:
             outcomes = [
                 (t.measurement.run_seconds, t.measurement.object_digest)
                 for t in kept
                 if t.measurement.status.says_something_of_the_candidate
             ]
-            self._scheduler.finished(batch.task, batch.size, outcomes)
-            if state.retries and batch.task not in self._compared:
-                self._scheduler.tasks[batch.task].exhausted = False
-            self._look_ahead()
+            state.progress.finished(batch.size, outcomes)
+            if state.retries and not state.finals_adopted:
+                state.progress.exhausted = False
+            if curves := self._board.curves():
+                self._limits.look_ahead(
+                    curves,
+                    self._measured_here,
+                    self._board.trials,
+                    binding=not self._pipeline.repeats,
+                )
             self._report(state)
         else:
-            self._decide(batch.task, batch.trials)
-
-    def _look_after_device(self, trials: Sequence[Trial]) -> None:
-        """End the run when nothing but losses comes back."""
-        lost = [t.measurement.error for t in trials if t.measurement.status is Status.WORKER_LOST]
-        if trials and len(lost) == len(trials):
-            self._lost.append(f"the device was lost: {lost[-1] or 'no reason was given'}")
-        elif trials:
-            self._lost.clear()
-        if len(self._lost) >= LOST_BATCHES:
-            self._ended = Ended.DEVICE
-
-    def _look_ahead(self) -> None:
-        """Forecast what more trials would gain, and end the screening if that is too little."""
-        curves = self._curves()
-        if not curves:
-            return
-        self._forecast = self._budget.forecast(curves, self._measured_here)
-        self._log.note(self._budget.elapsed, self._done(), curves)
-        if not self._pipeline.repeats and self._ended is None:
-            self._ended = self._budget.ended(curves, self._forecast)
-
-    def _curves(self) -> list[Curve] | None:
-        """What is known of every task that can work; None as long as one was not tried."""
-        found = []
-        for number, (state, curve) in enumerate(
-            zip(self._states, self._scheduler.curves(), strict=True)
-        ):
-            if curve is not None:
-                found.append(curve)
-            elif (seconds := state.status().best_seconds) is not None:
-                found.append(Curve(state.task.count, 1, seconds, 0.0, open=False))
-            elif self._scheduler.tasks[number].open:
-                return None
-        return found
+            self._decide(state, batch.trials)
 
     # ---- finalists
 
     def _finals(self, go_on: Callable[[], bool]) -> None:
         """Compare each task's fastest few with its old record, or its default, in pairs."""
-        waiting = [n for n, s in enumerate(self._states) if self._needs_finals(n, s)]
         # What matters most first, should the time run out.
-        waiting.sort(key=lambda n: -self._cost(n))
+        waiting = self._board.waiting_for_finals()
         while (waiting or not self._pipeline.is_empty) and go_on():
             while waiting and self._pipeline.has_room(Phase.FINAL):
                 self._send_finalists(waiting.pop(0))
@@ -377,11 +316,7 @@ class _Run:
                 return  # by the journal of a run that ended before
             self._drain_some()
 
-    def _needs_finals(self, number: int, state: TaskState) -> bool:
-        return not state.finished and number not in self._compared and bool(state.finalists())
-
-    def _send_finalists(self, number: int) -> None:
-        state = self._states[number]
+    def _send_finalists(self, state: TaskState) -> None:
         state.compared.clear()
         repeat = RepeatSettings(
             samples=self._options.final_samples,
@@ -391,24 +326,23 @@ class _Run:
             limit_seconds=self._options.limit_seconds,
             seed=self._options.seed,
         )
-        self._pipeline.send(number, state, state.finalists(), Phase.FINAL, repeat)
+        self._pipeline.send(state, state.finalists(), Phase.FINAL, repeat)
 
-    def _decide(self, number: int, trials: Sequence[Trial]) -> None:
+    def _decide(self, state: TaskState, trials: Sequence[Trial]) -> None:
         """The record: a challenger that is shown to be faster, or else the incumbent.
 
         Without a certificate there is none. A comparison whose device was lost is repeated, and
         where all finalists failed the next ones are compared: else every later run would, and no
         model with such a task were ever known.
         """
-        state = self._states[number]
         winner = winner_of(trials)
         if winner is not None:
             old = state.incumbent.schedule if state.incumbent else None
-            self._record(number, winner, improved=winner.schedule != old)
+            self._record(state, winner, improved=winner.schedule != old)
         elif state.may_compare_again(trials) and not self._token.cancelled:
-            self._send_finalists(number)
+            self._send_finalists(state)
 
-    def _record(self, number: int, trial: Trial, *, improved: bool) -> None:
+    def _record(self, state: TaskState, trial: Trial, *, improved: bool) -> None:
         record = TuningRecord(
             trial.key,
             trial.schedule,
@@ -418,9 +352,9 @@ class _Run:
             self._options.compiler_version,
         )
         self._store.add_record(record)
-        self._records[number] = record
-        self._states[number].finished = True
-        self._tell(Recorded(self._states[number].status(), record, improved))
+        state.record = record
+        state.finished = True
+        self._tell(Recorded(state.snapshot(), record, improved))
 
     # ---- the end, early or late
 
@@ -442,34 +376,21 @@ class _Run:
             for batch in self._pipeline.finished(POLL_SECONDS):
                 self._take(batch)
 
-    # ---- counters
-
-    def _open(self) -> int:
-        return sum(not state.finished for state in self._states)
-
-    def _done(self) -> int:
-        return sum(state.trials for state in self._states)
-
-    def _cost(self, number: int) -> float:
-        return (self._states[number].best_seconds or 0.0) * self._states[number].task.count
-
     def _report(self, state: TaskState) -> None:
-        elapsed = self._budget.elapsed
+        elapsed, trials = self._limits.elapsed, self._board.trials
         rate = self._measured_here / elapsed
-        left = (self._options.trials - self._done()) / rate if rate else 0.0
-        left += FINALS_SECONDS_PER_TASK * self._open()
-        budget = self._budget.seconds_left
-        statuses = [s.status() for s in self._states]
-        known = [s.best_seconds * s.count for s in statuses if s.best_seconds is not None]
+        left = (self._options.trials - trials) / rate if rate else 0.0
+        left += FINALS_SECONDS_PER_TASK * self._board.unfinished
+        budget = self._limits.seconds_left
         self._tell(
             Progress(
-                state.status(),
-                self._done(),
+                state.snapshot(),
+                trials,
                 self._options.trials,
-                sum(known) if len(known) == len(statuses) else None,
+                self._board.model_seconds,
                 elapsed,
                 max(0.0, left if budget is None else min(left, budget)),
                 rate,
-                self._forecast,
+                self._limits.forecast,
             )
         )

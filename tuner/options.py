@@ -41,17 +41,17 @@ class TuneOptions:
     unconstrained: bool = False
     """Search all that lowers, not only what the target's registers and caches let pass: for devices
     that are not what their target says."""
-    draft: bool = True
-    """Rank by drafts of their times what no measurement tells of. Off, what was learned from the
-    run's own measurements alone ranks, also how far drafts can be trusted: for devices that are not
-    what their target says."""
+    estimates: bool = True
+    """Rank candidates by estimates of their times as long as no measurement tells of them. Off, the
+    run's own measurements alone rank, and tell how far estimates can be trusted: for devices that
+    are not what their target says."""
     finalists: int = 3
     screen_samples: int = 5
     final_samples: int = 15
     sample_seconds: float = 0.002
     limit_seconds: float = 10.0
     device: DeviceFacts | None = field(default=None, repr=False)
-    """The machine that measures, if it is known: drafts and features count with its caches."""
+    """The machine that measures, if it is known: estimates and features count with its caches."""
     job_id: str = ""
     codegen_version: str = ""
     compiler_version: str = ""

@@ -16,9 +16,9 @@ from typing import assert_never
 from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
 from compiler.timings import Timings, timed
-from tuner.measure.batch import Entry, Link, make_request, trials_of
+from tuner.measure.batch import BuiltCandidate, Link, make_request, trials_of
 from tuner.measure.builder import Builder, Built, Ticket
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
+from tuner.measure.measurement import Measurement, Phase, Status, Trial
 from tuner.measure.oracle import ReferenceCache
 from tuner.measure.runner import Runner
 from tuner.measure.wire import MeasureRequest, RepeatSettings
@@ -33,13 +33,12 @@ AHEAD = 2
 the builders, so that they have work while the loop takes a batch and proposes another."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Batch:
     """Candidates of one task on their way. `trials` is complete when it is finished."""
 
     number: int
-    task: int
-    key: RecordKey
+    state: TaskState
     phase: Phase
     size: int
     repeat: RepeatSettings
@@ -47,7 +46,7 @@ class Batch:
     ticket: Ticket | None = None
     request: MeasureRequest | None = None
     trials: list[Trial] = field(default_factory=list)
-    twins: dict[str, list[Entry]] = field(default_factory=dict)
+    twins: dict[str, list[BuiltCandidate]] = field(default_factory=dict)
     finished: bool = False
 
 
@@ -74,7 +73,6 @@ class Pipeline:
         self._references = references
         self._options = options
         self._batches: list[Batch] = []
-        self._states: dict[int, TaskState] = {}
         self._timings = timings
         self._beside = beside
         self._given = None if journal is None else tuple(journal)
@@ -111,22 +109,19 @@ class Pipeline:
 
     def send(
         self,
-        number: int,
         state: TaskState,
         schedules: Sequence[Schedule],
         phase: Phase,
         repeat: RepeatSettings,
     ) -> None:
         """Start to build a batch; measuring follows by itself."""
-        self._states[number] = state
         self._references.prepare(state.task.workload, phase)
         named = tuple((state.new_trial_id(schedule, phase), schedule) for schedule in schedules)
         self._journal.append(_sent(phase))
         self._batches.append(
             Batch(
                 self._next_number(),
-                number,
-                state.task.key,
+                state,
                 phase,
                 len(schedules),
                 repeat,
@@ -139,13 +134,12 @@ class Pipeline:
         """The requests that an earlier process left with the runner."""
         return self._runner.resume()
 
-    def adopt(self, number: int, request: MeasureRequest) -> None:
+    def adopt(self, state: TaskState, request: MeasureRequest) -> None:
         """Wait for a request that this process did not send."""
         self._batches.append(
             Batch(
                 self._next_number(),
-                number,
-                request.key,
+                state,
                 request.phase,
                 len(request.candidates),
                 request.repeat,
@@ -239,12 +233,12 @@ class Pipeline:
         self._count_busy()
 
     def _submit(self, batch: Batch, built: Sequence[Built]) -> None:
-        state = self._states[batch.task]
-        entries: list[Entry] = []
-        first: dict[str, Entry] = {}
+        state = batch.state
+        entries: list[BuiltCandidate] = []
+        first: dict[str, BuiltCandidate] = {}
         default = state.task.space.default()  # measured anyhow: gains are gains over it
         for (name, _), result in zip(batch.schedules, built, strict=True):
-            entry = Entry(name, result, state.origins.get(result.schedule, ""))
+            entry = BuiltCandidate(name, result, state.origins.get(result.schedule, ""))
             if result.status is not Status.OK:
                 batch.trials.append(self._trial(batch, entry, _failure(result)))
             elif result.spills and batch.phase is Phase.SCREEN and result.schedule != default:
@@ -268,7 +262,7 @@ class Pipeline:
         references = self._references.cases(state.task.workload, batch.phase)
         try:
             request, blobs = make_request(
-                batch.key,
+                state.task.key,
                 entries,
                 references,
                 batch.repeat,
@@ -294,10 +288,10 @@ class Pipeline:
                 result.append(self._trial(batch, twin, trial.measurement))
         return result
 
-    def _trial(self, batch: Batch, entry: Entry, measurement: Measurement) -> Trial:
+    def _trial(self, batch: Batch, entry: BuiltCandidate, measurement: Measurement) -> Trial:
         return Trial(
             entry.trial_id,
-            batch.key,
+            batch.state.task.key,
             entry.built.schedule,
             measurement,
             batch.phase,

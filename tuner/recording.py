@@ -16,6 +16,9 @@ from tuner.measure.measurement import Measurement, RecordKey, Trial, TuningRecor
 from tuner.measure.wire import MeasureRequest
 from tuner.options import TuneOptions
 
+_STORED = {"estimates": "draft"}
+"""Options whose stored name is another, so that recordings of earlier releases read as before."""
+
 
 class ReplayError(CompilerError):
     """A run cannot be repeated: it did not end, or other code took other decisions."""
@@ -42,7 +45,8 @@ def options_to_json(options: TuneOptions) -> dict[str, Any]:
     """Plain data for `json`; the base model compressed, as text."""
     packed = base64.b64encode(zlib.compress(options.base_model)).decode()
     device = options.device and options.device.to_json()
-    return {**asdict(options), "base_model": packed, "device": device}
+    plain = {**asdict(options), "base_model": packed, "device": device}
+    return {_STORED.get(name, name): value for name, value in plain.items()}
 
 
 def options_from_json(data: Mapping[str, Any]) -> TuneOptions:
@@ -52,13 +56,15 @@ def options_from_json(data: Mapping[str, Any]) -> TuneOptions:
         ReplayError: if there is an option that this release does not have.
         InvalidFactsError: if its device is none.
     """
-    unknown = set(data) - {f.name for f in fields(TuneOptions)}
+    names = {_STORED.get(f.name, f.name): f.name for f in fields(TuneOptions)}
+    unknown = set(data) - set(names)
     if unknown:
         raise ReplayError(f"options of another release: {', '.join(sorted(unknown))}")
     base_model = zlib.decompress(base64.b64decode(data["base_model"]))
     known = data.get("device")
     device = None if known is None else DeviceFacts.from_json(known)
-    return TuneOptions(**{**data, "base_model": base_model, "device": device})
+    found = {names[stored]: value for stored, value in data.items()}
+    return TuneOptions(**{**found, "base_model": base_model, "device": device})
 
 
 def inputs_to_json(inputs: TaskInputs) -> dict[str, Any]:

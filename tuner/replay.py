@@ -21,7 +21,7 @@ from tuner.events import Event, Finished
 from tuner.loop import tune
 from tuner.measure.builder import Built
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
-from tuner.measure.oracle import Reference, ReferenceCache
+from tuner.measure.oracle import ExpectedOutput, ReferenceCache
 from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
 from tuner.options import TuneOptions
 from tuner.recording import RecordedRun, ReplayError
@@ -181,9 +181,9 @@ class NoReferences(ReferenceCache):
     def prepare(self, workload: Workload, phase: Phase) -> None:
         """There is nothing to compute."""
 
-    def get(self, workload: Workload, draw: int = 0) -> Reference:
+    def get(self, workload: Workload, draw: int = 0) -> ExpectedOutput:
         name = f"{workload.key} {draw}".encode()
-        return Reference((), name, hashlib.sha256(name).hexdigest(), 0.0)
+        return ExpectedOutput((), name, hashlib.sha256(name).hexdigest(), 0.0)
 
 
 def tune_from(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from tuner.forecast import UNKNOWN_SCALE, VOICES, Curve, History
 
@@ -36,10 +37,15 @@ class Profile:
     bound_seconds: float = 0.0
     space: int = 0
 
+    @property
+    def work(self) -> float:
+        """Operations of the whole model."""
+        return self.weight * self.operations
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class TaskProgress:
-    """What the scheduler knows of one task."""
+    """What the scheduler knows of one task: its times, and its batches on their way."""
 
     profile: Profile
     history: History = field(default_factory=History)
@@ -70,6 +76,21 @@ class TaskProgress:
     def open(self) -> bool:
         return not (self.exhausted or self.at_bound or self.hopeless)
 
+    def finished(self, size: int, measured: Sequence[tuple[float | None, str]]) -> None:
+        """A batch is back: seconds (None: failed) and digest of the code of each candidate."""
+        self.in_flight = max(0, self.in_flight - size)
+        before = self.best_seconds
+        self.seen(measured)
+        promised = self.promised.pop(0) if self.promised else 0.0
+        after = self.best_seconds
+        if before is not None and after is not None:
+            self.history.judge(promised, (before - after) / before)
+
+    def seen(self, measured: Sequence[tuple[float | None, str]]) -> None:
+        """Take over trials without counting a batch, those of earlier jobs for example."""
+        for seconds, digest in measured:
+            self.history.add(seconds, digest)
+
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
@@ -87,108 +108,96 @@ class _Kind:
         return (others[0] + VOICES * UNKNOWN_SCALE) / (others[1] + VOICES)
 
 
-class TaskScheduler:
+class Scheduled(Protocol):
+    """What a scheduler chooses from."""
+
+    @property
+    def progress(self) -> TaskProgress: ...
+
+
+T = TypeVar("T", bound=Scheduled)
+
+
+class TaskScheduler(Generic[T]):
     """Chooses tasks by expected gain; every task gets its first batch before any gets a second."""
 
-    def __init__(self, profiles: Sequence[Profile]) -> None:
-        self.tasks = [TaskProgress(profile) for profile in profiles]
+    def __init__(self, tasks: Sequence[T]) -> None:
+        self.tasks = tuple(tasks)
 
-    def next(self, batch_size: int = 8) -> int | None:
+    def next(self, batch_size: int = 8) -> T | None:
         """The task for the next batch, or None if no task is worth one."""
-        open_tasks = [i for i, task in enumerate(self.tasks) if task.open]
-        untouched = [i for i in open_tasks if not self.tasks[i].batches]
+        open_tasks = [task for task in self.tasks if task.progress.open]
+        untouched = [task for task in open_tasks if not task.progress.batches]
         if untouched:
             # By estimated cost: if time runs out, what matters most has been measured.
-            return max(untouched, key=self._work)
+            return max(untouched, key=lambda task: task.progress.profile.work)
         if not open_tasks:
             return None
         kinds = self._kinds()
-        return max(open_tasks, key=lambda i: self._gain(i, batch_size, kinds))
+        return max(open_tasks, key=lambda task: _gain(task.progress, batch_size, kinds))
 
-    def started(self, number: int, size: int) -> None:
+    def started(self, task: T, size: int) -> None:
         """A batch of this task was sent off."""
-        task = self.tasks[number]
-        best = task.best_seconds
-        gain = self.gain(number, size)
-        share = gain / (best * task.profile.weight) if best else 0.0
-        task.batches += 1
-        task.in_flight += size
-        task.promised.append(share)
+        progress = task.progress
+        best = progress.best_seconds
+        gain = self.gain(task, size)
+        share = gain / (best * progress.profile.weight) if best else 0.0
+        progress.batches += 1
+        progress.in_flight += size
+        progress.promised.append(share)
 
-    def finished(
-        self, number: int, size: int, measured: Sequence[tuple[float | None, str]]
-    ) -> None:
-        """A batch of this task is back: seconds (None: failed) and digest of the code of each."""
-        task = self.tasks[number]
-        task.in_flight = max(0, task.in_flight - size)
-        before = task.best_seconds
-        self.seen(number, measured)
-        promised = task.promised.pop(0) if task.promised else 0.0
-        after = task.best_seconds
-        if before is not None and after is not None:
-            task.history.judge(promised, (before - after) / before)
-
-    def seen(self, number: int, measured: Sequence[tuple[float | None, str]]) -> None:
-        """Tell of trials without counting a batch, those of earlier jobs for example."""
-        for seconds, digest in measured:
-            self.tasks[number].history.add(seconds, digest)
-
-    def gain(self, number: int, batch_size: int = 8) -> float:
+    def gain(self, task: T, batch_size: int = 8) -> float:
         """Expected saving in seconds of the whole model by one more batch."""
-        return self._gain(number, batch_size, self._kinds())
+        return _gain(task.progress, batch_size, self._kinds())
 
     def curves(self) -> list[Curve | None]:
         """The improvement curve of each task; None until one of its candidates worked."""
         kinds = self._kinds()
-        return [self._curve(number, kinds) for number in range(len(self.tasks))]
-
-    def _gain(self, number: int, batch_size: int, kinds: Mapping[Hashable, _Kind]) -> float:
-        task = self.tasks[number]
-        curve = self._curve(number, kinds)
-        if curve is None:
-            # Nothing worked so far: as urgent as its estimated cost, ever less with each failure.
-            tried = task.history.trials + task.in_flight
-            return self._likely_seconds(number, kinds) * task.profile.weight / (1 + tried)
-        return curve.gain(curve.trials + task.in_flight, batch_size)
-
-    def _curve(self, number: int, kinds: Mapping[Hashable, _Kind]) -> Curve | None:
-        task = self.tasks[number]
-        best = task.best_seconds
-        if best is None:
-            return None
-        # How far tasks like it are ahead at equal work, and how much they gained.
-        behind = max(0.0, 1.0 - self._likely_seconds(number, kinds) / best)
-        alike = kinds[task.profile.kind].scale_beside(*task.history.own_scale()) + behind
-        return Curve(
-            task.profile.weight,
-            task.history.trials,
-            best,
-            task.history.scale(alike),
-            task.profile.bound_seconds,
-            task.open,
-            task.profile.space,
-        )
-
-    def _likely_seconds(self, number: int, kinds: Mapping[Hashable, _Kind]) -> float:
-        """The task's work at the best rate of tasks like it, else of any; at least its bound."""
-        profile = self.tasks[number].profile
-        # As long as nothing worked, operations compare tasks as well as seconds would.
-        rate = kinds[profile.kind].rate or max(kind.rate for kind in kinds.values()) or 1.0
-        return max(profile.operations / rate, profile.bound_seconds)
+        return [_curve(task.progress, kinds) for task in self.tasks]
 
     def _kinds(self) -> dict[Hashable, _Kind]:
         """What is known of each kind of task."""
         members: dict[Hashable, list[TaskProgress]] = {}
         for task in self.tasks:
-            members.setdefault(task.profile.kind, []).append(task)
+            members.setdefault(task.progress.profile.kind, []).append(task.progress)
         found = {}
-        for kind, tasks in members.items():
-            told = [task.history.own_scale() for task in tasks]
+        for kind, alike in members.items():
+            told = [each.history.own_scale() for each in alike]
             scales = [scale for scale, distances in told if distances]
-            rates = [t.profile.operations / t.best_seconds for t in tasks if t.best_seconds]
+            rates = [t.profile.operations / t.best_seconds for t in alike if t.best_seconds]
             found[kind] = _Kind(sum(scales), len(scales), max(rates, default=0.0))
         return found
 
-    def _work(self, number: int) -> float:
-        profile = self.tasks[number].profile
-        return profile.weight * profile.operations
+
+def _gain(task: TaskProgress, batch_size: int, kinds: Mapping[Hashable, _Kind]) -> float:
+    curve = _curve(task, kinds)
+    if curve is None:
+        # Nothing worked so far: as urgent as its estimated cost, ever less with each failure.
+        tried = task.history.trials + task.in_flight
+        return _likely_seconds(task.profile, kinds) * task.profile.weight / (1 + tried)
+    return curve.gain(curve.trials + task.in_flight, batch_size)
+
+
+def _curve(task: TaskProgress, kinds: Mapping[Hashable, _Kind]) -> Curve | None:
+    best, profile = task.best_seconds, task.profile
+    if best is None:
+        return None
+    # How far tasks like it are ahead at equal work, and how much they gained.
+    behind = max(0.0, 1.0 - _likely_seconds(profile, kinds) / best)
+    alike = kinds[profile.kind].scale_beside(*task.history.own_scale()) + behind
+    return Curve(
+        profile.weight,
+        task.history.trials,
+        best,
+        task.history.scale(alike),
+        profile.bound_seconds,
+        task.open,
+        profile.space,
+    )
+
+
+def _likely_seconds(profile: Profile, kinds: Mapping[Hashable, _Kind]) -> float:
+    """The task's work at the best rate of tasks like it, else of any; at least its bound."""
+    # As long as nothing worked, operations compare tasks as well as seconds would.
+    rate = kinds[profile.kind].rate or max(kind.rate for kind in kinds.values()) or 1.0
+    return max(profile.operations / rate, profile.bound_seconds)

@@ -1,4 +1,4 @@
-"""What the tune loop remembers of one task while it runs."""
+"""One task while a run goes on: everything that is known of it is here."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from compiler.errors import ScheduleError
 from compiler.schedule.schedule import Schedule
-from tuner.analysis.compute_costs import statements
+from tuner.analysis.compute_costs import compute_costs
 from tuner.analysis.features import FeatureExtractor, target_facts
 from tuner.cost_model.protocol import CostModel, Sample
-from tuner.events import TaskStatus
+from tuner.events import TaskInputs, TaskSnapshot
 from tuner.measure.measurement import (
     Measurement,
     Phase,
@@ -24,22 +24,29 @@ from tuner.measure.measurement import (
 from tuner.measure.wire import MeasureRequest
 from tuner.options import TuneOptions
 from tuner.search import Observed, SearchContext, SearchStrategy, Suggestion, make_strategy
-from tuner.task_scheduler import Profile
+from tuner.task_scheduler import Profile, TaskProgress
 from tuner.tasks import Task
 
 MAX_RETRIES = 2
 """How often a candidate is sent again after a worker was lost with it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class TaskState:
-    """One task: its search, its measurements, and its counters."""
+    """One task: its search, its measurements, its record, and what it waits for."""
 
     task: Task
     features: FeatureExtractor
     search: SearchStrategy
     options: TuneOptions
+    progress: TaskProgress
+    """What the task scheduler chooses by: times, batches on their way, what they promise."""
     incumbent: TuningRecord | None = None
+    """The record that the run found, to be beaten."""
+    record: TuningRecord | None = None
+    """The record as it is now."""
+    finals_adopted: bool = False
+    """An earlier process sent its finalists off: their results are waited for."""
     finished: bool = False
     """A record is there: nothing is left to do."""
     from_store: bool = False
@@ -73,8 +80,9 @@ class TaskState:
             task.space.default(),
             target_facts(task.target, task.threads, options.device),
         )
-        context = SearchContext(task.space, features, model, rng, options.draft)
-        return cls(task, features, make_strategy(options.strategy, context), options)
+        context = SearchContext(task.space, features, model, rng, options.estimates)
+        progress = TaskProgress(Profile(task.count, 1.0))
+        return cls(task, features, make_strategy(options.strategy, context), options, progress)
 
     @property
     def best_seconds(self) -> float | None:
@@ -94,29 +102,44 @@ class TaskState:
             nest = self.task.lower(self.task.space.default())
         except ScheduleError:
             return 1.0
-        return sum(s.vector_operations for s in statements(nest))
+        return sum(s.vector_operations for s in compute_costs(nest))
 
-    def profile(self, bound_seconds: float) -> Profile:
-        """What the task scheduler is told. Tasks that offer the same algorithms are alike."""
+    @property
+    def model_seconds(self) -> float:
+        """What the best candidate measured takes of a run of the model; 0 without any."""
+        return (self.best_seconds or 0.0) * self.task.count
+
+    @property
+    def needs_finals(self) -> bool:
+        """Whether its finalists are still to be compared."""
+        return not (self.finished or self.finals_adopted) and bool(self.finalists())
+
+    def schedule(self, bound_seconds: float) -> None:
+        """Get ready for the task scheduler. Tasks that offer the same algorithms are alike.
+
+        Args:
+            bound_seconds: the least time that the machine allows; 0 if nobody knows.
+        """
         kind = frozenset(space.algorithm for space in self.task.space.subspaces)
-        return Profile(
-            self.task.count,
-            max(self.operations, 1.0),
-            kind,
-            bound_seconds,
-            len(self.task.space),
+        operations = max(self.operations, 1.0)
+        self.progress = TaskProgress(
+            Profile(self.task.count, operations, kind, bound_seconds, len(self.task.space)),
+            exhausted=self.finished,
         )
+        self.progress.seen([(m.run_seconds, m.object_digest) for m in self.measured.values()])
 
-    def outcomes(self) -> list[tuple[float | None, str]]:
-        """Seconds (None: failed) and digest of the code of everything measured."""
-        return [(m.run_seconds, m.object_digest) for m in self.measured.values()]
+    def inputs(self, known_trials: int) -> TaskInputs:
+        """What the run began with, after `schedule`."""
+        task, bound = self.task, self.progress.profile.bound_seconds
+        return TaskInputs(task.key, task.name, task.count, known_trials, self.incumbent, bound)
 
-    def status(self) -> TaskStatus:
+    def snapshot(self) -> TaskSnapshot:
+        """The task as it stands."""
         raced = [m.run_seconds for m in self.compared.values() if m.run_seconds is not None]
         best = min(raced, default=self.best_seconds)
         if best is None and self.incumbent is not None and self.finished:
             best = self.incumbent.run_seconds
-        return TaskStatus(
+        return TaskSnapshot(
             self.task.name,
             self.task.key,
             self.task.count,

@@ -40,7 +40,7 @@ CONTROL_FLOW = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogueEntry:
     """One ONNX operator that the import takes.
 
     Attributes:
@@ -59,7 +59,7 @@ class Entry:
     limits: str
 
 
-def catalogue() -> tuple[Entry, ...]:
+def catalogue() -> tuple[CatalogueEntry, ...]:
     """Every operator that the import takes, by domain and name."""
     history = _history("", NEWEST_OPSET)
     others = {ML_DOMAIN: _history(ML_DOMAIN, NEWEST_ML_OPSET)}
@@ -78,7 +78,9 @@ def catalogue() -> tuple[Entry, ...]:
             types = frozenset(t for t in types if _compiles(operator, schemas, t))
         newest = NEWEST_ML_OPSET if domain == ML_DOMAIN else NEWEST_OPSET
         opsets = _opsets(schemas, newest) if schemas else (1, 1)
-        entries.append(Entry(op_type, domain or "ai.onnx", opsets, types, "rule", rule.limits))
+        entries.append(
+            CatalogueEntry(op_type, domain or "ai.onnx", opsets, types, "rule", rule.limits)
+        )
     ruled = {op_type for domain, op_type in ops.onnx_rules() if not domain}
     for op_type, schemas in history.items():
         newest = schemas[-1]
@@ -90,7 +92,7 @@ def catalogue() -> tuple[Entry, ...]:
         else:
             continue
         if entry[1]:  # the others work on sequences or text
-            entries.append(Entry(op_type, "ai.onnx", *entry))
+            entries.append(CatalogueEntry(op_type, "ai.onnx", *entry))
     return tuple(sorted(entries, key=lambda e: (e.domain, e.op_type)))
 
 
@@ -120,7 +122,7 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(entry: Entry) -> str:
+def _row(entry: CatalogueEntry) -> str:
     name = entry.op_type if entry.domain == "ai.onnx" else f"{entry.op_type} ({entry.domain})"
     first, last = entry.opsets
     opsets = str(first) if first == last else f"{first}-{last}"

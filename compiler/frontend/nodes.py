@@ -25,7 +25,7 @@ from compiler.ops.onnx_node import OnnxAttr, OnnxNode
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class NameScope:
     """What names mean in a graph, a branch or a function.
 
     Attributes:
@@ -81,7 +81,9 @@ class NodeImporter:
         self._folder = folder
         self._budget = budget or _Budget()
 
-    def run(self, graph: GraphProto | FunctionProto, wanted: Sequence[str], body: Body) -> None:
+    def run(
+        self, graph: GraphProto | FunctionProto, wanted: Sequence[str], body: NameScope
+    ) -> None:
         """Import the nodes that the wanted names depend on, in an order that they allow."""
         nodes = sort_nodes(graph, body.values)
         used = set(wanted)
@@ -91,7 +93,7 @@ class NodeImporter:
             if position in needed:
                 self._node(node, f"{body.prefix}{names[position]}", body, used)
 
-    def _node(self, proto: NodeProto, name: str, body: Body, used: set[str]) -> None:
+    def _node(self, proto: NodeProto, name: str, body: NameScope, used: set[str]) -> None:
         if body.depth:
             self._budget.spend(name)
         outputs = tuple(v if v in used else "" for v in proto.output)
@@ -112,7 +114,7 @@ class NodeImporter:
                 self.node_names[value] = name
 
     def _emit(
-        self, proto: NodeProto, name: str, body: Body, outputs: tuple[str, ...]
+        self, proto: NodeProto, name: str, body: NameScope, outputs: tuple[str, ...]
     ) -> Sequence[str]:
         """The graph's value for each output."""
         domain = domain_of(proto.domain)
@@ -158,7 +160,7 @@ class NodeImporter:
         self,
         proto: NodeProto,
         name: str,
-        body: Body,
+        body: NameScope,
         inputs: tuple[str | None, ...],
         outputs: tuple[str, ...],
         refused: UnsupportedOperatorError | None,
@@ -180,7 +182,7 @@ class NodeImporter:
         values: dict[str, str | None] = dict.fromkeys(function.body.input)
         values.update(zip(function.body.input, inputs, strict=False))
         opsets = {domain_of(o.domain): o.version for o in function.body.opset_import}
-        inner = Body(
+        inner = NameScope(
             values,
             opsets or body.opsets,
             function.attributes,
@@ -205,7 +207,7 @@ class NodeImporter:
             ) from error
         return [_defined(inner, inside, name) if outside else "" for inside, outside in made]
 
-    def _loop_body(self, graph: GraphProto, name: str, body: Body) -> LoopBody:
+    def _loop_body(self, graph: GraphProto, name: str, body: NameScope) -> LoopBody:
         """The body of a Loop or Scan, which the node decides how to import."""
 
         def step(number: int, operands: Sequence[str], tried: bool) -> list[str]:
@@ -223,14 +225,14 @@ class NodeImporter:
         graph: GraphProto,
         operands: Sequence[str],
         prefix: str,
-        body: Body,
+        body: NameScope,
     ) -> list[str]:
         """As `inline`, into the graph of an enclosure."""
         inner = NodeImporter(enclosure.builder, self._folder, self._budget)
         outside = replace(body, values=Outside(body.values, enclosure))
         return inner.inline(graph, operands, prefix, outside)
 
-    def _branch(self, proto: NodeProto, name: str, body: Body) -> Sequence[str]:
+    def _branch(self, proto: NodeProto, name: str, body: NameScope) -> Sequence[str]:
         """The branch that a known condition chooses; of an unknown one, the one that the run
         chooses, or where the branches cannot be graphs of their own, see `_either`."""
         condition = body.values[proto.input[0]] if proto.input and proto.input[0] else None
@@ -259,7 +261,9 @@ class NodeImporter:
         key = "then_branch" if known.reshape(-1)[0] else "else_branch"
         return self.inline(subgraph(proto, key, name), (), f"{name}/", body)
 
-    def _either(self, proto: NodeProto, name: str, body: Body, condition: str) -> Sequence[str]:
+    def _either(
+        self, proto: NodeProto, name: str, body: NameScope, condition: str
+    ) -> Sequence[str]:
         """Both branches of an If, and of each output the one that the run chooses.
 
         Raises:
@@ -294,7 +298,7 @@ class NodeImporter:
         return results
 
     def inline(
-        self, graph: GraphProto, operands: Sequence[str], prefix: str, body: Body
+        self, graph: GraphProto, operands: Sequence[str], prefix: str, body: NameScope
     ) -> list[str]:
         """Import a subgraph for these values of its inputs; returns those of its outputs."""
         values: dict[str, str | None] = {}
@@ -303,7 +307,7 @@ class NodeImporter:
         for tensor in graph.initializer:
             found = read_tensor(tensor, self._folder, f"initializer '{tensor.name}'")
             values[tensor.name] = self._builder.constant(found.array, tensor.name, found.dtype)
-        inner = Body(
+        inner = NameScope(
             ChainMap(values, body.values),
             body.opsets,
             body.attributes,
@@ -315,7 +319,7 @@ class NodeImporter:
         self.run(graph, wanted, inner)
         return [_defined(inner, value, prefix) for value in wanted]
 
-    def _resolved(self, proto: NodeProto, body: Body) -> NodeProto:
+    def _resolved(self, proto: NodeProto, body: NameScope) -> NodeProto:
         """The node with attributes of its own in place of references to the call's."""
         if not any(attribute.ref_attr_name for attribute in proto.attribute):
             return proto
@@ -332,7 +336,7 @@ class NodeImporter:
         return resolved
 
     def _attributes(
-        self, proto: NodeProto, name: str, body: Body, *, graphs: bool = True
+        self, proto: NodeProto, name: str, body: NameScope, *, graphs: bool = True
     ) -> dict[str, OnnxAttr]:
         """Typed attributes; without `graphs`, those that are subgraphs are passed over."""
         return {
@@ -342,7 +346,7 @@ class NodeImporter:
         }
 
     def _attribute(
-        self, attribute: AttributeProto, node: NodeProto, name: str, body: Body
+        self, attribute: AttributeProto, node: NodeProto, name: str, body: NameScope
     ) -> OnnxAttr:
         what = f"{node.op_type} '{name}': attribute '{attribute.name}'"
         match attribute.type:
@@ -383,7 +387,7 @@ def subgraph(proto: NodeProto, key: str, name: str) -> GraphProto:
     raise InvalidModelError(f"{proto.op_type} '{name}': attribute '{key}' is missing")
 
 
-def _defined(body: Body, value: str, name: str) -> str:
+def _defined(body: NameScope, value: str, name: str) -> str:
     """The graph's value for an output of a body around which node `name` stands."""
     found = body.values.get(value)
     if found is None:
@@ -391,7 +395,7 @@ def _defined(body: Body, value: str, name: str) -> str:
     return found
 
 
-def _deeper(body: Body, name: str) -> int:
+def _deeper(body: NameScope, name: str) -> int:
     if body.depth >= DEPTH_LIMIT:
         raise InvalidModelError(f"node '{name}' lies within more than {DEPTH_LIMIT} others")
     return body.depth + 1

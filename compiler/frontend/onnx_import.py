@@ -20,7 +20,7 @@ from compiler.errors import InvalidModelError
 from compiler.frontend.dimensions import check_dims
 from compiler.frontend.functions import inline_functions
 from compiler.frontend.message import UnusualError, split_message
-from compiler.frontend.nodes import Body, NodeImporter, domain_of
+from compiler.frontend.nodes import NameScope, NodeImporter, domain_of
 from compiler.frontend.old_opsets import OLDEST_OPSET
 from compiler.frontend.tensors import element_type, external_bytes, read_tensor
 from compiler.graph.ir import Graph
@@ -208,7 +208,7 @@ class _Importer:
         self._inputs()
         nodes = NodeImporter(self._builder, self._folder)
         wanted = [info.name for info in self._graph.output]
-        nodes.run(self._graph, wanted, Body(self._values, self._opsets))
+        nodes.run(self._graph, wanted, NameScope(self._values, self._opsets))
         graph = self._builder.finish(
             self._graph.name or "model", self._outputs(), nodes.final_names, nodes.node_names
         )

@@ -15,12 +15,18 @@ from compiler.loops.expr import Expr, Operation, op
 from compiler.ops.attributes import number, word
 from compiler.ops.elementwise import Scalar, pointwise, same
 from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule, Operator, Reference
+from compiler.ops.registry import Effort, OnnxRule, Operator, Reference
 from compiler.ops.unary import erf, infer_float, plain, zero
 
 
-def _activation(name: str, reference: Reference, scalar: Scalar, *onnx: OnnxRule) -> Operator:
-    return pointwise(name, 1, reference, scalar, onnx, infer_float)
+def _activation(
+    name: str,
+    reference: Reference,
+    scalar: Scalar,
+    onnx: OnnxRule,
+    effort: Effort = Effort.ORDINARY,
+) -> Operator:
+    return pointwise(name, 1, reference, scalar, (onnx,), infer_float, effort=effort)
 
 
 def _with_numbers(op_name: str, **defaults: float) -> Callable[[OnnxNode], str]:
@@ -118,22 +124,31 @@ def _onnx_gelu(node: OnnxNode) -> str:
 
 
 OPERATORS = (
-    plain("sigmoid", "Sigmoid", _sigmoid_reference, maths.sigmoid),
-    plain("softplus", "Softplus", _softplus_reference, maths.softplus),
+    plain("sigmoid", "Sigmoid", _sigmoid_reference, maths.sigmoid, Effort.COSTLY),
+    plain("softplus", "Softplus", _softplus_reference, maths.softplus, Effort.COSTLY),
     pointwise(
         "relu",
         1,
         _relu_reference,
         lambda values, _attrs: maths.maximum(values[0], zero(values[0])),
         (OnnxRule("Relu", same("relu")),),
+        effort=Effort.CHEAP,
+        idempotent=True,
     ),
     _activation(
         "leaky_relu",
         _leaky_relu_reference,
         _leaky_relu,
         OnnxRule("LeakyRelu", _with_numbers("leaky_relu", alpha=0.01)),
+        Effort.CHEAP,
     ),
-    _activation("elu", _elu_reference, _elu, OnnxRule("Elu", _with_numbers("elu", alpha=1.0))),
+    _activation(
+        "elu",
+        _elu_reference,
+        _elu,
+        OnnxRule("Elu", _with_numbers("elu", alpha=1.0)),
+        Effort.COSTLY,
+    ),
     _activation(
         "selu",
         _selu_reference,
@@ -156,6 +171,7 @@ OPERATORS = (
         _gelu,
         (OnnxRule("Gelu", _onnx_gelu), OnnxRule("Gelu", same("gelu"), "com.microsoft")),
         _infer_gelu,
+        effort=Effort.COSTLY,
     ),
 )
 

@@ -13,7 +13,7 @@ from compiler.loops.expr import Cast, Expr
 from compiler.ops.attributes import word
 from compiler.ops.elementwise import pointwise
 from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule
+from compiler.ops.registry import Effort, OnnxRule
 from compiler.ops.shapes import operand_count
 
 ONNX_TYPES = {
@@ -74,7 +74,7 @@ def cast_to(node: OnnxNode, value: str, dtype: DType) -> str:
 
 
 OPERATORS = (
-    pointwise("identity", 1, lambda arrays, _attrs: arrays[0], _identity),
+    pointwise("identity", 1, lambda arrays, _attrs: arrays[0], _identity, effort=Effort.CHEAP),
     pointwise(
         "cast",
         1,
@@ -85,5 +85,6 @@ OPERATORS = (
             OnnxRule("CastLike", _onnx_cast_like),
         ),
         _infer_cast,
+        effort=Effort.CHEAP,
     ),
 )

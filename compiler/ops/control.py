@@ -53,7 +53,7 @@ GUESSED_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ResultSlot:
     """A result: its type, and where it starts in the block, in bytes."""
 
     type: TensorType
@@ -82,7 +82,7 @@ class LoopForm:
     most: int | None
 
     @property
-    def slots(self) -> tuple[Slot, ...]:
+    def slots(self) -> tuple[ResultSlot, ...]:
         """The number of steps, whether another one would follow, the states, the stacked rows."""
         kinds = [self.body.types[value] for value in self.body.outputs]
         stacked = [
@@ -104,16 +104,16 @@ def loop_form(attrs: Attrs) -> LoopForm:
     return LoopForm(_body(attrs, "body"), decides, states, rows, most)
 
 
-def branch_slots(attrs: Attrs) -> tuple[Slot, ...]:
+def branch_slots(attrs: Attrs) -> tuple[ResultSlot, ...]:
     """The results of a branch: what either body gives."""
     body = _body(attrs, "then")
     return _slots([body.types[value] for value in body.outputs])
 
 
-def _slots(types: Sequence[TensorType]) -> tuple[Slot, ...]:
+def _slots(types: Sequence[TensorType]) -> tuple[ResultSlot, ...]:
     offset, found = 0, []
     for kind in types:
-        found.append(Slot(kind, offset))
+        found.append(ResultSlot(kind, offset))
         offset += _aligned(kind)
     return tuple(found)
 
@@ -122,7 +122,7 @@ def _aligned(kind: TensorType) -> int:
     return -(-max(kind.bytes, 1) // SLOT_BYTES) * SLOT_BYTES
 
 
-def _block(slots: Sequence[Slot]) -> TensorType:
+def _block(slots: Sequence[ResultSlot]) -> TensorType:
     last = slots[-1]
     return TensorType(DType.UINT8, (last.offset + _aligned(last.type),))
 

@@ -133,6 +133,12 @@ def convolve(node: OnnxNode, operands: Sequence[str]) -> str:
 
 OPERATORS = (
     Operator(
-        "conv", OpKind.CONTRACTION, _infer, _reference, _expression, (OnnxRule("Conv", _onnx),)
+        "conv",
+        OpKind.CONTRACTION,
+        _infer,
+        _reference,
+        _expression,
+        (OnnxRule("Conv", _onnx),),
+        terms=lambda types, _attrs: prod(types[1].shape[1:]),
     ),
 )

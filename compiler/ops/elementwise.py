@@ -16,7 +16,16 @@ from compiler.loops.index import Affine
 from compiler.ops.attributes import integer
 from compiler.ops.integers import power
 from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import Fresh, Infer, OnnxRule, Operator, OpKind, Reference, Source
+from compiler.ops.registry import (
+    Effort,
+    Fresh,
+    Infer,
+    OnnxRule,
+    Operator,
+    OpKind,
+    Reference,
+    Source,
+)
 from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype
 
 Scalar = Callable[[Sequence[Expr], Attrs], Expr]
@@ -29,10 +38,15 @@ def pointwise(
     scalar: Scalar,
     onnx: tuple[OnnxRule, ...] = (),
     infer: Infer | None = None,
+    *,
+    effort: Effort = Effort.ORDINARY,
+    commutative: bool = False,
+    idempotent: bool = False,
 ) -> Operator:
     """An operator that acts on each element, its operands broadcast.
 
-    Without `infer`, all operands and the result have one element type.
+    Without `infer`, all operands and the result have one element type. What follows it is as in
+    `Operator`.
     """
 
     def default_infer(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
@@ -52,7 +66,17 @@ def pointwise(
         ]
         return scalar(values, attrs)
 
-    return Operator(name, OpKind.ELEMENTWISE, infer or default_infer, reference, expression, onnx)
+    return Operator(
+        name,
+        OpKind.ELEMENTWISE,
+        infer or default_infer,
+        reference,
+        expression,
+        onnx,
+        effort=effort,
+        commutative=commutative,
+        idempotent=idempotent,
+    )
 
 
 def floats_only(types: Sequence[TensorType]) -> None:
@@ -173,6 +197,8 @@ OPERATORS = (
         lambda a, _: np.add(a[0], a[1]),
         native(Operation.ADD),
         (OnnxRule("Add", same("add")), OnnxRule("Sum", chained("add"))),
+        effort=Effort.CHEAP,
+        commutative=True,
     ),
     pointwise(
         "sub",
@@ -180,6 +206,7 @@ OPERATORS = (
         lambda a, _: np.subtract(a[0], a[1]),
         native(Operation.SUB),
         (OnnxRule("Sub", same("sub")),),
+        effort=Effort.CHEAP,
     ),
     pointwise(
         "mul",
@@ -187,6 +214,8 @@ OPERATORS = (
         lambda a, _: np.multiply(a[0], a[1]),
         native(Operation.MUL),
         (OnnxRule("Mul", same("mul")),),
+        effort=Effort.CHEAP,
+        commutative=True,
     ),
     pointwise(
         "div",
@@ -194,6 +223,7 @@ OPERATORS = (
         _via_semantics(Operation.DIV),  # integers truncate, as C and ONNX do
         native(Operation.DIV),
         (OnnxRule("Div", same("div")),),
+        effort=Effort.COSTLY,
     ),
     pointwise("mod", 2, _mod_reference, _mod, (OnnxRule("Mod", _onnx_mod),)),
     pointwise(
@@ -202,6 +232,7 @@ OPERATORS = (
         _pow_reference,
         _pow,
         (OnnxRule("Pow", _onnx_pow),),
+        effort=Effort.COSTLY,
     ),
     pointwise(
         "max",
@@ -209,6 +240,8 @@ OPERATORS = (
         lambda a, _: np.maximum(a[0], a[1]),
         _extremum(Operation.MAX),
         (OnnxRule("Max", chained("max")),),
+        effort=Effort.CHEAP,
+        commutative=True,
     ),
     pointwise(
         "min",
@@ -216,5 +249,7 @@ OPERATORS = (
         lambda a, _: np.minimum(a[0], a[1]),
         _extremum(Operation.MIN),
         (OnnxRule("Min", chained("min")),),
+        effort=Effort.CHEAP,
+        commutative=True,
     ),
 )

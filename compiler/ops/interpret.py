@@ -14,7 +14,7 @@ from compiler.graph.types import TensorType
 from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops.attributes import integer
 
-Chosen = Callable[[Node, Sequence[np.ndarray], np.ndarray], np.ndarray]
+NodeHook = Callable[[Node, Sequence[np.ndarray], np.ndarray], np.ndarray]
 """(node, operands, result of the reference) -> what to go on with."""
 
 
@@ -22,7 +22,7 @@ def run_graph(
     graph: Graph,
     inputs: Mapping[str, np.ndarray],
     float64: bool = False,
-    chosen: Chosen | None = None,
+    chosen: NodeHook | None = None,
 ) -> list[np.ndarray]:
     """The graph's outputs for these inputs, in order.
 
@@ -46,7 +46,7 @@ def run_graph(
 
 
 def _run(
-    graph: Graph, inputs: Sequence[np.ndarray], float64: bool, chosen: Chosen | None = None
+    graph: Graph, inputs: Sequence[np.ndarray], float64: bool, chosen: NodeHook | None = None
 ) -> list[np.ndarray]:
     """The outputs, inputs and outputs in the types that are computed in."""
     values = dict(zip(graph.inputs, inputs, strict=True))

@@ -15,7 +15,7 @@ from compiler.loops import maths
 from compiler.loops.expr import Expr, Operation, op
 from compiler.ops.elementwise import pointwise, same
 from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule, Operator
+from compiler.ops.registry import Effort, OnnxRule, Operator
 from compiler.ops.shapes import broadcast, operand_count, same_dtype
 
 
@@ -57,6 +57,7 @@ def _comparison(
         scalar,
         (OnnxRule(op_type, same(name)),),
         _infer_comparison,
+        effort=Effort.CHEAP,
     )
 
 
@@ -74,6 +75,7 @@ def _logical(
         lambda values, _attrs: op(operation, *values),
         (OnnxRule(op_type, same(name)),),
         partial(_infer_logical, count),
+        effort=Effort.CHEAP,
     )
 
 
@@ -110,5 +112,6 @@ OPERATORS = (
         lambda values, _attrs: maths.select(*values),
         (OnnxRule("Where", same("where")),),
         _infer_where,
+        effort=Effort.CHEAP,
     ),
 )

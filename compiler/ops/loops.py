@@ -16,11 +16,11 @@ from compiler.ops.enclosed import Enclosure, inlined
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OpKind
 
-Body = Callable[[Enclosure, str, Sequence[str]], Sequence[str]]
+BodyBuilder = Callable[[Enclosure, str, Sequence[str]], Sequence[str]]
 """Whether another step follows, the next states and the rows of a step: values of the enclosure's
 graph, for those of the step's number and of its states."""
 
-Branch = Callable[[Enclosure], Sequence[str]]
+BranchBuilder = Callable[[Enclosure], Sequence[str]]
 """The outputs of a branch: values of the enclosure's graph."""
 
 CHEAP_ELEMENTS = 1 << 12
@@ -43,7 +43,7 @@ class Looped:
 
 
 def looped(
-    node: OnnxNode, trips: int | str | None, begin: str, states: Sequence[str], body: Body
+    node: OnnxNode, trips: int | str | None, begin: str, states: Sequence[str], body: BodyBuilder
 ) -> Looped:
     """A loop that runs its body step by step.
 
@@ -125,7 +125,9 @@ def looped(
     return Looped([after.get(k, value) for k, value in enumerate(states)], wholes, steps, exact)
 
 
-def branched(node: OnnxNode, condition: str, then: Branch, otherwise: Branch) -> list[str]:
+def branched(
+    node: OnnxNode, condition: str, then: BranchBuilder, otherwise: BranchBuilder
+) -> list[str]:
     """The outputs of the branch that the run chooses, which is the only one that it computes.
 
     Branches that cost less than choosing are both computed.

@@ -153,6 +153,7 @@ OPERATORS = (
         _matmul_reference,
         _matmul_expression,
         (OnnxRule("MatMul", _onnx_matmul),),
+        terms=lambda types, _attrs: types[0].shape[-1],
     ),
     Operator(
         "gemm",
@@ -161,5 +162,6 @@ OPERATORS = (
         _gemm_reference,
         _gemm_expression,
         (OnnxRule("Gemm", _onnx_gemm),),
+        terms=lambda types, attrs: types[0].shape[0 if integer(attrs, "trans_a", 0) else -1],
     ),
 )

@@ -39,7 +39,7 @@ class Mode(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class SplitNode:
     """A node with two branches, `yes` and `no`: positions of nodes.
 
     `values` are its threshold, or its members; a NaN goes to `yes` where `missing` is set.
@@ -81,7 +81,10 @@ class _Test:
 
 
 def tree_tables(
-    nodes: Sequence[Branch | None], roots: Sequence[int], features: int, dtype: np.dtype[np.generic]
+    nodes: Sequence[SplitNode | None],
+    roots: Sequence[int],
+    features: int,
+    dtype: np.dtype[np.generic],
 ) -> Tables:
     """The tables of these trees; a node that is None is a leaf. Thresholds are exact in `dtype`.
 
@@ -92,7 +95,7 @@ def tree_tables(
     return _Builder(nodes, features, dtype).build(roots)
 
 
-def _check_trees(nodes: Sequence[Branch | None], roots: Sequence[int], features: int) -> None:
+def _check_trees(nodes: Sequence[SplitNode | None], roots: Sequence[int], features: int) -> None:
     """Nodes may follow several of their tree, as exporters of sets of categories write them."""
     for number, node in enumerate(nodes):
         if node is None:
@@ -130,7 +133,7 @@ def _check_trees(nodes: Sequence[Branch | None], roots: Sequence[int], features:
 
 @dataclass(slots=True)
 class _Builder:
-    nodes: Sequence[Branch | None]
+    nodes: Sequence[SplitNode | None]
     features: int
     dtype: np.dtype[np.generic]
     tests: dict[int, _Test] = field(default_factory=dict)
@@ -182,7 +185,7 @@ class _Builder:
             self.tests[item] = self._of(node)
         return self.tests[item]
 
-    def _of(self, node: Branch) -> _Test:
+    def _of(self, node: SplitNode) -> _Test:
         f, missing, yes, no = node.feature, node.missing, node.yes, node.no
         t = node.values[0] if node.values else np.nan
         match node.mode:
@@ -214,7 +217,7 @@ class _Builder:
     def _equal(self, f: int, t: float, missing: bool, yes: int | _Test, no: int | _Test) -> _Test:
         return self._at_most(f, t, missing, self._less(f, t, False, no, yes), no)
 
-    def _member(self, node: Branch) -> _Test:
+    def _member(self, node: SplitNode) -> _Test:
         if not node.values:  # of nothing: only a missing value is
             return self._less(node.feature, -np.inf, node.missing, node.yes, node.no)
         rest: int | _Test = node.no

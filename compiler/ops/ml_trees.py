@@ -22,7 +22,7 @@ from compiler.ops.ml_scores import (
     rows_of,
     target_transform,
 )
-from compiler.ops.ml_tree_tables import Branch, Mode, Tables, tree_tables
+from compiler.ops.ml_tree_tables import Mode, SplitNode, Tables, tree_tables
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule
 
@@ -44,7 +44,7 @@ the trees: groups are as long as the longest."""
 class Forest:
     """Trees as ONNX gives them. `nodes` are None for leaves; votes are (leaf, target, weight)."""
 
-    nodes: Sequence[Branch | None]
+    nodes: Sequence[SplitNode | None]
     roots: Sequence[int]
     leaves: np.ndarray
     targets: np.ndarray
@@ -211,7 +211,7 @@ def _forest(node: OnnxNode, votes: str) -> Forest:
     features = _whole(node, "nodes_featureids", count)
     missing = _whole(node, "nodes_missing_value_tracks_true") or (0,) * count
     yes, no = (_whole(node, f"nodes_{side}nodeids", count) for side in ("true", "false"))
-    nodes: list[Branch | None] = []
+    nodes: list[SplitNode | None] = []
     for number, mode in enumerate(modes):
         if mode == "LEAF":
             nodes.append(None)
@@ -221,7 +221,7 @@ def _forest(node: OnnxNode, votes: str) -> Forest:
             raise node.invalid(f"the mode of node {number} is '{mode}'")
         sides = [place.get((trees[number], side[number]), -1) for side in (yes, no)]
         nodes.append(
-            Branch(
+            SplitNode(
                 features[number],
                 COMPARISONS[name],
                 (float(values[number]),),
@@ -298,8 +298,8 @@ def _onnx_ensemble(node: OnnxNode) -> str:
         sides.append([p + count if f else p for p, f in zip(places, to_leaf, strict=True)])
     members = _members(node, numbers.count(Mode.MEMBER))
     values = splits.array.reshape(-1).astype(np.float64).tolist()
-    nodes: list[Branch | None] = [
-        Branch(
+    nodes: list[SplitNode | None] = [
+        SplitNode(
             features[number],
             Mode(mode),
             next(members) if mode == Mode.MEMBER else (values[number],),

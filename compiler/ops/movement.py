@@ -13,7 +13,7 @@ from compiler.loops.expr import Expr
 from compiler.loops.index import Affine
 from compiler.ops.attributes import ints
 from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
+from compiler.ops.registry import Effort, Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import Shape, broadcast, broadcast_index, operand_count, show
 
 
@@ -233,6 +233,7 @@ OPERATORS = (
         lambda arrays, attrs: arrays[0].transpose(_perm(attrs, arrays[0].ndim)),
         _transpose_expression,
         (OnnxRule("Transpose", _onnx_transpose),),
+        effort=Effort.CHEAP,
     ),
     Operator(
         "slice",
@@ -241,6 +242,7 @@ OPERATORS = (
         _slice_reference,
         _slice_expression,
         (OnnxRule("Slice", _onnx_slice), OnnxRule("Split", _onnx_split)),
+        effort=Effort.CHEAP,
     ),
     Operator(
         "expand",
@@ -249,6 +251,7 @@ OPERATORS = (
         lambda arrays, attrs: np.broadcast_to(arrays[0], ints(attrs, "shape")),
         _expand_expression,
         (OnnxRule("Expand", _onnx_expand), OnnxRule("Tile", _onnx_tile)),
+        effort=Effort.CHEAP,
     ),
 )
 

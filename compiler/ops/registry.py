@@ -97,6 +97,20 @@ Control = Callable[[Sequence[np.ndarray], Attrs, RunBody], Mapping[int, np.ndarr
 """What a CONTROL operator gives on NumPy arrays: each result by where it starts in its block."""
 
 
+class Effort(StrEnum):
+    """What one element of an operator takes."""
+
+    CHEAP = "cheap"
+    """So little that each pass over a row may compute it again."""
+    ORDINARY = "ordinary"
+    COSTLY = "costly"
+    """About ten operations."""
+
+
+Terms = Callable[[Sequence[TensorType], Attrs], int]
+"""How many products one element of the output sums, by the types of the operands."""
+
+
 @dataclass(frozen=True, slots=True)
 class OnnxRule:
     """How nodes of one ONNX operator become nodes of the graph.
@@ -117,7 +131,9 @@ class Operator:
 
     `pieces` belongs to operators of kind PIECES, which are copied box by box, `native` to those of
     kind NATIVE, which have no tensor expression, and `control` to those of kind CONTROL, which have
-    no reference either: it stands in the place of one.
+    no reference either: it stands in the place of one. `terms` belongs to those of kind
+    CONTRACTION. `commutative`: its operands may change places. `idempotent`: applied to its own
+    result, it changes nothing.
     """
 
     name: str
@@ -129,6 +145,10 @@ class Operator:
     pieces: Pieces | None = None
     native: NativeWork | None = None
     control: Control | None = None
+    terms: Terms | None = None
+    effort: Effort = Effort.ORDINARY
+    commutative: bool = False
+    idempotent: bool = False
 
 
 def get(name: str) -> Operator:

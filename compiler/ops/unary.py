@@ -17,7 +17,7 @@ from compiler.loops.expr import Const, Expr, Operation, constant, op
 from compiler.ops.attributes import integer, number, optional
 from compiler.ops.elementwise import floats_only, native, pointwise, same
 from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.registry import OnnxRule, Operator
+from compiler.ops.registry import Effort, OnnxRule, Operator
 from compiler.ops.shapes import operand_count
 
 Function = Callable[[np.ndarray], np.ndarray]
@@ -39,7 +39,15 @@ def _infer_clip(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     return types[0]
 
 
-def plain(name: str, op_type: str, function: Function, scalar: Callable[[Expr], Expr]) -> Operator:
+def plain(
+    name: str,
+    op_type: str,
+    function: Function,
+    scalar: Callable[[Expr], Expr],
+    effort: Effort = Effort.ORDINARY,
+    *,
+    idempotent: bool = False,
+) -> Operator:
     """A float function without attributes."""
     return pointwise(
         name,
@@ -48,10 +56,14 @@ def plain(name: str, op_type: str, function: Function, scalar: Callable[[Expr], 
         lambda values, _attrs: scalar(values[0]),
         (OnnxRule(op_type, same(name)),),
         infer_float,
+        effort=effort,
+        idempotent=idempotent,
     )
 
 
-def _any_type(name: str, op_type: str, function: Function, operation: Operation) -> Operator:
+def _any_type(
+    name: str, op_type: str, function: Function, operation: Operation, *, idempotent: bool = False
+) -> Operator:
     """A native operation that integers have too."""
     return pointwise(
         name,
@@ -59,6 +71,8 @@ def _any_type(name: str, op_type: str, function: Function, operation: Operation)
         lambda arrays, _attrs: function(arrays[0]),
         native(operation),
         (OnnxRule(op_type, same(name)),),
+        effort=Effort.CHEAP,
+        idempotent=idempotent,
     )
 
 
@@ -188,23 +202,32 @@ def _infer_bool(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 OPERATORS = (
     _any_type("neg", "Neg", np.negative, Operation.NEG),
-    _any_type("abs", "Abs", np.abs, Operation.ABS),
+    _any_type("abs", "Abs", np.abs, Operation.ABS, idempotent=True),
     pointwise(
         "sign",
         1,
         lambda arrays, _attrs: np.sign(arrays[0]),
         _sign,
         (OnnxRule("Sign", same("sign")),),
+        idempotent=True,
     ),
-    plain("exp", "Exp", np.exp, maths.exp),
-    plain("log", "Log", np.log, maths.log),
-    plain("sqrt", "Sqrt", np.sqrt, maths.sqrt),
-    plain("reciprocal", "Reciprocal", np.reciprocal, _reciprocal),
-    plain("erf", "Erf", erf, maths.erf),
-    plain("floor", "Floor", np.floor, lambda x: op(Operation.FLOOR, x)),
-    plain("ceil", "Ceil", np.ceil, lambda x: op(Operation.CEIL, x)),
-    plain("round", "Round", np.rint, lambda x: op(Operation.RINT, x)),
-    pointwise("clip", 1, _clip_reference, _clip, (OnnxRule("Clip", _onnx_clip),), _infer_clip),
+    plain("exp", "Exp", np.exp, maths.exp, Effort.COSTLY),
+    plain("log", "Log", np.log, maths.log, Effort.COSTLY),
+    plain("sqrt", "Sqrt", np.sqrt, maths.sqrt, Effort.COSTLY),
+    plain("reciprocal", "Reciprocal", np.reciprocal, _reciprocal, Effort.COSTLY),
+    plain("erf", "Erf", erf, maths.erf, Effort.COSTLY),
+    plain("floor", "Floor", np.floor, lambda x: op(Operation.FLOOR, x), idempotent=True),
+    plain("ceil", "Ceil", np.ceil, lambda x: op(Operation.CEIL, x), idempotent=True),
+    plain("round", "Round", np.rint, lambda x: op(Operation.RINT, x), idempotent=True),
+    pointwise(
+        "clip",
+        1,
+        _clip_reference,
+        _clip,
+        (OnnxRule("Clip", _onnx_clip),),
+        _infer_clip,
+        effort=Effort.CHEAP,
+    ),
     pointwise(
         "is_inf",
         1,

@@ -22,12 +22,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from compiler import ops
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
 from compiler.ops.attributes import optional
 from compiler.passes.rewrite import Rewriter, rewrite
-
-IDEMPOTENT = frozenset({"relu", "abs", "floor", "ceil", "round", "sign"})
 
 
 def algebra(graph: Graph) -> Graph:
@@ -38,7 +37,7 @@ def algebra(graph: Graph) -> Graph:
 def _simplify(rewriter: Rewriter, node: Node) -> str | None:
     rule = _RULES.get(node.op)
     result = rule(rewriter, node) if rule is not None else None
-    if result is None and node.op in IDEMPOTENT:
+    if result is None and ops.get(node.op).idempotent:
         inner = rewriter.producer(node.inputs[0], node.op)
         result = node.inputs[0] if inner is not None else None
     if result is None or rewriter.type(result) != rewriter.type(node.outputs[0]):

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from compiler import ops
 from compiler.graph.ir import AttrValue, Graph, Node
 from compiler.graph.types import TensorType
 from compiler.passes.rewrite import Rewriter, rewrite
-from compiler.workload import COMMUTATIVE
 
 _Key = tuple[str, tuple[str, ...], tuple[tuple[str, AttrValue], ...]]
 
@@ -34,7 +34,7 @@ def common_subexpressions(graph: Graph) -> Graph:
             result = node.outputs[0]
         if node.op == "trim":  # an output of the graph, and as such a value of its own
             return result if result != node.outputs[0] else None
-        ordered = tuple(sorted(inputs)) if node.op in COMMUTATIVE else inputs
+        ordered = tuple(sorted(inputs)) if ops.get(node.op).commutative else inputs
         key = node.op, ordered, tuple(sorted(node.attrs))
         if key in seen:
             return seen[key]

@@ -21,7 +21,7 @@ from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.expr import Const, Expr
 from compiler.loops.index import Affine, Axis, affine
-from compiler.ops.registry import OpKind
+from compiler.ops.registry import Effort, OpKind
 from compiler.passes.merge_matmuls import INDEX_MAPS
 
 EPILOGUE_LIMIT = 24
@@ -36,37 +36,6 @@ ANCHORS = (
     OpKind.ATTENTION,
 )
 MOVEMENT = (OpKind.ELEMENTWISE, OpKind.MOVEMENT)
-
-CHEAP = frozenset(
-    [
-        "add",
-        "sub",
-        "mul",
-        "neg",
-        "abs",
-        "relu",
-        "leaky_relu",
-        "max",
-        "min",
-        "clip",
-        "cast",
-        "identity",
-        "where",
-        "equal",
-        "less",
-        "less_or_equal",
-        "greater",
-        "greater_or_equal",
-        "logical_and",
-        "logical_or",
-        "logical_xor",
-        "logical_not",
-        "transpose",
-        "slice",
-        "expand",
-    ]
-)
-"""Operators that a softmax or layer_norm may compute again in each of its passes over a row."""
 
 RUNTIME = (OpKind.NATIVE, OpKind.CONTROL)
 """What is never part of a kernel."""
@@ -269,7 +238,7 @@ class _Fusion:
                     or node.name in self._taken
                     or _kind(node) not in MOVEMENT
                     or value in self._outputs
-                    or (cheap and node.op not in CHEAP)
+                    or (cheap and not _is_cheap(node))
                     or any(user.name not in inside for user in self._graph.consumers(value))
                     or self._is_recomputed(node, nodes[0])
                 ):
@@ -281,7 +250,7 @@ class _Fusion:
 
     def _is_recomputed(self, node: Node, root: Node) -> bool:
         """Whether broadcasting would evaluate an operator that is not cheap many times."""
-        if node.op in CHEAP:
+        if _is_cheap(node):
             return False
         types = self._graph.types
         largest = max(types[root.output].elements, *(types[v].elements for v in root.inputs))
@@ -290,6 +259,11 @@ class _Fusion:
 
 def _kind(node: Node) -> OpKind:
     return ops.get(node.op).kind
+
+
+def _is_cheap(node: Node) -> bool:
+    """Whether a softmax or layer_norm may compute it again in each of its passes over a row."""
+    return ops.get(node.op).effort is Effort.CHEAP
 
 
 def affine_chain(graph: Graph, value: str) -> list[Node]:

@@ -27,8 +27,8 @@ _TORN = 1.25
 _TRANSFORM_MACS = 8
 """Multiplications in the time in which one number is brought into Winograd's domain and read."""
 
-_WEIGHT_MACS = 15
-"""Multiplications in the time in which one weight comes from memory."""
+WEIGHT_MACS = 15.0
+"""`CoreModel.weight_macs` where no target is known: between the least and the most measured."""
 
 _MIXED = 10.0
 """Lanes along one axis in one operand and along another in the next: elements come one by one."""
@@ -44,8 +44,18 @@ def moved(kind: TensorType, layout: Layout, halo: Halo = ()) -> float:
     return OPERATIONS_A_BYTE * stored_bytes(kind, layout, halo) * (_TORN if torn else 1.0)
 
 
-def convolution(graph: Graph, node: Node, source: Layout, output: Layout, lanes: int) -> float:
-    """A convolution that reads and writes these layouts, but for the traffic."""
+def convolution(
+    graph: Graph,
+    node: Node,
+    source: Layout,
+    output: Layout,
+    lanes: int,
+    weight_macs: float = WEIGHT_MACS,
+) -> float:
+    """A convolution that reads and writes these layouts, but for the traffic.
+
+    `weight_macs` is that of a core (`compiler.targets.CoreModel`).
+    """
     types = graph.types
     weight, result = types[node.inputs[1]].shape, types[node.output].shape
     work = 2.0 * types[node.output].elements * prod(weight[1:])
@@ -62,14 +72,17 @@ def convolution(graph: Graph, node: Node, source: Layout, output: Layout, lanes:
     if output != ROW_MAJOR:
         turned = 1.05 if source == ROW_MAJOR and pointwise else 1.0
         whole = _holds_vectors(source, lanes) and _holds_vectors(output, lanes)
-        return work * turned * (_winograd(node, weight, result) if whole else 1.0)
+        share = _winograd(node, weight, result, weight_macs) if whole else 1.0
+        return work * turned * share
     work *= _filled(prod(result[2:]) if pointwise else result[-1], lanes)
     if pointwise:
         return work * (1.05 if source == ROW_MAJOR else 1.15)
     return work * (_gathered(steps[-1]) if source == ROW_MAJOR else _MIXED)
 
 
-def _winograd(node: Node, weight: tuple[int, ...], result: tuple[int, ...]) -> float:
+def _winograd(
+    node: Node, weight: tuple[int, ...], result: tuple[int, ...], weight_macs: float
+) -> float:
     """Less than 1 where Winograd's algorithm is cheaper, on channels that lie together.
 
     The share of the multiplications that are left, with the transforms, and with the weights as
@@ -89,7 +102,8 @@ def _winograd(node: Node, weight: tuple[int, ...], result: tuple[int, ...]) -> f
         return 1.0
     pairs = weight[0] * weight[1]
     phases = weight[0] + weight[1] * prod(steps)
-    direct = _fetched(pairs * prod(weight[2:]) * prod(result[2:]), pairs * prod(weight[2:]))
+    weights = pairs * prod(weight[2:])
+    direct = _fetched(weights * prod(result[2:]), weight_macs * weights)
     others = prod(result[2:]) // prod(extent for *_, extent in sides)
     best = direct
     for outputs in (2, 3, 4):
@@ -101,14 +115,13 @@ def _winograd(node: Node, weight: tuple[int, ...], result: tuple[int, ...]) -> f
             for taps, step, reach, _ in sides
         )
         points = prod(outputs + reach - 1 for _, _, reach, _ in sides)
-        cost = _fetched(pairs * products * tiles, pairs * products)
+        cost = _fetched(pairs * products * tiles, weight_macs * pairs * products)
         best = min(best, cost + _TRANSFORM_MACS * points * tiles * phases)
     return best / direct
 
 
-def _fetched(multiplications: float, weights: float) -> float:
+def _fetched(multiplications: float, fetch: float) -> float:
     """The time of multiplications, in those, with that of their weights from memory beside it."""
-    fetch = _WEIGHT_MACS * weights
     return max(multiplications, fetch) + 0.3 * min(multiplications, fetch)
 
 

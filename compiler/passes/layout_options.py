@@ -41,7 +41,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LayoutChoice:
     """What one group reads and writes."""
 
     output: Layout
@@ -57,7 +57,7 @@ class Choice:
 class Option:
     """A choice and what its kernel costs; copies before and after it not counted."""
 
-    choice: Choice
+    choice: LayoutChoice
     cost: float
 
 
@@ -107,12 +107,20 @@ ESTIMATES = EstimatedCosts()
 class Options:
     """Options for the groups of one graph, for vectors of `lanes` elements.
 
+    `weight_macs` is that of a core (`compiler.targets.CoreModel`).
     The concatenations and slices in `copied` move their elements in any layout.
     """
 
-    def __init__(self, graph: Graph, lanes: int, copied: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        lanes: int,
+        copied: Collection[str] = (),
+        weight_macs: float = costs.WEIGHT_MACS,
+    ) -> None:
         self._graph = graph
         self._lanes = lanes
+        self._weight_macs = weight_macs
         self._copied = copied
 
     def of(self, group: Group) -> list[Option]:
@@ -142,10 +150,10 @@ class Options:
             return (ROW_MAJOR,)
         return _layouts(len(shape), shape[1], groups, self._lanes)
 
-    def _rows(self, group: Group) -> Choice:
-        return Choice(ROW_MAJOR, {value: Demand(ROW_MAJOR) for value in group.inputs})
+    def _rows(self, group: Group) -> LayoutChoice:
+        return LayoutChoice(ROW_MAJOR, {value: Demand(ROW_MAJOR) for value in group.inputs})
 
-    def _option(self, choice: Choice, work: float, output: str = "") -> Option:
+    def _option(self, choice: LayoutChoice, work: float, output: str = "") -> Option:
         """The option with the traffic added; `output` is what the choice writes."""
         traffic = 0.0
         types = self._graph.types
@@ -156,7 +164,7 @@ class Options:
             traffic += costs.moved(types[output], choice.output)
         return Option(choice, work + traffic)
 
-    def _operands(self, group: Group, output: Layout, taken: dict[str, Demand]) -> Choice:
+    def _operands(self, group: Group, output: Layout, taken: dict[str, Demand]) -> LayoutChoice:
         """Epilogue operands: those of the output's shape lie like the output, others row-major."""
         shape = self._graph.types[group.output].shape
         demands = dict(taken)
@@ -164,7 +172,7 @@ class Options:
             if value not in taken:
                 full = self._graph.types[value].shape == shape
                 demands[value] = Demand(output if full else ROW_MAJOR)
-        return Choice(output, demands)
+        return LayoutChoice(output, demands)
 
     def _conv(self, group: Group, anchor: Node) -> list[Option]:
         x = anchor.inputs[0]
@@ -177,7 +185,9 @@ class Options:
                 if groups > 1 and source != output:
                     continue  # groups are cut out of both alike
                 taken = {x: Demand(source, halo), **constants}
-                work = costs.convolution(self._graph, anchor, source, output, self._lanes)
+                work = costs.convolution(
+                    self._graph, anchor, source, output, self._lanes, self._weight_macs
+                )
                 choice = self._operands(group, output, taken)
                 found.append(self._option(choice, work, group.output))
         return found
@@ -226,7 +236,7 @@ class Options:
 
     def _movement(self, group: Group) -> list[Option]:
         """Slices of whole blocks keep the layout; other movement reads any and writes rows."""
-        anything = Choice(ROW_MAJOR, {value: Demand(None) for value in group.inputs})
+        anything = LayoutChoice(ROW_MAJOR, {value: Demand(None) for value in group.inputs})
         found = [self._option(anything, 0.0, group.output)]
         alone = len(group.nodes) == 1
         for layout in self.layouts(group.output):
@@ -238,7 +248,7 @@ class Options:
             demands = {
                 v: Demand(layout if layout in self.layouts(v) else ROW_MAJOR) for v in group.inputs
             }
-            choice = Choice(layout, demands)
+            choice = LayoutChoice(layout, demands)
             node = group.nodes[0]
             if (
                 alone
@@ -266,7 +276,7 @@ class Options:
             whole = all(start[1] % block == 0 for start in starts) if block > 1 else True
             if not whole or not all(layout in self.layouts(v) for v in node.inputs):
                 continue
-            choice = Choice(layout, {value: Demand(layout) for value in node.inputs})
+            choice = LayoutChoice(layout, {value: Demand(layout) for value in node.inputs})
             in_place = node.op == "concat" and node.output not in self._copied
             if in_place and all(
                 box.operand is not None

@@ -26,20 +26,28 @@ from compiler.graph.ir import Graph
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR, Layout
 from compiler.passes.fusion import Group
-from compiler.passes.layout_options import ESTIMATES, Choice, LayoutCosts, Option, Options
+from compiler.passes.layout_costs import WEIGHT_MACS
+from compiler.passes.layout_options import ESTIMATES, LayoutChoice, LayoutCosts, Option, Options
 from compiler.passes.quadratic import Quadratic
 from compiler.plan import Placement
 
 
 def assign_layouts(
-    graph: Graph, groups: tuple[Group, ...], lanes: int, choice: GraphChoice = RULE
-) -> tuple[Choice, ...]:
+    graph: Graph,
+    groups: tuple[Group, ...],
+    lanes: int,
+    choice: GraphChoice = RULE,
+    *,
+    weight_macs: float = WEIGHT_MACS,
+) -> tuple[LayoutChoice, ...]:
     """A choice for each group, in their order: the layouts that are chosen, the others by estimate.
+
+    `weight_macs` is that of a core (`compiler.targets.CoreModel`).
 
     Raises:
         InvalidArgumentError: if layouts are chosen that are none of a group's options.
     """
-    problem = Assignment(graph, groups, lanes, choice)
+    problem = Assignment(graph, groups, lanes, choice, weight_macs=weight_macs)
     return problem.choices(problem.solve())
 
 
@@ -53,11 +61,12 @@ class Assignment:
         lanes: int,
         choice: GraphChoice = RULE,
         costs: LayoutCosts = ESTIMATES,
+        weight_macs: float = WEIGHT_MACS,
     ) -> None:
         self._graph = graph
         self._groups = groups
         self._costs = costs
-        options = Options(graph, lanes, choice.copied)
+        options = Options(graph, lanes, choice.copied, weight_macs)
         chosen = dict(choice.layouts)
         self.options = [
             _chosen(options.of(group), group, chosen.get(group.output)) for group in groups
@@ -77,7 +86,7 @@ class Assignment:
         """The number of an option for each group; some groups' numbers may be given."""
         return self._problem.solve(fixed)[: len(self._groups)]
 
-    def choices(self, numbers: Sequence[int]) -> tuple[Choice, ...]:
+    def choices(self, numbers: Sequence[int]) -> tuple[LayoutChoice, ...]:
         return tuple(o[n].choice for o, n in zip(self.options, numbers, strict=True))
 
     def total(self, numbers: Sequence[int]) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from compiler import ops
 from compiler.graph.ir import Node
 from compiler.passes.rewrite import Rewriter
-from compiler.workload import COMMUTATIVE
 
 Bindings = dict[str, str]
 """Pattern variable -> value of the graph."""
@@ -50,7 +50,8 @@ def match_node(rewriter: Rewriter, node: Node, pattern: Apply) -> Bindings | Non
     """As `match`, for the node that a rule is asked about, which has no value yet."""
     if node.op != pattern.op or len(node.inputs) != len(pattern.args):
         return None
-    for inputs in (node.inputs, node.inputs[::-1]) if node.op in COMMUTATIVE else (node.inputs,):
+    swapped = (node.inputs[::-1],) if ops.get(node.op).commutative else ()
+    for inputs in (node.inputs, *swapped):
         found = next(_match_all(rewriter, inputs, pattern.args, {}), None)
         if found is not None:
             return found
@@ -76,7 +77,7 @@ def _match(rewriter: Rewriter, value: str, pattern: Pattern, found: Bindings) ->
             if pattern.name:
                 found = found | {pattern.name: value}
             yield from _match_all(rewriter, node.inputs, pattern.args, found)
-            if pattern.op in COMMUTATIVE:
+            if ops.get(pattern.op).commutative:
                 yield from _match_all(rewriter, node.inputs[::-1], pattern.args, found)
 
 

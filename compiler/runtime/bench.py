@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.runtime.kernel import ALIGNMENT, KernelSpec, Role
+from compiler.runtime.kernel import ALIGNMENT, BufferRole, KernelSpec
 from compiler.runtime.native import BoundKernelStruct, check_threads, native
 from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
 
@@ -76,7 +76,7 @@ class BoundKernel:
         """Run the kernel once."""
         native().tw_call(ctypes.byref(self._struct), self.threads)
 
-    def evict(self, role: Role) -> None:
+    def evict(self, role: BufferRole) -> None:
         """Drop the buffers of a role from the caches, as far as the processor lets programs."""
         for spec, buffer in zip(self.spec.buffers, self._buffers, strict=True):
             if spec.role is role:

@@ -18,7 +18,7 @@ from compiler.runtime.kernel import ALIGNMENT
 from compiler.runtime.memory import check_memory
 from compiler.runtime.native import ProgramStruct, check_threads, native, native_address
 from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
-from compiler.runtime.program import Port, Program, Space, encode
+from compiler.runtime.program import BufferSpace, Port, Program, encode
 
 
 class Executable:
@@ -70,13 +70,15 @@ class Executable:
         self._input_checks = tuple(
             (port.dtype.numpy, port.shape, positions)
             for port, positions in zip(
-                program.inputs, self._positions(Space.INPUT, len(program.inputs)), strict=True
+                program.inputs, self._positions(BufferSpace.INPUT, len(program.inputs)), strict=True
             )
         )
         self._output_parts = tuple(
             (port.bytes + ALIGNMENT, port.shape, port.dtype.numpy, positions)
             for port, positions in zip(
-                program.outputs, self._positions(Space.OUTPUT, len(program.outputs)), strict=True
+                program.outputs,
+                self._positions(BufferSpace.OUTPUT, len(program.outputs)),
+                strict=True,
             )
         )
         self._counted = tuple(
@@ -207,7 +209,7 @@ class Executable:
             row[:] = words[self._starts]
         return seconds
 
-    def _positions(self, space: Space, count: int) -> list[tuple[int, ...]]:
+    def _positions(self, space: BufferSpace, count: int) -> list[tuple[int, ...]]:
         """For each port, which arguments of the code point to it."""
         found: list[list[int]] = [[] for _ in range(count)]
         for i, ref in enumerate(self._refs):
@@ -229,14 +231,14 @@ class _Context:
         self.counts = np.zeros(len(program.outputs), np.int64)
         self._staged: dict[int, tuple[Array, int]] = {}
         bases = {
-            Space.ARENA: self._arena.ctypes.data,
-            Space.WEIGHTS: executable._weights.ctypes.data,
+            BufferSpace.ARENA: self._arena.ctypes.data,
+            BufferSpace.WEIGHTS: executable._weights.ctypes.data,
         }
         self.pointers = (c_void_p * max(1, len(executable._refs)))()
         for position, ref in enumerate(executable._refs):
             if ref.space in bases:
                 self.pointers[position] = bases[ref.space] + ref.offset
-            elif ref.space is Space.COUNT:
+            elif ref.space is BufferSpace.COUNT:
                 size = self.counts.itemsize
                 self.pointers[position] = self.counts.ctypes.data + ref.offset * size
         self._struct = ProgramStruct(

@@ -32,7 +32,7 @@ Halo = tuple[tuple[int, int], ...]
 Matrix = tuple[tuple[float, ...], ...]
 
 
-class Role(StrEnum):
+class BufferRole(StrEnum):
     """What a buffer of a kernel holds."""
 
     INPUT = "input"
@@ -66,7 +66,7 @@ class BufferSpec:
     """
 
     name: str
-    role: Role
+    role: BufferRole
     dtype: DType
     shape: tuple[int, ...]
     layout: str
@@ -116,7 +116,7 @@ class BufferSpec:
         try:
             spec = cls(
                 name=str(data["name"]),
-                role=Role(data["role"]),
+                role=BufferRole(data["role"]),
                 dtype=DType(data["dtype"]),
                 shape=tuple(map(_size, data["shape"])),
                 layout=str(Layout.parse(data["layout"])),
@@ -159,7 +159,7 @@ class KernelSpec:
     @property
     def outputs(self) -> tuple[int, ...]:
         """Indices of the output buffers."""
-        return tuple(i for i, b in enumerate(self.buffers) if b.role is Role.OUTPUT)
+        return tuple(i for i, b in enumerate(self.buffers) if b.role is BufferRole.OUTPUT)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.dtypes import DType
-from compiler.runtime.kernel import ALIGNMENT, KernelSpec, Role, elements
+from compiler.runtime.kernel import ALIGNMENT, BufferRole, KernelSpec, elements
 from compiler.runtime.native_functions import NativeSignature, native_signature, native_symbol
 
 
@@ -38,7 +38,7 @@ ENDLESS = (1 << 63) - 1
 """The most steps of a loop that nothing bounds."""
 
 
-class Space(StrEnum):
+class BufferSpace(StrEnum):
     """Where a buffer lies."""
 
     ARENA = "arena"
@@ -57,7 +57,7 @@ class Space(StrEnum):
 class BufferRef:
     """A place: `offset` is in bytes, of an input, output or count it is the port's index."""
 
-    space: Space
+    space: BufferSpace
     offset: int
 
 
@@ -218,14 +218,14 @@ class Program:
                             f"got {len(buffers)}"
                         )
                     for wanted, ref in zip(spec.buffers, buffers, strict=True):
-                        writes = wanted.role in (Role.OUTPUT, Role.SHARED)
+                        writes = wanted.role in (BufferRole.OUTPUT, BufferRole.SHARED)
                         self._check_ref(ref, wanted.bytes, writes, f"{where}: '{wanted.name}'")
-                        if wanted.role is Role.OUTPUT and ref.space is Space.OUTPUT:
+                        if wanted.role is BufferRole.OUTPUT and ref.space is BufferSpace.OUTPUT:
                             written.add(ref.offset)
                 case Copy(destination, source, size):
                     self._check_ref(source, size, False, f"{where}: copy")
                     self._check_ref(destination, size, True, f"{where}: copy")
-                    if destination.space is Space.OUTPUT:
+                    if destination.space is BufferSpace.OUTPUT:
                         written.add(destination.offset)
                 case NativeCall():
                     signature = self._check_native(instruction, where)
@@ -233,13 +233,13 @@ class Program:
                     if signature.counts:
                         counted.add(output.offset)
                         output = instruction.buffers[-2]
-                    if output.space is Space.OUTPUT and not signature.partial:
+                    if output.space is BufferSpace.OUTPUT and not signature.partial:
                         written.add(output.offset)
                 case Loop(counter, trips, going, most, body):
                     self._check_ref(counter, 8, True, f"{where}: loop")
                     self._check_ref(trips, 8, False, f"{where}: loop")
                     self._check_ref(going, 1, False, f"{where}: loop")
-                    if counter.space is Space.COUNT or not 0 <= most <= ENDLESS:
+                    if counter.space is BufferSpace.COUNT or not 0 <= most <= ENDLESS:
                         raise ValueError(f"{where}: a loop of at most {most} steps")
                     self._check_all(body, where, depth + 1)
                 case Branch(condition, then, otherwise):
@@ -262,9 +262,9 @@ class Program:
             raise ValueError(f"{where} has {len(sizes)} buffers, got {len(call.buffers)}")
         for position, (ref, size) in enumerate(zip(call.buffers, sizes, strict=True)):
             self._check_ref(ref, size, position >= len(signature.inputs), where)
-        if signature.counts != (call.buffers[-1].space is Space.COUNT) or (
+        if signature.counts != (call.buffers[-1].space is BufferSpace.COUNT) or (
             signature.counts
-            and call.buffers[-2] != BufferRef(Space.OUTPUT, call.buffers[-1].offset)
+            and call.buffers[-2] != BufferRef(BufferSpace.OUTPUT, call.buffers[-1].offset)
         ):
             raise ValueError(f"{where}: counts another value than it writes")
         return signature
@@ -273,25 +273,25 @@ class Program:
         if ref.offset < 0 or size < 0:
             raise ValueError(f"{where}: negative place or size")
         match ref.space:
-            case Space.ARENA | Space.WEIGHTS:
-                limit = self.arena_bytes if ref.space is Space.ARENA else self.weight_bytes
+            case BufferSpace.ARENA | BufferSpace.WEIGHTS:
+                limit = self.arena_bytes if ref.space is BufferSpace.ARENA else self.weight_bytes
                 if ref.offset % ALIGNMENT or ref.offset + size > limit:
                     raise ValueError(
                         f"{where}: {size} bytes at {ref.offset} do not lie, aligned to "
                         f"{ALIGNMENT}, in the {limit} bytes of space '{ref.space}'"
                     )
-            case Space.INPUT | Space.OUTPUT:
-                ports = self.inputs if ref.space is Space.INPUT else self.outputs
+            case BufferSpace.INPUT | BufferSpace.OUTPUT:
+                ports = self.inputs if ref.space is BufferSpace.INPUT else self.outputs
                 if ref.offset >= len(ports) or size > ports[ref.offset].bytes:
                     raise ValueError(f"{where}: {ref.space} {ref.offset} has no {size} bytes")
-            case Space.COUNT:
+            case BufferSpace.COUNT:
                 ports = self.outputs
                 known = ref.offset < len(ports) and ports[ref.offset].counted is not None
                 if not writes or size != 8 or not known:
                     raise ValueError(f"{where}: output {ref.offset} is not counted")
             case _:
                 assert_never(ref.space)
-        if writes and ref.space in (Space.INPUT, Space.WEIGHTS):
+        if writes and ref.space in (BufferSpace.INPUT, BufferSpace.WEIGHTS):
             raise ValueError(f"{where}: writes to space '{ref.space}', which is read-only")
 
     def to_json(self) -> dict[str, Any]:
@@ -433,7 +433,7 @@ def _ref_to_json(ref: BufferRef) -> list[Any]:
 
 def _ref_from_json(data: Any) -> BufferRef:
     space, offset = data
-    return BufferRef(Space(space), int(offset))
+    return BufferRef(BufferSpace(space), int(offset))
 
 
 def _instruction_to_json(instruction: Instruction) -> dict[str, Any]:

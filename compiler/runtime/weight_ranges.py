@@ -9,12 +9,12 @@ from compiler.runtime.native_functions import native_signature
 from compiler.runtime.program import (
     Branch,
     BufferRef,
+    BufferSpace,
     Copy,
     KernelCall,
     Loop,
     NativeCall,
     Program,
-    Space,
 )
 
 
@@ -25,7 +25,9 @@ def weight_ranges(program: Program) -> tuple[tuple[int, int], ...]:
     another, are one. Bytes in none of them may hold anything.
     """
     found: list[tuple[int, int]] = []
-    read = {(ref.offset, size) for ref, size in _touched(program) if ref.space is Space.WEIGHTS}
+    read = {
+        (ref.offset, size) for ref, size in _touched(program) if ref.space is BufferSpace.WEIGHTS
+    }
     for offset, size in sorted(read):
         if not size:
             continue

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.loops.nest import LoopNest
-
-Matrix = tuple[tuple[float, ...], ...]
+from compiler.runtime.kernel import Matrix
 
 
 @dataclass(frozen=True, slots=True)

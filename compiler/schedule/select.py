@@ -64,7 +64,7 @@ def _applicable(
     for: to choose a default takes longer than to say how it is liked.
     """
     found = False
-    liked = [(template.preference(workload), n) for n, template in enumerate(templates())]
+    liked = [(template.preference(workload, target), n) for n, template in enumerate(templates())]
     for preference, number in sorted(liked, key=lambda item: -item[0]):
         space = _space(number, workload, target, threads, numerics)
         if space is not None:

@@ -17,7 +17,7 @@ STAGGER = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class LoopSpec:
     """One loop of a nest before it is built; see `For`."""
 
     axis: Axis
@@ -27,7 +27,7 @@ class Loop:
     lets: tuple[Let, ...] = ()
 
 
-def nest(loops: Sequence[Loop], *body: Node) -> tuple[Node, ...]:
+def nest(loops: Sequence[LoopSpec], *body: Node) -> tuple[Node, ...]:
     """Serial loops around a body, outermost first; loops of one iteration vanish."""
     result = body
     for loop in reversed(loops):
@@ -40,7 +40,7 @@ def nest(loops: Sequence[Loop], *body: Node) -> tuple[Node, ...]:
     return result
 
 
-def parallel_stage(name: str, loops: Sequence[Loop], *body: Node) -> Stage:
+def parallel_stage(name: str, loops: Sequence[LoopSpec], *body: Node) -> Stage:
     """A stage whose outermost loop is split over threads; serial where it has no loop."""
     nodes = nest(loops, *body)
     match nodes:
@@ -53,7 +53,7 @@ def parallel_stage(name: str, loops: Sequence[Loop], *body: Node) -> Stage:
             return Stage(name, nodes)
 
 
-def parallel_balance(loops: Sequence[Loop], threads: int) -> float:
+def parallel_balance(loops: Sequence[LoopSpec], threads: int) -> float:
     """Share of the threads' time that is work, if the outermost loop is split over them; 0..1."""
     tiles = next((-(-lp.axis.extent // lp.step) for lp in loops if lp.axis.extent > 1), 1)
     return tiles / (-(-tiles // threads) * threads)
@@ -200,6 +200,6 @@ def halo_stage(output: Tensor, lanes: int) -> tuple[Stage, ...]:
                 unroll=(Tile(vector, lanes),) if vector else (),
                 vector=vector,
             )
-            loops = [Loop(a, 4 * lanes if a == vector else 1) for a in axes]
+            loops = [LoopSpec(a, 4 * lanes if a == vector else 1) for a in axes]
             stages.append(parallel_stage(f"halo{dim}{'b' if edge < 0 else 'a'}", loops, compute))
     return tuple(stages)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CoreModel:
-    """One core, as far as the time of a kernel is drafted from it (`tuner.analysis.estimate`).
+    """One core, as far as the time of a kernel is estimated from it (`tuner.analysis.estimate`).
 
     Attributes:
         fma_units: pipes of fused multiply-adds, each `fma_bits` wide; a wider vector takes several

@@ -91,7 +91,8 @@ FAMILY = Family(
     baselines=("rv64gc", "riscv64", "riscv64-zvl256b"),
     processors=_PROCESSORS,
     linux_features=_LINUX_FEATURES,
-    known_features={"spacemit-x60": ("zvl128b", "zvl256b")},
+    # older kernels do not print Zfh and Zvfh either
+    known_features={"spacemit-x60": ("zfh", "zfhmin", "zvfh", "zvl256b")},
     core=_X60,
     cores={"sifive-u74": _U74},
     syntax=AssemblySyntax(

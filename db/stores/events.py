@@ -17,7 +17,7 @@ from db.stores.statements import table_of
 _events = table_of(EventRow)
 _jobs = table_of(JobRow)
 
-Event = tuple[str, Mapping[str, Any]]
+EventData = tuple[str, Mapping[str, Any]]
 """(kind, data)"""
 
 
@@ -35,7 +35,7 @@ class EventStore:
         self._engine = engine
         self._clock = clock
 
-    def append(self, job_id: str, events: Sequence[Event]) -> int:
+    def append(self, job_id: str, events: Sequence[EventData]) -> int:
         """Add (kind, data) events in order; the last sequence number. Raises NotFoundError.
 
         A number becomes visible only after all smaller ones: the job's row is locked meanwhile.
@@ -56,7 +56,7 @@ class EventStore:
 
 
 def append_events(
-    connection: sa.Connection, job_id: str, events: Sequence[Event], now: float
+    connection: sa.Connection, job_id: str, events: Sequence[EventData], now: float
 ) -> int:
     """`EventStore.append` within a transaction of another store."""
     counted = (

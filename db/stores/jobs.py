@@ -14,7 +14,7 @@ from db.engine import reading, writing
 from db.errors import NotFoundError, StaleLeaseError
 from db.job_states import HELD_STATES, JobState, check_transition
 from db.models import JobRow, ModelRow
-from db.stores.events import Event, append_events
+from db.stores.events import EventData, append_events
 from db.stores.statements import table_of, upsert
 
 JsonObject = Mapping[str, Any]
@@ -364,7 +364,7 @@ def _step(connection: sa.Connection, job: Job, state: JobState, now: float, **va
     return _get(connection, job.id)
 
 
-def _state_event(state: JobState, error: str | None = None) -> Event:
+def _state_event(state: JobState, error: str | None = None) -> EventData:
     data = {"state": state.value}
     return "state", data if error is None else {**data, "error": error}
 

@@ -19,7 +19,7 @@ _trials = table_of(TrialRow)
 _records = table_of(RecordRow)
 
 
-class RecordStore:
+class SqlRecordStore:
     """The tuner's RecordStore and the compiler's ScheduleSource, in SQL."""
 
     def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:

@@ -27,7 +27,7 @@ class Health(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class RegisteredWorker:
     id: str
     name: str
     target_keys: tuple[str, ...]  # what it can run
@@ -64,7 +64,7 @@ class WorkerStore:
         protocol: int = 1,
         owner: str | None = None,
         worker_id: str | None = None,
-    ) -> Worker:
+    ) -> RegisteredWorker:
         """A new worker, or (with the id it had) the same one after a restart.
 
         An id that another owner's worker has is not taken over: NotFoundError.
@@ -105,7 +105,7 @@ class WorkerStore:
         worker_id: str,
         device: Mapping[str, Any] | None = None,
         speed: Mapping[str, Any] | None = None,
-    ) -> Worker:
+    ) -> RegisteredWorker:
         """It lives; device facts may have changed (governor), and so has its speed.
 
         Raises NotFoundError.
@@ -117,7 +117,7 @@ class WorkerStore:
             values["speed"] = dict(speed)
         return self._update(worker_id, values)
 
-    def get(self, worker_id: str) -> Worker:
+    def get(self, worker_id: str) -> RegisteredWorker:
         """Raises NotFoundError."""
         with reading(self._engine) as connection:
             row = connection.execute(sa.select(_workers).where(_workers.c.id == worker_id)).first()
@@ -125,14 +125,14 @@ class WorkerStore:
             raise NotFoundError("worker", worker_id)
         return self._worker(row)
 
-    def list(self, *, alive: bool = False) -> Sequence[Worker]:
+    def list(self, *, alive: bool = False) -> Sequence[RegisteredWorker]:
         """All workers, or those that are healthy; the longest-lived first."""
         query = sa.select(_workers).order_by(_workers.c.created_at, _workers.c.id)
         with reading(self._engine) as connection:
             workers = [self._worker(row) for row in connection.execute(query)]
         return [worker for worker in workers if not alive or worker.health is Health.HEALTHY]
 
-    def drain(self, worker_id: str, draining: bool = True) -> Worker:
+    def drain(self, worker_id: str, draining: bool = True) -> RegisteredWorker:
         """Take it out of service, or back. Raises NotFoundError."""
         return self._update(worker_id, {"draining": draining})
 
@@ -153,7 +153,7 @@ class WorkerStore:
         with writing(self._engine) as connection:
             return connection.execute(sa.delete(_workers).where(silent)).rowcount
 
-    def _update(self, worker_id: str, values: Mapping[str, Any]) -> Worker:
+    def _update(self, worker_id: str, values: Mapping[str, Any]) -> RegisteredWorker:
         update = sa.update(_workers).where(_workers.c.id == worker_id)
         with writing(self._engine) as connection:
             row = connection.execute(update.values(dict(values)).returning(_workers)).first()
@@ -161,7 +161,7 @@ class WorkerStore:
             raise NotFoundError("worker", worker_id)
         return self._worker(row)
 
-    def _worker(self, row: sa.Row[Any]) -> Worker:
+    def _worker(self, row: sa.Row[Any]) -> RegisteredWorker:
         if row.gone:
             health = Health.GONE
         elif row.last_heartbeat < self._clock() - self._lost_after_seconds:
@@ -170,7 +170,7 @@ class WorkerStore:
             health = Health.DRAINING
         else:
             health = Health.HEALTHY
-        return Worker(
+        return RegisteredWorker(
             id=row.id,
             name=row.name,
             target_keys=tuple(row.target_keys),

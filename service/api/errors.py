@@ -40,7 +40,7 @@ MOST_FIELD_ERRORS = 20
 log = structlog.get_logger("tilewright.web")
 
 
-class Problem(Exception):
+class ApiProblem(Exception):
     """What a route raises. `slug` names the kind and is what a client may depend on."""
 
     def __init__(
@@ -78,25 +78,25 @@ class _ProblemResponse(JSONResponse):
         return json.dumps(content, separators=(",", ":")).encode("ascii")
 
 
-def unauthorized(detail: str) -> Problem:
-    return Problem(401, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
+def unauthorized(detail: str) -> ApiProblem:
+    return ApiProblem(401, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-def forbidden(detail: str) -> Problem:
-    return Problem(403, "forbidden", detail)
+def forbidden(detail: str) -> ApiProblem:
+    return ApiProblem(403, "forbidden", detail)
 
 
-def too_large(what: str, limit_bytes: int) -> Problem:
-    return Problem(
+def too_large(what: str, limit_bytes: int) -> ApiProblem:
+    return ApiProblem(
         413, "too-large", f"{what} is larger than {limit_bytes} bytes", {"limit_bytes": limit_bytes}
     )
 
 
-def invalid(detail: str, slug: str = "invalid-request") -> Problem:
-    return Problem(422, slug, detail)
+def invalid(detail: str, slug: str = "invalid-request") -> ApiProblem:
+    return ApiProblem(422, slug, detail)
 
 
-def compiler_problem(error: CompilerError) -> Problem:
+def compiler_problem(error: CompilerError) -> ApiProblem:
     """A mistake in what the user sent; the message already names the offender."""
     match error:
         case UnsupportedOperatorError():
@@ -106,40 +106,40 @@ def compiler_problem(error: CompilerError) -> Problem:
                 "domain": error.domain,
                 "opset": error.opset,
             }
-            return Problem(422, "unsupported-operator", str(error), extra)
+            return ApiProblem(422, "unsupported-operator", str(error), extra)
         case UnknownTargetError():
-            return Problem(422, "unknown-target", str(error))
+            return ApiProblem(422, "unknown-target", str(error))
         case InvalidModelError():
-            return Problem(422, "invalid-model", str(error))
+            return ApiProblem(422, "invalid-model", str(error))
         case OutOfMemoryError():
-            return Problem(507, "insufficient-memory", str(error))
+            return ApiProblem(507, "insufficient-memory", str(error))
         case _:
-            return Problem(422, "compiler-error", str(error))
+            return ApiProblem(422, "compiler-error", str(error))
 
 
-def database_problem(error: DatabaseError) -> Problem:
+def database_problem(error: DatabaseError) -> ApiProblem:
     match error:
         case NotFoundError():
-            return Problem(404, "not-found", str(error), {"what": error.what, "key": error.key})
+            return ApiProblem(404, "not-found", str(error), {"what": error.what, "key": error.key})
         case StaleLeaseError():
-            return Problem(409, "stale-lease", str(error))
+            return ApiProblem(409, "stale-lease", str(error))
         case StateError():
-            return Problem(409, "conflicting-state", str(error))
+            return ApiProblem(409, "conflicting-state", str(error))
         case SchemaVersionError():
-            return Problem(503, "wrong-schema-version", str(error))
+            return ApiProblem(503, "wrong-schema-version", str(error))
         case StorageError(kind=StorageKind.FULL):
-            return Problem(507, "insufficient-storage", str(error))
+            return ApiProblem(507, "insufficient-storage", str(error))
         case StorageError(kind=StorageKind.LOCKED | StorageKind.UNREACHABLE):
-            return Problem(503, "storage-unavailable", str(error), headers={"Retry-After": "1"})
+            return ApiProblem(503, "storage-unavailable", str(error), headers={"Retry-After": "1"})
         case _:
-            return Problem(500, "storage-error", str(error))
+            return ApiProblem(500, "storage-error", str(error))
 
 
-def validation_problem(error: RequestValidationError) -> Problem:
+def validation_problem(error: RequestValidationError) -> ApiProblem:
     """Field errors as a list, and the first of them as the sentence."""
     errors = [_field_error(item) for item in error.errors()[:MOST_FIELD_ERRORS]]
     first = errors[0] if errors else {"field": "body", "message": "malformed"}
-    return Problem(
+    return ApiProblem(
         422, "invalid-request", f"{first['field']}: {first['message']}", {"errors": errors}
     )
 
@@ -159,7 +159,7 @@ def install(app: FastAPI) -> None:
     """Make every error of the application a problem document."""
 
     def on_problem(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, Problem)
+        assert isinstance(error, ApiProblem)
         return error.response()
 
     def on_compiler(_: Request, error: Exception) -> JSONResponse:
@@ -180,19 +180,19 @@ def install(app: FastAPI) -> None:
         if detail == HTTPStatus(status).phrase:  # of the router, which names nothing
             detail = f"{detail.lower()}: {request.method} {request.url.path}"
         slug = _SLUGS.get(status, HTTPStatus(status).phrase.lower().replace(" ", "-"))
-        return Problem(status, slug, detail, headers=error.headers or {}).response()
+        return ApiProblem(status, slug, detail, headers=error.headers or {}).response()
 
     def on_memory(request: Request, error: Exception) -> JSONResponse:
         log.error("out of memory", path=request.url.path, error=repr(error))
-        return Problem(
+        return ApiProblem(
             507, "insufficient-memory", f"there is not enough memory for this request: {error}"
         ).response()
 
     def on_bug(request: Request, error: Exception) -> JSONResponse:
         log.error("unhandled", path=request.url.path, error=repr(error), exc_info=error)
-        return Problem(500, "internal-error", "the service failed; its log says why").response()
+        return ApiProblem(500, "internal-error", "the service failed; its log says why").response()
 
-    app.add_exception_handler(Problem, on_problem)
+    app.add_exception_handler(ApiProblem, on_problem)
     app.add_exception_handler(CompilerError, on_compiler)
     app.add_exception_handler(DatabaseError, on_database)
     app.add_exception_handler(RequestValidationError, on_validation)

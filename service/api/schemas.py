@@ -41,7 +41,7 @@ def _is_torn(text: str) -> bool:
     return False
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """A request body: unknown fields are refused, so that a typo is no silent default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -80,7 +80,7 @@ class ModelView(View):
 # jobs
 
 
-class JobRequest(Body):
+class JobRequest(RequestBody):
     """Tune a model. The job ends at the first limit that it meets."""
 
     model: Digest
@@ -216,7 +216,7 @@ class RecordView(View):
     compiler_version: str
 
 
-class LookupRequest(Body):
+class LookupRequest(RequestBody):
     """Schedules in bulk: of the named workloads, or of all that a model is cut into."""
 
     workloads: list[Digest] | None = Field(None, max_length=10_000)
@@ -270,14 +270,14 @@ class CostModelView(View):
     promoted_at: float | None
 
 
-class PromotionRequest(Body):
+class PromotionRequest(RequestBody):
     """Let tuning runs of a target start from a version."""
 
     target: str = Field("host", min_length=1, max_length=200, description="A name or a key")
     version: int = Field(ge=1, le=(1 << 31) - 1)
 
 
-class RollbackRequest(Body):
+class RollbackRequest(RequestBody):
     """Bring back the version that was promoted before the present one."""
 
     target: str = Field("host", min_length=1, max_length=200, description="A name or a key")
@@ -286,7 +286,7 @@ class RollbackRequest(Body):
 # workers and leases
 
 
-class WorkerRequest(Body):
+class WorkerRequest(RequestBody):
     """A worker introduces itself. With the id it had, it is the same worker after a restart."""
 
     name: str = Field(min_length=1, max_length=200)
@@ -300,7 +300,7 @@ class WorkerRequest(Body):
     worker_id: str | None = Field(None, max_length=64)
 
 
-class WorkerSpeed(Body):
+class WorkerSpeed(RequestBody):
     """The reference kernel as a worker last timed it, and its ratios to the best it did there."""
 
     arithmetic_seconds: float = Field(ge=0, allow_inf_nan=False)
@@ -336,7 +336,7 @@ class RegistrationView(View):
     long_poll_seconds: float
 
 
-class DrainRequest(Body):
+class DrainRequest(RequestBody):
     """Whether a worker is to be drained, or used again."""
 
     draining: bool = True
@@ -345,7 +345,7 @@ class DrainRequest(Body):
 LeaseTokens = dict[Annotated[str, Field(max_length=64)], int]
 
 
-class HeartbeatRequest(Body):
+class HeartbeatRequest(RequestBody):
     """`leases`: request id -> fencing token of what the worker holds."""
 
     leases: LeaseTokens = Field(default_factory=dict, max_length=256)
@@ -360,7 +360,7 @@ class HeartbeatView(View):
     health: str
 
 
-class ClaimRequest(Body):
+class ClaimRequest(RequestBody):
     worker_id: str = Field(max_length=64)
     limit: int = Field(1, ge=1, le=64)
     wait_seconds: float = Field(0.0, ge=0, le=120, allow_inf_nan=False)
@@ -381,7 +381,7 @@ class ClaimView(View):
     leases: list[LeaseView]
 
 
-class ResultRequest(Body):
+class ResultRequest(RequestBody):
     """The outcome of a lease. Sending the same `result_key` again changes nothing."""
 
     worker_id: str = Field(max_length=64)
@@ -394,7 +394,7 @@ class ResultView(View):
     completion: str
 
 
-class FailureRequest(Body):
+class FailureRequest(RequestBody):
     """The worker cannot work on the request at all."""
 
     worker_id: str = Field(max_length=64)
@@ -407,7 +407,7 @@ class FailureView(View):
     state: str
 
 
-class ReleaseRequest(Body):
+class ReleaseRequest(RequestBody):
     worker_id: str = Field(max_length=64)
     leases: LeaseTokens = Field(max_length=256)
 
@@ -421,7 +421,7 @@ class ReleaseView(View):
 ScopeName = Literal["submit", "read", "measure", "admin"]
 
 
-class TokenRequest(Body):
+class TokenRequest(RequestBody):
     name: str = Field(min_length=1, max_length=200)
     scopes: list[ScopeName] = Field(min_length=1, max_length=4)
     lifetime_seconds: float | None = Field(None, gt=0, allow_inf_nan=False)

@@ -11,7 +11,7 @@ from db.stores.leases import Lease
 from db.stores.models import Model
 from db.stores.tasks import JobTask
 from db.stores.tokens import Token
-from db.stores.workers import Worker
+from db.stores.workers import RegisteredWorker
 from service.api.schemas import (
     CostModelView,
     IntervalView,
@@ -93,7 +93,7 @@ def record_view(record: TuningRecord) -> RecordView:
 
 
 def worker_view(
-    worker: Worker, in_hand: int = 0, names: Mapping[str, str] | None = None
+    worker: RegisteredWorker, in_hand: int = 0, names: Mapping[str, str] | None = None
 ) -> WorkerView:
     """`names` of targets by their keys."""
     known = names or {}

@@ -8,7 +8,7 @@ from compiler.errors import UnknownTargetError
 from compiler.target import Target, known_targets, resolve_target
 from db.errors import NotFoundError
 from db.storage import Storage
-from db.stores.workers import Health, Worker
+from db.stores.workers import Health, RegisteredWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def resolve_addressee(name: str, storage: Storage) -> Addressee:
     return Addressee(target_of_key(worker.target_keys[0], storage), worker.id)
 
 
-def resolve_worker(name: str, storage: Storage) -> Worker:
+def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
     """The worker with an id or a name: of several with one name, the one that is alive.
 
     Raises:

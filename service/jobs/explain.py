@@ -13,8 +13,8 @@ from compiler.codegen.statistics import InnerLoop, inner_loops
 from compiler.graph.text import print_graph
 from compiler.loops.text import print_nest
 from compiler.program_builder import CompiledProgram, ScheduleSource, build_program
-from compiler.roofline import Bound, Speeds, bound
-from compiler.runtime.kernel import Role
+from compiler.roofline import Speeds, TimeBound, bound
+from compiler.runtime.kernel import BufferRole
 from compiler.runtime.program import KernelCall
 from compiler.schedule.schedule import Schedule
 from compiler.timings import Timings, timed
@@ -61,7 +61,7 @@ class KernelReport:
     weight_bytes: int
     value_bytes: int
     seconds: float | None
-    bound: Bound | None
+    bound: TimeBound | None
 
     @property
     def spills(self) -> int:
@@ -209,6 +209,8 @@ def _measure(
 
 def _bytes(lowered: LoweredKernel) -> tuple[int, int]:
     """What a kernel reads of packed weights, and what it reads and writes besides."""
-    weights = sum(b.bytes for b in lowered.spec.buffers if b.role is Role.WEIGHT)
-    values = sum(b.bytes for b in lowered.spec.buffers if b.role in (Role.INPUT, Role.OUTPUT))
+    weights = sum(b.bytes for b in lowered.spec.buffers if b.role is BufferRole.WEIGHT)
+    values = sum(
+        b.bytes for b in lowered.spec.buffers if b.role in (BufferRole.INPUT, BufferRole.OUTPUT)
+    )
     return weights, values

@@ -16,7 +16,7 @@ from compiler.roofline import Speeds, cache_sizes, probe_library, vector_bytes
 from compiler.runtime.speeds import largest_block
 from compiler.target import Target
 from db.storage import Storage
-from db.stores.workers import Worker
+from db.stores.workers import RegisteredWorker
 from service.jobs.device import Checked, DeviceError, Loadable, Variant
 from service.jobs.remote_runner import Interrupted, RemoteRunner
 from service.jobs.run_queue import RunQueue
@@ -248,7 +248,7 @@ def _packed(loadable: Loadable) -> PackedProgram:
     return pack_program(program, loadable.weights, loadable.link() if program.kernels else b"")
 
 
-def _facts(worker: Worker) -> DeviceFacts | None:
+def _facts(worker: RegisteredWorker) -> DeviceFacts | None:
     """What a worker said of its device; None if it is not what devices say."""
     try:
         return DeviceFacts.from_json(worker.device)

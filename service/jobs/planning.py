@@ -27,7 +27,7 @@ from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import Target, resolve_target
 from compiler.timings import Timings
 from compiler.workload import Workload
-from tuner.analysis.compute_costs import statements
+from tuner.analysis.compute_costs import compute_costs
 from tuner.graph.planner import Optimised, optimise
 from tuner.tasks import Task
 
@@ -254,7 +254,7 @@ def executed_flops(workload: Workload, schedule: Schedule, nest: LoopNest) -> fl
     # a reduction's multiply and add are counted as one fused operation
     return sum(
         statement.operations * (2.0 if statement.is_reduction else 1.0)
-        for statement in statements(nest)
+        for statement in compute_costs(nest)
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from compiler.target import Target
 from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState, RequestStatus
-from db.stores.workers import Health, Worker
+from db.stores.workers import Health, RegisteredWorker
 from service.jobs.device import DeviceError
 from service.jobs.remote_runner import Interrupted
 from tuner.cancel import CancelToken
@@ -62,14 +62,14 @@ class RunQueue:
         self._cancel = cancel
         self._worker_id = worker_id
         self._absent_seconds = absent_seconds
-        self._chosen: Worker | None = None
+        self._chosen: RegisteredWorker | None = None
 
     @property
-    def worker(self) -> Worker | None:
+    def worker(self) -> RegisteredWorker | None:
         """Who runs, or will; None while nobody has come yet."""
         return self._chosen or next(iter(self.known(self._target)), None)
 
-    def known(self, target: Target) -> Sequence[Worker]:
+    def known(self, target: Target) -> Sequence[RegisteredWorker]:
         """Workers that run the target, those that are alive first."""
         found = [
             worker
@@ -100,7 +100,7 @@ class RunQueue:
             for digest in sorted(gone - self._storage.leases.blob_digests()):
                 self._storage.blobs.delete(digest)
 
-    def await_worker(self, target: Target) -> Worker:
+    def await_worker(self, target: Target) -> RegisteredWorker:
         """The worker of this job's runs, once there is one.
 
         Raises:
@@ -119,7 +119,9 @@ class RunQueue:
                 raise DeviceError(self._nobody(target))
             self._interrupt.wait(min(LOOK_SECONDS, max(0.0, ends - time.monotonic())))
 
-    def _submit(self, request: RunRequest, blobs: Blobs, worker: Worker, target: Target) -> str:
+    def _submit(
+        self, request: RunRequest, blobs: Blobs, worker: RegisteredWorker, target: Target
+    ) -> str:
         """Queue a request unless it is there; its name.
 
         One that ended without a result, in an earlier life of the job, is asked for anew.
@@ -152,7 +154,7 @@ class RunQueue:
             if not self._storage.blobs.touch(digest):
                 self._storage.blobs.put(bytes(data))
 
-    def _await(self, name: str, worker: Worker, target: Target) -> RequestStatus | None:
+    def _await(self, name: str, worker: RegisteredWorker, target: Target) -> RequestStatus | None:
         """How a request ended; None if its worker was lost and another one is there."""
         leases = self._storage.leases
         seen = looked = time.monotonic()
@@ -188,10 +190,10 @@ class RunQueue:
                 self._storage.leases.cancel(request_ids=[name])
             raise JobCancelled(self._cancel.reason)
 
-    def _alive(self, target: Target) -> Sequence[Worker]:
+    def _alive(self, target: Target) -> Sequence[RegisteredWorker]:
         return [worker for worker in self.known(target) if worker.health is Health.HEALTHY]
 
-    def _present(self, worker: Worker, state: RequestState) -> bool:
+    def _present(self, worker: RegisteredWorker, state: RequestState) -> bool:
         """Whether the worker may yet finish a request; a drained one finishes what it has."""
         found = {each.id: each.health for each in self._storage.workers.list()}.get(worker.id)
         leased = state is RequestState.LEASED

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from compiler.detection import best_target, can_run, this_device
 from compiler.device import DeviceFacts
@@ -13,7 +14,9 @@ from db.storage import Storage
 _VECTOR_BITS = (128, 256, 512)
 
 
-def runnable_targets(named: Sequence[str], device: object, storage: Storage) -> tuple[str, ...]:
+def runnable_targets(
+    named: Sequence[str], device: Mapping[str, Any], storage: Storage
+) -> tuple[str, ...]:
     """Keys of the targets that a worker may be given measurements for.
 
     The worker's own list is taken as it is. Without one: the best target of its device first, then
@@ -23,7 +26,8 @@ def runnable_targets(named: Sequence[str], device: object, storage: Storage) -> 
 
     Args:
         named: names or keys.
-        device: the JSON form of the worker's facts; not read where targets are named.
+        device: the JSON form of the worker's facts; not read where targets are named. One that
+            says nothing of its device runs nothing.
 
     Raises:
         UnknownTargetError: if a listed name is not a target, or the device runs none.
@@ -31,6 +35,8 @@ def runnable_targets(named: Sequence[str], device: object, storage: Storage) -> 
     """
     if named:
         return tuple(dict.fromkeys(target_key(name) for name in named))
+    if not device:
+        return ()
     facts = DeviceFacts.from_json(device)
     best, _ = best_target(facts)
     first, others = _widths(best), _own()

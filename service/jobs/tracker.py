@@ -57,7 +57,7 @@ class Tracker:
                 assert_never(event)
         return changed
 
-    def _status(self, status: events.TaskStatus) -> JobTask:
+    def _status(self, status: events.TaskSnapshot) -> JobTask:
         row = self.rows[status.key]
         self._failures[status.key] = status.failures
         state = row.status
@@ -78,7 +78,7 @@ class Tracker:
         self.rows[status.key] = row
         return row
 
-    def _recorded(self, status: events.TaskStatus, record: TuningRecord) -> JobTask:
+    def _recorded(self, status: events.TaskSnapshot, record: TuningRecord) -> JobTask:
         row = self._status(status)
         state = TaskStatus.CACHED if status.from_store else TaskStatus.TUNED
         facts = dict(row.facts or {})

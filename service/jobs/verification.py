@@ -39,7 +39,15 @@ from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops.interpret import run_graph
 from compiler.runtime.artifact import Artifact
 from compiler.runtime.native_functions import native_signature
-from compiler.runtime.program import BufferRef, Copy, Instruction, NativeCall, Port, Program, Space
+from compiler.runtime.program import (
+    BufferRef,
+    BufferSpace,
+    Copy,
+    Instruction,
+    NativeCall,
+    Port,
+    Program,
+)
 from service.jobs.device import Device, DeviceError, Loadable
 from service.jobs.loadables import of_artifact
 from service.jobs.planning import Planned
@@ -273,7 +281,7 @@ def observed(program: Program) -> tuple[Program, tuple[_Call, ...]]:
     def copy(source: BufferRef, size: int) -> tuple[str, Copy]:
         number = len(ports)
         ports.append(Port(f"observed {number}", DType.UINT8, (size,)))
-        return ports[number].name, Copy(BufferRef(Space.OUTPUT, number), source, size)
+        return ports[number].name, Copy(BufferRef(BufferSpace.OUTPUT, number), source, size)
 
     for instruction in program.instructions:
         if not isinstance(instruction, NativeCall) or instruction.function == TRIM:

@@ -20,7 +20,7 @@ PROBE_SECONDS = 20.0
 """Longest time between two readings of the device's speed."""
 
 
-class Measurer:
+class Measuring:
     """Measures what lies ready, and times the reference kernel while nothing does."""
 
     def __init__(

@@ -21,7 +21,7 @@ from service.worker.claiming import Claimer
 from service.worker.facts import device_facts
 from service.worker.hand import Hand, Log
 from service.worker.http import Api, Refused, Unreachable
-from service.worker.measuring import Measurer
+from service.worker.measuring import Measuring
 from service.worker.options import WorkerOptions, parse_arguments
 from service.worker.registration import Registration
 from service.worker.reporting import Reporter
@@ -73,7 +73,7 @@ class Worker:
         reporting.start()
         sandbox = Sandbox(self._registration.worker_id, self._device)
         try:
-            Measurer(sandbox, self._registration, self._hand, self._reporter, self._log).serve()
+            Measuring(sandbox, self._registration, self._hand, self._reporter, self._log).serve()
         finally:
             sandbox.close()
             self._hand.stop()

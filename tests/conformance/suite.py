@@ -23,18 +23,18 @@ from onnx import GraphProto, ModelProto, NodeProto, TypeProto, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
 from compiler.ops.cast import ONNX_TYPES
-from compiler.runtime.kernel import Role
+from compiler.runtime.kernel import BufferRole
 from compiler.runtime.native_functions import native_signature
 from compiler.runtime.program import (
     Branch,
     BufferRef,
+    BufferSpace,
     Copy,
     Instruction,
     KernelCall,
     Loop,
     NativeCall,
     Program,
-    Space,
 )
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
@@ -248,7 +248,7 @@ def given(case: Case, form: Form, inputs: tuple[Any, ...]) -> tuple[ModelProto, 
 class _Span:
     """Bytes of a space from `start` up to `end`."""
 
-    space: Space
+    space: BufferSpace
     start: int
     end: int
 
@@ -261,7 +261,7 @@ class _Span:
 
 def _span(ref: BufferRef, size: int) -> _Span:
     """The bytes of a buffer; an input or output counts as one byte."""
-    if ref.space in (Space.INPUT, Space.OUTPUT):
+    if ref.space in (BufferSpace.INPUT, BufferSpace.OUTPUT):
         size = 1
     return _Span(ref.space, ref.offset, ref.offset + size)
 
@@ -272,9 +272,9 @@ def computed(program: Program) -> list[bool]:
     Followed through the program's instructions: bytes are computed once a kernel has written them
     that read an input or computed bytes, or that runs because such bytes say so.
     """
-    live = [_Span(Space.INPUT, i, i + 1) for i in range(len(program.inputs))]
+    live = [_Span(BufferSpace.INPUT, i, i + 1) for i in range(len(program.inputs))]
     _follow(program, program.instructions, live, decided=False)
-    outputs = [_Span(Space.OUTPUT, i, i + 1) for i in range(len(program.outputs))]
+    outputs = [_Span(BufferSpace.OUTPUT, i, i + 1) for i in range(len(program.outputs))]
     return [any(span.meets(old) for old in live) for span in outputs]
 
 
@@ -310,8 +310,12 @@ def _follow(
                 specs = program.kernels[kernel].buffers
                 spans = [_span(r, spec.bytes) for r, spec in zip(buffers, specs, strict=True)]
                 roles = [spec.role for spec in specs]
-                taken = [s for s, role in zip(spans, roles, strict=True) if role is Role.INPUT]
-                made = [s for s, role in zip(spans, roles, strict=True) if role is Role.OUTPUT]
+                taken = [
+                    s for s, role in zip(spans, roles, strict=True) if role is BufferRole.INPUT
+                ]
+                made = [
+                    s for s, role in zip(spans, roles, strict=True) if role is BufferRole.OUTPUT
+                ]
                 write(made, any(span.meets(old) for span in taken for old in live))
             case Copy(destination, source, size):
                 read = _span(source, size)

@@ -21,7 +21,7 @@ from compiler.loops.layout import Layout, blocked
 from compiler.loops.text import parse_nest, print_nest
 from compiler.loops.verify import verify_nest
 from compiler.ops.interpret import run_graph
-from compiler.runtime.kernel import BufferSpec, Role
+from compiler.runtime.kernel import BufferRole, BufferSpec
 from compiler.runtime.packing import make_weight
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space
@@ -118,10 +118,10 @@ def meaning(kernel: LoweredKernel, values: dict[str, Array], cut: Cut) -> Array:
     buffers = []
     for spec, tensor in zip(kernel.spec.buffers, kernel.nest.buffers, strict=True):
         match spec.role:
-            case Role.WEIGHT:
+            case BufferRole.WEIGHT:
                 packed = make_weight(spec, values[cut.inputs[spec.source]])
                 buffers.append(packed.view(tensor.dtype.numpy))
-            case Role.INPUT:
+            case BufferRole.INPUT:
                 buffers.append(pack_tensor(whole(spec), values[cut.inputs[spec.source]]))
             case _:
                 count = tensor.bytes // tensor.dtype.bytes

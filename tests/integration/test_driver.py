@@ -17,7 +17,7 @@ from compiler.errors import CompilerError
 from compiler.passes.pipeline import PASSES
 from compiler.plan import GraphPlan
 from compiler.program_builder import build_program
-from compiler.runtime.kernel import Role
+from compiler.runtime.kernel import BufferRole
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space, untuned_schedules
 from compiler.target import Target, host_target
@@ -170,7 +170,7 @@ def test_equal_layers_share_a_kernel_and_no_weights(model: onnx.ModelProto) -> N
         for call in program.instructions
         if hasattr(call, "kernel")
         for buffer, ref in zip(program.kernels[call.kernel].buffers, call.buffers, strict=True)
-        if buffer.role is Role.WEIGHT
+        if buffer.role is BufferRole.WEIGHT
     ]
     assert len(set(weights)) == len(weights)
 

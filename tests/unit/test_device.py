@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
 from pathlib import Path
 
 import pytest
 
 from compiler.device import Cache, DeviceFacts, find_device
+from compiler.errors import InvalidFactsError
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -80,3 +83,77 @@ def test_nothing_is_known(tmp_path: Path) -> None:
 def test_json_reads_back() -> None:
     device = find_device()
     assert DeviceFacts.from_json(json.loads(json.dumps(device.to_json()))) == device
+
+
+def facts(**changes: object) -> dict[str, object]:
+    """The JSON form of a device, with changes."""
+    cache = {"level": 1, "kind": "data", "bytes": 1, "ways": 1, "line_bytes": 64, "shared_by": 1}
+    good: dict[str, object] = {
+        "model": "a CPU",
+        "architecture": "x86_64",
+        "system": "Linux",
+        "cores": 2,
+        "physical_cores": 1,
+        "memory_bytes": 1 << 30,
+        "governor": "",
+        "caches": [cache],
+        "processor": "GenuineIntel-6-60-3",
+        "features": ["avx2", "fma"],
+    }
+    return {**good, **changes}
+
+
+def test_what_measurements_keep_is_short() -> None:
+    device = DeviceFacts.from_json(facts())
+    short = device.brief().to_json()
+    assert "features" not in short and short["processor"] == "GenuineIntel-6-60-3"
+    assert DeviceFacts.from_json(short) == device.brief()
+    assert device.brief().features == ()
+
+
+def test_older_forms_are_read() -> None:
+    old = facts()
+    del old["processor"], old["features"]
+    assert DeviceFacts.from_json(old).features == ()
+    assert DeviceFacts.from_json({**old, "cpu_flags": ["fma", "avx"]}).features == ("avx", "fma")
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (None, "device facts: this is no mapping"),
+        ([], "device facts: this is no mapping"),
+        ({}, "device facts: 'caches' is missing"),
+        ({"caches": []}, "device facts: 'architecture' is missing"),
+        (facts(horoscope="good"), "device facts: 'horoscope' is not known"),
+        (facts(model=3), "device facts: model is no text"),
+        (facts(model="x" * 501), "device facts: model has 501 characters"),
+        (facts(cores="2"), "device facts: cores is no number that a machine has"),
+        (facts(cores=True), "device facts: cores is no number that a machine has"),
+        (facts(cores=-1), "device facts: cores is no number that a machine has"),
+        (facts(memory_bytes=1.5), "device facts: memory_bytes is no number that a machine has"),
+        (facts(memory_bytes=1 << 80), "device facts: memory_bytes is no number that a machine"),
+        (facts(caches={}), "device facts: caches is no list"),
+        (facts(caches=[{}] * 3000), "device facts: caches has 3000 items"),
+        (facts(caches=[7]), "a cache: this is no mapping"),
+        (facts(caches=[{"level": 1}]), "a cache's 'bytes' is missing"),
+        (facts(features="avx2"), "device facts: features is no list"),
+        (facts(features=["avx2", 3]), "device facts: a feature is no text"),
+        (facts(features=["x" * 600]), "device facts: a feature has 600 characters"),
+    ],
+)
+def test_what_is_true_of_no_device_is_refused(data: object, sentence: str) -> None:
+    with pytest.raises(InvalidFactsError, match=f"^{re.escape(sentence)}"):
+        DeviceFacts.from_json(data)
+
+
+def test_the_json_of_anything_is_facts_or_one_error() -> None:
+    rng = random.Random(7)
+    values = [None, 0, -1, 1 << 70, 0.5, float("nan"), "", "x", [], [[]], {}, {"a": 1}, True]
+    for _ in range(300):
+        data = facts(**{rng.choice([*facts(), "other"]): rng.choice(values)})
+        try:
+            device = DeviceFacts.from_json(data)
+        except InvalidFactsError:
+            continue
+        assert DeviceFacts.from_json(json.loads(json.dumps(device.to_json()))) == device

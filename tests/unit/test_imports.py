@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ INSIDE: dict[str, set[str]] = {
     "targets": {"errors", "dtypes", "target"},
     "device": {"errors"},
     "detection": _BASE,
+    "local": _BASE | {"detection"},
     "timings": set(),
     "process": set(),
     "graph": _BASE,
@@ -220,6 +222,41 @@ def test_importing_the_compiler_loads_neither_llvm_nor_onnx() -> None:
 def test_the_client_knows_the_schemas_only() -> None:
     ours = {t for t in imports("service.client", everywhere=True) if t.split(".")[0] in PACKAGES}
     assert ours <= {"service.api.schemas", "service.api", "service"}
+
+
+COMPARES_WITH_THE_HOST = {
+    # what "host" means, and what this process can run
+    "compiler.target",
+    "compiler.local",
+    # "host" in the list of a worker on a machine like the service's
+    "service.jobs.targets",
+}
+ASKS_WHAT_RUNS_HERE = {"compiler.driver", "service.jobs.local_device"}
+
+
+def test_only_the_local_device_compares_a_target_with_this_host() -> None:
+    """Everything else asks the device that a job is for."""
+    compares, asks = set(), set()
+    for name, path in modules().items():
+        words = set(re.findall(r"\w+", path.read_text()))
+        if words & {"host_target", "runs_on"}:
+            compares.add(name)
+        if words & {"runs_here", "check_runs_here"} and name != "compiler.local":
+            asks.add(name)
+    assert compares == COMPARES_WITH_THE_HOST
+    assert asks == ASKS_WHAT_RUNS_HERE
+
+
+def test_jobs_import_no_web_framework() -> None:
+    web = {"fastapi", "starlette", "uvicorn"}
+    wrong = {
+        (name, target)
+        for name in modules()
+        if name.startswith("service.jobs")
+        for target in imports(name, everywhere=True)
+        if target.split(".")[0] in web or target.startswith("service.api")
+    }
+    assert not wrong
 
 
 def test_the_rules_see_a_wrong_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

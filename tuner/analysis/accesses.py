@@ -19,7 +19,7 @@ LINE_BYTES = 64
 """A cache line, of all CPUs that are described."""
 
 
-class Kind(StrEnum):
+class OperationKind(StrEnum):
     """Operations that cost alike."""
 
     FMA = "fma"
@@ -32,27 +32,27 @@ class Kind(StrEnum):
     CAST = "cast"
 
 
-KINDS = tuple(Kind)
+KINDS = tuple(OperationKind)
 
-_KINDS: Mapping[Operation, Kind] = {
-    Operation.FMA: Kind.FMA,
-    Operation.MUL: Kind.MUL,
-    Operation.DIV: Kind.DIV,
-    Operation.REM: Kind.DIV,
-    Operation.SQRT: Kind.DIV,
+_KINDS: Mapping[Operation, OperationKind] = {
+    Operation.FMA: OperationKind.FMA,
+    Operation.MUL: OperationKind.MUL,
+    Operation.DIV: OperationKind.DIV,
+    Operation.REM: OperationKind.DIV,
+    Operation.SQRT: OperationKind.DIV,
     # exp, log, erf and their like are polynomials around one of these
-    Operation.SCALE: Kind.TRANSCENDENTAL,
-    Operation.EXPONENT: Kind.TRANSCENDENTAL,
-    Operation.MANTISSA: Kind.TRANSCENDENTAL,
-    Operation.LT: Kind.COMPARE,
-    Operation.LE: Kind.COMPARE,
-    Operation.EQ: Kind.COMPARE,
-    Operation.NE: Kind.COMPARE,
-    Operation.AND: Kind.COMPARE,
-    Operation.OR: Kind.COMPARE,
-    Operation.XOR: Kind.COMPARE,
-    Operation.NOT: Kind.COMPARE,
-    Operation.SELECT: Kind.COMPARE,
+    Operation.SCALE: OperationKind.TRANSCENDENTAL,
+    Operation.EXPONENT: OperationKind.TRANSCENDENTAL,
+    Operation.MANTISSA: OperationKind.TRANSCENDENTAL,
+    Operation.LT: OperationKind.COMPARE,
+    Operation.LE: OperationKind.COMPARE,
+    Operation.EQ: OperationKind.COMPARE,
+    Operation.NE: OperationKind.COMPARE,
+    Operation.AND: OperationKind.COMPARE,
+    Operation.OR: OperationKind.COMPARE,
+    Operation.XOR: OperationKind.COMPARE,
+    Operation.NOT: OperationKind.COMPARE,
+    Operation.SELECT: OperationKind.COMPARE,
 }
 """The kind of each operation on floats; ADD where none is named."""
 
@@ -84,17 +84,17 @@ def expression_facts(expr: Expr) -> ExprFacts:
             case Load():
                 loads.append(node)
             case Op(operation=operation):
-                kind = _KINDS.get(operation, Kind.ADD)
-                is_integer = kind is not Kind.COMPARE and not node.dtype.is_float
-                counts[Kind.INTEGER if is_integer else kind] += 1
+                kind = _KINDS.get(operation, OperationKind.ADD)
+                is_integer = kind is not OperationKind.COMPARE and not node.dtype.is_float
+                counts[OperationKind.INTEGER if is_integer else kind] += 1
                 cost += _COSTS.get(operation, 1.0)
             case Cast():
-                counts[Kind.CAST] += 1
+                counts[OperationKind.CAST] += 1
                 cost += 1.0
     return ExprFacts(tuple(loads), tuple(counts.values()), cost)
 
 
-Term = tuple[int, int, int]
+FormTerm = tuple[int, int, int]
 """An axis, by its number among those of a form, a divisor, and the coefficient without its sign."""
 
 
@@ -110,8 +110,8 @@ class Form:
     tensor: Tensor
     axes: frozenset[Axis]
     order: InitVar[tuple[Axis, ...]]
-    dims: tuple[tuple[int, tuple[Term, ...]], ...]
-    moving: tuple[tuple[int, tuple[Term, ...]], ...]
+    dims: tuple[tuple[int, tuple[FormTerm, ...]], ...]
+    moving: tuple[tuple[int, tuple[FormTerm, ...]], ...]
     element_bytes: int
     is_indirect: bool
     numbers: dict[Axis, int] = field(init=False)
@@ -196,7 +196,7 @@ def _lines(form: Form, sizes: tuple[int, ...]) -> float:
     return runs * -(-run * form.element_bytes // LINE_BYTES)
 
 
-def _reach(extent: int, terms: tuple[Term, ...], sizes: tuple[int, ...]) -> int:
+def _reach(extent: int, terms: tuple[FormTerm, ...], sizes: tuple[int, ...]) -> int:
     """How many places of a dimension lie between the first and the last that are touched."""
     reach = 1
     for number, divisor, coefficient in terms:
@@ -205,7 +205,7 @@ def _reach(extent: int, terms: tuple[Term, ...], sizes: tuple[int, ...]) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Access:
+class MemoryAccess:
     """A load or store of memory."""
 
     load: Load
@@ -219,7 +219,7 @@ class Access:
 
 
 @lru_cache(maxsize=16384)
-def access(load: Load) -> Access | None:
+def access(load: Load) -> MemoryAccess | None:
     """The facts of a load; None if it leads to registers or constants."""
     if load.tensor.space is not Space.MEMORY:
         return None
@@ -237,7 +237,7 @@ def access(load: Load) -> Access | None:
     element = load.tensor.dtype.bytes
     moving = tuple(dim for dim in dims if dim[1])
     form = _form(load.tensor, axes, order, tuple(dims), moving, element, bool(load.indirect))
-    return Access(load, form, element, axes)
+    return MemoryAccess(load, form, element, axes)
 
 
 _form = lru_cache(maxsize=16384)(Form)
@@ -250,7 +250,7 @@ def load_axes(load: Load) -> frozenset[Axis]:
     return frozenset(axis for index in load.index for axis in index.axes())
 
 
-def forms_by_tensor(accesses: Iterable[Access]) -> dict[str, dict[Form, None]]:
+def forms_by_tensor(accesses: Iterable[MemoryAccess]) -> dict[str, dict[Form, None]]:
     """The distinct forms of accesses, by the name of their tensor."""
     found: dict[str, dict[Form, None]] = {}
     for each in accesses:

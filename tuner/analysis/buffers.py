@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
-from tuner.analysis.compute_costs import Placed, Statement, Use
+from tuner.analysis.compute_costs import ComputeCosts, PlacedCompute, Use
 
 
 class Reuse(StrEnum):
@@ -46,15 +46,9 @@ class BufferUse:
     is_written: bool
 
 
-def buffer_uses(found: Sequence[Placed], number: int, most: int) -> tuple[BufferUse, ...]:
-    """The `most` tensors that statement `number` of a nest moves the most bytes of, most first."""
-    uses = uses_in_loops(found[number].statement, most)
-    return tuple([after_others(use, found, number) for use in uses])
-
-
 @lru_cache(maxsize=2048)
-def uses_in_loops(statement: Statement, most: int) -> tuple[BufferUse, ...]:
-    """`buffer_uses` of a statement that nothing comes before."""
+def uses_in_loops(statement: ComputeCosts, most: int) -> tuple[BufferUse, ...]:
+    """The `most` tensors with the most traffic, the busiest first; nothing comes before it."""
     tensors: dict[str, list[Use]] = {}
     for use in statement.uses:
         tensors.setdefault(use.access.form.tensor.name, []).append(use)
@@ -63,7 +57,7 @@ def uses_in_loops(statement: Statement, most: int) -> tuple[BufferUse, ...]:
     return tuple(_describe(statement, name, tensors[name], traffic[name]) for name in largest)
 
 
-def after_others(use: BufferUse, found: Sequence[Placed], number: int) -> BufferUse:
+def after_others(use: BufferUse, found: Sequence[PlacedCompute], number: int) -> BufferUse:
     """A use by statement `number`, with its reuse where it owes that to an earlier statement."""
     earlier = _earlier(found, number, use.name) if use.reuse is Reuse.NONE else None
     if earlier is None:
@@ -78,13 +72,13 @@ def after_others(use: BufferUse, found: Sequence[Placed], number: int) -> Buffer
     )
 
 
-def _moved(statement: Statement, use: Use) -> float:
+def _moved(statement: ComputeCosts, use: Use) -> float:
     lanes = statement.lanes if use.lane_step else 1
     return use.executions * lanes * use.access.element_bytes
 
 
-def _describe(statement: Statement, name: str, uses: Sequence[Use], moved: float) -> BufferUse:
-    whole = statement.tiling.whole
+def _describe(statement: ComputeCosts, name: str, uses: Sequence[Use], moved: float) -> BufferUse:
+    whole = statement.loop_counts.whole
     first, *others = dict.fromkeys(use.access.form for use in uses)
     widest = max((first, *others), key=lambda form: form.touched(whole)) if others else first
     busiest = max(uses, key=lambda use: use.executions)
@@ -113,7 +107,7 @@ def _describe(statement: Statement, name: str, uses: Sequence[Use], moved: float
     )
 
 
-def _earlier(found: Sequence[Placed], number: int, name: str) -> int | None:
+def _earlier(found: Sequence[PlacedCompute], number: int, name: str) -> int | None:
     """The last statement before this one that touches the tensor."""
     for place in range(number - 1, -1, -1):
         if any(forms[0].tensor.name == name for forms in found[place].statement.tensors):
@@ -121,7 +115,7 @@ def _earlier(found: Sequence[Placed], number: int, name: str) -> int | None:
     return None
 
 
-def _between(found: Sequence[Placed], first: int, last: int) -> tuple[float, float]:
+def _between(found: Sequence[PlacedCompute], first: int, last: int) -> tuple[float, float]:
     """Executions and bytes of one turn of the loops that two statements share."""
     shared = 0
     for ours, theirs in zip(found[first].path, found[last].path, strict=False):

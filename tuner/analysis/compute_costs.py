@@ -16,25 +16,33 @@ from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Node, Order, Store
 from tuner.analysis.accesses import (
     KINDS,
-    Access,
     Form,
-    Kind,
+    MemoryAccess,
+    OperationKind,
     access,
     alignment,
     expression_facts,
     forms_by_tensor,
     load_axes,
 )
-from tuner.analysis.loop_counts import OUTSIDE, Around, Loops, Tiling, tiling
+from tuner.analysis.loop_counts import (
+    OUTSIDE,
+    EnclosingLoop,
+    EnclosingLoops,
+    LoopCounts,
+    count_loops,
+)
 
 PAGE_BYTES = 4096
 """Rows whose addresses differ by a multiple of this fall into the same sets of an L1 cache."""
 
-_FMA, _ADD, _MUL, _COMPARE = map(KINDS.index, (Kind.FMA, Kind.ADD, Kind.MUL, Kind.COMPARE))
+_FMA, _ADD, _MUL, _COMPARE = map(
+    KINDS.index, (OperationKind.FMA, OperationKind.ADD, OperationKind.MUL, OperationKind.COMPARE)
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LoopLevel:
     """A loop around (or inside) a statement: how often its body runs, and what it touches.
 
     `trips` counts the iterations of this loop alone; `footprint_bytes` is what one whole execution
@@ -53,7 +61,7 @@ class Use:
     multiple of `alignment` bytes.
     """
 
-    access: Access
+    access: MemoryAccess
     is_store: bool
     executions: float
     lane_step: int
@@ -62,7 +70,7 @@ class Use:
 
 
 @dataclass(frozen=True, eq=False)
-class Statement:
+class ComputeCosts:
     """What one Compute does in its loops. Computes that do the same in equal loops share it.
 
     `operations` is scalar arithmetic in all, `vector_operations` what is issued for it, weighted by
@@ -100,27 +108,27 @@ class Statement:
     uses: tuple[Use, ...] = field(repr=False)
     tensors: tuple[tuple[Form, ...], ...] = field(repr=False)
     """The distinct forms of its loads and stores, of each tensor together."""
-    tiling: Tiling = field(repr=False)
+    loop_counts: LoopCounts = field(repr=False)
 
     @property
-    def around(self) -> tuple[Around, ...]:
+    def around(self) -> tuple[EnclosingLoop, ...]:
         """The loops that run, innermost first, reduction loops included."""
-        return self.tiling.around
+        return self.loop_counts.around
 
     @property
     def loops(self) -> tuple[For, ...]:
         """The loops around the Compute, outermost first, each without its body."""
-        return self.tiling.loops.fors
+        return self.loop_counts.loops.fors
 
     @property
     def tile(self) -> Mapping[Axis, int]:
         """The size of each axis inside all loops."""
-        return self.tiling.tile
+        return self.loop_counts.tile
 
     @property
     def footprints(self) -> tuple[float, ...]:
         """Bytes that one execution of the tile touches, then of each loop of `around`."""
-        return self.tiling.footprints(self.tensors)
+        return self.loop_counts.footprints(self.tensors)
 
     @cached_property
     def weight(self) -> float:
@@ -140,20 +148,20 @@ class Statement:
     @cached_property
     def spans(self) -> Mapping[Form, tuple[float, ...]]:
         """Bytes that each form touches in the tile, then in one run of each loop of `around`."""
-        return {form: self.tiling.span(form) for forms in self.tensors for form in forms}
+        return {form: self.loop_counts.span(form) for forms in self.tensors for form in forms}
 
     @cached_property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[LoopLevel, ...]:
         """The tile, then the loops that iterate, from the innermost reduction to the outermost."""
-        found = [Level(1, self.footprints[0])]
+        found = [LoopLevel(1, self.footprints[0])]
         for loop, footprint in zip(self.around, self.footprints[1:], strict=True):
             if loop.trips > 1:
-                found.append(Level(loop.trips, footprint))
+                found.append(LoopLevel(loop.trips, footprint))
         return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Placed:
+class PlacedCompute:
     """A statement where it is in a nest.
 
     `path` says which loops of the nest are around it: the place of each among its neighbours,
@@ -162,37 +170,39 @@ class Placed:
     does.
     """
 
-    statement: Statement
+    statement: ComputeCosts
     path: tuple[int, ...]
     prefetches: bool
     in_program_order: bool
 
 
-def statements(nest: LoopNest) -> tuple[Statement, ...]:
+def compute_costs(nest: LoopNest) -> tuple[ComputeCosts, ...]:
     """Every Compute of a nest, in program order, analysed in its loops."""
-    return tuple([each.statement for each in placed(nest)])
+    return tuple([each.statement for each in placed_computes(nest)])
 
 
-def placed(nest: LoopNest) -> tuple[Placed, ...]:
-    """`statements`, and where in the nest they are."""
+def placed_computes(nest: LoopNest) -> tuple[PlacedCompute, ...]:
+    """`compute_costs`, and where in the nest they are."""
     return _in_loops([node for stage in nest.stages for node in stage.body], (), OUTSIDE)
 
 
-def _in_loops(nodes: Sequence[Node], path: tuple[int, ...], loops: Loops) -> tuple[Placed, ...]:
-    found: list[Placed] = []
+def _in_loops(
+    nodes: Sequence[Node], path: tuple[int, ...], loops: EnclosingLoops
+) -> tuple[PlacedCompute, ...]:
+    found: list[PlacedCompute] = []
     for place, node in enumerate(nodes):
         found += _remembered(node, (*path, place), loops)
     return tuple(found)
 
 
-def _visit(node: Node, path: tuple[int, ...], loops: Loops) -> tuple[Placed, ...]:
+def _visit(node: Node, path: tuple[int, ...], loops: EnclosingLoops) -> tuple[PlacedCompute, ...]:
     """The statements of a node, with its own place at the end of the path."""
     while True:
         match node:
             case Compute():
                 in_order = node.order is Order.PROGRAM
                 statement = _statement(node, loops)
-                return (Placed(statement, path[:-1], node.prefetch > 0, in_order),)
+                return (PlacedCompute(statement, path[:-1], node.prefetch > 0, in_order),)
             case For(body=(child,)):
                 loops = loops.inside(node)
                 node, path = child, (*path, 0)
@@ -220,8 +230,8 @@ class _Facts:
     is_extremum: bool
     density: float
     output_axes: frozenset[Axis]
-    loads: tuple[tuple[Access, int, bool, frozenset[Axis], int], ...]
-    stores: tuple[tuple[Access, int, int], ...]
+    loads: tuple[tuple[MemoryAccess, int, bool, frozenset[Axis], int], ...]
+    stores: tuple[tuple[MemoryAccess, int, int], ...]
     tensors: tuple[tuple[Form, ...], ...]
     body: tuple[float, ...]
     body_cost: float
@@ -301,29 +311,29 @@ def _density(loads: Iterable[Load]) -> float:
     return share
 
 
-def _statement(compute: Compute, loops: Loops) -> Statement:
+def _statement(compute: Compute, loops: EnclosingLoops) -> ComputeCosts:
     facts = _facts(compute.stores, compute.body, compute.init, compute.vector, compute.combiner)
-    tiled = tiling(loops, compute.reduce, compute.unroll, compute.vector)
-    return _in_tiling(facts, tiled, compute.partial, compute.skip_padding)
+    counted = count_loops(loops, compute.reduce, compute.unroll, compute.vector)
+    return _cost_in(facts, counted, compute.partial, compute.skip_padding)
 
 
 @lru_cache(maxsize=4096)
-def _in_tiling(
-    facts: _Facts, tiled: Tiling, joined: tuple[Axis, ...], skips_padding: bool
-) -> Statement:
+def _cost_in(
+    facts: _Facts, counted: LoopCounts, joined: tuple[Axis, ...], skips_padding: bool
+) -> ComputeCosts:
     """A statement by what makes it: neither other statements nor its place in the nest do."""
-    counts, output_axes, outer = tiled.counts, facts.output_axes, tiled.outer_trips
-    points = prod(counts.values()) * tiled.reduce_unroll
-    spatial = tiled.points_along(output_axes)
+    counts, output_axes, outer = counted.counts, facts.output_axes, counted.outer_trips
+    points = prod(counts.values()) * counted.reduce_unroll
+    spatial = counted.points_along(output_axes)
     partial = prod([counts.get(axis, 1) for axis in joined])
-    executions = float(outer * tiled.reduce_trips)
+    executions = float(outer * counted.reduce_trips)
 
     vector = broadcast = scattered = stores = scattered_stores = 0.0
     operands = 0
     uses: list[Use] = []
     for found, step, is_inner, held_axes, aligned in facts.loads:
         # What starts or ends a sum is loaded once a tile, not in every step.
-        distinct = tiled.points_along(found.axes)
+        distinct = counted.points_along(found.axes)
         count = distinct * (executions if is_inner else float(outer))
         uses.append(Use(found, False, count, step, is_inner, aligned))
         if step == 0:
@@ -333,9 +343,9 @@ def _in_tiling(
         else:
             scattered += count
         if step and is_inner and facts.combines:
-            operands += tiled.points_along(held_axes)
+            operands += counted.points_along(held_axes)
     for found, step, aligned in facts.stores:
-        distinct = tiled.points_along(found.axes)
+        distinct = counted.points_along(found.axes)
         uses.append(Use(found, True, float(distinct * outer), step, False, aligned))
         stores += distinct * outer
         if facts.vector in output_axes and step not in (0, found.element_bytes):
@@ -344,33 +354,33 @@ def _in_tiling(
     steps, ends = executions * points * facts.density, outer * spatial
     vector_operations = steps * facts.body_cost + ends * facts.ending_cost
     issued = zip(facts.body, facts.ending, strict=True)
-    return Statement(
-        operations=vector_operations * tiled.lanes * tiled.useful,
+    return ComputeCosts(
+        operations=vector_operations * counted.lanes * counted.useful,
         vector_operations=vector_operations,
         counts=tuple([steps * body + ends * ending for body, ending in issued]),
-        lanes=tiled.lanes,
-        useful=tiled.useful,
+        lanes=counted.lanes,
+        useful=counted.useful,
         accumulators=spatial * partial,
         operands=operands,
         points=points,
-        reduce_trips=tiled.reduce_trips,
+        reduce_trips=counted.reduce_trips,
         reduce_unroll=points // spatial,
         outer_trips=outer,
-        depth=len(tiled.loops.fors) + tiled.reduce_levels,
+        depth=len(counted.loops.fors) + counted.reduce_levels,
         vector_loads=vector,
         broadcast_loads=broadcast,
         scattered_loads=scattered,
         stores=stores,
         scattered_stores=scattered_stores,
         aliased_rows=max((n for axis, n in counts.items() if axis in facts.aliased), default=0),
-        peeled=sum([loop.peel or loop.unroll for loop in tiled.loops.fors]),
+        peeled=sum([loop.peel or loop.unroll for loop in counted.loops.fors]),
         skips_padding=skips_padding,
         is_reduction=facts.combines,
         is_extremum=facts.is_extremum,
         ending=facts.ending_cost,
         lane_reduction=facts.vector is not None and facts.vector not in output_axes,
-        parallel_tiles=tiled.parallel_tiles,
+        parallel_tiles=counted.parallel_tiles,
         uses=tuple(uses),
         tensors=facts.tensors,
-        tiling=tiled,
+        loop_counts=counted,
     )

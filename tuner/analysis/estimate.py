@@ -1,4 +1,4 @@
-"""A draft of a candidate's time, from its loop nest and a few facts of the machine: no measurement.
+"""A candidate's time, estimated from its loop nest and a few facts of the machine.
 
 Per statement the core takes the longest of what its ports, its loads and the chains of its sums
 need, plus what no port hides (stores, the ends of register tiles, registers that spill); memory
@@ -19,7 +19,7 @@ from math import prod
 from compiler.loops.expr import Role
 from compiler.loops.nest import LoopNest
 from tuner.analysis.accesses import LINE_BYTES
-from tuner.analysis.compute_costs import Placed, Statement
+from tuner.analysis.compute_costs import ComputeCosts, PlacedCompute
 from tuner.analysis.machine import CYCLES_PER_SECOND, Machine
 from tuner.analysis.register_tile import CORE_PARTS, RegisterTile, cases
 
@@ -45,7 +45,7 @@ _BEHIND_CACHES = slice(len(CORE_PARTS), len(PARTS))
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class Estimate:
     """Estimated seconds of one run of a nest, and cycles of each of PARTS, on one thread."""
 
     seconds: float
@@ -57,15 +57,15 @@ class Draft:
         return sum(self.parts[_CORE])
 
 
-def make_draft(
-    nest: LoopNest, found: Sequence[Placed], machine: Machine, threads: int = 1
-) -> Draft:
-    """The draft of a nest whose statements were counted."""
+def estimate_nest(
+    nest: LoopNest, found: Sequence[PlacedCompute], machine: Machine, threads: int = 1
+) -> Estimate:
+    """Estimate the time of a nest; `found` are its computations, with their costs."""
     costs = [_cost(one.statement, one.in_program_order, machine, threads) for one in found]
     cycles = sum([each for each, _ in costs])
     cold = sum(b.bytes for b in nest.buffers if b.role is Role.WEIGHT and b.bytes >= COLD_BYTES)
     memory = cold / machine.caches[-1].bytes_per_cycle_behind / threads
-    return Draft(
+    return Estimate(
         _joined(cycles, memory, _BESIDE_OTHERS) / CYCLES_PER_SECOND,
         tuple(map(sum, zip(*[parts for _, parts in costs], strict=True))),
     )
@@ -73,26 +73,26 @@ def make_draft(
 
 @lru_cache(maxsize=4096)
 def _cost(
-    statement: Statement, in_program_order: bool, machine: Machine, threads: int
+    statement: ComputeCosts, in_program_order: bool, machine: Machine, threads: int
 ) -> tuple[float, tuple[float, ...]]:
     """Cycles that the busiest thread takes for a statement; those of all threads by PARTS."""
     parts = (*_core(statement, in_program_order, machine), *_behind(statement, machine))
     return _with_memory(statement, parts) * _share(statement, threads), parts
 
 
-def _core(statement: Statement, in_program_order: bool, machine: Machine) -> list[float]:
+def _core(statement: ComputeCosts, in_program_order: bool, machine: Machine) -> list[float]:
     """Cycles of the core for one statement in its loops, by CORE_PARTS."""
     core = [0.0] * len(CORE_PARTS)
-    tiling = statement.tiling
+    counted = statement.loop_counts
     tile = RegisterTile(statement, in_program_order, machine)
-    for case in cases(tiling.loops, tiling.vector, tiling.lanes):
+    for case in cases(counted.loops, counted.vector, counted.lanes):
         for place, cycles in enumerate(tile.parts(case)):
             core[place] += case.count * cycles
     return core
 
 
 @lru_cache(maxsize=4096)
-def _behind(statement: Statement, machine: Machine) -> list[float]:
+def _behind(statement: ComputeCosts, machine: Machine) -> list[float]:
     """Cycles of the traffic of one statement in its loops, cache by cache."""
     sizes = tuple([cache.bytes for cache in machine.caches])
     return [
@@ -101,7 +101,7 @@ def _behind(statement: Statement, machine: Machine) -> list[float]:
     ]
 
 
-def traffic(statement: Statement, cache_bytes: Sequence[int]) -> tuple[float, ...]:
+def traffic(statement: ComputeCosts, cache_bytes: Sequence[int]) -> tuple[float, ...]:
     """Bytes that come from beyond each of these caches in one run of the nest.
 
     A tensor is fetched again in each iteration of a loop that brings it back, unless all that the
@@ -127,13 +127,13 @@ def traffic(statement: Statement, cache_bytes: Sequence[int]) -> tuple[float, ..
     return tuple(moved)
 
 
-def _share(statement: Statement, threads: int) -> float:
+def _share(statement: ComputeCosts, threads: int) -> float:
     """The share of the work that the busiest thread has."""
     tiles = max(1, statement.parallel_tiles)
     return -(-tiles // threads) / tiles
 
 
-def _with_memory(statement: Statement, parts: Sequence[float]) -> float:
+def _with_memory(statement: ComputeCosts, parts: Sequence[float]) -> float:
     """Cycles of the core and of memory together."""
     waiting = 1 + statement.footprints[0] / LINE_BYTES / _BURST_LINES
     near, *far = parts[_BEHIND_CACHES]

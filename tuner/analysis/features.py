@@ -26,8 +26,8 @@ from compiler.targets import CoreModel
 from compiler.timings import Timings, timed
 from tuner.analysis.accesses import KINDS, LINE_BYTES
 from tuner.analysis.buffers import BufferUse, Reuse, after_others, uses_in_loops
-from tuner.analysis.compute_costs import Placed, Statement, placed
-from tuner.analysis.estimate import PARTS, Draft, make_draft
+from tuner.analysis.compute_costs import ComputeCosts, PlacedCompute, placed_computes
+from tuner.analysis.estimate import PARTS, Estimate, estimate_nest
 from tuner.analysis.machine import describe
 
 FEATURE_VERSION = 5
@@ -132,19 +132,19 @@ def _statement_columns(prefix: str) -> tuple[str, ...]:
 
 _NEST_COLUMNS = (*_statement_columns("main"), *_statement_columns("second"), *TOTAL_COLUMNS)
 
-DRAFT_COLUMNS = ("draft", *(f"draft_{part}" for part in PARTS))
+ESTIMATE_COLUMNS = ("estimate", *(f"estimate_{part}" for part in PARTS))
 
 COLUMNS: tuple[str, ...] = (
     *_NEST_COLUMNS,
     *(f"algorithm{bit}" for bit in range(ALGORITHM_BITS)),
     *TARGET_COLUMNS,
     *(f"relative_{name}" for name in _NEST_COLUMNS),
-    *DRAFT_COLUMNS,
+    *ESTIMATE_COLUMNS,
 )
 """Names of the columns of a feature row, in order."""
 
 _LEAST_PART = 2.0**-8
-"""Share of the default's cycles below which a part of the draft is as good as none."""
+"""Share of the default's cycles below which a part of the estimate is as good as none."""
 
 _WIDTH = len(STATEMENT_COLUMNS) + BUFFERS * len(BUFFER_COLUMNS)
 _NO_BUFFER = [0.0] * len(BUFFER_COLUMNS)
@@ -190,14 +190,14 @@ def nest_features(
     nest: LoopNest,
     algorithm: str,
     facts: TargetFacts,
-    found: Sequence[Placed] | None = None,
+    found: Sequence[PlacedCompute] | None = None,
 ) -> np.ndarray:
     """The columns that a nest has by itself, without a default beside it. float32, one row.
 
     `found` are its statements, where they were counted already.
     """
     if found is None:
-        found = placed(nest)
+        found = placed_computes(nest)
     weights = [-each.statement.weight for each in found]
     order = sorted(range(len(found)), key=weights.__getitem__)
     row: list[float] = []
@@ -211,7 +211,7 @@ def nest_features(
 
 
 class FeatureExtractor:
-    """Features of the candidates of one task, and drafts of their times, remembered by schedule.
+    """Features of the candidates of one task, and estimates of their times, remembered by schedule.
 
     `lower` gives the loop nest of a schedule and raises ScheduleError for one that does not fit.
     `timings` counts what it takes, under "features".
@@ -229,9 +229,9 @@ class FeatureExtractor:
         self._default = default
         self._facts = facts
         self._machine = describe(facts)
-        self._drafts: dict[Schedule, Draft] = {}
+        self._estimates: dict[Schedule, Estimate] = {}
         self._rows: dict[Schedule, np.ndarray | None] = {}
-        self._reference: tuple[np.ndarray, Draft] | None = None
+        self._reference: tuple[np.ndarray, Estimate] | None = None
 
     def row(self, schedule: Schedule) -> np.ndarray | None:
         """One row over COLUMNS, or None for a schedule that cannot be lowered."""
@@ -242,9 +242,9 @@ class FeatureExtractor:
                 row = self._rows[schedule] = self._compute(schedule)
             return row
 
-    def draft_seconds(self, schedule: Schedule) -> float | None:
+    def estimated_seconds(self, schedule: Schedule) -> float | None:
         """What `tuner.analysis.estimate` thinks of it; None if the schedule cannot be lowered."""
-        return None if self.row(schedule) is None else self._drafts[schedule].seconds
+        return None if self.row(schedule) is None else self._estimates[schedule].seconds
 
     def rows(self, schedules: Sequence[Schedule]) -> tuple[list[Schedule], np.ndarray]:
         """The schedules that can be lowered, and their rows: (number, len(COLUMNS)), float32."""
@@ -260,29 +260,29 @@ class FeatureExtractor:
 
     def _compute(self, schedule: Schedule) -> np.ndarray | None:
         try:
-            ours, draft = self._absolute(schedule)
+            ours, estimate = self._absolute(schedule)
         except ScheduleError:
             return None
-        self._drafts[schedule] = draft
+        self._estimates[schedule] = estimate
         if self._reference is None:
             try:
                 self._reference = self._absolute(self._default)
             except ScheduleError:
-                self._reference = ours, draft
+                self._reference = ours, estimate
         theirs, default = self._reference
         size = len(_NEST_COLUMNS)
         cycles = default.core_cycles
-        compared = [log2(draft.seconds / default.seconds)]
-        compared += [log2(_LEAST_PART + part / cycles) for part in draft.parts]
+        compared = [log2(estimate.seconds / default.seconds)]
+        compared += [log2(_LEAST_PART + part / cycles) for part in estimate.parts]
         return np.concatenate(
             [ours, ours[:size] - theirs[:size], np.array(compared, dtype=np.float32)]
         )
 
-    def _absolute(self, schedule: Schedule) -> tuple[np.ndarray, Draft]:
+    def _absolute(self, schedule: Schedule) -> tuple[np.ndarray, Estimate]:
         nest = self._lower(schedule)
-        found = placed(nest)
-        draft = make_draft(nest, found, self._machine, self._facts.threads)
-        return nest_features(nest, schedule.algorithm, self._facts, found), draft
+        found = placed_computes(nest)
+        estimate = estimate_nest(nest, found, self._machine, self._facts.threads)
+        return nest_features(nest, schedule.algorithm, self._facts, found), estimate
 
 
 def _log(value: float) -> float:
@@ -290,7 +290,7 @@ def _log(value: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _traffic(statement: Statement) -> tuple[float, ...]:
+def _traffic(statement: ComputeCosts) -> tuple[float, ...]:
     """Bytes that come from beyond a cache of each of CACHE_BYTES.
 
     The outermost loop whose footprint fits is loaded once for each time that it is entered.
@@ -304,7 +304,7 @@ def _traffic(statement: Statement) -> tuple[float, ...]:
     return tuple(result)
 
 
-def _describe(found: Sequence[Placed], number: int, facts: TargetFacts) -> list[float]:
+def _describe(found: Sequence[PlacedCompute], number: int, facts: TargetFacts) -> list[float]:
     this = found[number]
     before, after, buffers = _own_columns(this.statement, facts.vector_registers)
     row = [*before, float(this.prefetches), *after]
@@ -316,7 +316,7 @@ def _describe(found: Sequence[Placed], number: int, facts: TargetFacts) -> list[
 
 @lru_cache(maxsize=2048)
 def _own_columns(
-    statement: Statement, registers: int
+    statement: ComputeCosts, registers: int
 ) -> tuple[list[float], list[float], list[tuple[BufferUse, list[float]]]]:
     """What a statement's columns are in any nest: those before `prefetches`, those after it, and
     those of its buffers, if nothing comes before it."""
@@ -366,7 +366,7 @@ def _own_columns(
     return before, after, buffers
 
 
-def _intensities(statement: Statement) -> Iterable[float]:
+def _intensities(statement: ComputeCosts) -> Iterable[float]:
     """Operations for each byte touched, sampled at even steps from the tile to all loops."""
     operations = statement.points * statement.lanes
     curve = []
@@ -398,7 +398,7 @@ def _buffer(use: BufferUse) -> list[float]:
     ]
 
 
-def _totals(nest: LoopNest, found: Sequence[Statement], order: Sequence[int]) -> list[float]:
+def _totals(nest: LoopNest, found: Sequence[ComputeCosts], order: Sequence[int]) -> list[float]:
     """The values of TOTAL_COLUMNS; `order` has the heaviest statement first."""
     heaviest_first = [found[number] for number in order]
     totals = [*map(sum, zip(*[s.totals for s in heaviest_first], strict=True))]

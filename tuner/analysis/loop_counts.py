@@ -1,7 +1,7 @@
 """The loops around a Compute and its tiles, whatever it computes: how often what runs.
 
 Candidates of one workload, and the several products of one candidate, are tiled alike: equal loops
-and equal tilings are one object each, and what an access touches in them is found out once.
+and equal counts are one object each, and what an access touches in them is found out once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tuner.analysis.accesses import Form
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class EnclosingLoop:
     """A run-time loop around a statement: `axes` is its own and those that it derives."""
 
     axis: Axis
@@ -34,39 +34,39 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loops:
+class EnclosingLoops:
     """Loops around a node: `fors` outermost first, each without its body, `around` innermost first.
 
     `sizes` is of each axis inside them.
     """
 
     fors: tuple[For, ...] = ()
-    around: tuple[Around, ...] = ()
+    around: tuple[EnclosingLoop, ...] = ()
     sizes: Mapping[Axis, int] = field(default_factory=dict)
 
-    def inside(self, loop: For) -> Loops:
+    def inside(self, loop: For) -> EnclosingLoops:
         """The loops around what is in the body of one more."""
         return _inside(self, loop.axis, loop.step, loop.binding, loop.peel, loop.unroll, loop.lets)
 
 
-OUTSIDE = Loops()
+OUTSIDE = EnclosingLoops()
 """No loops at all."""
 
 
 @lru_cache(maxsize=4096)
 def _inside(
-    loops: Loops,
+    loops: EnclosingLoops,
     axis: Axis,
     step: int,
     binding: Binding,
     peel: bool,
     unroll: bool,
     lets: tuple[Let, ...],
-) -> Loops:
+) -> EnclosingLoops:
     extent = loops.sizes.get(axis, axis.extent)
     derived = {let.axis: 1 for let in lets}
-    around = Around(axis, frozenset((axis, *derived)), max(1, -(-extent // step)), extent)
-    return Loops(
+    around = EnclosingLoop(axis, frozenset((axis, *derived)), max(1, -(-extent // step)), extent)
+    return EnclosingLoops(
         (*loops.fors, For(axis, step, (), binding, peel, unroll, lets)),
         (around, *loops.around),
         {**loops.sizes, axis: min(step, extent), **derived},
@@ -74,7 +74,7 @@ def _inside(
 
 
 @dataclass(frozen=True, eq=False)
-class Tiling:
+class LoopCounts:
     """A Compute's loops and register tile.
 
     `around` is innermost first, reduction loops included; `reduce_levels` is how many those are,
@@ -83,8 +83,8 @@ class Tiling:
     `lanes` along the axis `vector`, of which the share `useful` computes something that is needed.
     """
 
-    loops: Loops
-    around: tuple[Around, ...]
+    loops: EnclosingLoops
+    around: tuple[EnclosingLoop, ...]
     reduce_levels: int
     reduce_unroll: int
     reduce_trips: int
@@ -195,18 +195,18 @@ class Tiling:
 
 
 @lru_cache(maxsize=1024)
-def _level(axis: Axis, trips: int, extent: int) -> Around:
+def _level(axis: Axis, trips: int, extent: int) -> EnclosingLoop:
     """A run-time loop of a reduction."""
-    return Around(axis, frozenset((axis,)), trips, extent)
+    return EnclosingLoop(axis, frozenset((axis,)), trips, extent)
 
 
 @lru_cache(maxsize=1024)
-def tiling(
-    loops: Loops, reduce: tuple[Tile, ...], unroll: tuple[Tile, ...], vector: Axis | None
-) -> Tiling:
-    """The tiling of a Compute that has these fields."""
+def count_loops(
+    loops: EnclosingLoops, reduce: tuple[Tile, ...], unroll: tuple[Tile, ...], vector: Axis | None
+) -> LoopCounts:
+    """The loops of a Compute that has these fields, counted."""
     tile = dict(loops.sizes)
-    levels: list[Around] = []
+    levels: list[EnclosingLoop] = []
     written_out = 1
     for level in reduce:
         extent = tile.get(level.axis, level.axis.extent)
@@ -225,7 +225,7 @@ def tiling(
             lanes = part.step
             useful = extent / (counts[part.axis] * part.step)
     outer = zip(loops.fors, reversed(loops.around), strict=True)
-    return Tiling(
+    return LoopCounts(
         loops=loops,
         around=(*reversed(levels), *loops.around),
         reduce_levels=len(levels),

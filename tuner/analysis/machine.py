@@ -1,4 +1,4 @@
-"""What a draft knows of one core: its registers, what its ports take in a cycle, its caches."""
+"""One core, as estimates see it: its registers, what its ports take in a cycle, its caches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tuner.analysis.features import TargetFacts
 
 CYCLES_PER_SECOND = 3.5e9
-"""A clock to count in; only ratios of drafts are used."""
+"""A clock to count in; only ratios of estimates are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class CacheLevel:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a draft knows of one core, for vectors of one width. Rates are per cycle.
+    """One core, as estimates see it, for vectors of one width. Rates are per cycle.
 
     Attributes:
         registers: vector registers.
@@ -57,7 +57,7 @@ _OURS = (1.0, 1.0, 0.5)
 """The share of each cache that one core can count on: the third is everybody's."""
 
 _PAGE_BYTES = 4096
-"""Rows that are a multiple of this apart are `Statement.aliased_rows`."""
+"""Rows that are a multiple of this apart are `ComputeCosts.aliased_rows`."""
 
 _LOOKED_AHEAD = 0.5
 """The share of the reorder buffer that operations of a sum take; addresses, loops and what waits to

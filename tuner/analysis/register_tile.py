@@ -13,8 +13,8 @@ from functools import lru_cache
 from compiler.loops.index import Axis
 from compiler.loops.nest import For
 from tuner.analysis.accesses import LINE_BYTES
-from tuner.analysis.compute_costs import Statement, Use
-from tuner.analysis.loop_counts import Loops
+from tuner.analysis.compute_costs import ComputeCosts, Use
+from tuner.analysis.loop_counts import EnclosingLoops
 from tuner.analysis.machine import Machine
 
 CORE_PARTS = (
@@ -36,7 +36,7 @@ longest is not hidden completely."""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class TileCase:
     """Executions of the register tile that are alike: how many, and how much of it they fill.
 
     `parts` holds loops whose last tile is narrower, each with the share that is left of it.
@@ -48,17 +48,17 @@ class Case:
 
 
 @lru_cache(maxsize=256)
-def cases(loops: Loops, vector: Axis | None, lanes: int) -> list[Case]:
+def cases(loops: EnclosingLoops, vector: Axis | None, lanes: int) -> list[TileCase]:
     """Full tiles, and the narrower ones at the ends of ragged loops.
 
     Along the vectors' axis the whole ones and the last, narrower one have code of their own. It
     takes as long as a whole one does, or half of that where a vector of half the width holds it.
     """
-    found = [Case(1.0)]
+    found = [TileCase(1.0)]
     for loop, around in zip(loops.fors, reversed(loops.around), strict=True):
         full, rest = divmod(around.extent, loop.step)
         if not rest or loop.lets:  # with lets the last tile is moved back, and full
-            found = [Case(c.count * around.trips, c.share, c.parts) for c in found]
+            found = [TileCase(c.count * around.trips, c.share, c.parts) for c in found]
             continue
         width = min(loop.step, around.extent)  # of the tile, as it is counted
         shares = [rest / width]
@@ -68,8 +68,8 @@ def cases(loops: Loops, vector: Axis | None, lanes: int) -> list[Case]:
             shares = [whole * lanes / width] if whole else []
             if left:
                 shares.append((lanes if 2 * left > lanes else lanes / 2) / width)
-        found = [Case(c.count * full, c.share, c.parts) for c in found if full] + [
-            Case(c.count, c.share * share, (*c.parts, (loop, share)))
+        found = [TileCase(c.count * full, c.share, c.parts) for c in found if full] + [
+            TileCase(c.count, c.share * share, (*c.parts, (loop, share)))
             for c in found
             for share in shares
         ]
@@ -79,7 +79,7 @@ def cases(loops: Loops, vector: Axis | None, lanes: int) -> list[Case]:
 class RegisterTile:
     """What one execution of a statement's register tile takes, whole or in part."""
 
-    def __init__(self, statement: Statement, in_program_order: bool, machine: Machine) -> None:
+    def __init__(self, statement: ComputeCosts, in_program_order: bool, machine: Machine) -> None:
         self._statement = statement
         self._machine = machine
         self._operations = statement.vector_operations / statement.outer_trips
@@ -87,7 +87,7 @@ class RegisterTile:
         self._loads = _loads(statement, machine)
         self._window = _window(statement, in_program_order) if statement.is_reduction else None
 
-    def parts(self, case: Case) -> tuple[float, ...]:
+    def parts(self, case: TileCase) -> tuple[float, ...]:
         """Cycles of one execution, its whole sum included, by CORE_PARTS."""
         statement, machine, core = self._statement, self._machine, self._machine.core
         shuffles, loads = self._operands(case)
@@ -124,7 +124,7 @@ class RegisterTile:
             spills,
         )
 
-    def _operands(self, case: Case) -> tuple[float, float]:
+    def _operands(self, case: TileCase) -> tuple[float, float]:
         """Instructions that put into place what is loaded, and cycles to load it."""
         beyond = self._statement.aliased_rows * case.share - self._machine.page_rows - 2
         waiting = max(0.0, beyond) * self._machine.core.set_miss_cycles
@@ -139,7 +139,7 @@ class RegisterTile:
 
 
 def _loads(
-    statement: Statement, machine: Machine
+    statement: ComputeCosts, machine: Machine
 ) -> list[tuple[frozenset[Axis], float, float, float]]:
     """Loads of a whole tile: their axes, how many, shuffles and cycles of each.
 
@@ -147,7 +147,7 @@ def _loads(
     inside is loaded before them, as far as registers are left.
     """
     found = []
-    tiling, tiles = statement.tiling, statement.outer_trips
+    counted, tiles = statement.loop_counts, statement.outer_trips
     room = machine.registers - 2 - statement.accumulators if statement.is_reduction else 0
     for use in statement.uses:
         if use.is_store:
@@ -155,12 +155,12 @@ def _loads(
         number = use.executions / tiles
         form = use.access.form
         if form.overlaps:
-            number *= tiling.overlap(form)
-        if room > 0 and use.in_body and tiling.innermost.isdisjoint(form.axes):
-            places = tiling.places(form)
+            number *= counted.overlap(form)
+        if room > 0 and use.in_body and counted.innermost.isdisjoint(form.axes):
+            places = counted.places(form)
             kept = min(room, places)
             room -= kept
-            number *= 1 - kept / places * (1 - 1 / tiling.trips_inside(form))
+            number *= 1 - kept / places * (1 - 1 / counted.trips_inside(form))
         if use.lane_step:
             moved, busy = _vectors(statement, use, machine)
         else:
@@ -169,7 +169,7 @@ def _loads(
     return found
 
 
-def _vectors(statement: Statement, use: Use, machine: Machine) -> tuple[float, float]:
+def _vectors(statement: ComputeCosts, use: Use, machine: Machine) -> tuple[float, float]:
     """Shuffles and cycles of one load along the lanes: of lanes a few elements apart as many
     vectors, permuted into one; those further apart are loaded one by one."""
     stride = use.lane_step // use.access.element_bytes
@@ -179,7 +179,7 @@ def _vectors(statement: Statement, use: Use, machine: Machine) -> tuple[float, f
     return float(statement.lanes), statement.lanes / machine.core.narrow_loads
 
 
-def _stores(statement: Statement, machine: Machine) -> float:
+def _stores(statement: ComputeCosts, machine: Machine) -> float:
     """Stores of one execution of the tile, in those of one whole line."""
     stored = 0.0
     for use in statement.uses:
@@ -189,7 +189,7 @@ def _stores(statement: Statement, machine: Machine) -> float:
     return stored / statement.outer_trips
 
 
-def _crossing(statement: Statement, use: Use) -> float:
+def _crossing(statement: ComputeCosts, use: Use) -> float:
     """The share of a vector's places at which it lies in two cache lines."""
     if use.lane_step == 0 or use.alignment == LINE_BYTES:
         return 0.0
@@ -197,7 +197,7 @@ def _crossing(statement: Statement, use: Use) -> float:
     return max(0, width - use.alignment) / LINE_BYTES
 
 
-def _spills(statement: Statement, case: Case, machine: Machine) -> float:
+def _spills(statement: ComputeCosts, case: TileCase, machine: Machine) -> float:
     """Cycles for what the registers do not hold: it is stored, and loaded in each step of the sum.
 
     An outer product keeps a row of vectors and one broadcast beside the accumulators; vectors that
@@ -222,7 +222,9 @@ class _Window:
     taps: int
     in_program_order: bool
 
-    def spills(self, statement: Statement, case: Case, machine: Machine) -> tuple[float, float]:
+    def spills(
+        self, statement: ComputeCosts, case: TileCase, machine: Machine
+    ) -> tuple[float, float]:
         """Loads and stores of what the registers do not hold, for one execution of the tile.
 
         An accumulator goes to the stack once for each of `taps`. Points in the order of the program
@@ -241,20 +243,20 @@ class _Window:
         return reloaded * trips / machine.loads, saved * trips
 
 
-def _window(statement: Statement, in_program_order: bool) -> _Window | None:
+def _window(statement: ComputeCosts, in_program_order: bool) -> _Window | None:
     """The window that points of the register tile share; None without one."""
-    tiling = statement.tiling
+    counted = statement.loop_counts
     for use in statement.uses:
         form = use.access.form
-        if not form.overlaps or not use.in_body or tiling.overlap(form) == 1:
+        if not form.overlaps or not use.in_body or counted.overlap(form) == 1:
             continue
         stored = frozenset(a for each in statement.uses if each.is_store for a in each.access.axes)
-        taps = [axis for axis, count in tiling.counts.items() if count > 1 and axis not in stored]
+        taps = [axis for axis, count in counted.counts.items() if count > 1 and axis not in stored]
         for number, tap in enumerate(taps):
             beside = form.axes_beside(tap) & stored
-            if any(tiling.counts.get(axis, 1) > 1 for axis in beside):
-                waiting = tiling.places(form, tuple(taps[: number + 1]))
-                places, count = tiling.places(form), tiling.counts[tap]
+            if any(counted.counts.get(axis, 1) > 1 for axis in beside):
+                waiting = counted.places(form, tuple(taps[: number + 1]))
+                places, count = counted.places(form), counted.counts[tap]
                 return _Window(places, waiting, count, in_program_order)
         return None
     return None

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner.analysis.features import COLUMNS, DRAFT_COLUMNS, FEATURE_VERSION
+from tuner.analysis.features import COLUMNS, ESTIMATE_COLUMNS, FEATURE_VERSION
 from tuner.cost_model.metrics import evaluate_order
 from tuner.cost_model.pairs import AllPairs
 from tuner.cost_model.protocol import CostModel, Sample, normalised_throughput
@@ -78,17 +78,17 @@ _PARAMETERS: dict[Objective, dict[str, Any]] = {
     Objective.ALL_PAIRS: {"objective": "reg:squarederror", "base_score": 0.0},
 }
 
-_MONOTONE = tuple(-int(column in DRAFT_COLUMNS) for column in COLUMNS)
-"""Of two candidates that differ in a part of the draft alone, the one with more cycles is never the
-faster. Where times say otherwise it is so for a few tasks, which their own samples may say: only
-base models are held to it, and of those only `all-pairs`, whose scores say nothing of how far the
+_MONOTONE = tuple(-int(column in ESTIMATE_COLUMNS) for column in COLUMNS)
+"""Of two candidates that differ in a part of the estimate alone, the one with more cycles is never
+the faster. Where times say otherwise it is so for a few tasks, and their own samples may say so:
+only base models are held to it, and of those only `all-pairs`, whose scores do not say how far the
 candidates of a task are from its best (`throughput` lost 2 of 100 pairs by it)."""
 
-_DRAFT = COLUMNS.index("draft")
+_ESTIMATE = COLUMNS.index("estimate")
 _TRUST = 2.0
-"""Scores for `all-pairs` start from the draft, this much for each doubling of its time: a candidate
-that it finds twice as fast is the faster one with a probability of 0.88. Pairs in order 0.901 for
-0.893, and of rows of an operator that was left out 0.985 for 0.960."""
+"""Scores for `all-pairs` start from the estimate, this much for each doubling of its time: a
+candidate that it finds twice as fast is the faster one with a probability of 0.88. Pairs in order
+0.901 for 0.893, and of rows of an operator that was left out 0.985 for 0.960."""
 
 
 class XGBoostModel:
@@ -232,7 +232,7 @@ class XGBoostModel:
         """Scores (number,) that boosting starts from; None for those that it takes from labels."""
         if self._objective is not Objective.ALL_PAIRS:
             return None
-        return np.asarray(-_TRUST * rows[:, _DRAFT], dtype=np.float32)
+        return np.asarray(-_TRUST * rows[:, _ESTIMATE], dtype=np.float32)
 
     def _matrix(self, ordered: Sequence[Sample]) -> Any:
         """Rows in the order of `_by_task` with the target; for a ranking, tasks are numbered."""

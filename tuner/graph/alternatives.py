@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 from compiler import ops
 from compiler.choices import RULE, GraphChoice, LayoutNames
-from compiler.costs import EXPENSIVE
 from compiler.errors import CompilerError
 from compiler.graph.ir import Graph, Node
-from compiler.ops.registry import OpKind
+from compiler.ops.registry import Effort, OpKind
 from compiler.passes.fusion import Group
-from compiler.passes.layout_options import Choice
+from compiler.passes.layout_options import LayoutChoice
 from compiler.passes.layouts import Assignment
 from compiler.plan import GraphPlan, KernelStep, ViewStep
 from compiler.workload import make_workload
@@ -133,7 +132,8 @@ def _is_seam(graph: Graph, group: Group, node: Node, after: Node) -> bool:
         return True
     shape = graph.types[after.output].shape
     reads = [v for v in after.inputs if v != node.output and v not in graph.constants]
-    return after.op in EXPENSIVE or any(graph.types[v].shape == shape for v in reads)
+    costly = ops.get(after.op).effort is Effort.COSTLY
+    return costly or any(graph.types[v].shape == shape for v in reads)
 
 
 def _position(group: Group, node: Node) -> int:
@@ -172,7 +172,7 @@ def _torn_concats(rule: GraphPlan) -> list[str]:
 def _layouts(planner: Planner, rule: GraphPlan, worth: float) -> Iterator[Alternative]:
     """The dearest groups in each of their other layouts, with what suits that best around them."""
     graph, groups = planner.groups()
-    made = Assignment(graph, groups, planner.lanes)
+    made = Assignment(graph, groups, planner.lanes, weight_macs=planner.weight_macs)
     best = made.solve()
     least = made.total(best)
     classes: dict[tuple[str, LayoutNames], list[int]] = {}
@@ -211,7 +211,7 @@ def _likeness(graph: Graph, group: Group) -> str:
     return f"{_title(group)} {kernel} {graph.types[group.output]}"
 
 
-def layout_choice(groups: Sequence[Group], choices: Sequence[Choice]) -> GraphChoice:
+def layout_choice(groups: Sequence[Group], choices: Sequence[LayoutChoice]) -> GraphChoice:
     """The choice that gives these groups these layouts."""
     names = {group.output: c.names(group) for group, c in zip(groups, choices, strict=True)}
     return GraphChoice(layouts=tuple(sorted(names.items())))

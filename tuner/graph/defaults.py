@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from compiler.errors import CompilerError
-from tuner.measure.batch import Entry, Link, link_to_bytes, make_request, trials_of
+from tuner.measure.batch import BuiltCandidate, Link, link_to_bytes, make_request, trials_of
 from tuner.measure.builder import Builder, Built, Ticket
 from tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
 from tuner.measure.oracle import ReferenceCache
@@ -99,7 +99,7 @@ class Defaults:
     def _send(self, task: Task, built: Built) -> MeasureRequest | None:
         """Send a default off; None if it failed before, which is stored."""
         name = trial_id(task.key, built.schedule.digest, Phase.SCREEN, self.options.job_id, 0)
-        entry = Entry(name, built, "default")
+        entry = BuiltCandidate(name, built, "default")
         failure = Measurement(built.status, built.error, build_seconds=built.build_seconds)
         if built.status is Status.OK:
             try:

@@ -71,6 +71,11 @@ class Planner:
         """Vector lanes that layouts are made for."""
         return self.target.lanes(DType.FLOAT32)
 
+    @property
+    def weight_macs(self) -> float:
+        """What layouts are told of the core (`compiler.targets.CoreModel`)."""
+        return self.target.core.weight_macs
+
     def optimised(self, choice: GraphChoice) -> Graph:
         """The graph after the passes that a choice leaves in."""
         if self.rule is None:

@@ -232,8 +232,9 @@ def _saved(planner: Planner, times: KernelTimes, choice: GraphChoice) -> float:
 def _measured_layouts(planner: Planner, times: KernelTimes, choice: GraphChoice) -> GraphChoice:
     """The choice with the layouts that cost least by what was measured."""
     graph, groups = planner.groups(choice)
-    costs = MeasuredCosts(graph, groups, planner.lanes, choice, times.bare())
-    made = Assignment(graph, groups, planner.lanes, choice, costs)
+    lanes, macs = planner.lanes, planner.weight_macs
+    costs = MeasuredCosts(graph, groups, lanes, choice, times.bare(), macs)
+    made = Assignment(graph, groups, lanes, choice, costs, macs)
     return choice | layout_choice(groups, made.choices(made.solve()))
 
 

@@ -10,6 +10,7 @@ from compiler.graph.ir import Graph, Node
 from compiler.graph.types import TensorType
 from compiler.loops.layout import ROW_MAJOR
 from compiler.passes.fusion import Group
+from compiler.passes.layout_costs import WEIGHT_MACS
 from compiler.passes.layout_options import ESTIMATES, Option, Options
 from compiler.plan import Placement, same_bytes
 from compiler.schedule.problem import anchor
@@ -169,13 +170,14 @@ class MeasuredCosts:
         lanes: int,
         choice: GraphChoice,
         times: Mapping[str, float],
+        weight_macs: float = WEIGHT_MACS,
     ) -> None:
         """`times` holds seconds by the texts of workloads without halos."""
         self._graph = graph
         self._times = times
         self._ratios = Ratio()
         self._own: dict[str, Ratio] = {}
-        options = Options(graph, lanes, choice.copied)
+        options = Options(graph, lanes, choice.copied, weight_macs)
         for group in groups:
             own = self._own[group.output] = Ratio()
             for option in options.of(group):

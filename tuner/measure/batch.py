@@ -11,7 +11,7 @@ from pathlib import Path
 from compiler.schedule.schedule import Schedule
 from tuner.measure.builder import Built
 from tuner.measure.measurement import Phase, RecordKey, Trial
-from tuner.measure.oracle import Reference
+from tuner.measure.oracle import ExpectedOutput
 from tuner.measure.wire import (
     Candidate,
     Case,
@@ -26,7 +26,7 @@ Link = Callable[[Sequence[bytes]], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BuiltCandidate:
     """A built candidate with the id of its trial, and who suggested it."""
 
     trial_id: str
@@ -36,8 +36,8 @@ class Entry:
 
 def make_request(
     key: RecordKey,
-    entries: Sequence[Entry],
-    references: Sequence[Reference],
+    entries: Sequence[BuiltCandidate],
+    references: Sequence[ExpectedOutput],
     repeat: RepeatSettings,
     *,
     link: Link,
@@ -120,7 +120,7 @@ def link_to_bytes(objects: Sequence[bytes]) -> bytes:
         return path.read_bytes()
 
 
-def _request_id(entries: Sequence[Entry]) -> str:
+def _request_id(entries: Sequence[BuiltCandidate]) -> str:
     """The same candidates with the same code are the same request; a runner answers it once."""
     text = "\n".join(f"{entry.trial_id} {entry.built.object_digest}" for entry in entries)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -13,10 +13,10 @@ import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 
+from compiler import ops
 from compiler.dtypes import DType
 from compiler.ops.interpret import run_graph
 from compiler.runtime.verify import tolerance_for
@@ -43,7 +43,7 @@ NICENESS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ExpectedOutput:
     """Expected output as .npy bytes with their digest, and the inputs that it belongs to."""
 
     inputs: tuple[InputSpec, ...]
@@ -61,7 +61,7 @@ class ReferenceCache:
 
     def __init__(self, limit_bytes: int = 512 << 20) -> None:
         self._limit_bytes = limit_bytes
-        self._known: dict[tuple[str, int], Future[Reference]] = {}
+        self._known: dict[tuple[str, int], Future[ExpectedOutput]] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1, "tilewright-oracle", _give_way)
 
@@ -70,16 +70,16 @@ class ReferenceCache:
         for draw in range(_draws(phase)):
             self._begun(workload, draw)
 
-    def cases(self, workload: Workload, phase: Phase) -> tuple[Reference, ...]:
+    def cases(self, workload: Workload, phase: Phase) -> tuple[ExpectedOutput, ...]:
         """What candidates of a phase are checked against: one draw, or all."""
         self.prepare(workload, phase)
         return tuple(self.get(workload, draw) for draw in range(_draws(phase)))
 
-    def get(self, workload: Workload, draw: int = 0) -> Reference:
+    def get(self, workload: Workload, draw: int = 0) -> ExpectedOutput:
         """The reference of a workload for one draw of its inputs, an index of DRAWS."""
         return self._begun(workload, draw).result()
 
-    def _begun(self, workload: Workload, draw: int) -> Future[Reference]:
+    def _begun(self, workload: Workload, draw: int) -> Future[ExpectedOutput]:
         identity = workload.key, draw
         with self._lock:
             found = self._known.get(identity)
@@ -114,7 +114,7 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
-def make_reference(workload: Workload, draw: int = 0) -> Reference:
+def make_reference(workload: Workload, draw: int = 0) -> ExpectedOutput:
     """Draw inputs and compute what the workload makes of them.
 
     Where that is not finite (a logarithm of a negative number, a large exponential), something
@@ -134,7 +134,9 @@ def make_reference(workload: Workload, draw: int = 0) -> Reference:
         if output.dtype.kind != "f" or np.isfinite(output).all():
             break
     data = array_to_bytes(output)
-    return Reference(specs, data, digest_bytes(data), tolerance_for(workload.output.type.dtype))
+    return ExpectedOutput(
+        specs, data, digest_bytes(data), tolerance_for(workload.output.type.dtype)
+    )
 
 
 def _is_wide(workload: Workload) -> bool:
@@ -197,8 +199,8 @@ def _scales(workload: Workload) -> dict[str, float]:
     """
     scales: dict[str, float] = {}
     for node in workload.graph.nodes:
-        if node.op in ("conv", "matmul") and len(node.inputs) > 1:
-            shape = workload.graph.types[node.inputs[1]].shape
-            fan_in = prod(shape[1:]) if node.op == "conv" else shape[-2] if len(shape) > 1 else 1
+        terms = ops.get(node.op).terms
+        if terms is not None:
+            fan_in = terms([workload.graph.types[value] for value in node.inputs], node.attrs)
             scales[node.inputs[1]] = max(1, fan_in) ** -0.5
     return scales

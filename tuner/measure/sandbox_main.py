@@ -24,7 +24,7 @@ import numpy as np
 from compiler.dtypes import DType
 from compiler.loops.layout import ROW_MAJOR
 from compiler.runtime.bench import BoundKernel, reference_seconds
-from compiler.runtime.kernel import BufferSpec, KernelSpec, Role
+from compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
 from compiler.runtime.packing import aligned_empty, make_weight, pack, unpack
 from compiler.runtime.verify import compare
 from tuner.measure.run_session import run_job
@@ -90,16 +90,16 @@ class _Buffers:
 
     def _make(self, spec: BufferSpec) -> np.ndarray:
         match spec.role:
-            case Role.INPUT:
+            case BufferRole.INPUT:
                 source = self.arrays[spec.source]
                 return pack(source, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype)
-            case Role.WEIGHT:
+            case BufferRole.WEIGHT:
                 value = self.arrays[spec.source]
                 if not spec.einsum:
                     return make_weight(spec, value)
                 value = self._transformed(spec, value)
                 return pack(value, spec.shape, spec.parsed_layout(), spec.halo, spec.dtype)
-            case Role.SHARED | Role.OUTPUT:
+            case BufferRole.SHARED | BufferRole.OUTPUT:
                 return aligned_empty(spec.bytes)
 
     def _transformed(self, spec: BufferSpec, source: np.ndarray) -> np.ndarray:
@@ -256,7 +256,7 @@ class Session:
             (position,) = spec.outputs
             output_spec, output = spec.buffers[position], buffers[position]
             for b, memory in zip(spec.buffers, buffers, strict=True):
-                if b.role in (Role.OUTPUT, Role.SHARED):
+                if b.role in (BufferRole.OUTPUT, BufferRole.SHARED):
                     memory.view(np.uint8)[:] = POISON
             addresses = [_address(library, stage.symbol) for stage in spec.stages]
             kernel = BoundKernel(
@@ -294,7 +294,7 @@ class Session:
             )
             return None
         self._emit(event="checked", trial=candidate.trial_id, status="ok", max_error=distance)
-        weights = sum(b.bytes for b in spec.buffers if b.role is Role.WEIGHT)
+        weights = sum(b.bytes for b in spec.buffers if b.role is BufferRole.WEIGHT)
         return _Ready(candidate, kernel, 1, weights >= COLD_WEIGHT_BYTES)
 
     def _run_races(self, races: Sequence[_Race]) -> None:
@@ -381,7 +381,7 @@ class Session:
         self._emit(event="begin", trial=entry.candidate.trial_id, step="time")
         entry.kernel.run()  # untimed: brings its buffers back into the caches
         if entry.cold_weights:
-            entry.kernel.evict(Role.WEIGHT)
+            entry.kernel.evict(BufferRole.WEIGHT)
         seconds = float(entry.kernel.time(1, entry.runs_per_sample)[0])
         self._sampled(entry, seconds)
         return seconds

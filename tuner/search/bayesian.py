@@ -1,7 +1,7 @@
-"""Bayesian optimisation around draft, rules and model: take what may improve the most.
+"""Bayesian optimisation around estimate, rules and model: take what may improve the most.
 
 Expected improvement (Jones, Schonlau and Welch 1998) under a Gaussian process over the knobs around
-what the draft, the rules behind the untuned default and the model say. With few trials it learns
+what the estimate, the rules behind the untuned default and the model say. With few trials it learns
 where these are wrong: for an algorithm as a whole, along each knob, and how far each can be trusted
 in this task. Within a batch, what was taken counts as measured at its mean.
 """
@@ -24,8 +24,8 @@ from tuner.search.ranking import Ranking
 REMEMBERED = 200
 """Measurements, the fastest first, that are regressed on."""
 
-DRAFT_SHARE, DRAFT_DEVIATION = 0.5, 0.4
-"""How much of a difference that the draft sees between schedules of one algorithm is there."""
+ESTIMATE_SHARE, ESTIMATE_DEVIATION = 0.5, 0.4
+"""How much of a difference that the estimate sees between schedules of one algorithm is there."""
 
 RULES_SHARE, RULES_DEVIATION = 0.03, 0.03
 """What it costs to turn a knob through its whole range from where the rules put it. Of 153 tasks
@@ -34,17 +34,17 @@ one or two knobs from the untuned default is faster than it, a tenth of what tur
 
 OTHER_ALGORITHM = 0.3
 LEVEL_SHARE = 0.65
-"""How much slower an algorithm is than the one that the rules chose where the draft sees no
+"""How much slower an algorithm is than the one that the rules chose where the estimate sees no
 difference, and how much of a difference that it sees between the two is there. Regression on the 68
 algorithms beside the default's in those 153 tasks says 0.15 and 0.64; with 0.15 what is merely
 uncertain is tried too early (20 seeds on the twelve tables: a regret of 0.91 % after 8 trials, with
 0.3 0.80 %; the same on the 153)."""
 
 UNTRUSTED_DEVIATION = 0.6
-"""Where drafts are not to be trusted nothing is believed of them, and this much may be learned."""
+"""Estimates that are not trusted are not believed at first; so much may be learned of them."""
 
 MODEL_SHARE, MODEL_DEVIATION = 0.5, 0.4
-"""The same of the model, whose scores are brought to the scale of the draft."""
+"""The same of the model, whose scores are brought to the scale of the estimate."""
 
 SLOW = 0.7
 """Measured times count as no slower than so much (as a logarithm) beside the fastest: how slow
@@ -68,21 +68,21 @@ class Bayesian:
     def suggest(self, count: int) -> list[Suggestion]:
         pool = self._ranking.pool(self._memory)
         elites = self._memory.elites(REMEMBERED)
-        drafts = self._ranking.drafts([*pool, *elites])
-        pool = [schedule for schedule in pool if schedule in drafts]
+        estimates = self._ranking.estimates([*pool, *elites])
+        pool = [schedule for schedule in pool if schedule in estimates]
         fastest = log(self._memory.best or 1.0)
         measured = {
-            s: min(log(self._memory.seconds[s]), fastest + SLOW) for s in elites if s in drafts
+            s: min(log(self._memory.seconds[s]), fastest + SLOW) for s in elites if s in estimates
         }
-        levels, opinions = self._beforehand(drafts, measured)
-        foreseen = self._ranking.foresee(pool, drafts, self._memory.seconds)
+        levels, opinions = self._beforehand(estimates, measured)
+        foreseen = self._ranking.foresee(pool, estimates, self._memory.seconds)
         if foreseen:
             opinions.append(Opinion(foreseen, MODEL_SHARE, MODEL_DEVIATION))
         origin = "bayesian" if measured else self._ranking.prior
         chosen: list[Schedule] = []
         for _ in range(min(count, len(pool))):
             means, deviations = self._kriging.predict(pool, levels, opinions, measured)
-            # Before anything is measured the first is the draft's own, and the rest spread out.
+            # Before anything is measured the first is the estimate's own, and the rest spread out.
             best = min(measured.values(), default=float(means.min()))
             gains = _expected_improvement(means, deviations, best)
             late = np.array([self._waited[s.algorithm] >= PATIENCE for s in pool])
@@ -96,38 +96,38 @@ class Bayesian:
         return taken + self._memory.take(self._memory.draw(count - len(taken)), "random")
 
     def _beforehand(
-        self, drafts: Mapping[Schedule, float], measured: Mapping[Schedule, float]
+        self, estimates: Mapping[Schedule, float], measured: Mapping[Schedule, float]
     ) -> tuple[dict[str, float], list[Opinion]]:
-        """What is expected of each algorithm, and what the draft and the rules see beside that.
+        """What is expected of each algorithm, and what the estimate and the rules see beside that.
 
-        Drafts that are not trusted say nothing until measurements bear them out, and neither do
+        Estimates that are not trusted say nothing until measurements bear them out, and neither do
         rules that choose for the same target: the first candidates are spread over the space.
         """
-        levels = _levels(drafts)
-        if self._ranking.trusts_drafts:
+        levels = _levels(estimates)
+        if self._ranking.trusts_estimates:
             return _beside_rules(levels, self._home), [
-                Opinion(drafts, DRAFT_SHARE, DRAFT_DEVIATION),
-                Opinion(self._kriging.turned(drafts), RULES_SHARE, RULES_DEVIATION),
+                Opinion(estimates, ESTIMATE_SHARE, ESTIMATE_DEVIATION),
+                Opinion(self._kriging.turned(estimates), RULES_SHARE, RULES_DEVIATION),
             ]
         if not measured:
             return dict.fromkeys(levels, 0.0), []
         level = fmean(measured.values())
-        return dict.fromkeys(levels, level), [Opinion(drafts, 0.0, UNTRUSTED_DEVIATION)]
+        return dict.fromkeys(levels, level), [Opinion(estimates, 0.0, UNTRUSTED_DEVIATION)]
 
     def update(self, results: Sequence[Observed]) -> None:
         self._memory.update(results)
 
 
-def _levels(drafts: Mapping[Schedule, float]) -> dict[str, float]:
-    """The mean draft of each algorithm."""
+def _levels(estimates: Mapping[Schedule, float]) -> dict[str, float]:
+    """The mean estimate of each algorithm."""
     by_algorithm: dict[str, list[float]] = defaultdict(list)
-    for schedule, value in drafts.items():
+    for schedule, value in estimates.items():
         by_algorithm[schedule.algorithm].append(value)
     return {algorithm: fmean(values) for algorithm, values in by_algorithm.items()}
 
 
 def _beside_rules(levels: Mapping[str, float], home: str) -> dict[str, float]:
-    """Levels of the draft, those of other algorithms brought to what the rules' choice says."""
+    """Levels of the estimate, those of other algorithms brought to what the rules' choice says."""
     if home not in levels:
         return dict(levels)
     return {

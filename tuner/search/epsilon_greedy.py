@@ -1,4 +1,4 @@
-"""Take what the model ranks first (the draft, until there is one), and a share at random."""
+"""Take what the model ranks first (the estimate, until there is one), and a share at random."""
 
 from __future__ import annotations
 

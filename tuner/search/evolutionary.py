@@ -1,9 +1,9 @@
 """Evolutionary search on the scores of the cost model: tournament, mutation, crossover.
 
 The population is bred on predictions, which cost about a millisecond a candidate, and only its best
-are measured (as Ansor does, Zheng et al. 2020); until the model is trained, drafts are what it is
-bred on. It starts from what was measured fastest and from a fresh draw of every algorithm, so that
-no algorithm is given up on the word of the model alone.
+are measured (as Ansor does, Zheng et al. 2020); until the model is trained, it is bred on
+estimates. It starts from what was measured fastest and from a fresh draw of every algorithm, so
+that no algorithm is given up on the word of the model alone.
 """
 
 from __future__ import annotations

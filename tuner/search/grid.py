@@ -18,7 +18,7 @@ class Grid:
 
     def __init__(self, context: SearchContext) -> None:
         self._memory = Memory(context.space, context.rng)
-        self._rest = _in_turn([_spread(space.points) for space in context.space.subspaces])
+        self._rest = _interleaved([_spread(space.points) for space in context.space.subspaces])
 
     def suggest(self, count: int) -> list[Suggestion]:
         chosen: list[Schedule] = []
@@ -34,7 +34,7 @@ class Grid:
         self._memory.update(results)
 
 
-def _in_turn(walks: Sequence[Iterator[Schedule]]) -> Iterator[Schedule]:
+def _interleaved(walks: Sequence[Iterator[Schedule]]) -> Iterator[Schedule]:
     while walks:
         left = []
         for walk in walks:

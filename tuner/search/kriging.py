@@ -1,7 +1,7 @@
 """Gaussian-process regression over the knobs of each algorithm, around what is believed beforehand.
 
 The logarithm of a schedule's seconds is a sum of independent parts, all of them normal beforehand
-(Rasmussen and Williams 2006, sections 2.7 and 5.4): how wrong the draft is for the task, and for
+(Rasmussen and Williams 2006, sections 2.7 and 5.4): how wrong the estimate is for the task, and for
 the algorithm; a share of every opinion's distance from its mean over the algorithm; a function of
 each knob; and a function of all knobs together. How far an opinion can be trusted in this task is
 thus learned with everything else, and an algorithm that was never measured stays uncertain.
@@ -19,7 +19,7 @@ from compiler.schedule.space import ScheduleSpace
 from tuner.search.moves import is_ordered
 
 TASK_DEVIATION = 0.5
-"""How far (as a logarithm) the draft may be off for a task, and for an algorithm."""
+"""How far (as a logarithm) the estimate may be off for a task, and for an algorithm."""
 ALGORITHM_DEVIATION = 0.3
 
 KNOB_DEVIATION = 0.1

@@ -34,7 +34,7 @@ class _Member:
 
 
 class Portfolio:
-    """Members: regression around the draft, evolution on the model's scores, and chance."""
+    """Members: regression around the estimate, evolution on the model's scores, and chance."""
 
     def __init__(self, context: SearchContext) -> None:
         self._rng = context.rng

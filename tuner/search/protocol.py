@@ -17,14 +17,14 @@ from tuner.cost_model.protocol import CostModel
 class SearchContext:
     """One task as a strategy sees it. `rng` is the only source of chance.
 
-    Without `draft` nothing is thought of a candidate before the model is trained.
+    Without `estimates` nothing is thought of a candidate before the model is trained.
     """
 
     space: ScheduleSpace
     features: FeatureExtractor
     model: CostModel
     rng: random.Random
-    draft: bool = True
+    estimates: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is thought of candidates before they are measured: by the model, or else by the draft."""
+"""What is thought of candidates before they are measured: by the model, or else by the estimate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ELITES = 8
 """How many of the fastest such steps start from."""
 
 DEVIATION = 0.3
-"""How far apart (as a logarithm) candidates of a task lie where no draft says so."""
+"""How far apart (as a logarithm) candidates of a task lie where no estimate says so."""
 
 
 class Ranking:
@@ -35,24 +35,24 @@ class Ranking:
 
     @property
     def origin(self) -> str:
-        """Who ranks: `model`, or `draft` until there is one."""
+        """Who ranks: `model`, or `estimate` until there is one."""
         return "model" if self._context.model.trained else self.prior
 
     @property
     def prior(self) -> str:
-        """Who ranks before anything is known: `draft`, or chance where drafts are not wanted."""
-        return "draft" if self._context.draft else "random"
+        """Who ranks before anything is known: `estimate`, or chance where those are not wanted."""
+        return "estimate" if self._context.estimates else "random"
 
     @property
-    def trusts_drafts(self) -> bool:
-        """Whether a draft says something by itself, before measurements bear it out."""
-        return self._context.draft
+    def trusts_estimates(self) -> bool:
+        """Whether an estimate says something by itself, before measurements bear it out."""
+        return self._context.estimates
 
-    def drafts(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """Logarithms of drafted seconds, without what cannot be lowered."""
+    def estimates(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
+        """Logarithms of estimated seconds, without what cannot be lowered."""
         found = {}
         for schedule in dict.fromkeys(schedules):
-            seconds = self._context.features.draft_seconds(schedule)
+            seconds = self._context.features.estimated_seconds(schedule)
             if seconds is not None:
                 found[schedule] = log(seconds)
         return found
@@ -60,14 +60,14 @@ class Ranking:
     def foresee(
         self,
         pool: Sequence[Schedule],
-        drafts: Mapping[Schedule, float],
+        estimates: Mapping[Schedule, float],
         measured: Iterable[Schedule],
     ) -> dict[Schedule, float]:
         """What the model expects of a pool, and what it expected of the measured before they were.
 
         A model that was trained on a measurement knows it by heart: only what it said beforehand
         shows what it is worth. Its scores have a scale of their own; here they have the mean and
-        the deviation of the drafts of the pool, or DEVIATION where these are not wanted.
+        the deviation of the estimates of the pool, or DEVIATION where these are not wanted.
         """
         if not self._context.model.trained or not pool:
             return {}
@@ -75,8 +75,8 @@ class Ranking:
         if not scores:
             return {}
         values = np.array(list(scores.values()))
-        spread = np.array([drafts[s] for s in scores])
-        deviation = float(spread.std()) if self._context.draft else DEVIATION
+        spread = np.array([estimates[s] for s in scores])
+        deviation = float(spread.std()) if self._context.estimates else DEVIATION
         scale = deviation / float(values.std()) if values.std() > 0 else 0.0
         now = {s: float(values.mean() - v) * scale for s, v in scores.items()}
         self._foreseen.update(now)
@@ -85,10 +85,10 @@ class Ranking:
         }
 
     def scores(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """The model's, or the draft's; without what cannot be lowered."""
+        """The model's, or the estimate's; without what cannot be lowered."""
         if not self._context.model.trained:
-            believed = float(self._context.draft)  # where drafts are not wanted all are alike
-            return {s: -believed * value for s, value in self.drafts(schedules).items()}
+            believed = float(self._context.estimates)  # not wanted, they make all alike
+            return {s: -believed * value for s, value in self.estimates(schedules).items()}
         distinct = [s for s in dict.fromkeys(schedules) if s not in self._unusable]
         kept, rows = self._context.features.rows(distinct)
         self._unusable.update(set(distinct) - set(kept))

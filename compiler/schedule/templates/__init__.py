@@ -34,7 +34,7 @@ class Template(Protocol):
         """Its knobs for a workload; None where it does not apply or may not change rounding."""
         ...
 
-    def preference(self, workload: Workload) -> float:
+    def preference(self, workload: Workload, target: Target) -> float:
         """Orders templates that apply, before anything is measured: larger is tried first."""
         ...
 

@@ -48,7 +48,7 @@ _FEW_ROWS = 8
 class _Template:
     algorithms = ("attention",)
 
-    def preference(self, workload: Workload) -> float:
+    def preference(self, workload: Workload, target: Target) -> float:
         return 3.0
 
     def space(

@@ -21,7 +21,7 @@ from compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
 from compiler.loops.rewriting import substitute
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.structure import Loop, halo_stage, nest, parallel_stage, unit_stride
+from compiler.schedule.structure import LoopSpec, halo_stage, nest, parallel_stage, unit_stride
 from compiler.schedule.templates.attention_analysis import Attention, extent, segments
 from compiler.target import Target
 
@@ -149,7 +149,7 @@ class _Lowering:
             block = [*self._products(part, scored), *softmax, *self._mix(part, ended)]
             body += nest(_over_rows(part, self._block), *block)
         batch = sorted(found.batch, key=lambda axis: -axis.extent)
-        stage = parallel_stage("main", [Loop(axis) for axis in batch], *body)
+        stage = parallel_stage("main", [LoopSpec(axis) for axis in batch], *body)
         problem = found.problem
         output = problem.output.tensor
         stages = (stage, *halo_stage(output, self._lanes))
@@ -171,12 +171,12 @@ class _Lowering:
                 vector=found.size,
                 store_vector=found.keys,
             )
-            loops = [Loop(found.keys, self._lanes), Loop(found.size, self._lanes)]
+            loops = [LoopSpec(found.keys, self._lanes), LoopSpec(found.size, self._lanes)]
         else:
             compute = Compute(
                 (store,), found.key, unroll=(Tile(found.keys, self._lanes),), vector=found.keys
             )
-            loops = [Loop(found.keys, self._width), Loop(found.size)]
+            loops = [LoopSpec(found.keys, self._width), LoopSpec(found.size)]
         return nest(loops, compute)
 
     # ---- one block of rows
@@ -193,7 +193,7 @@ class _Lowering:
                 vector=part.size,
                 partial=(part.size,),
             )
-            return nest([Loop(part.keys, self._unroll), *_over_rows(part, 1)], compute)
+            return nest([LoopSpec(part.keys, self._unroll), *_over_rows(part, 1)], compute)
         panel = Load(self._keys, (affine(part.keys), affine(part.size)))
         compute = Compute(
             (store,),
@@ -203,7 +203,7 @@ class _Lowering:
             unroll=(Tile(part.size), *_points(part), Tile(part.keys, self._lanes)),
             vector=part.keys,
         )
-        return nest([Loop(part.keys, self._width), *_over_rows(part, self._tile)], compute)
+        return nest([LoopSpec(part.keys, self._width), *_over_rows(part, self._tile)], compute)
 
     def _mix(self, part: Attention, ended: Expr) -> tuple[Node, ...]:
         """The output: exponentials times values, divided by the row's sum."""
@@ -216,7 +216,7 @@ class _Lowering:
             unroll=(Tile(part.keys), *_points(part), *elements),
             vector=part.lanes,
         )
-        across = [Loop(part.lanes, self._mixed_width())] if part.lanes else []
+        across = [LoopSpec(part.lanes, self._mixed_width())] if part.lanes else []
         return nest([*across, *_over_rows(part, self._tile)], compute)
 
     def _mixed_width(self) -> int:
@@ -231,8 +231,8 @@ def _row(part: Attention) -> Affine:
     return affine(part.rows) if part.rows else Affine()
 
 
-def _over_rows(part: Attention, step: int) -> list[Loop]:
-    return [Loop(part.rows, step)] if part.rows else []
+def _over_rows(part: Attention, step: int) -> list[LoopSpec]:
+    return [LoopSpec(part.rows, step)] if part.rows else []
 
 
 def _points(part: Attention) -> list[Tile]:

@@ -34,7 +34,7 @@ from compiler.workload import Workload
 class _Template:
     algorithms = ("direct", "gemm", "gemv")
 
-    def preference(self, workload: Workload) -> float:
+    def preference(self, workload: Workload, target: Target) -> float:
         return 1.0
 
     def space(

@@ -13,7 +13,7 @@ from compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
 from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.structure import (
-    Loop,
+    LoopSpec,
     halo_stage,
     parallel_stage,
     replace_tensors,
@@ -149,12 +149,14 @@ def reduction_tiles(
     return reduce, points
 
 
-def loops_around(found: Contraction, order: str, tile: int, width: int, peel: bool) -> list[Loop]:
+def loops_around(
+    found: Contraction, order: str, tile: int, width: int, peel: bool
+) -> list[LoopSpec]:
     """Loops over register tiles of `tile` points by `width` lanes, outermost first."""
-    across = [Loop(found.lanes, width)]
-    along = [Loop(found.tile, tile, peel=peel)] if found.tile else []
-    outer = [Loop(axis) for axis in found.outer]
-    batch = [Loop(axis) for axis in found.batch]
+    across = [LoopSpec(found.lanes, width)]
+    along = [LoopSpec(found.tile, tile, peel=peel)] if found.tile else []
+    outer = [LoopSpec(axis) for axis in found.outer]
+    batch = [LoopSpec(axis) for axis in found.batch]
     match order:
         case "lanes-outer":
             return [*batch, *across, *outer, *along]
@@ -224,7 +226,11 @@ def _packing_stage(found: Contraction, load: Load, width: int, lanes: int) -> _P
             store_vector=found.lanes,
         )
         # Along the reduction innermost: as many streams as lanes, which hardware follows.
-        loops = [Loop(found.lanes, width), Loop(found.lanes, lanes), Loop(found.channel, lanes)]
+        loops = [
+            LoopSpec(found.lanes, width),
+            LoopSpec(found.lanes, lanes),
+            LoopSpec(found.channel, lanes),
+        ]
     else:
         compute = Compute(
             (Store(target, Accumulator(load.dtype)),),
@@ -232,8 +238,8 @@ def _packing_stage(found: Contraction, load: Load, width: int, lanes: int) -> _P
             unroll=(Tile(found.lanes, lanes),),
             vector=found.lanes,
         )
-        loops = [Loop(found.lanes, width), Loop(found.channel)]
-    stage = parallel_stage("pack", [*(Loop(a) for a in batch), *loops], compute)
+        loops = [LoopSpec(found.lanes, width), LoopSpec(found.channel)]
+    stage = parallel_stage("pack", [*(LoopSpec(a) for a in batch), *loops], compute)
     return _Panels(target, (tensor,), (stage,))
 
 

@@ -12,7 +12,7 @@ from compiler.schedule.problem import axes_of
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob
 from compiler.schedule.structure import (
-    Loop,
+    LoopSpec,
     edges_are_static,
     needs_padding,
     parallel_balance,
@@ -171,7 +171,7 @@ def default_schedule(
         )
         loops = loops_around(found, str(order), int(tile), int(vectors) * lanes, False)
         if int(split) > 1:
-            loops = [Loop(Axis("part", int(split)))]
+            loops = [LoopSpec(Axis("part", int(split)))]
             score *= _JOINING
         score *= parallel_balance(loops, threads)
         score *= min(1.0, found.rows_in_cache(target.core) / int(tile)) ** 2
@@ -209,7 +209,7 @@ def rows_schedule(
     spare = registers - tile * vectors - vectors - 1
     unrolls = tuple(u for u in _UNROLLS if u <= (found.channel_block or found.channel.extent))
     # Threads share the rows where there are enough of them, else the panels.
-    balance = parallel_balance([Loop(found.tile, tile)], threads)
+    balance = parallel_balance([LoopSpec(found.tile, tile)], threads)
     return Schedule.of(
         algorithm,
         tile=tile,

@@ -19,7 +19,7 @@ from compiler.loops.expr import (
 from compiler.loops.index import Axis, affine
 from compiler.loops.nest import Compute, Stage, Store, Tile
 from compiler.loops.rewriting import reindex
-from compiler.schedule.structure import Loop, parallel_stage
+from compiler.schedule.structure import LoopSpec, parallel_stage
 from compiler.schedule.templates.contraction_analysis import Contraction
 
 _LEAST_PART = 128
@@ -90,5 +90,5 @@ def joining_stage(found: Contraction, parts: Load, lanes: int) -> Stage:
         unroll=(Tile(part), Tile(found.lanes, lanes)),
         vector=found.lanes,
     )
-    loops = [Loop(a) for a in problem.axes if a != found.lanes]
-    return parallel_stage("join", [*loops, Loop(found.lanes, 4 * lanes)], compute)
+    loops = [LoopSpec(a) for a in problem.axes if a != found.lanes]
+    return parallel_stage("join", [*loops, LoopSpec(found.lanes, 4 * lanes)], compute)

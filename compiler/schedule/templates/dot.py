@@ -21,7 +21,7 @@ from compiler.schedule.problem import Problem, axes_of, compose, is_one_expressi
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace, anything
 from compiler.schedule.structure import (
-    Loop,
+    LoopSpec,
     halo_stage,
     needs_padding,
     parallel_stage,
@@ -90,7 +90,7 @@ def _along(expr: Expr, axis: Axis) -> bool:
 class _Template:
     algorithms = ("dot",)
 
-    def preference(self, workload: Workload) -> float:
+    def preference(self, workload: Workload, target: Target) -> float:
         found = analyse(workload)
         if found is None or found.matrix.tensor.role is Role.WEIGHT:
             return 0.9
@@ -161,7 +161,7 @@ def _lower(found: Dot, schedule: Schedule, target: Target) -> Kernel:
         vector=found.depth,
         partial=(found.depth,),
     )
-    loops = [*map(Loop, found.batch), Loop(found.rows, schedule.integer("tile"))]
+    loops = [*map(LoopSpec, found.batch), LoopSpec(found.rows, schedule.integer("tile"))]
     stage = parallel_stage("main", loops, compute)
     output = problem.output.tensor
     nest = LoopNest("kernel", (*problem.inputs, output), (), (stage, *halo_stage(output, lanes)))

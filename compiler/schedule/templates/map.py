@@ -20,7 +20,7 @@ from compiler.schedule.problem import Problem, compose, is_one_expression
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
-    Loop,
+    LoopSpec,
     halo_stage,
     parallel_stage,
     unit_stride,
@@ -42,7 +42,7 @@ def analyse(workload: Workload) -> Problem | None:
 class _Template:
     algorithms = ("map",)
 
-    def preference(self, workload: Workload) -> float:
+    def preference(self, workload: Workload, target: Target) -> float:
         return 1.0
 
     def space(
@@ -131,9 +131,9 @@ def map_stage(
         )
         steps = {along: width, turned: width}
         order = [a for a in moving if a not in steps] + [a for a in moving if a in steps]
-        return parallel_stage(name, [Loop(a, steps.get(a, 1)) for a in order], compute)
+        return parallel_stage(name, [LoopSpec(a, steps.get(a, 1)) for a in order], compute)
     if along is None:
-        return parallel_stage(name, [Loop(a) for a in moving], Compute((store,), expr))
+        return parallel_stage(name, [LoopSpec(a) for a in moving], Compute((store,), expr))
     # Blocked channels are not the innermost loop: unrolling then runs along the innermost one.
     last = moving[-1]
     points = () if last == along else (Tile(last),)
@@ -141,4 +141,4 @@ def map_stage(
     steps = {along: lanes * (unroll if last == along else 1)}
     if last != along:
         steps[last] = unroll
-    return parallel_stage(name, [Loop(a, steps.get(a, 1)) for a in moving], compute)
+    return parallel_stage(name, [LoopSpec(a, steps.get(a, 1)) for a in moving], compute)

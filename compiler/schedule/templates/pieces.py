@@ -61,7 +61,7 @@ def analyse(workload: Workload) -> tuple[Problem, ...]:
 class _Template:
     algorithms = ("pieces",)
 
-    def preference(self, workload: Workload) -> float:
+    def preference(self, workload: Workload, target: Target) -> float:
         return 1.0
 
     def space(

@@ -44,7 +44,7 @@ from compiler.schedule.problem import Problem, anchor, axes_of, compose, is_one_
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
-    Loop,
+    LoopSpec,
     halo_stage,
     needs_padding,
     nest,
@@ -102,7 +102,7 @@ def _nested(expr: Expr) -> list[Reduce]:
 class _Template:
     algorithms = ("row",)
 
-    def preference(self, workload: Workload) -> float:
+    def preference(self, workload: Workload, target: Target) -> float:
         node = anchor(workload)
         rows = node is not None and ops.get(node.op).kind in (OpKind.ROW, OpKind.REDUCTION)
         # above windows, which take any reduction too, but none with lanes along what is reduced
@@ -292,7 +292,7 @@ def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
     # a tile of several vectors may straddle the blocks of a layout, one vector does not
     plain = not any(t.layout.factors for t in (*problem.inputs, problem.output.tensor))
     width = unroll * lanes if plain else lanes
-    loops = [Loop(a, width if a == along else 1) for a in found.outer]
+    loops = [LoopSpec(a, width if a == along else 1) for a in found.outer]
     stage = parallel_stage("main", loops, *computes)
     output = problem.output.tensor
     nest_ = LoopNest("kernel", (*problem.inputs, output), (), (stage, *halo_stage(output, lanes)))
@@ -344,5 +344,5 @@ def _final(
         unroll=(Tile(vector, lanes),) if vector else (),
         vector=vector,
     )
-    loops = [Loop(a, unroll * lanes if a == vector else 1, unroll=tiny) for a in found.inner]
+    loops = [LoopSpec(a, unroll * lanes if a == vector else 1, unroll=tiny) for a in found.inner]
     return nest(loops, compute)

@@ -25,7 +25,7 @@ from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
     STAGGER,
-    Loop,
+    LoopSpec,
     halo_stage,
     nest,
     parallel_stage,
@@ -66,7 +66,7 @@ _SUMS = tuple(p.left for p in PRODUCTS if sum(map(abs, p.left)) > 1)
 class _Template:
     algorithms = ("strassen",)
 
-    def preference(self, workload: Workload) -> float:
+    def preference(self, workload: Workload, target: Target) -> float:
         found = analyse(workload)
         if found is None or found.row_count < _LEAST_ROWS:
             return 0.9
@@ -128,7 +128,7 @@ def _lower(found: Strassen, schedule: Schedule, target: Target) -> Kernel:
         schedule.integer("unroll"),
         schedule.integer("prefetch"),
     )
-    panels = Loop(found.columns, width)
+    panels = LoopSpec(found.columns, width)
     if schedule.text("order") == "products-inner":
         every = (node for nodes in products for node in nodes)
         stages = [parallel_stage("products", [panels], *every)]
@@ -201,7 +201,7 @@ def _sums_tensor(found: Strassen) -> Tensor:
 def _sums_stages(found: Strassen, lanes: int) -> tuple[Stage, ...]:
     """All sums of A's quadrants in one pass, and that of the last row."""
     stores = tuple(Store(_sum(found, left), _signed(left, _quadrants(found))) for left in _SUMS)
-    loops = [Loop(found.rows), *map(Loop, found.others), Loop(found.depth, 4 * lanes)]
+    loops = [LoopSpec(found.rows), *map(LoopSpec, found.others), LoopSpec(found.depth, 4 * lanes)]
     stages = [parallel_stage("sums", loops, _map(found, stores, lanes))]
     if found.has_last_row:
         (left,) = {left for left, _ in LAST_ROW.values() if left in _SUMS}
@@ -256,7 +256,7 @@ def _products(
     tile = (*points, Tile(found.tile), panel)
     row = tuple(part for part in tile if part.axis != found.rows)
     *around, along = (found.rows, *found.others)
-    loops = [*map(Loop, around), Loop(along, rows)]
+    loops = [*map(LoopSpec, around), LoopSpec(along, rows)]
 
     def compute(stores: tuple[Store, ...], body: Expr, unroll: tuple[Tile, ...]) -> Compute:
         return Compute(

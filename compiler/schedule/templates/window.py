@@ -25,7 +25,7 @@ from compiler.schedule.problem import Problem, axes_of, compose, is_one_expressi
 from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.structure import (
-    Loop,
+    LoopSpec,
     edges_are_static,
     halo_stage,
     needs_padding,
@@ -45,7 +45,7 @@ _UNROLLED_TAPS = 25
 
 
 @dataclass(frozen=True)
-class Window:
+class WindowReduction:
     """`lanes` is the vector axis (None: scalars); `tile` and `rows` make the register tile."""
 
     problem: Problem
@@ -59,7 +59,7 @@ class Window:
 
 
 @lru_cache(maxsize=256)
-def analyse(workload: Workload) -> Window | None:
+def analyse(workload: Workload) -> WindowReduction | None:
     """The window reduction that a workload is; None where it is something else."""
     if not is_one_expression(workload):
         return None
@@ -81,7 +81,7 @@ def analyse(workload: Workload) -> Window | None:
     tile = spatial[-1] if spatial else None
     rows = spatial[-2] if len(spatial) > 1 else None
     outer = tuple(a for a in spatial if a not in (tile, rows))
-    return Window(problem, lanes, tile, rows, outer, reads_halo(reduction), padded)
+    return WindowReduction(problem, lanes, tile, rows, outer, reads_halo(reduction), padded)
 
 
 def _is_depthwise(product: tuple[Expr, Expr], lanes: Axis, outputs: Sequence[Axis]) -> bool:
@@ -100,7 +100,7 @@ def _has_lanes(load: Load, lanes: Axis) -> bool:
     return load.tensor.role is Role.WEIGHT or unit_stride(load, lanes) or short_step(load, lanes)
 
 
-def _has_splat_weights(found: Window) -> bool:
+def _has_splat_weights(found: WindowReduction) -> bool:
     """Whether a weight is one number for all lanes."""
     return any(
         load.tensor.role is Role.WEIGHT and found.lanes not in axes_of(load)
@@ -111,7 +111,7 @@ def _has_splat_weights(found: Window) -> bool:
 class _Template:
     algorithms = ("window",)
 
-    def preference(self, workload: Workload) -> float:
+    def preference(self, workload: Workload, target: Target) -> float:
         return 2.0
 
     def space(
@@ -144,11 +144,11 @@ class _Template:
 TEMPLATE = _Template()
 
 
-def _taps(found: Window) -> int:
+def _taps(found: WindowReduction) -> int:
     return prod(a.extent for a in found.problem.reduction.axes)
 
 
-def _padded_by(found: Window, taps: Axis) -> set[Axis]:
+def _padded_by(found: WindowReduction, taps: Axis) -> set[Axis]:
     """Output axes along which this window axis may lead a load out of its tensor."""
     return {
         axis
@@ -160,7 +160,7 @@ def _padded_by(found: Window, taps: Axis) -> set[Axis]:
     }
 
 
-def _has_static_row(found: Window) -> bool:
+def _has_static_row(found: WindowReduction) -> bool:
     """Whether the last window axis may be unrolled where the others are loops.
 
     Along the tile axis taps out of bounds are left out at their points; along another axis only a
@@ -172,22 +172,22 @@ def _has_static_row(found: Window) -> bool:
     return axes[-1].extent <= _UNROLLED_TAPS and _padded_by(found, axes[-1]) <= {found.tile}
 
 
-def _window_axes(found: Window) -> list[Axis]:
+def _window_axes(found: WindowReduction) -> list[Axis]:
     return [a for a in found.problem.reduction.axes if a.extent > 1]
 
 
-def _clips_tile(found: Window) -> bool:
+def _clips_tile(found: WindowReduction) -> bool:
     """Whether a loop over taps is clipped along the tile axis, which is then one output wide."""
     axes = _window_axes(found)
     loops = axes[:-1] if _has_static_row(found) else axes
     return any(found.tile in _padded_by(found, axis) for axis in loops)
 
 
-def _can_unroll_rows(found: Window) -> bool:
+def _can_unroll_rows(found: WindowReduction) -> bool:
     return _taps(found) <= _UNROLLED_TAPS and found.padded <= {found.tile}
 
 
-def _knobs(found: Window) -> tuple[Knob, ...]:
+def _knobs(found: WindowReduction) -> tuple[Knob, ...]:
     tile = found.tile.extent if found.tile else 1
     rows = found.rows.extent if found.rows else 1
     edge = tile_edges(found.problem.reduction, found.tile)
@@ -210,7 +210,7 @@ def _knobs(found: Window) -> tuple[Knob, ...]:
     )
 
 
-def _lowers(found: Window, choice: Mapping[str, Choice]) -> bool:
+def _lowers(found: WindowReduction, choice: Mapping[str, Choice]) -> bool:
     """The window's loops can be clipped, and what is written out has a size that compiles."""
     tile, rows = int(choice["tile"]), int(choice["rows"])
     if choice["taps"] == "row" and (rows > 1 or (tile > 1 and _clips_tile(found))):
@@ -218,7 +218,7 @@ def _lowers(found: Window, choice: Mapping[str, Choice]) -> bool:
     return tile * rows * max(1, _taps(found) if choice["taps"] == "all" else 1) <= 800
 
 
-def _fits(found: Window, target: Target, choice: Mapping[str, Choice]) -> bool:
+def _fits(found: WindowReduction, target: Target, choice: Mapping[str, Choice]) -> bool:
     points = int(choice["tile"]) * int(choice["rows"])
     if points > target.vector_registers - 4:
         return False
@@ -226,7 +226,7 @@ def _fits(found: Window, target: Target, choice: Mapping[str, Choice]) -> bool:
     return points + min(weights, 9) < target.vector_registers + 2
 
 
-def _default(found: Window, target: Target, knobs: Sequence[Knob]) -> Schedule:
+def _default(found: WindowReduction, target: Target, knobs: Sequence[Knob]) -> Schedule:
     values = {knob.name: knob.values for knob in knobs}
     tile_extent = found.tile.extent if found.tile else 1
     row_extent = found.rows.extent if found.rows else 1
@@ -250,7 +250,7 @@ def _default(found: Window, target: Target, knobs: Sequence[Knob]) -> Schedule:
     return best[1]
 
 
-def _lower(found: Window, schedule: Schedule, target: Target) -> Kernel:
+def _lower(found: WindowReduction, schedule: Schedule, target: Target) -> Kernel:
     problem = found.problem
     lanes = target.lanes(DType.FLOAT32)
     reduction = problem.reduction
@@ -275,14 +275,14 @@ def _lower(found: Window, schedule: Schedule, target: Target) -> Kernel:
         order=_ORDERS[schedule.text("order")],
         skip_padding=not found.reads_halo,
     )
-    loops = {a: Loop(a) for a in found.outer}
+    loops = {a: LoopSpec(a) for a in found.outer}
     if found.lanes is not None:
-        loops[found.lanes] = Loop(found.lanes, lanes)
+        loops[found.lanes] = LoopSpec(found.lanes, lanes)
     if found.rows is not None:
-        loops[found.rows] = Loop(found.rows, schedule.integer("rows"))
+        loops[found.rows] = LoopSpec(found.rows, schedule.integer("rows"))
     if found.tile is not None:
         peel = found.tile in found.padded
-        loops[found.tile] = Loop(found.tile, schedule.integer("tile"), peel=peel)
+        loops[found.tile] = LoopSpec(found.tile, schedule.integer("tile"), peel=peel)
     # In the order of the output's axes: what neighbours read is still in the cache.
     ordered = [loops[a] for a in problem.axes if a in loops]
     stage = parallel_stage("main", ordered, compute)
@@ -296,7 +296,7 @@ def _lower(found: Window, schedule: Schedule, target: Target) -> Kernel:
 _ORDERS = {"greedy": Order.GREEDY, "program": Order.PROGRAM}
 
 
-def _packed_weights(found: Window, lanes: int) -> tuple[Expr, tuple[Tensor, ...]]:
+def _packed_weights(found: WindowReduction, lanes: int) -> tuple[Expr, tuple[Tensor, ...]]:
     """Weights with the lanes innermost: (c, 1, kh, kw) as [c/lanes][kh][kw][lanes]."""
     body = found.problem.reduction.body
     if found.lanes is None:

@@ -30,10 +30,7 @@ _UNROLL_REGISTERS = 2
 """Spare registers that a loop needs to be written out several times: LLVM then loads ahead."""
 
 # Costs are in fused multiply-adds of one element, at the speed of a core that does nothing else.
-
-_WEIGHT_COST = 15
-"""The time in which one weight comes from memory: between 8 (Zen 4) and 26 (a Sapphire Rapids
-server), both measured."""
+# What a weight from memory takes is the target's.
 
 _CACHE_COST = 3
 """The time in which a number comes from the cache behind the second level."""
@@ -54,12 +51,13 @@ _TRANSFORM_COST = 5
 class _Template:
     algorithms = ("winograd",)
 
-    def preference(self, workload: Workload) -> float:
+    def preference(self, workload: Workload, target: Target) -> float:
         found = analyse(workload)
         if found is None:
             return 0.9
-        costs = [_cost(found, m, b, 0.9) for m in _accurate(found) for b in _TYPICAL_BLOCKS]
-        return 3.0 if costs and min(costs) < _direct_cost(found) else 0.9
+        macs = target.core.weight_macs
+        costs = [_cost(found, macs, m, b, 0.9) for m in _accurate(found) for b in _TYPICAL_BLOCKS]
+        return 3.0 if costs and min(costs) < _direct_cost(found, macs) else 0.9
 
     def space(
         self, workload: Workload, target: Target, *, threads: int, numerics: str
@@ -185,7 +183,7 @@ def _default(found: Winograd, target: Target, knobs: Sequence[Knob], threads: in
             useful = _useful(found, target, int(block), int(tile), int(vectors))
             blocks = -(-tiles // int(block))
             useful *= blocks / (-(-blocks // threads) * threads)
-            cost = _cost(found, int(m), int(block), useful)
+            cost = _cost(found, target.core.weight_macs, int(m), int(block), useful)
             cost += 0.0 if valid else 1e18
             if best is None or cost < best[0]:
                 best = cost, Schedule.of("winograd", **choice)
@@ -203,7 +201,7 @@ def _useful(found: Winograd, target: Target, block: int, tile: int, vectors: int
     return block * panels / points * latency / (1 + loads)
 
 
-def _cost(found: Winograd, m: int, block: int, useful: float) -> float:
+def _cost(found: Winograd, weight_macs: float, m: int, block: int, useful: float) -> float:
     """Estimated time of all blocks, whose products reach a share `useful` of the peak."""
     tiles = prod(found.tile_counts(m))
     block = min(block, tiles)
@@ -213,19 +211,19 @@ def _cost(found: Winograd, m: int, block: int, useful: float) -> float:
     numbers = found.points(m) * block * (found.filters + channels)
     products = weights * block / useful * (1 + _START_COST / channels)
     if weights <= _CACHED_ELEMENTS:
-        again = 0
+        again = 0.0
     else:
-        again = _CACHE_COST if weights <= _NEAR_ELEMENTS else _WEIGHT_COST
-    fetches = weights * (_WEIGHT_COST + (blocks - 1) * again)
+        again = _CACHE_COST if weights <= _NEAR_ELEMENTS else weight_macs
+    fetches = weights * (weight_macs + (blocks - 1) * again)
     # Both are written and read, in slices far apart.
     beyond = 8 * _CACHE_COST * max(0.0, 1 - _CACHED_ELEMENTS / numbers)
     transforms = blocks * numbers * (_TRANSFORM_COST + beyond)
     return _overlapped(blocks * products, fetches) + transforms
 
 
-def _direct_cost(found: Winograd) -> float:
+def _direct_cost(found: Winograd, weight_macs: float) -> float:
     weights = prod(found.weight.shape)
-    return _overlapped(weights * prod(found.shape) / 0.95, weights * _WEIGHT_COST)
+    return _overlapped(weights * prod(found.shape) / 0.95, weights * weight_macs)
 
 
 def _overlapped(multiply: float, fetch: float) -> float:

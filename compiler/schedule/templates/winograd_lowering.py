@@ -34,7 +34,7 @@ from compiler.schedule.kernel import Kernel, Transform
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.structure import (
     STAGGER,
-    Loop,
+    LoopSpec,
     halo_stage,
     nest,
     parallel_stage,
@@ -59,7 +59,7 @@ def lower(found: Winograd, schedule: Schedule, target: Target) -> Kernel:
     output = found.problem.output.tensor
     stage = parallel_stage(
         "main",
-        [Loop(blocks.block)],
+        [LoopSpec(blocks.block)],
         *blocks.input_transforms,
         *products,
         *blocks.output_transform,
@@ -93,7 +93,7 @@ class _Product:
     `loops` run over points, `steps` over phases.
     """
 
-    loops: tuple[Loop, ...]
+    loops: tuple[LoopSpec, ...]
     steps: tuple[Tile, ...]
     left: Load
     right: tuple[Affine, ...]
@@ -211,7 +211,7 @@ class _Blocks:
 
     # ---- tiles
 
-    def _tile_loops(self, channel: Axis) -> list[Loop]:
+    def _tile_loops(self, channel: Axis) -> list[LoopSpec]:
         """Loops over channels and the tiles of a block; the lets say where a tile starts."""
         number = self.block * self.tiles + self.tile
         lets = [Let(self.number, number, self.number.extent - 1)]
@@ -227,7 +227,7 @@ class _Blocks:
             if outside:
                 index = index - affine(self.number) // size * count
             lets.append(Let(start, index * step, start.extent - 1))
-        return [Loop(channel, self.lanes), Loop(self.tile, lets=tuple(lets))]
+        return [LoopSpec(channel, self.lanes), LoopSpec(self.tile, lets=tuple(lets))]
 
     # ---- the three nests
 
@@ -280,7 +280,7 @@ class _Blocks:
             right = (*shifted, affine(oc), affine(ic))
             steps = tuple(Tile(p) for p in phase if p.extent > 1)
             stores = (Store(target, Accumulator()),)
-            found.append(_Product(tuple(map(Loop, at)), steps, left, right, stores))
+            found.append(_Product(tuple(map(LoopSpec, at)), steps, left, right, stores))
         return tuple(found)
 
     @cached_property
@@ -331,7 +331,7 @@ def _products(blocks: _Blocks, panels: _Panels, unroll: int, tile: int) -> tuple
     """One matrix product for each point of the transformed domain."""
     t, oc, ic = blocks.axes
     points = (Tile(ic), Tile(t), Tile(oc, blocks.lanes))
-    across, step = [Loop(oc, panels.width), Loop(t, tile)], Tile(ic, unroll)
+    across, step = [LoopSpec(oc, panels.width), LoopSpec(t, tile)], Tile(ic, unroll)
     nodes: list[NestNode] = []
     for part, body in zip(blocks.parts, panels.bodies, strict=True):
         compute = Compute(
@@ -387,7 +387,7 @@ def _transform(
         second = _matrix(f"{prefix}q{n}", outer)[outs[n], middle]
         final = value(outs) if last and value else Accumulator()
         nodes += nest(
-            [Loop(a, unroll=True) for a in others],
+            [LoopSpec(a, unroll=True) for a in others],
             _stage(half_at, first * source, middle, ins[n], lanes, Accumulator(), prefetch),
             _stage(target, second * half_at, outs[n], middle, lanes, final),
         )

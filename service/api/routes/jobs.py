@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse
 from db.job_states import JobState
 from db.stores.tokens import Scope
 from service.api.deps import Reader, StorageDep, Submitter
-from service.api.errors import Problem, forbidden
+from service.api.errors import ApiProblem, forbidden
 from service.api.model_check import check_job
 from service.api.schemas import JobRequest, JobView, TaskView
 from service.api.views import job_view, task_view
@@ -84,7 +84,7 @@ def get_artifact(job_id: str, storage: StorageDep, _: Reader) -> FileResponse:
     """The artifact folder as a tar file."""
     job = storage.jobs.get(job_id)
     if job.artifact_digest is None:
-        raise Problem(409, "no-artifact", f"job '{job_id}' is {job.state} and has no artifact")
+        raise ApiProblem(409, "no-artifact", f"job '{job_id}' is {job.state} and has no artifact")
     return FileResponse(
         storage.blobs.path(job.artifact_digest),
         media_type="application/x-tar",

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from db.storage import Storage
 from db.stores.leases import Lease, RequestState
-from db.stores.workers import Health, Worker
+from db.stores.workers import Health, RegisteredWorker
 from service.api.deps import Measurer, SettingsDep, StorageDep
 from service.api.routes.workers import check_version, own_worker
 from service.api.schemas import (
@@ -56,7 +56,9 @@ async def claim(
         pause = min(pause * 2, LAST_POLL_SECONDS)
 
 
-def _claim(storage: Storage, worker: Worker, limit: int, lease_seconds: float) -> Sequence[Lease]:
+def _claim(
+    storage: Storage, worker: RegisteredWorker, limit: int, lease_seconds: float
+) -> Sequence[Lease]:
     # read anew: a worker that is drained, or says good-bye, while its long poll waits must get
     # nothing more
     current = storage.workers.get(worker.id)

@@ -6,9 +6,9 @@ from fastapi import APIRouter
 
 from db.storage import Storage
 from db.stores.tokens import Scope, Token
-from db.stores.workers import Worker
+from db.stores.workers import RegisteredWorker
 from service.api.deps import Measurer, Reader, SettingsDep, StorageDep
-from service.api.errors import Problem, forbidden
+from service.api.errors import ApiProblem, forbidden
 from service.api.schemas import (
     DrainRequest,
     HeartbeatRequest,
@@ -25,7 +25,7 @@ from tuner.measure.wire import PROTOCOL
 router = APIRouter(tags=["workers"])
 
 
-def own_worker(storage: Storage, worker_id: str, token: Token) -> Worker:
+def own_worker(storage: Storage, worker_id: str, token: Token) -> RegisteredWorker:
     """The worker, if this token registered it. Raises NotFoundError or a 403 problem."""
     worker = storage.workers.get(worker_id)
     if worker.owner not in (None, token.id) and not token.allows(Scope.ADMIN):
@@ -43,7 +43,7 @@ def check_version(name: str, protocol: int) -> None:
         else "the service is older; update it, or install its release on the worker"
     )
     said = f"worker '{name}' speaks protocol {protocol}, the service {PROTOCOL}"
-    raise Problem(409, "protocol-version", f"{said}: {advice}")
+    raise ApiProblem(409, "protocol-version", f"{said}: {advice}")
 
 
 @router.post("/workers", status_code=201)

@@ -17,7 +17,11 @@ from tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_i
 from tuner.tasks import Task, make_task
 
 NAME = "mean 384x1030"
-METHODS = ("epsilon-greedy+xgboost", "epsilon-greedy+xgboost-draft", "epsilon-greedy+none-draft")
+METHODS = (
+    "epsilon-greedy+xgboost",
+    "epsilon-greedy+xgboost-estimate",
+    "epsilon-greedy+none-estimate",
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +76,14 @@ def test_a_search_of_a_table_says_its_regret(tmp_path: Path, task: Task) -> None
     assert search(read_table(path, NAME), "random+none", 1, 24) == run
 
 
-def test_a_method_without_drafts_starts_from_nothing(tmp_path: Path, task: Task) -> None:
-    """Drafts rank the first candidates of one, chance those of the other."""
+def test_a_method_without_estimates_starts_from_nothing(tmp_path: Path, task: Task) -> None:
+    """Estimates rank the first candidates of one, chance those of the other."""
     path = path_of(tmp_path, NAME, False)
     TableFile(path, task).add_trials(_trials(task))
     table = read_table(path, NAME)
     found = {m: [search(table, m, seed, 6).regrets for seed in range(4)] for m in METHODS}
     assert found[METHODS[0]] != found[METHODS[1]]
-    assert found[METHODS[1]] == found["epsilon-greedy+none-draft"], "untrained, it is chance"
+    assert found[METHODS[1]] == found["epsilon-greedy+none-estimate"], "untrained, it is chance"
 
 
 def test_regrets_and_trials_to_the_best(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_model_that_knows_the_table_picks_its_best(table: Table) -> None:
     assert default is not None
     assert picks.model == 0
     assert picks.default == pytest.approx(default / table.best_seconds - 1)
-    assert picks.draft >= 0 and picks.refused == 0
+    assert picks.estimate >= 0 and picks.refused == 0
 
 
 def test_what_the_builder_refuses_is_passed_over(table: Table) -> None:

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
 from alembic.config import Config
+from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 import db
 from db.engine import open_engine, reading, writing
 from db.errors import SchemaVersionError
-from db.migrate import current_revision, differences, downgrade, head_revision, upgrade
+from db.migrate import current_revision, downgrade, head_revision, upgrade
 from db.models import Base
 from db.stores.tokens import TokenStore
 
@@ -36,6 +38,16 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path):
     engine = open_engine(url)
     yield engine
     engine.dispose()
+
+
+def differences(engine: sa.Engine) -> list[object]:
+    """What the database has that the tables of `db.models` have not, and the other way round.
+
+    What `alembic check` asks.
+    """
+    with reading(engine) as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        return list(compare_metadata(context, Base.metadata))
 
 
 def table_names(engine: sa.Engine) -> set[str]:

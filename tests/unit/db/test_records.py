@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from compiler.schedule.schedule import Schedule
 from db.engine import open_engine, reading
 from db.models import RecordRow, TrialRow
-from db.stores.records import RecordStore
+from db.stores.records import SqlRecordStore
 from db.stores.statements import table_of
 from tuner.measure.measurement import (
     Measurement,
@@ -23,8 +23,7 @@ from tuner.measure.measurement import (
     TuningRecord,
     trial_id,
 )
-from tuner.store import MemoryStore
-from tuner.store import RecordStore as RecordStoreProtocol
+from tuner.store import MemoryStore, RecordStore
 
 KEY = RecordKey("w" * 64, "t" * 64, 2, "strict")
 SCHEDULE = Schedule.of("direct", tile_n=16, unroll=True, order="nchw")
@@ -52,30 +51,30 @@ def trial(number: int, measurement: Measurement = GOOD, key: RecordKey = KEY) ->
 
 
 @pytest.fixture
-def records(engine: sa.Engine, clock: Any) -> RecordStore:
-    return RecordStore(engine, clock)
+def records(engine: sa.Engine, clock: Any) -> SqlRecordStore:
+    return SqlRecordStore(engine, clock)
 
 
 class TestConformance:
     """What the protocol says, on every record store."""
 
     @pytest.fixture(params=["memory", "sql"])
-    def store(self, request: pytest.FixtureRequest) -> RecordStoreProtocol:
+    def store(self, request: pytest.FixtureRequest) -> RecordStore:
         if request.param == "memory":
             return MemoryStore()
-        sql: RecordStoreProtocol = request.getfixturevalue("records")
+        sql: RecordStore = request.getfixturevalue("records")
         return sql
 
     @pytest.fixture(autouse=True)
     def both_databases(self, engine: sa.Engine) -> None:
         """The class runs on SQLite and on PostgreSQL."""
 
-    def test_nothing_is_known_at_first(self, store: RecordStoreProtocol) -> None:
+    def test_nothing_is_known_at_first(self, store: RecordStore) -> None:
         assert store.best_record(KEY) is None
         assert store.trials(KEY) == []
         store.add_trials([])
 
-    def test_trials_read_back_equal_in_order(self, store: RecordStoreProtocol) -> None:
+    def test_trials_read_back_equal_in_order(self, store: RecordStore) -> None:
         other = replace(KEY, threads=1)
         first = [trial(3), trial(1, replace(GOOD, samples_seconds=()))]
         then = [trial(2, Measurement(Status.WORKER_LOST, error="gone")), trial(1, key=other)]
@@ -84,12 +83,12 @@ class TestConformance:
         assert store.trials(KEY) == [*first, then[0]]
         assert store.trials(other) == [then[1]]
 
-    def test_a_repeated_trial_is_left_as_it_is(self, store: RecordStoreProtocol) -> None:
+    def test_a_repeated_trial_is_left_as_it_is(self, store: RecordStore) -> None:
         store.add_trials([trial(1), trial(1, CRASH)])
         store.add_trials([trial(1, CRASH), trial(2)])
         assert store.trials(KEY) == [trial(1), trial(2)]
 
-    def test_a_record_replaces_the_one_before(self, store: RecordStoreProtocol) -> None:
+    def test_a_record_replaces_the_one_before(self, store: RecordStore) -> None:
         record = TuningRecord(KEY, SCHEDULE, GOOD, "trial", "cg1", "0.1")
         store.add_record(record)
         assert store.best_record(KEY) == record
@@ -110,7 +109,7 @@ class TestConformance:
         ids=lambda change: next(iter(change)),
     )
     def test_nothing_crosses_from_key_to_key(
-        self, store: RecordStoreProtocol, change: dict[str, Any]
+        self, store: RecordStore, change: dict[str, Any]
     ) -> None:
         """What is known of one target, say, is not known of another."""
         other = replace(KEY, **change)
@@ -125,7 +124,7 @@ class TestConformance:
         assert store.best_record(KEY) == TuningRecord(KEY, SCHEDULE, GOOD)
 
 
-def test_one_target_is_not_another_in_any_question(records: RecordStore) -> None:
+def test_one_target_is_not_another_in_any_question(records: SqlRecordStore) -> None:
     """Those of a whole model, of the compiler, of cost models, and of people."""
     other = replace(KEY, target_key="u" * 64)
     records.add_trials([trial(1, key=other)])
@@ -137,7 +136,7 @@ def test_one_target_is_not_another_in_any_question(records: RecordStore) -> None
     assert records.find(target_key=KEY.target_key) == []
 
 
-def test_failures_are_kept_with_their_text(records: RecordStore) -> None:
+def test_failures_are_kept_with_their_text(records: SqlRecordStore) -> None:
     failures = [
         trial(number, Measurement(status, error=f"{status} happened"))
         for number, status in enumerate(Status)
@@ -153,12 +152,12 @@ def test_failures_are_kept_with_their_text(records: RecordStore) -> None:
     assert records.count_trials("another")[Status.CRASH] == 0
 
 
-def test_a_text_with_a_nul_costs_no_trial(records: RecordStore) -> None:
+def test_a_text_with_a_nul_costs_no_trial(records: SqlRecordStore) -> None:
     records.add_trials([trial(1, CRASH)])
     assert records.trials(KEY)[0].measurement.error == "signal 11 � in stage 0"
 
 
-def test_an_infinite_error_is_kept(records: RecordStore) -> None:
+def test_an_infinite_error_is_kept(records: SqlRecordStore) -> None:
     wrong = Measurement(
         Status.WRONG_ANSWER, max_error=float("inf"), samples_seconds=(float("nan"),)
     )
@@ -168,13 +167,15 @@ def test_an_infinite_error_is_kept(records: RecordStore) -> None:
     assert found.measurement.samples_seconds[0] != found.measurement.samples_seconds[0]
 
 
-def test_the_newest_trials(records: RecordStore) -> None:
+def test_the_newest_trials(records: SqlRecordStore) -> None:
     made = [trial(number) for number in range(10)]
     records.add_trials(made)
     assert records.trials(KEY, limit=3) == made[-3:]
 
 
-def test_columns_can_be_asked_in_sql(records: RecordStore, engine: sa.Engine, clock: Any) -> None:
+def test_columns_can_be_asked_in_sql(
+    records: SqlRecordStore, engine: sa.Engine, clock: Any
+) -> None:
     records.add_trials([trial(7)])
     records.add_record(TuningRecord(KEY, SCHEDULE, GOOD, "trial", "cg1", "0.1"))
     trials, rows = table_of(TrialRow), table_of(RecordRow)
@@ -190,13 +191,13 @@ def test_columns_can_be_asked_in_sql(records: RecordStore, engine: sa.Engine, cl
     assert record.spread == pytest.approx(0.375)
 
 
-def test_no_record_of_a_failure(records: RecordStore) -> None:
+def test_no_record_of_a_failure(records: SqlRecordStore) -> None:
     with pytest.raises(ValueError, match="failed measurement"):
         records.add_record(TuningRecord(KEY, SCHEDULE, CRASH))
     assert records.best_record(KEY) is None
 
 
-def test_a_whole_model_at_once(records: RecordStore) -> None:
+def test_a_whole_model_at_once(records: SqlRecordStore) -> None:
     keys = [
         RecordKey(f"w{number:03}", target, threads, "fast")
         for number in range(450)
@@ -209,13 +210,13 @@ def test_a_whole_model_at_once(records: RecordStore) -> None:
     assert records.best_records([]) == {}
 
 
-def test_the_compilers_schedule_source(records: RecordStore) -> None:
+def test_the_compilers_schedule_source(records: SqlRecordStore) -> None:
     records.add_record(TuningRecord(KEY, SCHEDULE, GOOD))
     assert records.best(KEY.workload_key, KEY.target_key, 2, "strict") == SCHEDULE
     assert records.best(KEY.workload_key, KEY.target_key, 1, "strict") is None
 
 
-def test_finding(records: RecordStore, clock: Any) -> None:
+def test_finding(records: SqlRecordStore, clock: Any) -> None:
     made = []
     for number in range(4):
         key = RecordKey(f"w{number % 2}", "t1", 1 + number // 2, "fast")
@@ -236,12 +237,12 @@ def test_what_was_saved_is_there_after_a_restart(
     path = tmp_path / "kept.db"
     path.write_bytes(empty_sqlite.read_bytes())
     engine = open_engine(f"sqlite:///{path}")
-    RecordStore(engine, clock).add_trials([trial(1)])
+    SqlRecordStore(engine, clock).add_trials([trial(1)])
     engine.dispose()
-    assert RecordStore(open_engine(f"sqlite:///{path}"), clock).trials(KEY) == [trial(1)]
+    assert SqlRecordStore(open_engine(f"sqlite:///{path}"), clock).trials(KEY) == [trial(1)]
 
 
-def test_trials_to_learn_from_are_of_some_targets_and_one_version(records: RecordStore) -> None:
+def test_trials_to_learn_from_are_of_some_targets_and_one_version(records: SqlRecordStore) -> None:
     own, relative, foreign = (replace(KEY, target_key=name * 64) for name in "abc")
     records.add_trials([trial(n, key=own) for n in (1, 2)])
     records.add_trials([trial(3, key=relative), trial(4, key=foreign)])

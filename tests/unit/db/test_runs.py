@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from compiler.schedule.schedule import Schedule
 from db.errors import NotFoundError
 from db.stores.runs import RunStore
-from tuner.events import Ended, Finished, Started, TaskInputs, TaskStatus
+from tuner.events import Ended, Finished, Started, TaskInputs, TaskSnapshot
 from tuner.forecast import Forecast, ForecastError
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 from tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest
@@ -32,7 +32,7 @@ REQUEST = MeasureRequest(
 )
 STARTED = Started((), 64, OPTIONS, (TaskInputs(KEY, "gemm", 3, 17, RECORD, 8e-6),))
 FINISHED = Finished(
-    (TaskStatus("gemm", KEY, 3, best_seconds=1e-5),),
+    (TaskSnapshot("gemm", KEY, 3, best_seconds=1e-5),),
     (RECORD,),
     40,
     12.5,
@@ -90,7 +90,7 @@ def test_the_newest_run_is_listed_first(runs: RunStore, clock: Callable[[], floa
 
 def test_a_run_without_forecast_or_times_ends_too(runs: RunStore) -> None:
     runs.start(STARTED)
-    runs.finish("job", Finished((TaskStatus("gemm", KEY, 3),), (None,), 0, 0.1, True))
+    runs.finish("job", Finished((TaskSnapshot("gemm", KEY, 3),), (None,), 0, 0.1, True))
     found = runs.get("job")
     assert found.model_seconds is None and found.forecast_gain is None
     assert found.journal == () and found.forecast_error is None

@@ -19,7 +19,7 @@ from compiler.passes.constant_folding import constant_folding
 from compiler.runtime.executable import Executable
 from compiler.runtime.native_functions import native_signature
 from compiler.runtime.packing import aligned_empty
-from compiler.runtime.program import BufferRef, NativeCall, Port, Program, Space
+from compiler.runtime.program import BufferRef, BufferSpace, NativeCall, Port, Program
 from tests.graphs import Maker
 
 RANDOM = np.random.default_rng(11)
@@ -40,10 +40,10 @@ def natively(op: str, arrays: list[np.ndarray], attrs: Attrs) -> np.ndarray:
     signature = native_signature(function, parameters)
     assert signature.inputs == tuple(t.bytes for t in types)
     assert signature.output == kind.bytes
-    refs = [BufferRef(Space.INPUT, i) for i in range(len(arrays))]
-    refs.append(BufferRef(Space.OUTPUT, 0))
+    refs = [BufferRef(BufferSpace.INPUT, i) for i in range(len(arrays))]
+    refs.append(BufferRef(BufferSpace.OUTPUT, 0))
     if signature.counts:
-        refs.append(BufferRef(Space.COUNT, 0))
+        refs.append(BufferRef(BufferSpace.COUNT, 0))
     counted = int(dict(attrs)["axis"]) if signature.counts else None  # type: ignore[arg-type]
     program = Program(
         op,

@@ -17,7 +17,7 @@ from compiler.loops.layout import ROW_MAJOR, Layout, blocked
 from compiler.ops.interpret import run_graph
 from compiler.partition import plan_graph
 from compiler.passes.fusion import Group, fuse
-from compiler.passes.layout_options import Choice, channels_last, fits_block
+from compiler.passes.layout_options import LayoutChoice, channels_last, fits_block
 from compiler.passes.layouts import Assignment
 from compiler.target import resolve_target
 from tests.graphs import Maker, random_inputs
@@ -148,7 +148,7 @@ def test_every_assignment_computes_the_same(graph: Graph, seed: int) -> None:
 
     def assign(
         graph: Graph, groups: tuple[Group, ...], lanes: int, choice: GraphChoice
-    ) -> tuple[Choice, ...]:
+    ) -> tuple[LayoutChoice, ...]:
         made = Assignment(graph, groups, lanes, choice)
         return made.choices([int(random.integers(len(options))) for options in made.options])
 
@@ -189,7 +189,7 @@ def test_it_is_no_worse_than_rows_or_blocks_alone(graph: Graph) -> None:
         assert found <= made.total(same) * (1 + 1e-12)
 
 
-def alike(choice: Choice, layout: Layout) -> bool:
+def alike(choice: LayoutChoice, layout: Layout) -> bool:
     """Whether a choice writes a layout and reads its operands in the same one, or in rows."""
     allowed = (layout, ROW_MAJOR)
     return choice.output == layout and all(d.layout in allowed for d in choice.demands.values())

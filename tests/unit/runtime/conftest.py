@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compiler.dtypes import DType
-from compiler.runtime.kernel import ABI_VERSION, BufferSpec, KernelSpec, Role, StageSpec
+from compiler.runtime.kernel import ABI_VERSION, BufferRole, BufferSpec, KernelSpec, StageSpec
 
 HERE = Path(__file__).parent
 
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 def spec_of(
     name: str,
     stages: dict[str, int],
-    buffers: dict[str, tuple[Role, int]],
+    buffers: dict[str, tuple[BufferRole, int]],
     scratch_bytes: int = 0,
     dtype: DType = DType.FLOAT32,
 ) -> KernelSpec:
@@ -36,7 +36,7 @@ def spec_of(
                 "row",
                 (),
                 size * dtype.bytes,
-                source=i if role in (Role.INPUT, Role.WEIGHT) else -1,
+                source=i if role in (BufferRole.INPUT, BufferRole.WEIGHT) else -1,
             )
             for i, (buffer, (role, size)) in enumerate(buffers.items())
         ),

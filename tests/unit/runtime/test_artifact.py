@@ -22,14 +22,14 @@ from compiler.runtime import artifact_writer
 from compiler.runtime.artifact import SizedProgram, load_artifact, read_artifact
 from compiler.runtime.artifact_writer import ArtifactWriter
 from compiler.runtime.executable import Executable
-from compiler.runtime.kernel import KernelSpec, Role
+from compiler.runtime.kernel import BufferRole, KernelSpec
 from compiler.runtime.ports import OpenPorts
-from compiler.runtime.program import BufferRef, KernelCall, Port, Program, Space
+from compiler.runtime.program import BufferRef, BufferSpace, KernelCall, Port, Program
 from compiler.runtime.sized import SizedExecutable
 from compiler.runtime.weight_file import WeightFile
 from compiler.target import host_target
 
-ROLES = {"in": (Role.INPUT, 64), "w": (Role.WEIGHT, 64), "out": (Role.OUTPUT, 64)}
+ROLES = {"in": (BufferRole.INPUT, 64), "w": (BufferRole.WEIGHT, 64), "out": (BufferRole.OUTPUT, 64)}
 HOST = host_target()
 TARGET = {"name": "host", "triple": f"{HOST.arch}-unknown-linux-gnu", "features": []}
 X = np.linspace(0, 1, 64, dtype=np.float32)
@@ -37,7 +37,10 @@ X = np.linspace(0, 1, 64, dtype=np.float32)
 
 @pytest.fixture
 def program(make_spec: Callable[..., KernelSpec]) -> Program:
-    refs = tuple(BufferRef(space, 0) for space in (Space.INPUT, Space.WEIGHTS, Space.OUTPUT))
+    refs = tuple(
+        BufferRef(space, 0)
+        for space in (BufferSpace.INPUT, BufferSpace.WEIGHTS, BufferSpace.OUTPUT)
+    )
     port = Port("x", DType.FLOAT32, (64,))
     kernel = make_spec("add", {"add_weight": 64}, ROLES)
     call = KernelCall(0, refs)
@@ -55,7 +58,7 @@ def save(program: Program, library_path: Path) -> Callable[..., None]:
         }
         with ArtifactWriter(path) as writer:
             for buffer in program.kernels[0].buffers:
-                if buffer.role is Role.WEIGHT:
+                if buffer.role is BufferRole.WEIGHT:
                     writer.weights.add(buffer, np.full(buffer.shape, value, np.float32))
             writer.finish(**{**arguments, **changes})
             writer.publish()
@@ -126,9 +129,11 @@ def test_the_sizes_of_the_inputs_select_a_program(
 def test_a_model_without_weights(
     make_spec: Callable[..., KernelSpec], save: Callable[..., None], tmp_path: Path
 ) -> None:
-    kernel = make_spec("twice", {"twice": 64}, {"i": (Role.INPUT, 64), "o": (Role.OUTPUT, 64)})
+    kernel = make_spec(
+        "twice", {"twice": 64}, {"i": (BufferRole.INPUT, 64), "o": (BufferRole.OUTPUT, 64)}
+    )
     port = Port("x", DType.FLOAT32, (64,))
-    call = KernelCall(0, (BufferRef(Space.INPUT, 0), BufferRef(Space.OUTPUT, 0)))
+    call = KernelCall(0, (BufferRef(BufferSpace.INPUT, 0), BufferRef(BufferSpace.OUTPUT, 0)))
     program = Program("twice", (port,), (port,), (kernel,), (call,), 0, 0)
     save(tmp_path / "a", programs=[SizedProgram((), program)])
     np.testing.assert_array_equal(load_artifact(tmp_path / "a").run([X])[0], 2 * X)

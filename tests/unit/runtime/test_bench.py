@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compiler.runtime.bench import BoundKernel, reference_seconds, scratch_stride
-from compiler.runtime.kernel import KernelSpec, Role
+from compiler.runtime.kernel import BufferRole, KernelSpec
 from compiler.runtime.packing import aligned_empty, aligned_zeros
 
 Make = Callable[[int], tuple[BoundKernel, np.ndarray]]
@@ -17,7 +17,7 @@ Make = Callable[[int], tuple[BoundKernel, np.ndarray]]
 @pytest.fixture
 def make(make_spec: Callable[..., KernelSpec], address_of: Callable[[str], int]) -> Make:
     def bind(threads: int) -> tuple[BoundKernel, np.ndarray]:
-        spec = make_spec("count", {"count": 10}, {"counts": (Role.OUTPUT, 10)}, 64)
+        spec = make_spec("count", {"count": 10}, {"counts": (BufferRole.OUTPUT, 10)}, 64)
         counts = aligned_zeros(40).view(np.int32)
         return BoundKernel(spec, [address_of("count")], [counts], threads), counts
 
@@ -37,7 +37,7 @@ def test_one_thread_is_timed_by_its_own_clock_and_several_by_the_walls(
     make_spec: Callable[..., KernelSpec], address_of: Callable[[str], int]
 ) -> None:
     """While other processes have the core a kernel waits: that is not its time."""
-    spec = make_spec("waits", {"waits": 1}, {"y": (Role.OUTPUT, 1)})
+    spec = make_spec("waits", {"waits": 1}, {"y": (BufferRole.OUTPUT, 1)})
     found = {}
     for threads in (1, 2):
         kernel = BoundKernel(spec, [address_of("waits")], [aligned_zeros(4)], threads)

@@ -11,13 +11,14 @@ import pytest
 
 from compiler.dtypes import DType
 from compiler.runtime.executable import Executable
-from compiler.runtime.kernel import Role
+from compiler.runtime.kernel import BufferRole
 from compiler.runtime.packing import aligned_empty
 from compiler.runtime.program import (
     ENDLESS,
     NESTING_LIMIT,
     Branch,
     BufferRef,
+    BufferSpace,
     Copy,
     Instruction,
     KernelCall,
@@ -25,7 +26,6 @@ from compiler.runtime.program import (
     NativeCall,
     Port,
     Program,
-    Space,
     encode,
     walk,
 )
@@ -35,7 +35,7 @@ NO_WEIGHTS = aligned_empty(0)
 
 
 def at(space: str, offset: int = 0) -> BufferRef:
-    return BufferRef(Space(space), offset)
+    return BufferRef(BufferSpace(space), offset)
 
 
 COUNTER, GOING, STATE, ROWS = (at("arena", 64 * n) for n in range(4))
@@ -185,7 +185,7 @@ def test_what_may_not_run_writes_no_output() -> None:
 def test_a_count_has_room_for_one_number() -> None:
     port = replace(program().outputs[1], shape=(4,), counted=0)
     counted = replace(program(), outputs=(program().outputs[0], port))
-    spec = spec_of("fill", {"fill": 1}, {"y": (Role.OUTPUT, 200)})
+    spec = spec_of("fill", {"fill": 1}, {"y": (BufferRole.OUTPUT, 200)})
     wrong = replace(counted, kernels=(spec,), instructions=(KernelCall(0, (at("count", 1),)),))
     with pytest.raises(ValueError, match="output 1 is not counted"):
         wrong.check()

@@ -13,21 +13,21 @@ import pytest
 from compiler.dtypes import DType
 from compiler.errors import InvalidArgumentError, InvalidInputError, OutOfMemoryError
 from compiler.runtime.executable import Executable
-from compiler.runtime.kernel import BufferSpec, KernelSpec, Role
+from compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
 from compiler.runtime.packing import aligned_empty
-from compiler.runtime.program import BufferRef, Copy, KernelCall, Port, Program, Space, encode
+from compiler.runtime.program import BufferRef, BufferSpace, Copy, KernelCall, Port, Program, encode
 from compiler.runtime.weights import WeightBlock
 
 N = 200
-ROLES = {"in": (Role.INPUT, N), "out": (Role.OUTPUT, N)}
-WEIGHTED = {"in": (Role.INPUT, N), "w": (Role.WEIGHT, N), "out": (Role.OUTPUT, N)}
+ROLES = {"in": (BufferRole.INPUT, N), "out": (BufferRole.OUTPUT, N)}
+WEIGHTED = {"in": (BufferRole.INPUT, N), "w": (BufferRole.WEIGHT, N), "out": (BufferRole.OUTPUT, N)}
 BIAS = np.arange(N, dtype=np.float32)
 
 AddressOf = Callable[[str], int]
 
 
 def ref(space: str, offset: int = 0) -> BufferRef:
-    return BufferRef(Space(space), offset)
+    return BufferRef(BufferSpace(space), offset)
 
 
 @pytest.fixture

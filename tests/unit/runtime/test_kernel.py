@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compiler.dtypes import DType
 from compiler.loops.layout import Factor, Layout
-from compiler.runtime.kernel import ABI_VERSION, BufferSpec, KernelSpec, Role, StageSpec
+from compiler.runtime.kernel import ABI_VERSION, BufferRole, BufferSpec, KernelSpec, StageSpec
 
 sizes = st.integers(0, 2**40)
 factors = st.builds(
@@ -26,7 +26,7 @@ def buffers(draw: st.DrawFn) -> BufferSpec:
     matrix = st.lists(st.lists(st.floats(allow_nan=False), max_size=3).map(tuple)).map(tuple)
     return BufferSpec(
         draw(st.text()),
-        draw(st.sampled_from(Role)),
+        draw(st.sampled_from(BufferRole)),
         draw(st.sampled_from(DType)),
         shape,
         str(Layout(tuple(draw(st.lists(factors, max_size=4))))),
@@ -57,7 +57,7 @@ GOOD = KernelSpec(
     ABI_VERSION,
     "k",
     (StageSpec("f", 4),),
-    (BufferSpec("x", Role.INPUT, DType.FLOAT32, (4, 4), "0 1", ((1, 1), (0, 0)), 96, 0),),
+    (BufferSpec("x", BufferRole.INPUT, DType.FLOAT32, (4, 4), "0 1", ((1, 1), (0, 0)), 96, 0),),
     64,
 ).to_json()
 

@@ -13,12 +13,12 @@ from compiler.runtime.native_functions import native_signature
 from compiler.runtime.packing import Array, aligned_empty
 from compiler.runtime.program import (
     BufferRef,
+    BufferSpace,
     Copy,
     Instruction,
     NativeCall,
     Port,
     Program,
-    Space,
     encode,
 )
 
@@ -27,7 +27,7 @@ TYPES = [np.dtype(t) for t in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "
 
 
 def refs(*places: tuple[str, int]) -> tuple[BufferRef, ...]:
-    return tuple(BufferRef(Space(space), offset) for space, offset in places)
+    return tuple(BufferRef(BufferSpace(space), offset) for space, offset in places)
 
 
 def program(
@@ -138,9 +138,9 @@ def test_trim_gives_the_array_its_own_size(count: int) -> None:
 def test_put_replaces_one_row_if_there_is_one(number: int) -> None:
     rows, row = np.arange(12, dtype=np.int64).reshape(4, 3), np.full(3, -7)
     ports = tuple(Port(n, DType.INT64, s) for n, s in (("x", (4, 3)), ("row", (3,)), ("i", ())))
-    output = BufferRef(Space.OUTPUT, 0)
+    output = BufferRef(BufferSpace.OUTPUT, 0)
     calls = (
-        Copy(output, BufferRef(Space.INPUT, 0), 96),
+        Copy(output, BufferRef(BufferSpace.INPUT, 0), 96),
         NativeCall("put", (4, 24), (*refs(("input", 1), ("input", 2)), output)),
     )
     made = Program("p", ports, (Port("y", DType.INT64, (4, 3)),), (), calls, 0, 0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from compiler.dtypes import DType
 from compiler.loops.layout import ROW_MAJOR, Layout, blocked, strides
 from compiler.runtime import packing
-from compiler.runtime.kernel import BufferSpec, Role
+from compiler.runtime.kernel import BufferRole, BufferSpec
 from compiler.runtime.packing import aligned_empty, aligned_zeros, make_weight, pack, unpack
 
 LAYOUTS = ["row", "1 0", "0 1", "1/4 0 1%4", "0/3 1/4 0%3 1%4", "1/8 0 1/2%4 1%2", "0+3 1", "0 1%8"]
@@ -95,7 +95,7 @@ def test_wrong_sizes_are_refused() -> None:
 def weight(shape: tuple[int, ...], layout: Layout, **more: object) -> BufferSpec:
     dtype = DType(str(more.pop("dtype", "float32")))
     size = strides(shape, layout)[1] * dtype.bytes
-    return BufferSpec("w", Role.WEIGHT, dtype, shape, str(layout), (), size, 0, **more)  # type: ignore[arg-type]
+    return BufferSpec("w", BufferRole.WEIGHT, dtype, shape, str(layout), (), size, 0, **more)  # type: ignore[arg-type]
 
 
 def test_a_transformed_weight() -> None:

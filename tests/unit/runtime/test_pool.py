@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from compiler.runtime.bench import BoundKernel
-from compiler.runtime.kernel import KernelSpec, Role
+from compiler.runtime.kernel import BufferRole, KernelSpec
 from compiler.runtime.native import native
 from compiler.runtime.packing import aligned_zeros
 from compiler.runtime.pool import bind_workers
@@ -29,7 +29,7 @@ AddressOf = Callable[[str], int]
 def counter(
     make_spec: MakeSpec, address_of: AddressOf, extent: int, threads: int
 ) -> tuple[BoundKernel, np.ndarray]:
-    spec = make_spec("count", {"count": extent}, {"counts": (Role.OUTPUT, extent)}, 64)
+    spec = make_spec("count", {"count": extent}, {"counts": (BufferRole.OUTPUT, extent)}, 64)
     counts = aligned_zeros(4 * extent).view(np.int32)
     return BoundKernel(spec, [address_of("count")], [counts], threads), counts
 
@@ -44,7 +44,7 @@ def test_every_tile_runs_once(make_spec: MakeSpec, address_of: AddressOf, thread
 
 
 def test_an_extent_of_zero_runs_nothing(make_spec: MakeSpec, address_of: AddressOf) -> None:
-    spec = make_spec("count", {"count": 0}, {"counts": (Role.OUTPUT, 1)}, 64)
+    spec = make_spec("count", {"count": 0}, {"counts": (BufferRole.OUTPUT, 1)}, 64)
     counts = aligned_zeros(4).view(np.int32)
     for threads in (1, 4):
         BoundKernel(spec, [address_of("count")], [counts], threads).run()
@@ -68,7 +68,11 @@ def test_callers_at_the_same_time(make_spec: MakeSpec, address_of: AddressOf) ->
 
 
 def test_there_is_a_barrier_between_stages(make_spec: MakeSpec, address_of: AddressOf) -> None:
-    roles = {"in": (Role.INPUT, 64), "shared": (Role.SHARED, 64), "out": (Role.OUTPUT, 64)}
+    roles = {
+        "in": (BufferRole.INPUT, 64),
+        "shared": (BufferRole.SHARED, 64),
+        "out": (BufferRole.OUTPUT, 64),
+    }
     spec = make_spec("sum", {"gather_stage": 64, "sum_stage": 64}, roles)
     buffers = [aligned_zeros(256).view(np.float32) for _ in range(3)]
     kernel = BoundKernel(spec, [address_of(s.symbol) for s in spec.stages], buffers, threads=4)
@@ -111,7 +115,7 @@ import numpy as np
 from compiler.dtypes import DType
 from compiler.errors import InvalidArgumentError
 from compiler.runtime.bench import BoundKernel
-from compiler.runtime.kernel import ABI_VERSION, BufferSpec, KernelSpec, Role, StageSpec
+from compiler.runtime.kernel import ABI_VERSION, BufferRole, BufferSpec, KernelSpec, StageSpec
 from compiler.runtime.native import native
 from compiler.runtime.pool import bind_workers
 
@@ -119,7 +123,7 @@ import ctypes
 address = ctypes.cast(ctypes.CDLL(sys.argv[1]).count, ctypes.c_void_p).value
 counts = np.zeros(4096 + 16, np.int32)
 counts = counts[-counts.ctypes.data // 4 % 16 :][:4096]
-buffer = BufferSpec("counts", Role.OUTPUT, DType.INT32, (4096,), "row", (), 4 * 4096)
+buffer = BufferSpec("counts", BufferRole.OUTPUT, DType.INT32, (4096,), "row", (), 4 * 4096)
 spec = KernelSpec(ABI_VERSION, "count", (StageSpec("count", 4096),), (buffer,), 64)
 
 def run(threads):

@@ -12,7 +12,7 @@ import pytest
 from compiler.dtypes import DType
 from compiler.loops.layout import Layout, strides
 from compiler.runtime import weight_file
-from compiler.runtime.kernel import BufferSpec, Role
+from compiler.runtime.kernel import BufferRole, BufferSpec
 from compiler.runtime.weight_file import WeightFile
 from compiler.runtime.weights import PackedWeights, WeightBlock
 
@@ -30,7 +30,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
 
 def spec(shape: tuple[int, ...], layout: str = "row") -> BufferSpec:
     size = strides(shape, Layout.parse(layout))[1] * 4
-    return BufferSpec("w", Role.WEIGHT, DType.FLOAT32, shape, layout, (), size, 0)
+    return BufferSpec("w", BufferRole.WEIGHT, DType.FLOAT32, shape, layout, (), size, 0)
 
 
 def draw(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:

@@ -9,7 +9,7 @@ import pytest
 
 from compiler.build import lower_workload
 from compiler.ops.interpret import run_graph
-from compiler.runtime.kernel import Role
+from compiler.runtime.kernel import BufferRole
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space, untuned_schedules
 from compiler.target import Target, resolve_target
@@ -34,7 +34,7 @@ def test_tiles_and_weights_do_not_depend_on_the_rows() -> None:
         buffer.layout
         for rows in (2, 9, 77)
         for buffer in lower_workload(matmul(rows, 2304, 768), schedule, TARGET).spec.buffers
-        if buffer.role is Role.WEIGHT and len(buffer.shape) == 2
+        if buffer.role is BufferRole.WEIGHT and len(buffer.shape) == 2
     }
     assert len(packed) == 1
 

@@ -19,7 +19,7 @@ from db.errors import StorageError, StorageKind
 from db.job_states import JobState
 from db.storage import Storage
 from db.stores.jobs import JobProgress
-from db.stores.workers import Worker
+from db.stores.workers import RegisteredWorker
 from service.api.app import create_app
 from service.settings import Settings
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
@@ -151,7 +151,7 @@ def test_a_job_has_what_the_command_line_has(client: TestClient, storage: Storag
     assert (options["pad"], options["weight_limit"]) == (True, 1 << 20)
 
 
-def worker(storage: Storage, name: str, *targets: str) -> Worker:
+def worker(storage: Storage, name: str, *targets: str) -> RegisteredWorker:
     keys = [resolve_target(target).key for target in targets]
     return storage.workers.register(name, keys, {"model": name})
 

@@ -27,7 +27,7 @@ from service.jobs.remote_runner import RemoteRunner
 from service.jobs.tuner_process import TunerProcess
 from service.settings import Settings
 from tests.unit.tuner.fakes import FakeBuilder
-from tuner.events import Finished, Started, TaskStatus
+from tuner.events import Finished, Started, TaskSnapshot
 from tuner.measure.measurement import Status
 from tuner.measure.model_runs import Race
 
@@ -81,7 +81,7 @@ def loop(body: Callable[[RemoteRunner, Any], bool]) -> Callable[..., Finished]:
     def tune(
         tasks: Any, storage: Any, builder: Any, device: LeasedDevice, budget: Any, **options: Any
     ) -> Finished:
-        statuses = tuple(TaskStatus(t.name, t.key, t.count, from_store=True) for t in tasks)
+        statuses = tuple(TaskSnapshot(t.name, t.key, t.count, from_store=True) for t in tasks)
         options["on_event"](Started(statuses, 0))
         cancelled = body(device.runner, options["token"])
         finished = Finished(statuses, (None,) * len(statuses), 0, 0.1, cancelled, "")

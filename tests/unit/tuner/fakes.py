@@ -21,7 +21,7 @@ from tuner.measure.measurement import (
     RecordKey,
     Status,
 )
-from tuner.measure.oracle import Reference
+from tuner.measure.oracle import ExpectedOutput
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult, digest_bytes
 from tuner.options import TuneOptions
@@ -63,11 +63,11 @@ class FakeReferences:
     def prepare(self, workload: FakeWorkload, phase: Phase) -> None:
         self._prepared.add((workload.key, phase))
 
-    def cases(self, workload: FakeWorkload, phase: Phase) -> tuple[Reference, ...]:
+    def cases(self, workload: FakeWorkload, phase: Phase) -> tuple[ExpectedOutput, ...]:
         assert (workload.key, phase) in self._prepared
         draws = CERTIFICATE_CHECKS if phase is Phase.FINAL else 1
         texts = [f"{workload.key} {draw}".encode() for draw in range(draws)]
-        return tuple(Reference((), data, digest_bytes(data), 1e-4) for data in texts)
+        return tuple(ExpectedOutput((), data, digest_bytes(data), 1e-4) for data in texts)
 
 
 @dataclass

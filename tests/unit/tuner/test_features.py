@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.schedule.schedule import Schedule
 from compiler.target import resolve_target
-from tuner.analysis.accesses import KINDS, Kind, access
-from tuner.analysis.buffers import Reuse, buffer_uses
-from tuner.analysis.compute_costs import placed, statements
+from tuner.analysis.accesses import KINDS, OperationKind, access
+from tuner.analysis.buffers import BufferUse, Reuse, after_others, uses_in_loops
+from tuner.analysis.compute_costs import PlacedCompute, compute_costs, placed_computes
 from tuner.analysis.features import (
     BUFFER_COLUMNS,
     BUFFERS,
@@ -32,12 +33,18 @@ from tuner.analysis.features import (
 FACTS = target_facts(resolve_target("x86-64-v4"))
 
 
+def buffer_uses(found: Sequence[PlacedCompute], number: int, most: int) -> list[BufferUse]:
+    """What a computation of a nest does with its busiest tensors."""
+    uses = uses_in_loops(found[number].statement, most)
+    return [after_others(use, found, number) for use in uses]
+
+
 def _schedule(**choices: int) -> Schedule:
     return Schedule.of("columns", **{"mr": 8, "nv": 3, "unroll": 4, **choices})
 
 
 def test_the_arithmetic_of_a_gemm_is_counted(gemm: Any) -> None:
-    (found,) = statements(gemm.nest(_schedule()))
+    (found,) = compute_costs(gemm.nest(_schedule()))
     assert found.operations == gemm.m * gemm.n * gemm.k
     assert found.vector_operations == gemm.m * gemm.n * gemm.k / gemm.lanes
     assert found.accumulators == 24
@@ -48,7 +55,7 @@ def test_the_arithmetic_of_a_gemm_is_counted(gemm: Any) -> None:
 
 
 def test_loads_are_told_apart_by_their_stride_along_the_lanes(gemm: Any) -> None:
-    (found,) = statements(gemm.nest(_schedule()))
+    (found,) = compute_costs(gemm.nest(_schedule()))
     leaves = found.outer_trips * found.reduce_trips
     assert found.broadcast_loads == leaves * 8 * 4  # a[m, k]
     assert found.vector_loads == leaves * 3 * 4  # b[k, n]
@@ -66,15 +73,15 @@ def test_what_ends_a_sum_is_loaded_once_a_tile(gemm: Any) -> None:
     (store,) = compute.stores
     ended = replace(store, value=store.value + bias[compute.vector,])
     body = (replace(outer, body=(replace(inner, body=(replace(compute, stores=(ended,)),)),)),)
-    (plain,) = statements(nest)
-    (with_bias,) = statements(replace(nest, stages=(Stage("s", body),)))
+    (plain,) = compute_costs(nest)
+    (with_bias,) = compute_costs(replace(nest, stages=(Stage("s", body),)))
     assert with_bias.operands == plain.operands
     vectors = gemm.n // gemm.lanes
     assert with_bias.vector_loads - plain.vector_loads == vectors * gemm.m // 4
 
 
 def test_footprints_grow_to_the_whole_operands(gemm: Any) -> None:
-    (found,) = statements(gemm.nest(_schedule()))
+    (found,) = compute_costs(gemm.nest(_schedule()))
     sizes = [level.footprint_bytes for level in found.levels]
     assert sizes == sorted(sizes)
     assert sizes[-1] == 4 * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n)
@@ -84,7 +91,7 @@ def test_footprints_grow_to_the_whole_operands(gemm: Any) -> None:
 
 
 def test_rows_a_page_apart_are_noticed(gemm: Any) -> None:
-    (found,) = statements(gemm.nest(_schedule()))
+    (found,) = compute_costs(gemm.nest(_schedule()))
     assert found.aliased_rows == 0  # rows of a are 256 bytes apart
 
 
@@ -100,7 +107,7 @@ def test_rows_of_features_have_the_named_columns(gemm: Any) -> None:
     assert named["second_points"] == 0
     # The default keeps 2 accumulators and loads far more often.
     assert named["relative_total_loads"] < -1
-    assert named["draft_loads"] < 0 and named["draft"] < 0
+    assert named["estimate_loads"] < 0 and named["estimate"] < 0
     assert named["relative_total_vector_operations"] == pytest.approx(0)
 
 
@@ -161,21 +168,21 @@ def test_the_page_of_features_has_every_column_in_order() -> None:
     whole = found["The whole nest"]
     nest = described + [name for name in whole if not name.startswith("algorithm")]
     described += whole + found["The target"] + [f"relative_{name}" for name in nest]
-    assert described + found["The draft"] == list(COLUMNS)
+    assert described + found["The estimate"] == list(COLUMNS)
 
 
 def test_operations_are_counted_by_kind(gemm: Any) -> None:
-    (found,) = statements(gemm.nest(_schedule()))
+    (found,) = compute_costs(gemm.nest(_schedule()))
     counts = dict(zip(KINDS, found.counts, strict=True))
-    assert counts.pop(Kind.FMA) == gemm.m * gemm.n * gemm.k / gemm.lanes
+    assert counts.pop(OperationKind.FMA) == gemm.m * gemm.n * gemm.k / gemm.lanes
     assert set(counts.values()) == {0.0}
     assert found.operands == 3  # three vectors of b beside the accumulators
 
 
 def test_each_buffer_says_how_its_elements_come_back(gemm: Any) -> None:
     nest = gemm.nest(_schedule())
-    found = statements(nest)
-    uses = {use.name: use for use in buffer_uses(placed(nest), 0, 3)}
+    found = compute_costs(nest)
+    uses = {use.name: use for use in buffer_uses(placed_computes(nest), 0, 3)}
     executions = found[0].outer_trips * found[0].reduce_trips
     # b: every row tile walks the same panel, after the panel and the rows of one tile of a and c
     b = uses["b"]
@@ -194,7 +201,7 @@ def test_each_buffer_says_how_its_elements_come_back(gemm: Any) -> None:
     c = uses["c"]
     assert (c.reuse, c.reuse_count, c.distance_iterations) == (Reuse.LOOP, gemm.k // 4, 1)
     assert c.is_written and not c.is_read
-    assert [use.name for use in buffer_uses(placed(nest), 0, 1)] == ["b"]
+    assert [use.name for use in buffer_uses(placed_computes(nest), 0, 1)] == ["b"]
 
 
 def test_a_later_statement_reuses_what_an_earlier_one_wrote() -> None:
@@ -210,13 +217,13 @@ def test_a_later_statement_reuses_what_an_earlier_one_wrote() -> None:
 
     body = (compute(middle[columns], x[rows, columns]), compute(y[rows, columns], middle[columns]))
     nest = LoopNest("n", (x, y), (middle,), (Stage("s", (For(rows, 1, body),)),))
-    found = placed(nest)
+    found = placed_computes(nest)
     written, read = (
         next(use for use in buffer_uses(found, n, 3) if use.name == "middle") for n in (0, 1)
     )
     # the loop over rows does not move the scratch row
     assert (written.reuse, read.reuse) == (Reuse.LOOP, Reuse.LOOP)
-    serial = placed(replace(nest, stages=(Stage("s", body),)))
+    serial = placed_computes(replace(nest, stages=(Stage("s", body),)))
     (use,) = (use for use in buffer_uses(serial, 1, 3) if use.name == "middle")
     assert use.reuse is Reuse.SERIAL
     assert use.distance_iterations == 2

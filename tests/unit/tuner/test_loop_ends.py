@@ -10,7 +10,7 @@ import pytest
 from compiler.schedule.space import ScheduleSpace, SubSpace
 from tests.unit.tuner.fakes import Clock, FakeQueue, FakeTask, World
 from tuner.events import Ended, Event, Progress
-from tuner.loop import LOST_BATCHES
+from tuner.limits import LOST_BATCHES
 from tuner.measure.measurement import (
     Phase,
     Status,

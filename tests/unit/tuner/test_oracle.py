@@ -15,7 +15,7 @@ from tests.graphs import Maker
 from tests.kernels import as_workload
 from tuner.measure import oracle
 from tuner.measure.measurement import Phase
-from tuner.measure.oracle import DRAWS, Reference, ReferenceCache, input_specs, make_reference
+from tuner.measure.oracle import DRAWS, ExpectedOutput, ReferenceCache, input_specs, make_reference
 
 
 def _product(m: int = 4) -> Workload:
@@ -26,7 +26,7 @@ def _product(m: int = 4) -> Workload:
 def test_references_are_computed_beside_who_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, made = threading.Event(), []
 
-    def slow(workload: Workload, draw: int) -> Reference:
+    def slow(workload: Workload, draw: int) -> ExpectedOutput:
         assert gate.wait(60), "the caller computes it itself"
         made.append((threading.current_thread(), draw))
         return make_reference(workload, draw)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.runtime.kernel import Role
+from compiler.runtime.kernel import BufferRole
 from tuner.measure.measurement import RecordKey
 from tuner.measure.sandbox_main import Session, _Race, _Ready
 from tuner.measure.wire import Candidate, Case, MeasureRequest, RepeatSettings
@@ -38,7 +38,7 @@ class Kernel:
     def run(self) -> None:
         self.log.append((self.name, "untimed"))
 
-    def evict(self, role: Role) -> None:
+    def evict(self, role: BufferRole) -> None:
         self.log.append((self.name, f"without {role.value}"))
 
     def inner_for(self, sample_seconds: float) -> int:

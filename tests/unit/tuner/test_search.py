@@ -128,11 +128,11 @@ def _regret(
     strategy: str,
     trials: int,
     seed: int,
-    draft: bool = True,
+    estimates: bool = True,
 ) -> float:
     """The best so far over the best of the space, less one: the mean after each batch of eight."""
     model = make_cost_model("xgboost" if strategy in LEARNING else "none", seed)
-    context = replace(gemm.context(model, seed), draft=draft)
+    context = replace(gemm.context(model, seed), estimates=estimates)
     search = make_strategy(strategy, context)
     samples: list[Sample] = []
     best, curve = float("inf"), []
@@ -185,7 +185,7 @@ def test_the_bottom_of_a_bowl_is_found_sooner_than_by_chance(name: str, gemm: An
 
 
 @pytest.mark.parametrize("name", LEARNING)
-def test_learning_beats_chance_where_the_draft_is_wrong(name: str, gemm: Any) -> None:
+def test_learning_beats_chance_where_the_estimate_is_wrong(name: str, gemm: Any) -> None:
     """Times that like columns outside, many accumulators and four-fold unrolling."""
     learned = [_regret(gemm, gemm.seconds, name, 32, seed) for seed in SEEDS]
     chance = [_regret(gemm, gemm.seconds, "random", 32, seed) for seed in SEEDS]
@@ -194,32 +194,34 @@ def test_learning_beats_chance_where_the_draft_is_wrong(name: str, gemm: Any) ->
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_the_model_alone_beats_chance(name: str, gemm: Any) -> None:
-    """Without drafts: nothing is thought of a candidate before something is measured."""
-    learned = [_regret(gemm, gemm.seconds, name, 32, seed, draft=False) for seed in SEEDS]
+    """Without estimates: nothing is thought of a candidate before something is measured."""
+    learned = [_regret(gemm, gemm.seconds, name, 32, seed, estimates=False) for seed in SEEDS]
     chance = [_regret(gemm, gemm.seconds, "random", 32, seed) for seed in SEEDS]
     assert sum(learned) < sum(chance)
 
 
-def test_without_drafts_all_candidates_are_alike_at_first(gemm: Any) -> None:
-    ranking = Ranking(replace(gemm.context(), draft=False))
+def test_without_estimates_all_candidates_are_alike_at_first(gemm: Any) -> None:
+    ranking = Ranking(replace(gemm.context(), estimates=False))
     points = gemm.space.points[:40]
     assert set(ranking.scores(points).values()) == {0.0}
-    assert (ranking.prior, Ranking(gemm.context()).prior) == ("random", "draft")
-    first = make_strategy("bayesian", replace(gemm.context(), draft=False)).suggest(6)
+    assert (ranking.prior, Ranking(gemm.context()).prior) == ("random", "estimate")
+    first = make_strategy("bayesian", replace(gemm.context(), estimates=False)).suggest(6)
     assert {suggestion.origin for suggestion in first} == {"random"}
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_an_untrusted_draft_is_believed_as_far_as_times_bear_it_out(sign: int, gemm: Any) -> None:
-    """What is suggested after 16 measurements follows the draft where times do, and shuns it where
-    they are the other way round."""
+def test_an_untrusted_estimate_is_believed_where_times_bear_it_out(sign: int, gemm: Any) -> None:
+    """After 16 measurements suggestions follow the estimate where times do, and shun it where times
+    are the other way round."""
     features = gemm.features()
-    drafts = {s: d for s in gemm.space.points if (d := features.draft_seconds(s)) is not None}
-    search = make_strategy("bayesian", replace(gemm.context(), draft=False))
-    measured = random.Random(3).sample(sorted(drafts, key=lambda s: s.digest), 16)
-    search.update([Observed(s, drafts[s] ** sign, s.digest) for s in measured])
-    chosen = [drafts[suggestion.schedule] ** sign for suggestion in search.suggest(4)]
-    others = sorted(value**sign for s, value in drafts.items() if s not in measured)
+    estimates = {
+        s: d for s in gemm.space.points if (d := features.estimated_seconds(s)) is not None
+    }
+    search = make_strategy("bayesian", replace(gemm.context(), estimates=False))
+    measured = random.Random(3).sample(sorted(estimates, key=lambda s: s.digest), 16)
+    search.update([Observed(s, estimates[s] ** sign, s.digest) for s in measured])
+    chosen = [estimates[suggestion.schedule] ** sign for suggestion in search.suggest(4)]
+    others = sorted(value**sign for s, value in estimates.items() if s not in measured)
     assert sorted(chosen)[1] < others[len(others) // 4]
 
 
@@ -239,14 +241,14 @@ def test_a_walk_goes_back_from_where_it_is_much_slower(gemm: Any) -> None:
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_learning_beats_chance_on_recorded_times(name: str, gemm: Any) -> None:
-    """A table of times: the draft's, each off by a percent or two, one algorithm by 20 %."""
+    """A table of times: the estimate's, each off by a percent or two, one algorithm by 20 %."""
     features = gemm.features()
     table: dict[Schedule, float] = {}
     for schedule in gemm.space.points:
-        drafted = features.draft_seconds(schedule)
-        if drafted is not None:
+        estimated = features.estimated_seconds(schedule)
+        if estimated is not None:
             noise = random.Random(schedule.digest).gauss(0.0, 0.015)
-            table[schedule] = drafted * exp(noise + 0.2 * (schedule.algorithm == "rows"))
+            table[schedule] = estimated * exp(noise + 0.2 * (schedule.algorithm == "rows"))
     learned = [_regret(gemm, table.__getitem__, name, 32, seed) for seed in SEEDS]
     chance = [_regret(gemm, table.__getitem__, "random", 32, seed) for seed in SEEDS]
     assert sum(learned) < sum(chance)
@@ -360,8 +362,8 @@ def test_the_distance_from_the_rules_is_that_of_all_knobs(gemm: Any) -> None:
 
 
 def test_another_algorithm_than_the_rules_chose_has_to_show_more() -> None:
-    """Where the draft sees no difference the rules' choice is expected to be faster; a difference
-    that it sees counts in part."""
+    """Where the estimate sees no difference the rules' choice is expected to be faster; a
+    difference that it sees counts in part."""
     assert _beside_rules({"a": -7.0, "b": -7.0}, "a") == {"a": -7.0, "b": -7.0 + OTHER_ALGORITHM}
     ahead = _beside_rules({"a": -7.0, "b": -8.0}, "a")
     assert ahead["b"] == pytest.approx(-7.0 - LEVEL_SHARE + OTHER_ALGORITHM)
@@ -381,16 +383,16 @@ def test_what_the_model_said_of_a_measurement_is_what_it_said_before(gemm: Any) 
     model = Changing()
     ranking = Ranking(gemm.context(model))
     points = list(gemm.space.points)[:40]
-    drafts = ranking.drafts(points)
-    assert ranking.foresee(points, drafts, []) == {}
+    estimates = ranking.estimates(points)
+    assert ranking.foresee(points, estimates, []) == {}
     model.trained = True
-    before = ranking.foresee(points, drafts, [])
+    before = ranking.foresee(points, estimates, [])
     values = np.array(list(before.values()))
     assert values.mean() == pytest.approx(0, abs=1e-9)
-    assert values.std() == pytest.approx(np.std([drafts[s] for s in before]))
+    assert values.std() == pytest.approx(np.std([estimates[s] for s in before]))
     assert before[points[0]] > before[points[-1]]  # a higher score is a shorter time
     model.sign = -1
-    after = ranking.foresee(points[1:], drafts, points[:1])
+    after = ranking.foresee(points[1:], estimates, points[:1])
     assert after[points[0]] == before[points[0]]
     assert after[points[1]] < 0 < before[points[1]]
 

@@ -13,7 +13,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.target import resolve_target
 from db.engine import open_engine
 from db.migrate import upgrade
-from db.stores.records import RecordStore as SqlStore
+from db.stores.records import SqlRecordStore
 from tests.unit.tuner.fakes import FakeQueue, World
 from tuner.measure.measurement import Phase, Status
 from tuner.pipeline import AHEAD
@@ -31,7 +31,7 @@ def world(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> Any:
         return
     engine = open_engine(f"sqlite:///{tmp_path / 'records.db'}")
     upgrade(engine)
-    world.store = SqlStore(engine)  # type: ignore[assignment]
+    world.store = SqlRecordStore(engine)  # type: ignore[assignment]
     yield world
     engine.dispose()
 

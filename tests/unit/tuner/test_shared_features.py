@@ -13,7 +13,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.target import resolve_target
 from tests.differential.workloads import FAMILIES
 from tests.unit.schedule.problems import matmul
-from tuner.analysis.compute_costs import statements
+from tuner.analysis.compute_costs import compute_costs
 from tuner.analysis.features import COLUMNS, FeatureExtractor, target_facts
 from tuner.tasks import Task, make_task
 
@@ -59,7 +59,7 @@ def test_what_came_before_changes_no_row(family: str) -> None:
         forget()
         alone = extractor(make_task(workload, TARGET, constrained=False, numerics="loose"))
         np.testing.assert_array_equal(alone.row(schedule), together.row(schedule))
-        assert alone.draft_seconds(schedule) == together.draft_seconds(schedule)
+        assert alone.estimated_seconds(schedule) == together.estimated_seconds(schedule)
 
 
 def test_the_order_of_products_and_prefetching_change_no_statement() -> None:
@@ -72,7 +72,7 @@ def test_the_order_of_products_and_prefetching_change_no_statement() -> None:
         for order in ("products-inner", "products-outer")
         for prefetch in (0, 2048)
     ]
-    first, *others = (statements(task.lower(schedule)) for schedule in variants)
+    first, *others = (compute_costs(task.lower(schedule)) for schedule in variants)
     assert len(first) == 8
     assert all(other == first for other in others)  # the same objects
     rows = [extractor(task).row(schedule) for schedule in variants]

@@ -24,7 +24,7 @@ def _trial(number: int, key: RecordKey = KEY, status: Status = Status.OK) -> Tri
     measurement = Measurement(status, samples_seconds=(1e-6 * number,))
     name = trial_id(key, schedule.digest, Phase.SCREEN, "job")
     return Trial(
-        name, key, schedule, measurement, job_id="job", codegen_version="1", origin="draft"
+        name, key, schedule, measurement, job_id="job", codegen_version="1", origin="estimate"
     )
 
 

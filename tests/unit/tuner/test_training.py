@@ -216,18 +216,20 @@ def test_a_run_takes_a_base_model_or_says_why_not(gemm: Any) -> None:
 
 
 def test_more_cycles_are_never_faster_to_a_base_model(gemm: Any) -> None:
-    """The tasks measured say the opposite of the draft; a run may learn that, a base may not."""
-    draft = COLUMNS.index("draft")
+    """The tasks measured say the opposite of the estimate; a run may learn that, a base may not."""
+    estimate = COLUMNS.index("estimate")
     random = np.random.default_rng(0)
 
     def confused(task: str) -> list[Sample]:
         rows = random.normal(size=(40, len(COLUMNS))).astype(np.float32)
-        return [Sample(f"{task} {TARGET} 1 fast", row, 2.0 ** -float(row[draft])) for row in rows]
+        return [
+            Sample(f"{task} {TARGET} 1 fast", row, 2.0 ** -float(row[estimate])) for row in rows
+        ]
 
     base = train_base_model([s for n in range(20) for s in confused(f"w{n}")], TARGET)
     assert base is not None
     rows = np.tile(random.normal(size=len(COLUMNS)).astype(np.float32), (33, 1))
-    rows[:, draft] = np.linspace(-3.0, 3.0, len(rows))
+    rows[:, estimate] = np.linspace(-3.0, 3.0, len(rows))
     model = XGBoostModel(0)
     model.load(base.data)
     assert (np.diff(model.predict(rows)) <= 0).all()
@@ -238,14 +240,14 @@ def test_more_cycles_are_never_faster_to_a_base_model(gemm: Any) -> None:
     assert evaluate(unseen, model.predict).pairwise > before + 0.15
 
 
-def test_scores_for_all_pairs_start_from_the_draft() -> None:
-    """Where no tree says anything the order is the draft's, in what is saved, too."""
+def test_scores_for_all_pairs_start_from_the_estimate() -> None:
+    """Where no tree says anything the order is the estimate's, in what is saved, too."""
     rows = np.random.default_rng(1).normal(size=(40, len(COLUMNS))).astype(np.float32)
     same = [Sample(f"t{n // 10}", row, 1e-3) for n, row in enumerate(np.zeros_like(rows))]
     model = XGBoostModel(0, Objective.ALL_PAIRS)
     model.train(same)
     again = XGBoostModel(0)
     again.load(model.save())
-    order = np.argsort(rows[:, COLUMNS.index("draft")])
+    order = np.argsort(rows[:, COLUMNS.index("estimate")])
     assert np.array_equal(np.argsort(-model.predict(rows), kind="stable"), order)
     assert np.allclose(again.predict(rows), model.predict(rows))

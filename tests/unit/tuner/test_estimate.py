@@ -1,4 +1,4 @@
-"""Drafts of candidates' times: what they must get right about a machine, without a measurement."""
+"""Estimates of candidates' times: what they must get right of a machine, without a measurement."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import resolve_target
 from compiler.workload import Workload
 from tests.unit.schedule.problems import conv, matmul, unary
-from tuner.analysis.compute_costs import placed, statements
-from tuner.analysis.estimate import PARTS, make_draft, traffic
+from tuner.analysis.compute_costs import compute_costs, placed_computes
+from tuner.analysis.estimate import PARTS, estimate_nest, traffic
 from tuner.analysis.features import FeatureExtractor, TargetFacts, target_facts
 from tuner.analysis.machine import CYCLES_PER_SECOND, Machine, describe
 
@@ -28,15 +28,15 @@ ZEN = describe(TargetFacts(512, 32, V4.core, (32 << 10, 1 << 20, 32 << 20)))
 
 
 def part(name: str, nest: LoopNest) -> float:
-    """Cycles of one part of a nest's draft."""
-    return make_draft(nest, placed(nest), ZEN).parts[PARTS.index(name)]
+    """Cycles of one part of a nest's estimate."""
+    return estimate_nest(nest, placed_computes(nest), ZEN).parts[PARTS.index(name)]
 
 
 def seconds(nest: LoopNest, machine: Machine = ZEN, threads: int = 1) -> float:
-    return make_draft(nest, placed(nest), machine, threads).seconds
+    return estimate_nest(nest, placed_computes(nest), machine, threads).seconds
 
 
-def test_no_draft_is_below_the_arithmetic(gemm: Any) -> None:
+def test_no_estimate_is_below_the_arithmetic(gemm: Any) -> None:
     """One multiply-add of 16 lanes a cycle is the roof of this machine."""
     least = gemm.m * gemm.n * gemm.k / gemm.lanes / CYCLES_PER_SECOND
     for schedule in gemm.space.points:
@@ -175,7 +175,7 @@ def test_a_maximum_compares_for_nan() -> None:
 
 def test_what_fits_a_cache_is_read_once(gemm: Any) -> None:
     """A panel of b that fits is kept for all rows; without room it comes back for each tile."""
-    (found,) = statements(gemm.nest(Schedule.of("columns", mr=8, nv=3, unroll=1)))
+    (found,) = compute_costs(gemm.nest(Schedule.of("columns", mr=8, nv=3, unroll=1)))
     operands = 4 * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n)
     none, tight, roomy = traffic(found, (1 << 10, 40 << 10, 1 << 20))
     assert roomy == 0
@@ -201,13 +201,13 @@ def test_algorithms_are_compared_by_what_they_compute() -> None:
     assert 2 < best["direct"] / best["winograd"] < 4.5
 
 
-def test_an_extractor_drafts_what_it_lowers(gemm: Any) -> None:
+def test_an_extractor_estimates_what_it_lowers(gemm: Any) -> None:
     extractor = FeatureExtractor(gemm.nest, gemm.space.default(), target_facts(V4))
     schedule = Schedule.of("columns", mr=8, nv=3, unroll=2)
-    assert extractor.draft_seconds(schedule) == seconds(
+    assert extractor.estimated_seconds(schedule) == seconds(
         gemm.nest(schedule), describe(target_facts(V4))
     )
-    assert extractor.draft_seconds(Schedule.of("columns", mr=8, nv=5, unroll=2)) is None
+    assert extractor.estimated_seconds(Schedule.of("columns", mr=8, nv=5, unroll=2)) is None
 
 
 def test_wide_vectors_are_issued_half_as_often() -> None:

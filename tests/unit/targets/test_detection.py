@@ -1,0 +1,185 @@
+"""The best target of a device from what its kernel prints, without LLVM."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compiler import detection, target
+from compiler.detection import best_target, can_run, missing_features
+from compiler.device import DeviceFacts, find_device
+from compiler.errors import UnknownTargetError
+from compiler.target import host_target, known_targets, resolve_target
+
+CPUINFO = Path(__file__).parent / "cpuinfo"
+
+# text of /proc/cpuinfo -> architecture, target, bits and number of its vector registers
+MACHINES = {
+    "haswell": ("x86_64", "haswell", 256, 16),
+    "skylake-x": ("x86_64", "skylake-avx512", 512, 32),
+    "sapphire-rapids": ("x86_64", "sapphirerapids", 512, 32),
+    "zen2": ("x86_64", "znver2", 256, 16),
+    "zen3": ("x86_64", "znver3", 256, 16),
+    "zen4": ("x86_64", "znver4", 512, 32),
+    "zen5": ("x86_64", "znver5", 512, 32),
+    "cortex-a53": ("aarch64", "cortex-a53", 128, 32),
+    "cortex-a72": ("aarch64", "cortex-a72", 128, 32),
+    "cortex-a76": ("aarch64", "cortex-a76", 128, 32),
+    "neoverse-n1": ("aarch64", "neoverse-n1", 128, 32),
+    "neoverse-v1": ("aarch64", "neoverse-v1", 128, 32),
+    "neoverse-v2": ("aarch64", "neoverse-v2", 128, 32),
+    "apple-m1": ("aarch64", "apple-m1", 128, 32),
+    "rk3588": ("aarch64", "cortex-a55", 128, 32),
+    "sifive-u74": ("riscv64", "sifive-u74", 64, 16),
+    "sifive-u74-newer": ("riscv64", "sifive-u74", 64, 16),
+    "spacemit-x60": ("riscv64", "spacemit-x60", 256, 32),
+    "spacemit-x60-no-uarch": ("riscv64", "spacemit-x60", 256, 32),
+    "spacemit-x60-vendor-kernel": ("riscv64", "spacemit-x60", 256, 32),
+}
+UNKNOWN = {
+    "neoverse-n2": ("aarch64", "armv8.6-a"),
+    "apple-virtual": ("aarch64", "armv8.2-a"),
+    "riscv-with-vectors": ("riscv64", "riscv64"),
+}
+
+Device = Callable[..., DeviceFacts]
+
+
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Device:
+    def make(name: str, architecture: str, text: str | None = None) -> DeviceFacts:
+        (tmp_path / "proc").mkdir(exist_ok=True)
+        text = (CPUINFO / f"{name}.txt").read_text() if text is None else text
+        (tmp_path / "proc/cpuinfo").write_text(text)
+        monkeypatch.setattr(platform, "machine", lambda: architecture)
+        monkeypatch.setattr(platform, "system", lambda: "Linux")
+        return find_device(tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize("name", sorted(MACHINES))
+def test_a_described_cpu(device: Device, name: str) -> None:
+    architecture, expected, bits, registers = MACHINES[name]
+    facts = device(name, architecture)
+    found, sentence = best_target(facts)
+    assert (found.name, found.vector_bits, found.vector_registers) == (expected, bits, registers)
+    assert found == resolve_target(expected)
+    assert sentence.endswith(f"is described as {expected}")
+    assert can_run(found, facts) and not missing_features(found, facts)
+
+
+@pytest.mark.parametrize("name", sorted(UNKNOWN))
+def test_an_unknown_cpu_gets_the_best_baseline(device: Device, name: str) -> None:
+    architecture, expected = UNKNOWN[name]
+    found, sentence = best_target(device(name, architecture))
+    assert found.name == expected
+    assert sentence.endswith(
+        f"is described by no target: {expected} is the best baseline that it runs"
+    )
+
+
+def test_every_file_is_looked_at() -> None:
+    ways = {*MACHINES, *UNKNOWN, "rk3576"}
+    assert {path.stem for path in CPUINFO.glob("*.txt")} == ways
+
+
+def test_the_fastest_kind_of_core_decides(device: Device, tmp_path: Path) -> None:
+    """Linux says the capacity of cores that differ; features are those that all of them have."""
+    cpus = tmp_path / "sys/devices/system/cpu"
+    for number, capacity in enumerate((414, 1024)):
+        (cpus / f"cpu{number}/cache/index0").mkdir(parents=True)
+        (cpus / f"cpu{number}/cpu_capacity").write_text(f"{capacity}\n")
+        cache = {"level": "1", "type": "Data", "size": f"{32 << number}K"}
+        for key, value in cache.items():
+            (cpus / f"cpu{number}/cache/index0/{key}").write_text(value)
+    for name, expected in (("rk3588", "cortex-a76"), ("rk3576", "cortex-a72")):
+        facts = device(name, "aarch64")
+        assert best_target(facts)[0].name == expected
+        assert facts.cache_bytes(1) == 64 << 10
+    mixed = (CPUINFO / "rk3588.txt").read_text().replace(" asimddp", "", 1)
+    facts = device("", "aarch64", mixed)
+    assert "asimddp" not in facts.features and "asimdhp" in facts.features
+    found, sentence = best_target(facts)
+    assert found.name == "aarch64"
+    assert "is described as cortex-a76, but lacks dotprod: aarch64 is the best" in sentence
+
+
+def test_a_hypervisor_that_hides_features(device: Device) -> None:
+    hidden = (CPUINFO / "zen4.txt").read_text().replace(" avx512_bf16", "")
+    found, sentence = best_target(device("", "x86_64", hidden))
+    assert found.name == "x86-64-v4"
+    assert "is described as znver4, but lacks avx512bf16" in sentence
+    for name, expected in ((" avx512vl", "x86-64-v3"), (" avx2", "x86-64-v2")):
+        hidden = hidden.replace(name, "")
+        assert best_target(device("", "x86_64", hidden))[0].name == expected
+    with pytest.raises(
+        UnknownTargetError, match=r"'AMD Ryzen 9 7950X .*runs none of the described"
+    ):
+        best_target(device("", "x86_64", hidden.replace(" sse4_2", "")))
+
+
+def test_vectors_of_unknown_length_are_taken_for_short_ones(device: Device) -> None:
+    """Linux does not print how long the vectors of a RISC-V are, and shorter ones compute half."""
+    unknown = device("riscv-with-vectors", "riscv64")
+    assert missing_features(resolve_target("riscv64-zvl256b"), unknown) == ("zvl256b",)
+    assert not can_run(resolve_target("spacemit-x60"), unknown)
+    assert can_run(resolve_target("riscv64-zvl256b"), device("spacemit-x60", "riscv64"))
+
+
+def test_what_a_cpus_name_turns_on_is_asked_for(device: Device) -> None:
+    """LLVM may use SVE for a Neoverse V1, whatever features its target lists."""
+    facts = device("neoverse-v1", "aarch64")
+    without = replace(facts, features=tuple(f for f in facts.features if f != "sve"))
+    assert missing_features(resolve_target("neoverse-v1"), without) == ("sve",)
+    assert best_target(without)[0].name == "armv8.6-a"
+
+
+@pytest.mark.parametrize(
+    "name", sorted(n for n, t in known_targets().items() if "linux" in t.triple)
+)
+def test_every_feature_of_a_target_can_be_told(name: str) -> None:
+    described = resolve_target(name)
+    wanted = {switch[1:] for switch in described.features}
+    assert wanted <= described.family.linux_features.keys()
+
+
+def test_the_device_runs_what_it_runs(device: Device) -> None:
+    """Code runs on the machines that have its features, and on no other architecture or system."""
+    zen4, haswell = device("zen4", "x86_64"), device("haswell", "x86_64")
+    assert can_run(resolve_target("znver4"), zen4) and can_run(resolve_target("haswell"), zen4)
+    assert not can_run(resolve_target("znver4"), haswell)
+    assert not can_run(resolve_target("aarch64"), zen4)
+    assert not can_run(resolve_target("x86-64-v2"), replace(zen4, system="Darwin"))
+    assert not can_run(resolve_target("x86-64-v2"), replace(zen4, features=()))
+    assert can_run(resolve_target("x86-64-v2"), replace(zen4, architecture="AMD64"))
+
+
+def test_no_family_describes_the_machine(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = device("", "s390x", "processor : 0\nmodel name : a mainframe\n")
+    with pytest.raises(UnknownTargetError, match=r"describes 'a mainframe' \(s390x\)"):
+        best_target(facts)
+    monkeypatch.setattr(detection, "this_device", lambda: facts)
+    monkeypatch.setattr(target, "family_of", lambda machine: None)
+    with pytest.raises(UnknownTargetError, match="no target family describes"):
+        host_target.__wrapped__()
+
+
+def test_the_host_without_llvm(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = device("cortex-a76", "aarch64")
+    monkeypatch.setattr(detection, "this_device", lambda: facts)
+    monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
+    assert host_target.__wrapped__() == resolve_target("cortex-a76")
+
+
+def test_facts_of_every_machine_read_back(device: Device) -> None:
+    for name, (architecture, *_) in MACHINES.items():
+        facts = device(name, architecture)
+        assert facts.features and facts.processor
+        assert DeviceFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts

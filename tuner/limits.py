@@ -1,0 +1,105 @@
+"""What a run may cost, and when it is over: time, expected gain, target, a lost device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tuner.events import Ended
+from tuner.forecast import Curve, Forecast, ForecastError, ForecastLog, forecast, model_seconds
+from tuner.measure.measurement import Status, Trial
+from tuner.options import TuneOptions
+
+FINALS_SHARE = 0.2
+"""Share of the time budget kept for comparing finalists."""
+
+FINALS_SECONDS_PER_TASK = 0.5
+"""The most time that is kept for the finalists of one task."""
+
+LOST_BATCHES = 5
+"""Batches in a row with which the device was lost, after which the run ends."""
+
+
+class RunLimits:
+    """The clock of a run, the limits that end it, and whether one was met."""
+
+    def __init__(self, options: TuneOptions, clock: Callable[[], float]) -> None:
+        self._options = options
+        self._clock = clock
+        self._started = clock()
+        self._losses: list[str] = []
+        self._log = ForecastLog()
+        self.ended: Ended | None = None
+        """Why no further candidates are tried; None as long as some are."""
+        self.forecast: Forecast | None = None
+        """What more trials are expected to gain, as of the last batch."""
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start, more than none."""
+        return max(self._clock() - self._started, 1e-9)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None where time is no limit."""
+        if self._options.seconds is None:
+            return None
+        return self._options.seconds - (self._clock() - self._started)
+
+    def finals_seconds(self, tasks: int) -> float:
+        """Time that comparing the finalists of so many tasks may take."""
+        most = FINALS_SECONDS_PER_TASK * tasks
+        if self._options.seconds is None:
+            return most
+        return min(FINALS_SHARE * self._options.seconds, most)
+
+    def is_late(self, tasks: int) -> bool:
+        """Whether the time that is left is for finalists alone."""
+        left = self.seconds_left
+        return left is not None and left <= self.finals_seconds(tasks)
+
+    def is_over(self, tasks: int) -> bool:
+        """Whether not even results are waited for any longer."""
+        left = self.seconds_left
+        return left is not None and left <= self.finals_seconds(tasks) / 2
+
+    def look_after_device(self, trials: Sequence[Trial]) -> None:
+        """End the run when nothing but losses comes back, batch after batch."""
+        lost = [t.measurement.error for t in trials if t.measurement.status is Status.WORKER_LOST]
+        if trials and len(lost) == len(trials):
+            self._losses.append(f"the device was lost: {lost[-1] or 'no reason was given'}")
+        elif trials:
+            self._losses.clear()
+        if len(self._losses) >= LOST_BATCHES:
+            self.ended = Ended.DEVICE
+
+    @property
+    def lost_device(self) -> str:
+        """Why the device was lost last, if that ended the run."""
+        return self._losses[-1] if self.ended is Ended.DEVICE else ""
+
+    def look_ahead(
+        self, curves: Sequence[Curve], measured: int, trials: int, *, binding: bool
+    ) -> None:
+        """Forecast what another window gains at the rate of candidates so far.
+
+        The run ends if the target is met, or if nothing that counts is to be gained.
+
+        Args:
+            curves: what is known of each task.
+            measured: candidates that this process measured.
+            trials: those of the whole job.
+            binding: whether the forecast may end the run.
+        """
+        self.forecast = forecast(curves, measured / self.elapsed)
+        self._log.note(self.elapsed, trials, curves)
+        if not binding or self.ended is not None:
+            return
+        target = self._options.target_seconds
+        if target is not None and model_seconds(curves) <= target:
+            self.ended = Ended.TARGET
+        elif self.forecast.gain_per_minute < self._options.stop_gain:
+            self.ended = Ended.GAIN
+
+    def forecast_error(self) -> ForecastError | None:
+        """How well the forecasts so far came true."""
+        return self._log.error()
