@@ -190,8 +190,11 @@ def test_a_killed_tuner_finds_what_it_asked_for(
     done = RunResult(lease.request_id, RunStatus.OK, errors={"y": 0.25}, worker=registered.id)
     storage.leases.complete(lease.request_id, lease.fencing_token, "key", done.to_json())
     with LeasedDevice(storage, job, host_target(), CancelToken(), CancelToken()) as device:
-        assert device.check(model, 1, SEED, outputs).errors == {"y": 0.25}
-        assert states(storage, job) == [RequestState.DONE]
+        for _ in range(2):
+            assert device.check(model, 1, SEED, outputs).errors == {"y": 0.25}
+            assert states(storage, job) == [RequestState.DONE]
+            # no housekeeping takes it while the job is open
+            assert storage.leases.prune(-1000.0) == 0
         # other inputs are another run, and so are those of another job
         call = Call(lambda: device.check(model, 1, SEED + 1, outputs))
         until(lambda: RequestState.QUEUED in states(storage, job))
