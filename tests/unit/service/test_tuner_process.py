@@ -20,10 +20,11 @@ from db.stores.jobs import Job
 from service.jobs import run_job, tuner_process
 from service.jobs.device import Checked
 from service.jobs.graph_choice import keep_plan
-from service.jobs.leased_device import JobCancelled, LeasedDevice
+from service.jobs.leased_device import LeasedDevice
 from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, plan_model
 from service.jobs.remote_runner import RemoteRunner
+from service.jobs.run_queue import JobCancelled
 from service.jobs.tuner_process import TunerProcess
 from service.settings import Settings
 from tests.unit.tuner.fakes import FakeBuilder

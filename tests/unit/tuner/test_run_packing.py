@@ -10,7 +10,7 @@ import pytest
 from compiler import driver
 from compiler.program_builder import CompiledProgram, ProgramBuilder
 from compiler.runtime.packing import aligned_empty
-from compiler.runtime.program import Copy, KernelCall, Program, Space
+from compiler.runtime.program import BufferSpace, Copy, KernelCall, Program
 from compiler.runtime.weight_ranges import weight_ranges
 from compiler.target import host_target
 from tests.unit.service.leased import compile_program, model_bytes
@@ -57,10 +57,10 @@ def test_a_program_reads_its_weights_and_no_more(behind_another: CompiledProgram
 def test_every_instruction_counts_and_what_overlaps_is_one(alone: CompiledProgram) -> None:
     program = alone.program
     (first, second) = weight_ranges(program)
-    weights = Space.WEIGHTS
+    weights = BufferSpace.WEIGHTS
     call = next(i for i in program.instructions if isinstance(i, KernelCall))
     (ref,) = (r for r in call.buffers if r.space is weights)
-    destination = replace(ref, space=Space.ARENA, offset=0)
+    destination = replace(ref, space=BufferSpace.ARENA, offset=0)
 
     def also(*copies: tuple[int, int]) -> Program:
         added = [Copy(destination, replace(ref, offset=o), n) for o, n in copies]
