@@ -246,7 +246,8 @@ def counted(g: Maker, c: Any) -> str:
     if c.varied:
         n = g.constant("n", inside * np.arange(1, 5).reshape(1, 4, 1, 1))
     attrs = {"kernel": (2, 2), "strides": (2, 2), "dilations": (1, 1), "pads": (0, 0, 1, 1)}
-    return g("average_pool", y, n, count_include_pad=c.include, **attrs)
+    stated = {} if c.include is None else {"count_include_pad": c.include}
+    return g("average_pool", y, n, **stated, **attrs)
 
 
 COUNTS = [(1, 1, 3, 3), (3, 3), (1, 3, 3)]
@@ -270,7 +271,7 @@ POOLS = [
         "bias": ["none"], "include": [1, 0], "counts": COUNTS, "varied": [False],
     }, {"bias": ["constant"], "varied": [True]}),
     Pattern("biased average of windows", pool_first, counted, {
-        "bias": ["constant", "none"], "include": [0], "counts": COUNTS, "varied": [False],
+        "bias": ["constant", "none"], "include": [0, None], "counts": COUNTS, "varied": [False],
     }, {"include": [1], "varied": [True]}),
 ]  # fmt: skip
 
