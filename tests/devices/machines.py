@@ -90,6 +90,7 @@ HASWELL = Machine(
             "cpu family: 6",
             "model: 60",
             f"model name: {_HASWELL}",
+            "stepping: 3",
             "cache size: 8192 KB",
             f"flags: {_HASWELL_FLAGS}",
         ],
