@@ -105,11 +105,13 @@ def _child(request: Request, log: int) -> None:
 def _wait(child: int, deadline: float) -> tuple[int, bool]:
     """The status of a child, and whether it had to be ended; what it started ends with it."""
     ended, status = 0, 0
-    while not ended and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-        ended, status = os.waitpid(child, os.WNOHANG)
-    with suppress(ProcessLookupError):  # where nothing is left of its group
-        os.killpg(child, signal.SIGKILL)
+    try:
+        while not ended and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            ended, status = os.waitpid(child, os.WNOHANG)
+    finally:
+        with suppress(ProcessLookupError):  # where nothing is left of its group
+            os.killpg(child, signal.SIGKILL)
     if not ended:
         _, status = os.waitpid(child, 0)
     return status, not ended

@@ -1,4 +1,4 @@
-"""What processes that are ours do otherwise than a library may in the process of who imports it."""
+"""Settings of our own processes: a library may not make them in the process that imports it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def settle_process() -> None:
     """Collect garbage rarely, switch threads often, and compute NumPy's products on one thread.
 
     Products of references are small, and this machine's other cores build, pack and measure. A
-    second thread of BLAS waits for them actively: the references of ResNet-50 took 0.15 s of CPU
-    time on one thread and 0.7 s on two where anything else ran. To be called before NumPy is
-    imported; child processes inherit it.
+    second thread of BLAS would keep a core busy waiting: the references of ResNet-50 took 0.15 s of
+    CPU time on one thread, and 0.7 s on two beside other work. Call it before NumPy is imported;
+    child processes inherit it.
     """
     gc.set_threshold(YOUNG_OBJECTS)
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -32,9 +32,9 @@ def settle_process() -> None:
 
 
 def leave_garbage() -> None:
-    """Before the process ends: what lies about goes with it.
+    """Let the process end without a last garbage collection.
 
-    Python would look for cycles among all objects once more, to find what is freed anyway: 0.35 s
-    of CPU time after a model was compiled. Files and threads end in order as ever.
+    Python would look for cycles among all objects once more, though the end of the process frees
+    them anyway: 0.35 s of CPU time after a model was compiled. Files and threads end in order.
     """
     gc.freeze()

@@ -29,8 +29,8 @@ _VERSION = sa.table("alembic_version", sa.column("version_num", sa.Text))
 def upgrade(engine: sa.Engine, revision: str = "head") -> None:
     """Apply every migration that is missing; safe when several processes start at once.
 
-    A database that is up to date is only read, and without alembic, whose import takes as long as
-    everything else that opens it: whoever writes it at that time is not in the way.
+    A database that is up to date is only read, so nobody who writes to it is in the way. Alembic is
+    then not imported: that takes as long as all the rest of opening a database.
 
     Raises SchemaVersionError if the database is of a newer release, StorageError.
     """
@@ -57,7 +57,7 @@ def current_revision(engine: sa.Engine) -> str | None:
 
 
 def head_revision() -> str:
-    """The revision of this release: the last of the files, which are named by their revisions."""
+    """The revision of this release: that of the last file of migrations."""
     names = [path.stem for path in _MIGRATIONS.glob("versions/v*.py")]
     assert names, "the migrations are packaged with the code"
     return max(names)[1:].partition("_")[0]

@@ -1,7 +1,7 @@
 """Column types that behave alike on SQLite and PostgreSQL, and the JSON encoding of columns.
 
-What a crashed kernel or a foreign device says may hold anything. PostgreSQL refuses NUL in text
-and NaN in JSON, and UTF-8 has no lone surrogates; none of that may cost a finished measurement.
+A crashed kernel or a foreign device may say anything. PostgreSQL refuses NUL in text and NaN in
+JSON, and UTF-8 has no lone surrogates. No measurement may be lost by that.
 """
 
 from __future__ import annotations

@@ -174,7 +174,6 @@ class Client:
 
     def _stream(self, job_id: str, after: int) -> Iterator[JobEventView]:
         headers = {"Last-Event-ID": str(after), "Accept": "text/event-stream"}
-        data: list[str] = []
         try:
             with self._http.stream(
                 "GET", f"/v1/jobs/{_quoted(job_id)}/events", headers=headers
@@ -182,12 +181,9 @@ class Client:
                 if answer.status_code >= 400:
                     answer.read()
                     raise _refusal(answer)
-                for line in answer.iter_lines():
-                    if line.startswith("data:"):
-                        data.append(line.removeprefix("data:").removeprefix(" "))
-                    elif not line and data:
-                        yield _parse(JobEventView, "\n".join(data))
-                        data.clear()
+                for event in httpx2.EventSource(answer):
+                    if event.data:  # a pause to be kept between attempts has none
+                        yield _parse(JobEventView, event.data)
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from error
 

@@ -33,8 +33,8 @@ class Ended(StrEnum):
 class TaskSnapshot:
     """A task as it stands. `from_store` tasks had a record already and cost no trial.
 
-    `origins` counts the trials by who suggested them (what was the code of an earlier one, too, and
-    is no trial), `best_origin` is who suggested what is fastest.
+    `origins` counts the candidates by who suggested them, those too whose code was measured before.
+    `best_origin` is who suggested the fastest.
     """
 
     name: str
@@ -65,10 +65,10 @@ class TaskInputs:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A run knows its tasks. Options, inputs and what it adopted are what it can be repeated from.
+    """A run knows its tasks. It can be repeated from its options, its inputs and what it adopted.
 
-    `adopted` are the requests that an earlier process of the job had sent, and that this one waits
-    for, in the order of their numbers.
+    `adopted` are requests that an earlier process of the job sent. This one waits for them. They
+    are in the order of their numbers.
     """
 
     tasks: tuple[TaskSnapshot, ...]
@@ -82,8 +82,8 @@ class Started:
 class Progress:
     """A batch was measured.
 
-    `model_seconds` sums the best known latency of all tasks, each as often as the model runs it;
-    None until every task has one, and so is the forecast. `seconds_left` is an estimate, finals
+    `model_seconds` sums the best known latency of all tasks, each as often as the model runs it.
+    It and `forecast` are None until every task has a latency. `seconds_left` is an estimate, finals
     included.
     """
 
@@ -118,9 +118,9 @@ class Screened:
 class Finished:
     """The end of a run: also what `tune` returns.
 
-    `forecast` is what going on was expected to gain at the end of the screening, `forecast_error`
-    how well forecasts came true. `journal` says in which order batches were sent and taken (see
-    `tuner.pipeline`).
+    `forecast` says what further trials were expected to gain when the screening ended,
+    `forecast_error` how well forecasts came true. `journal` is the order in which batches were sent
+    and taken (see `tuner.pipeline`).
     """
 
     tasks: tuple[TaskSnapshot, ...]

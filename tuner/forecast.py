@@ -4,10 +4,11 @@ Trials of a task are taken as draws whose times lie evenly near the fastest that
 fastest of n draws then stands `scale / n` above the end of the distribution in expectation, its
 neighbours in the sorted times stand as far apart, and the next draw is a record with chance
 1 / (n + 1) (Renyi 1962, the theory of records). So the sorted times of what was measured say how
-much m more trials gain: scale * (1 / n - 1 / (n + m)). A search that learns is no even draw: it
-finds the best early. So a record that stands for most of the trials halves what is expected when
-their number is four times as large, and how gains compare with those expected corrects the estimate
-as the run goes on.
+much m more trials gain: scale * (1 / n - 1 / (n + m)).
+
+A search that learns is no even draw: it finds the best early. Two factors correct for that. When
+the record is old, less is expected: half, once four times as many trials were made (`freshness`).
+And gains are compared with those that were expected as the run goes on (`trust`).
 """
 
 from __future__ import annotations
@@ -123,12 +124,12 @@ class History:
 
     @property
     def trust(self) -> float:
-        """What expectations are to be multiplied with, by how they came true so far."""
+        """A factor for what is expected: how well expectations came true so far."""
         return min(MOST_TRUST, (DOUBT + self.gained) / (DOUBT + self.expected))
 
     @property
     def freshness(self) -> float:
-        """1 as long as the record is of the later half of the trials, then less and less."""
+        """1 while the record is among the later half of the trials, then less and less."""
         return min(1.0, sqrt(2 * self.record_at / self.trials)) if self.trials else 1.0
 
     def own_scale(self) -> tuple[float, int]:
@@ -190,8 +191,10 @@ def model_seconds(curves: Sequence[Curve]) -> float:
 
 
 def expected_gain(curves: Sequence[Curve], trials: int) -> float:
-    """Share of the model's time that `trials` are expected to save, each part of them spent where
-    it is expected to save most."""
+    """Share of the model's time that `trials` are expected to save.
+
+    They are spent in parts, each on the task where it is expected to save most.
+    """
     total = model_seconds(curves)
     if not total or trials <= 0:
         return 0.0

@@ -60,8 +60,8 @@ def tune(
 ) -> Finished:
     """Tune tasks within a budget of trials and time, and keep the best schedules in the store.
 
-    Builder and runner stay open. `clock` gives seconds. `bounds` gives, for each task, the least
-    seconds that the machine allows it (0: unknown); it is asked when there is something to tune.
+    Builder and runner stay open. `clock` gives seconds. `bounds` gives the least seconds that the
+    machine allows each task (0: unknown); it is called only if there is something to tune.
     `timings` counts what the loop does, `beside` what the runner does meanwhile. `journal` repeats
     a run (see `tuner.replay`).
 

@@ -20,12 +20,12 @@ class TuningError(CompilerError):
 class TuneOptions:
     """Settings of one tuning run.
 
-    `trials` counts screened candidates over all tasks, failures too, and those of an earlier
-    process with the same `job_id`; the comparison of finalists is not counted. `seconds` bounds the
-    wall time, finals included. With `stop_gain` the run ends when less than that share of the
-    model's time is expected of another minute, with `target_seconds` when the kernels add up to no
-    more; 0 and None are off. `codegen_version` is kept with every trial: measurements of another
-    version are not used.
+    `trials` counts screened candidates over all tasks: failures too, and those of an earlier
+    process with the same `job_id`. The comparison of finalists is not counted. `seconds` bounds the
+    wall time, finals included. The run ends early when another minute is expected to gain less than
+    `stop_gain`, a share of the model's time (0: off), or when the kernels add up to no more than
+    `target_seconds` (None: off). `codegen_version` is kept with every trial: measurements of
+    another version are not used.
     """
 
     trials: int = 256

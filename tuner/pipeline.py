@@ -1,9 +1,9 @@
 """Batches on their way through builder and runner, in the background of the tune loop.
 
-What the loop decides depends on what it knows, so on the order in which it sent and took batches.
-The pipeline writes that order down, as its journal: SCREEN_SENT and FINAL_SENT for a batch that was
-sent off, and the number of a batch (sent or adopted, from 0) when it was taken. A pipeline that is
-given a journal keeps to it, whatever is ready before: that repeats a run.
+The loop decides by what it knows, so by the order in which it sent and took batches. The pipeline
+writes that order down in a journal: SCREEN_SENT or FINAL_SENT where a batch was sent, the number of
+the batch (sent or adopted, from 0) where it was taken. A run is repeated by giving its journal to a
+pipeline, which keeps to that order, whatever is ready before.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class Pipeline:
         return self._given is not None
 
     def has_room(self, phase: Phase) -> bool:
-        """Whether to propose another batch: the builders have work while the runner has its fill.
+        """Whether to propose another batch: so many that the builders always have work.
 
-        By a journal: whether it says so.
+        With a journal: whether it says that one was sent next.
         """
         if self._given is not None:
             return self._next_given() == _sent(phase)

@@ -28,9 +28,9 @@ class ReplayError(CompilerError):
 class RecordedRun:
     """Everything that the decisions of a run came from.
 
-    `known` are the trials that the store had at the start, oldest first, `trials` those of the run,
-    `adopted` the requests that an earlier process had left with the runner. Of a run that was
-    killed and taken up again this is the last process: what those before it measured is known.
+    `known` are the trials that the store had at the start, oldest first. `trials` are those of the
+    run. `adopted` are requests that an earlier process left with the runner. If a run was killed
+    and taken up again, this is its last process: what the others measured is `known`.
     """
 
     options: TuneOptions

@@ -1,10 +1,11 @@
 """Tuning without a device: from what was recorded.
 
 A run is repeated from its options, what it knew at its start, its journal and its trials
-(`RecordedRun`): builder and runner answer with what was recorded, so the loop takes the same
-decisions, which can be looked at. A table holds measurements of many candidates of a workload; a
-task that is restricted to them (`restricted`) lets any strategy and cost model be tried offline,
-with any seed.
+(`RecordedRun`). Builder and runner answer with what was recorded, so the loop decides the same
+again, and its decisions can be looked at.
+
+A table holds measurements of many candidates of a workload. With a task that is `restricted` to
+them, any strategy and cost model can be tried offline, with any seed.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class TableAnswers:
 class RunAnswers:
     """The trials of one run, by their ids: a schedule may have been measured more than once.
 
-    `earlier` are trials from before it. An adopted request may be of those: its trials were stored,
-    and the process was killed before it could say so.
+    `earlier` are trials from before it. An adopted request may hold some of them: their process
+    stored them, and was killed before it acknowledged the request.
     """
 
     def __init__(self, trials: Sequence[Trial], earlier: Sequence[Trial] = ()) -> None:
@@ -223,8 +224,8 @@ def replay(
     A run that was taken up again is repeated from where its last process began.
 
     Raises:
-        ReplayError: if other candidates are proposed than were measured. The code that decides,
-            that counts features or that makes spaces is another one then.
+        ReplayError: if other candidates are proposed than were measured: the code has changed that
+            decides, counts features or makes spaces.
     """
     store = MemoryStore()
     for task, inputs in zip(tasks, run.inputs, strict=True):

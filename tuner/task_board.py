@@ -72,7 +72,7 @@ class TaskBoard:
 
     @property
     def model_seconds(self) -> float | None:
-        """The best known times, each as often as the model runs it; None until all are known."""
+        """The best known times, each as often as the model runs it; None if one is unknown."""
         found = self.snapshots()
         known = [s.best_seconds * s.count for s in found if s.best_seconds is not None]
         return sum(known) if len(known) == len(found) else None

@@ -25,10 +25,9 @@ task, not with its candidates."""
 class Profile:
     """What is known of a task before its first trial.
 
-    `operations` is the arithmetic of the default schedule, in vector operations: a measure of the
-    work for comparing tasks, not a number of FLOPs. Tasks of one `kind` are alike. `bound_seconds`
-    is what the machine allows at best, 0 where nobody knows, `space` how many schedules there are
-    (0: unknown).
+    `operations` are vector operations of the default schedule: they compare the work of tasks, and
+    are no number of FLOPs. Tasks of one `kind` are alike. `bound_seconds` is what the machine
+    allows at best, `space` how many schedules there are; both are 0 if unknown.
     """
 
     weight: float
@@ -102,8 +101,10 @@ class _Kind:
     rate: float
 
     def scale_beside(self, own: float, known: int) -> float:
-        """The mean of the others than the one that tells `own` by so many distances, together with
-        what is expected of an unknown task."""
+        """The mean scale of the other tasks of this kind, and of VOICES unknown ones.
+
+        `own` is the scale that the task itself tells, from `known` distances.
+        """
         others = (self.scales - own, self.told - 1) if known else (self.scales, self.told)
         return (others[0] + VOICES * UNKNOWN_SCALE) / (others[1] + VOICES)
 

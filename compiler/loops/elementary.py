@@ -1,7 +1,7 @@
 """Pieces that the mathematical functions share: short names, polynomials, argument reduction.
 
-What differs between float32 and float64 is constants, mostly coefficients: `by_type` picks them.
-Where a polynomial names no source it is a Chebyshev or minimax fit of the function that it says.
+float32 and float64 differ in constants, mostly coefficients: `by_type` picks them. A polynomial
+that names no source is a Chebyshev or minimax fit of the function that it names.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ _EXP_TAIL_DOUBLE = (
 
 
 def with_sign_of(x: Expr, magnitude: Expr) -> Expr:
-    """An odd function from its value at |x|; zeros are the caller's."""
+    """An odd function from its value at |x|; the caller takes care of zeros."""
     return select(less(x, 0.0), -magnitude, magnitude)
 
 

@@ -1,6 +1,6 @@
-"""Runs a loop nest on NumPy arrays: slow, and so plain that it is the meaning of the IR.
+"""Run a loop nest on NumPy arrays: slowly, and so plainly that this defines what the IR means.
 
-Tests hold both sides against it: a schedule's nest must compute what the operators say, and
+Tests compare both sides with it: a schedule's nest must compute what the operators say, and
 generated code must compute what its nest says.
 """
 

@@ -72,7 +72,7 @@ def _log(x: Expr) -> Expr:
 
 
 def log_normal(x: Expr) -> Expr:
-    """`log` of a positive normal number; NaN for infinity and NaN, and nothing said of the rest."""
+    """`log` of a positive normal number; NaN for infinity and NaN, anything for other numbers."""
     return in_float("log_normal", x, _log_normal)
 
 

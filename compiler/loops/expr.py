@@ -361,7 +361,7 @@ def op(operation: Operation, *args: Expr | float) -> Op:
 
 
 def finished(reduction: Reduce) -> Expr:
-    """What stands for a reduction in the epilogue: its accumulator, or the tuple of its items."""
+    """What the epilogue has in place of a reduction: its accumulator, or the tuple of its items."""
     match reduction.combiner:
         case Fold(neutral=neutral):
             return Items(tuple(Accumulator(c.type, i) for i, c in enumerate(neutral)))

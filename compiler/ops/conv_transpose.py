@@ -1,8 +1,8 @@
 """Transposed convolution, and the sum of overlapping blocks.
 
 Output o + p = q * s + r takes part in the products of inputs q - j with taps r + j * s. So a
-transposed convolution with stride s is one convolution for each remainder r, over j, and all of
-them are one convolution with s times the filters a dimension, whose output is interleaved. No
+transposed convolution with stride s is one convolution over j for each remainder r. All of them
+together are one convolution, with s times the filters a dimension and interleaved output. No
 product with an inserted zero is computed. Shi et al., "Is the deconvolution layer the same as a
 convolutional layer?" (2016).
 """

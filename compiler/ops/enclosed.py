@@ -93,7 +93,7 @@ class Enclosure:
 
 
 class Outside(MutableMapping[str, str | None]):
-    """What ONNX names of the graph around a body mean in the body: looking one up captures it."""
+    """ONNX names of the graph around a body, as the body sees them: looking one up captures it."""
 
     def __init__(self, values: Mapping[str, str | None], enclosure: Enclosure) -> None:
         self._values = values

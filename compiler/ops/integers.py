@@ -1,4 +1,4 @@
-"""Arithmetic on integers that no instruction does: powers, and shifts by run-time amounts."""
+"""Integer arithmetic that no instruction does: powers, and shifts by run-time amounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph interpreter: every operator's NumPy reference in turn. The oracle for compiled code."""
+"""The graph interpreter: it runs every operator's NumPy reference. The oracle for compiled code."""
 
 from __future__ import annotations
 

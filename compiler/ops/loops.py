@@ -17,11 +17,11 @@ from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OpKind
 
 BodyBuilder = Callable[[Enclosure, str, Sequence[str]], Sequence[str]]
-"""Whether another step follows, the next states and the rows of a step: values of the enclosure's
-graph, for those of the step's number and of its states."""
+"""Makes the body of a loop from the step's number and its states, values of the enclosure's graph.
+It gives whether another step follows, the next states, and the rows of the step."""
 
 BranchBuilder = Callable[[Enclosure], Sequence[str]]
-"""The outputs of a branch: values of the enclosure's graph."""
+"""Makes a branch and gives its outputs: values of the enclosure's graph."""
 
 CHEAP_ELEMENTS = 1 << 12
 """Branches that compute fewer elements are both computed: so they fuse with what is around them."""

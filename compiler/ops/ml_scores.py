@@ -23,7 +23,7 @@ TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
 def as_floats(node: OnnxNode, value: str) -> str:
-    """float64 as it is, everything else in float32, which is what scores are computed in."""
+    """A float64 as it is, everything else as float32: scores are computed in these."""
     if node.type(value).dtype in (DType.FLOAT32, DType.FLOAT64):
         return value
     return node.emit("cast", [value], to=DType.FLOAT32.value)

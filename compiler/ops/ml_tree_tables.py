@@ -40,7 +40,7 @@ class Mode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SplitNode:
-    """A node with two branches, `yes` and `no`: positions of nodes.
+    """A node that tests a feature and goes on at `yes` or `no`, which are positions of nodes.
 
     `values` are its threshold, or its members; a NaN goes to `yes` where `missing` is set.
     """

@@ -1,12 +1,12 @@
-"""Bodies of control flow: each is optimised like a graph of its own, and takes what it can use.
+"""Optimise bodies of control flow, each like a graph of its own, and hand them what they use.
 
 Before:                                         After:
     %2 = loop(n, go, x, c0, %1) {...}               %2 = loop(n, go, x) {...}
       input state.0, capture.0, capture.1             input state.0
       output on, mul(state.0, capture.0)              output on, mul(state.0, c0)
 
-A captured constant becomes one of the body's, where kernels pack it, and what a body does not read
-is not handed to it. What follows from constants alone is computed by the other passes.
+A captured constant becomes one of the body's own, so that kernels can pack it. What a body does not
+read is not handed to it. What follows from constants alone is computed by the other passes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from compiler.passes.dead_code import dead_code
 
 
 def optimise_bodies(graph: Graph, optimise: Callable[[Graph], Graph]) -> Graph:
-    """Optimise the bodies of all nodes; the graph itself is as it was but for what they read."""
+    """Optimise the bodies of all nodes. Of the graph itself only the operands of those change."""
     if not any(node.bodies for node in graph.nodes):
         return graph
     nodes = []

@@ -43,8 +43,8 @@ RUNTIME = (OpKind.NATIVE, OpKind.CONTROL)
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Nodes, in topological order, that become one kernel; or a single one that becomes none: a
-    reshape, which is a view, or a native operator or control flow.
+    """Nodes, in topological order, that become one kernel; or a single node that becomes none: a
+    reshape (a view), a native operator, or control flow.
 
     `output` is the only value that is used outside.
     """

@@ -1,4 +1,4 @@
-"""What kernels and copies cost in a layout, as far as a graph shows it.
+"""What kernels and copies cost in a layout, estimated from the graph alone.
 
 In operations: a core multiplies and adds about as often as it moves a byte of its outer caches
 twice. Factors are rounded from kernels of ResNet-50, MobileNetV2, DenseNet-121 and GoogLeNet, timed

@@ -93,7 +93,7 @@ class EstimatedCosts:
     """Operations and bytes, as far as a graph shows them (`layout_costs`)."""
 
     def kernel(self, group: Group, option: Option) -> float:
-        """The operations of the option, the bytes that it moves among them."""
+        """The operations of the option; the bytes that it moves count, too."""
         return option.cost
 
     def copy(self, kind: TensorType, source: Placement, target: Placement) -> float:

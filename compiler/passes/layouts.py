@@ -6,11 +6,11 @@ Before:                                     After (16 lanes):
     {softmax}:    row -> row                    {identity}: 0 1/16 ... -> row; {softmax}: row
 
 Each group of nodes has options (`layout_options`): what it reads and writes, and what its kernel
-costs. A value that is not written as a group reads it is copied, once for all groups that want the
-same. The cheapest options for the whole graph are found together (`quadratic`), without loss in
-graphs of chains, branches that join again, and skip connections. Also called data layout
-transformation; Liu et al., "Optimizing CNN Model Inference on CPUs" (2019), which solves it for
-convolutions.
+costs. A value that a group reads in another layout than it is written in is copied, once for all
+groups that want the same. The cheapest options for the whole graph are found together
+(`quadratic`), without loss in graphs of chains, branches that join again, and skip connections.
+Also called data layout transformation; Liu et al., "Optimizing CNN Model Inference on CPUs" (2019),
+which solves it for convolutions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def assign_layouts(
     *,
     weight_macs: float = WEIGHT_MACS,
 ) -> tuple[LayoutChoice, ...]:
-    """A choice for each group, in their order: the layouts that are chosen, the others by estimate.
+    """A choice for each group, in their order: the given layouts, and the cheapest for the others.
 
     `weight_macs` is that of a core (`compiler.targets.CoreModel`).
 
@@ -64,6 +64,7 @@ class Assignment:
         weight_macs: float = WEIGHT_MACS,
     ) -> None:
         self._graph = graph
+        self._inputs = frozenset(graph.inputs)
         self._groups = groups
         self._costs = costs
         options = Options(graph, lanes, choice.copied, weight_macs)
@@ -113,7 +114,7 @@ class Assignment:
         if self._graph.returns(group.output):
             cost += self._copy(types[group.output], option.choice.output, ROW_MAJOR)
         for value, wish in option.choice.demands.items():
-            if value in self._graph.inputs and wish.halo and wish.layout == ROW_MAJOR:
+            if value in self._inputs and wish.halo and wish.layout == ROW_MAJOR:
                 padded = Placement(ROW_MAJOR, wish.halo)
                 cost += self._costs.copy(types[value], Placement(), padded)
         return cost

@@ -9,8 +9,8 @@ Before:                                 After:
 
 with views and transposes between. The input is read once, and one wide product has less waste at
 its edges than three; attention reads the slices through its index maps, so that nothing is copied.
-Other consumers would lose a fused epilogue to the slices: their products stay apart. Elsewhere:
-horizontal fusion, QKV packing.
+Products with other consumers stay apart: slices would keep their epilogues from being fused.
+Elsewhere: horizontal fusion, QKV packing.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def optimise(
     timings: Timings | None = None,
     without: Collection[str] = (),
 ) -> Graph:
-    """Run all passes but those `without` until the graph stays the same; then so on its bodies."""
+    """Run the passes that are not in `without` until nothing changes, then the same on bodies."""
     passes = [step for step in PASSES if step.__name__ not in without]
     for _ in range(ROUNDS):
         before = graph

@@ -1,10 +1,10 @@
 """Choices that depend on each other in pairs: partitioned boolean quadratic programming.
 
-Each node has a cost for each of its options, each edge one for each pair. What has one neighbour,
-or two, is folded into them without loss, as in a dynamic program over a series-parallel graph; only
-where every node left has three or more is one decided by what looks best. Scholz and Eckstein,
-"Register Allocation for Irregular Architectures" (2002); Anderson and Gregg, "Optimal DNN Primitive
-Selection with Partitioned Boolean Quadratic Programming" (2018).
+Each node has a cost for each of its options, each edge one for each pair of options. A node with
+one or two neighbours is folded into them without loss, as in a dynamic program over a
+series-parallel graph. Only if every node left has three or more, one of them is decided by what
+looks best. Scholz and Eckstein, "Register Allocation for Irregular Architectures" (2002); Anderson
+and Gregg, "Optimal DNN Primitive Selection with Partitioned Boolean Quadratic Programming" (2018).
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Quadratic:
         return total
 
     def solve(self, fixed: Mapping[int, int] | None = None) -> list[int]:
-        """The cheapest options; where nodes of three or more neighbours had to be decided alone, at
-        least none that are dearer than those of a walk in order of the nodes.
+        """The cheapest options, if no node of three or more neighbours had to be decided alone.
 
-        `fixed` gives some nodes their options: the others are the cheapest beside those.
+        Else they cost no more than those of a walk in order of the nodes. `fixed` gives some nodes
+        their options: the others are the cheapest beside those.
         """
         if fixed:
             return self._with(fixed).solve()

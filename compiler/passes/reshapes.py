@@ -69,7 +69,7 @@ def _sink(rewriter: Rewriter, node: Node) -> str | None:
         array = rewriter.array(value)
         if producer is not None:
             operands.append(producer.inputs[0])
-        elif array is not None and array.size == 1 and array.ndim <= len(shape):
+        elif array is not None and array.size == 1:
             operands.append(value)
         else:
             return None

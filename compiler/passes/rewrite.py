@@ -68,9 +68,9 @@ class Rewriter:
         return float(array.reshape(-1)[0])
 
     def uses(self, value: str) -> int:
-        """How many operands and outputs of the graph the value is.
+        """How often the value is an operand of a node or an output of the graph.
 
-        Values that stand for several old ones count all of their uses, so the answer errs to more.
+        A value that stands for several old ones counts the uses of all: it may be too many.
         """
         return self._uses.get(value, 1)
 

@@ -16,19 +16,7 @@ from compiler.runtime.packing import Array
 
 Doubles = NDArray[np.float64]
 
-# How much larger an algorithm's rounding errors are than those of the plain sum, rounded up from
-# measurements against float64 (plain 1.2e-6, one level of Strassen 2.3e-6, Winograd F(2x2) 0.6e-6,
-# F(4x4) 9e-6, F(6x6) 14e-6; 3x3 convolutions of 64 to 512 channels).
-_AMPLIFICATION = {"strassen": 2.0, "winograd2": 1.0, "winograd4": 8.0, "winograd6": 12.0}
-
-# Unit roundoff of the stored type, and the least tolerance.
-_ROUNDOFF = {
-    DType.FLOAT64: 2.0**-53,
-    DType.FLOAT32: 2.0**-24,
-    DType.FLOAT16: 2.0**-11,
-    DType.BFLOAT16: 2.0**-8,
-}
-_BASE = {
+_TOLERANCES = {
     DType.FLOAT64: 1e-10,
     DType.FLOAT32: 1e-4,
     DType.FLOAT16: 1e-2,
@@ -69,25 +57,14 @@ def _relative(output: Doubles, expected: Doubles) -> float:
     return error / largest if largest > 0.0 else error
 
 
-def tolerance_for(dtype: DType, reduction_length: int = 1, algorithm: str = "direct") -> float:
-    """The relative error up to which an output counts as right.
+def tolerance_for(dtype: DType) -> float:
+    """The relative error up to which an output of this type, in memory, counts as right.
 
     1e-4 for float32. The roundings of a sum of K terms add up like a random walk, to about
-    u * sqrt(K) of the largest output (u = 2**-24: 1.2e-6 was measured for K = 1152), so 1e-4 is
-    far above what rounding does and far below a wrong kernel: one missing term of K is an error of
-    about 1 / (4 * sqrt(K)), 4e-3 for K = 4608. Only for sums so long that four times the expected
-    walk, times what the algorithm adds, exceeds the base, the tolerance grows with it. Integers
-    and booleans must agree exactly.
-
-    Args:
-        dtype: of the output in memory.
-        reduction_length: terms in the longest sum, 1 if there is none.
-        algorithm: the schedule's; a name with no known amplification counts as a plain sum.
+    u * sqrt(K) of the largest output (u = 2**-24: 1.2e-6 was measured for K = 1152), twice that
+    with one level of Strassen and twelve times with Winograd's F(6x6) (14e-6). So 1e-4 is far above
+    what rounding does and far below a wrong kernel: one missing term of K is an error of about
+    1 / (4 * sqrt(K)), 4e-3 for K = 4608. Sums of float16 and bfloat16 are accumulated in float32,
+    and only the result is rounded. Integers and booleans must agree exactly.
     """
-    if dtype not in _ROUNDOFF:
-        return 0.0
-    walk = _ROUNDOFF[dtype] * math.sqrt(max(1, reduction_length))
-    if dtype in (DType.FLOAT16, DType.BFLOAT16):
-        # sums are accumulated in float32, only the result is rounded
-        walk = _ROUNDOFF[DType.FLOAT32] * math.sqrt(max(1, reduction_length))
-    return max(_BASE[dtype], 4.0 * walk * _AMPLIFICATION.get(algorithm, 1.0))
+    return _TOLERANCES.get(dtype, 0.0)

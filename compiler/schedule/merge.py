@@ -1,4 +1,4 @@
-"""Merging of adjacent axes that every access walks as one: of the output, and of a reduction.
+"""Merge adjacent axes, of the output or of a reduction, that every access walks as one.
 
 Before: `out[n, c, h, w] = x[n, c, h, w] + b[c]` over h: 28, w: 28.
 After:  `out[n, c, hw] = x[n, c, hw] + b[c]` over hw: 784.

@@ -76,7 +76,7 @@ class Problem:
 
 
 def is_one_expression(workload: Workload) -> bool:
-    """Whether an element of the output is one expression; a concatenation is put together."""
+    """Whether one expression gives every element of the output, unlike that of a concatenation."""
     return all(ops.get(node.op).kind is not OpKind.PIECES for node in workload.graph.nodes)
 
 

@@ -41,7 +41,7 @@ class SubSpace:
     for a workload nobody has tuned. It is always a point: constraints against waste may refuse
     every assignment of a tiny workload. `any_rows`, where there is one, is for a number of rows
     that changes between uses: tiles and packed weights are those of many rows, whatever their
-    number, and the rows are the outermost loop, so that kernels differ in what is left over alone.
+    number, and the rows are the outermost loop: kernels differ only in the rows that are left over.
     """
 
     algorithm: str

@@ -61,7 +61,7 @@ def parallel_balance(loops: Sequence[LoopSpec], threads: int) -> float:
 
 
 def replace_tensors(tensors: Sequence[Tensor], changed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The tensors with those of the same names in their places: inputs in their packed form."""
+    """The tensors, some replaced by those of the same names: inputs by their packed form."""
     by_name = {tensor.name: tensor for tensor in changed}
     return tuple(by_name.get(tensor.name, tensor) for tensor in tensors)
 
@@ -207,7 +207,7 @@ def depends_on(expr: Expr, axis: Axis) -> bool:
 
 @lru_cache(maxsize=1024)
 def halo_stage(output: Tensor, lanes: int) -> tuple[Stage, ...]:
-    """Zeros in the halo of an output, written by its producer; nothing where it has none.
+    """A stage that writes zeros into the halo of an output; none if it has no halo.
 
     The halo of a (n, c, h, w) tensor is written slice by slice: for each dimension with a halo, the
     elements before and after it, over all dimensions inside and outside.

@@ -1,7 +1,7 @@
 """Trained cost models: a row for each version, its bytes among the blobs.
 
-Versions of a target are numbered from 1. One of them, at most, is promoted: what tuning runs start
-from. Another takes its place by `promote`, and `roll_back` brings the one before it back.
+Versions of a target are numbered from 1. At most one of them is promoted: tuning runs start from
+it. `promote` puts another in its place, and `roll_back` brings the one before it back.
 """
 
 from __future__ import annotations

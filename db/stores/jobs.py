@@ -1,4 +1,4 @@
-"""Jobs: what a user asked for, who works on it, and how far it is."""
+"""Jobs: what a user asked for, who works on it, and how far the work is."""
 
 from __future__ import annotations
 
@@ -262,7 +262,8 @@ class JobStore:
     ) -> None:
         """Save counters (and an event "progress" with the counters and what `event` adds).
 
-        Trials done count as progress that a lost tuner is forgiven for. Raises StaleLeaseError.
+        A tuner that is lost after some trials is forgiven: they count as progress. Raises
+        StaleLeaseError.
         """
         now = self._clock()
         counters = asdict(progress)

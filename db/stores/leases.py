@@ -96,7 +96,7 @@ class LeaseStore:
         self, job_id: str, *, unfinished: bool = False, unacknowledged: bool = False
     ) -> Sequence[RequestStatus]:
         """The requests of a job, oldest first: all, or those that are not final, or those whose
-        outcome its tuner has not stored yet (what a restarted tuner resumes)."""
+        outcome its tuner has not stored yet. A restarted tuner resumes the last kind."""
         query = sa.select(*_status_columns).where(_requests.c.job_id == job_id)
         if unfinished:
             query = query.where(_is_open)

@@ -1,7 +1,7 @@
 """One run after the other through the queue of leases, and who there is to do them.
 
 Requests have names made of their content, the job and the worker. So a tuner that was killed finds
-what its predecessor asked for, under way or done.
+what its predecessor asked for, under way or done. Results are kept as long as the job is open.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RunQueue:
             worker = self.await_worker(target)
             name = self._submit(request, blobs, worker, target)
             status = self._await(name, worker, target)
-        self._storage.leases.acknowledge([status.request_id])
+        # not acknowledged: while the job is open, whoever works on it next may ask again
         return _read(status, f"worker '{worker.name}'")
 
     def remove(self, digests: Iterable[str]) -> None:

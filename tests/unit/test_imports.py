@@ -148,6 +148,18 @@ def test_the_compiler_is_imported_one_way(name: str) -> None:
     assert not wrong, f"{name} imports {sorted(wrong)}"
 
 
+def test_only_a_back_end_knows_itself() -> None:
+    """The others ask `compiler.codegen.backend`, which the target tells the folder of."""
+    wrong = {
+        (name, target)
+        for name in modules()
+        if not name.startswith("compiler.codegen.cpu")
+        for target in imports(name, everywhere=True)
+        if target.startswith("compiler.codegen.cpu")
+    }
+    assert not wrong
+
+
 @pytest.mark.parametrize("package", ["compiler.codegen"])
 def test_modules_are_imported_in_no_circle(package: str) -> None:
     """What stands under TYPE_CHECKING or in a function counts too."""

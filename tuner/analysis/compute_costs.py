@@ -57,8 +57,8 @@ class LoopLevel:
 class Use:
     """An access of a statement: how often it is executed in all, and its step along the lanes.
 
-    It is of the body, or of the start or the end of a sum. The place of its first lane is always a
-    multiple of `alignment` bytes.
+    It belongs to the body (`in_body`), or to the start or the end of a sum. The address of its
+    first lane is always a multiple of `alignment` bytes.
     """
 
     access: MemoryAccess
@@ -71,12 +71,12 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class ComputeCosts:
-    """What one Compute does in its loops. Computes that do the same in equal loops share it.
+    """What one statement costs: a Compute in its loops. Equal ones in equal loops share it.
 
-    `operations` is scalar arithmetic in all, `vector_operations` what is issued for it, weighted by
-    cost; `counts` is what is issued by kind, in the order of `accesses.KINDS`. `operands` are the
-    vectors that are loaded for one step of the innermost reduction, which registers hold beside
-    the accumulators. A maximum or minimum `is_extremum`: each step compares, too. `ending` is what
+    `operations` is scalar arithmetic in all. `vector_operations` is what is issued for it, weighted
+    by cost, and `counts` the same by kind, in the order of `accesses.KINDS`. `operands` are the
+    vectors that one step of the innermost reduction loads: registers hold them beside the
+    accumulators. `is_extremum`: a maximum or minimum, whose steps compare, too. `ending` is what
     the end of one sum costs, in additions.
     """
 
@@ -162,12 +162,11 @@ class ComputeCosts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedCompute:
-    """A statement where it is in a nest.
+    """A statement at its place in a nest.
 
-    `path` says which loops of the nest are around it: the place of each among its neighbours,
-    outermost first. `prefetches` is whether it asks for weights ahead of their use, and
-    `in_program_order` whether its points are computed as they are written: neither changes what it
-    does.
+    `path` names the loops around it: the place of each among its neighbours, outermost first.
+    `prefetches`: it asks for weights ahead of their use. `in_program_order`: its points are
+    computed as they are written. Neither changes its costs.
     """
 
     statement: ComputeCosts
@@ -321,7 +320,7 @@ def _statement(compute: Compute, loops: EnclosingLoops) -> ComputeCosts:
 def _cost_in(
     facts: _Facts, counted: LoopCounts, joined: tuple[Axis, ...], skips_padding: bool
 ) -> ComputeCosts:
-    """A statement by what makes it: neither other statements nor its place in the nest do."""
+    """The costs of a statement, which depend on no other statement and not on its place."""
     counts, output_axes, outer = counted.counts, facts.output_axes, counted.outer_trips
     points = prod(counts.values()) * counted.reduce_unroll
     spatial = counted.points_along(output_axes)

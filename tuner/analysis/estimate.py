@@ -1,8 +1,8 @@
 """A candidate's time, estimated from its loop nest and a few facts of the machine.
 
-Per statement the core takes the longest of what its ports, its loads and the chains of its sums
-need, plus what no port hides (stores, the ends of register tiles, registers that spill); memory
-takes what each cache passes on, at the speed of the level behind it. The two overlap. This is the
+The core takes as long as the slowest of a statement's ports, loads and chains of sums. Added to
+that is what they do not hide: stores, the ends of register tiles, registers that spill. Memory
+delivers what each cache lacks, at the speed of the level behind it. The two overlap. This is the
 roofline of Williams, Waterman and Patterson (2009) with more than one roof, as the analytical
 models of Yotov et al. (2005, "Is search really necessary to generate high-performance BLAS?") and
 Low et al. (2016, BLIS) put it. It ranks candidates of one workload; its seconds are a guess.
@@ -104,9 +104,9 @@ def _behind(statement: ComputeCosts, machine: Machine) -> list[float]:
 def traffic(statement: ComputeCosts, cache_bytes: Sequence[int]) -> tuple[float, ...]:
     """Bytes that come from beyond each of these caches in one run of the nest.
 
-    A tensor is fetched again in each iteration of a loop that brings it back, unless all that the
-    loop's body touches fits: then what is there stays. What fits as a whole stays from run to run.
-    No more comes than is loaded and stored.
+    A loop that brings a tensor back fetches it again in each iteration, unless all that its body
+    touches fits into the cache. What fits as a whole stays from run to run. No more is fetched than
+    is loaded and stored.
     """
     footprints = statement.footprints
     if footprints[-1] <= cache_bytes[0]:

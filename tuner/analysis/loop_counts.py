@@ -1,7 +1,7 @@
-"""The loops around a Compute and its tiles, whatever it computes: how often what runs.
+"""The loops and the tiles of a Compute, counted: how often each runs, whatever it computes.
 
-Candidates of one workload, and the several products of one candidate, are tiled alike: equal loops
-and equal counts are one object each, and what an access touches in them is found out once.
+Candidates of one workload are tiled alike, and so are the several products of one candidate. Equal
+loops are one object, and so are equal counts: what an access touches in them is found out once.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def _inside(
 class LoopCounts:
     """A Compute's loops and register tile.
 
-    `around` is innermost first, reduction loops included; `reduce_levels` is how many those are,
-    `reduce_unroll` the steps of reductions that are written out. `tile` is the size of each axis
-    inside all loops, `counts` the points along each axis of the register tile. A vector has
-    `lanes` along the axis `vector`, of which the share `useful` computes something that is needed.
+    `around` is innermost first, with `reduce_levels` reduction loops. `reduce_unroll` steps of
+    reductions are written out. `tile` is the size of each axis inside all loops, `counts` the
+    points along each axis of the register tile. A vector has `lanes` along the axis `vector`; the
+    share `useful` of them computes something that is needed.
     """
 
     loops: EnclosingLoops
@@ -111,7 +111,7 @@ class LoopCounts:
         return known
 
     def places(self, form: Form, fixed: tuple[Axis, ...] = ()) -> int:
-        """Different places of a form among the points of the tile, some axes standing still."""
+        """How many different places the points of the tile access; `fixed` axes stand still."""
         known = self._places.get((form, fixed))
         if known is None:
             counts = [1 if axis in fixed else self.counts.get(axis, 1) for axis in form.numbers]
@@ -123,7 +123,7 @@ class LoopCounts:
         return known
 
     def overlap(self, form: Form) -> float:
-        """Places of a form over points that differ in its axes: below 1 where points share some."""
+        """Places of a form, over points that differ in its axes: below 1 if points share some."""
         return self.places(form) / self.points_along(form.axes)
 
     @cached_property

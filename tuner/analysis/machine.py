@@ -66,7 +66,7 @@ retire take the rest."""
 
 @lru_cache(maxsize=64)
 def describe(facts: TargetFacts) -> Machine:
-    """The machine as far as its facts say; the caches that its core usually has where they do not.
+    """The machine by its facts; where they do not tell a cache, the one that its core usually has.
 
     A level that a device lacks is as large as the one inside.
     """

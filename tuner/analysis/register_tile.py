@@ -51,8 +51,8 @@ class TileCase:
 def cases(loops: EnclosingLoops, vector: Axis | None, lanes: int) -> list[TileCase]:
     """Full tiles, and the narrower ones at the ends of ragged loops.
 
-    Along the vectors' axis the whole ones and the last, narrower one have code of their own. It
-    takes as long as a whole one does, or half of that where a vector of half the width holds it.
+    Along the vectors' axis the last, narrower vector has code of its own. It takes as long as a
+    whole one, or half of that if a vector of half the width holds it.
     """
     found = [TileCase(1.0)]
     for loop, around in zip(loops.fors, reversed(loops.around), strict=True):

@@ -1,9 +1,9 @@
 """All pairs of a task, in order: an objective for boosting.
 
 RankNet (Burges et al. 2005) with targets as sure as the measurement: the scores of two candidates
-say with which probability the first is the faster one, and are pulled to the probability that two
-times differ for a reason. XGBoost's own ranking losses sample a few pairs, and are as sure of a
-hundredth as of a factor.
+say with which probability the first is the faster one. They are pulled to the probability that
+their two times differ by more than chance. XGBoost's own ranking losses sample a few pairs, and are
+as sure of a hundredth as of a factor.
 """
 
 from __future__ import annotations

@@ -141,10 +141,10 @@ class XGBoostModel:
     def train_base(self, samples: Sequence[Sample], held_out: Sequence[Sample]) -> None:
         """Learn from scratch, with as many rounds as order the held-out samples best.
 
-        What counts is pairs in order, whatever the objective: by the squared error training ended
-        after 22 to 54 rounds, and 150 ordered more of them. The held-out samples must be of other
-        tasks, or the number of rounds is that which remembers best. They are trained on in the
-        end, too.
+        Rounds are judged by the pairs that they order, whatever the objective: by the squared error
+        training ended after 22 to 54 rounds, and 150 ordered more pairs. The held-out samples must
+        be of other tasks: else the rounds that remember best would be chosen. In the end they are
+        trained on, too.
         """
         import xgboost
 

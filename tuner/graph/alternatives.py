@@ -1,8 +1,8 @@
 """Which other plans of a model are worth measuring: one decision turned round in each.
 
-The rule's decisions rest on estimates. One is in doubt where the estimate of turning it round is
-about the same. What is equal everywhere (the twelve layers of an encoder) is turned round together,
-so an alternative has few kernels that the rule's plan has not.
+The rule decides by estimates. A decision is in doubt if its opposite is estimated to cost about the
+same. Equal decisions (in the twelve layers of an encoder) are turned round together, so that an
+alternative has few kernels that the rule's plan has not.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Alternative:
     """A choice that differs from the rule, with its plan.
 
     `potential` is what it may save, in operations: the doubt in the kernels that it changes, less
-    what the estimate says that it costs.
+    its estimated cost.
     """
 
     name: str

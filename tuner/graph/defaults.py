@@ -45,8 +45,8 @@ class Defaults:
     def measure(self, tasks: Iterable[Task], stopped: Callable[[], bool]) -> int:
         """Measure each task once, in this order, until `stopped`; how many trials that took.
 
-        A default that fails is a trial, too. Tasks are asked for when the builders want them: to
-        make one takes time, in which those before it are built.
+        A default that fails is a trial, too. Tasks are taken from the iterator when the builders
+        want them: making one takes time, and those before it are built meanwhile.
 
         Raises:
             CompilerError: if a task cannot be made; what was under way is stopped before.

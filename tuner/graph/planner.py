@@ -21,7 +21,7 @@ from compiler.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Optimised:
-    """A graph after all passes. Leaving out passes that are not `changing` it gives the same."""
+    """A graph after all passes; only those that are `changing` had an effect."""
 
     graph: Graph
     changing: frozenset[str]

@@ -1,10 +1,10 @@
 """Which plan of a model is fastest: by measured kernels, then as a whole.
 
-Kernels that only one of two plans runs decide which alternatives go on, and the layouts are found
-anew with measured costs. What kernels add up to is not what a model takes: caches hold what the
-kernel before left. So the best few are compiled and run in turns, and only a plan that is faster as
-a whole takes the place of the rule's. Anderson and Gregg, "Optimal DNN Primitive Selection with
-Partitioned Boolean Quadratic Programming" (2018), for the layouts.
+Alternatives are judged by the kernels that only one of the two plans runs, and layouts are found
+anew with measured costs. But a model does not take what its kernels add up to: caches hold what the
+kernel before left. So the best few are compiled and their runs interleaved, and only a plan that is
+faster as a whole takes the place of the rule's. For the layouts see Anderson and Gregg, "Optimal
+DNN Primitive Selection with Partitioned Boolean Quadratic Programming" (2018).
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ time ran out there are fewer comparisons than plans."""
 class Tried:
     """One alternative, in seconds of a run. `kernels` are those that it and the rule do not share.
 
-    `old_seconds` are what the rule takes for them; None where some were not measured. `ratio` is
-    that of the whole model's run to the rule's, of those that were compared so, and `outcome` what
-    the comparison says of it.
+    `old_seconds` is what the rule's plan takes for its own, `new_seconds` what this one does; None
+    if some were not measured. If the whole models were compared, `ratio` is this one's time over
+    the rule's, and `outcome` what the comparison says of it.
     """
 
     name: str
@@ -77,10 +77,10 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The plan that was chosen, what for, and what else was tried.
+    """The plan that was chosen, why, and what else was tried.
 
-    `rule_seconds` and `seconds` are of a whole run by the rule's plan and by this one, untuned
-    kernels and all; None if they were not compared so.
+    `rule_seconds` and `seconds` are whole runs of the rule's plan and of this one, with untuned
+    kernels; None if they were not compared as a whole.
     """
 
     choice: GraphChoice

@@ -26,7 +26,7 @@ COPY = "copy"
 
 
 def kind_of(workload: Workload) -> str:
-    """What a workload's time is compared with: its anchor's operator, or that it has none."""
+    """Whose times a workload's are compared with: those of its anchor's operator, if it has one."""
     main = anchor(workload)
     if main is not None:
         return main.op
@@ -58,9 +58,9 @@ class Ratio:
 class KernelTimes:
     """Seconds of kernels, from the store of records and trials.
 
-    The best record counts where there is one. An untuned default counts as what tuning would
-    probably leave of it: by the gain over kernels of its kind that are known both ways, so that
-    tuned kernels and others can be added up. What was never measured is estimated from its
+    A kernel with a record takes what its record says. An untuned default counts as what tuning
+    would probably leave of it, by the gain of kernels of its kind that are known both ways: so
+    tuned kernels and others can be added up. A kernel that was never measured is estimated from its
     operations, at the rate of its kind.
     """
 
@@ -159,8 +159,8 @@ def without_halos(workload: Workload) -> Workload:
 class MeasuredCosts:
     """Layout costs in seconds: measured kernels and relayouts, and estimates made comparable.
 
-    An option of a group that was not measured costs its estimate, times what the group's other
-    options take of theirs, or else all groups of its kind, or all of the graph.
+    An option that was not measured costs its estimate times a ratio of seconds to estimates: that
+    of the group's other options, else of all groups of its kind, else of the whole graph.
     """
 
     def __init__(

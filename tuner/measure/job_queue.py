@@ -38,7 +38,7 @@ def go_together(requests: Sequence[Request]) -> bool:
 
 
 class JobQueue(Generic[Item]):
-    """Items in order of arrival; those at the front that go together are taken together."""
+    """Items in order of arrival; `take` takes those at the front that go together."""
 
     def __init__(self, request_of: Callable[[Item], Request]) -> None:
         self._request_of = request_of

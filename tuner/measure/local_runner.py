@@ -51,7 +51,7 @@ class LocalRunner:
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
         """Queue a request. One that was measured before gives its result again.
 
-        So a loop that asks twice never waits in vain, and nothing is measured twice.
+        So a loop that asks twice gets its answer, and nothing is measured twice.
         """
         with self._lock:
             if request.request_id in self._results:

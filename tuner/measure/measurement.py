@@ -41,7 +41,7 @@ class Status(StrEnum):
 
     @property
     def says_something_of_the_candidate(self) -> bool:
-        """Whether the outcome lies with the candidate, so that it need not be measured again."""
+        """Whether the candidate caused the outcome, so that it need not be measured again."""
         return self not in (Status.WORKER_LOST, Status.CANCELLED)
 
 
@@ -119,7 +119,7 @@ class Measurement:
 
     @property
     def certified(self) -> bool:
-        """Whether it was right on enough draws of the inputs to be a record."""
+        """Whether its output was right on as many draws of the inputs as a record needs."""
         return self.ok and self.checks >= CERTIFICATE_CHECKS
 
     @property
@@ -129,7 +129,7 @@ class Measurement:
 
     @property
     def disturbed(self) -> bool:
-        """Whether the machine was too slow meanwhile for the time to be set beside others."""
+        """Whether the machine was too slow meanwhile: the time cannot be compared with others."""
         return self.speed is not None and self.speed.disturbed
 
     def to_json(self) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class TuningRecord:
         return seconds
 
     def holds(self, codegen_version: str) -> bool:
-        """Whether it says what this compiler's code does, and its output was certified."""
+        """Whether code of this version was measured, and its output certified."""
         return self.codegen_version == codegen_version and self.measurement.certified
 
 

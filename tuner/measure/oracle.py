@@ -2,7 +2,7 @@
 
 The expected output comes from the NumPy references of the operators with float64 accumulation, once
 for each workload. Candidates that are screened are checked on one draw of the inputs; finalists on
-several, whose magnitudes differ: what is right by chance on one is hardly right on the others.
+several, whose magnitudes differ. So a kernel that is right by chance on one fails on another.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ExpectedOutput:
 class ReferenceCache:
     """References by workload key, computed once each, in a thread beside the callers.
 
-    Who sends candidates off to be built says so (`prepare`): the references are made meanwhile, and
+    Call `prepare` when candidates are sent off to be built: the references are made meanwhile, and
     the device does not wait for them. Safe to call from several threads.
     """
 

@@ -1,7 +1,7 @@
 """How fast the device is just now: the reference kernel against the best that it did here.
 
-Work that never changes is timed around each batch. Where it takes longer than it can, the machine
-throttles or is shared, and what was measured meanwhile says little. Standard library only.
+Work that never changes is timed around each batch. If it takes longer than at its best, the machine
+throttles or is shared, and times that were measured meanwhile say little. Standard library only.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Part:
     ordered: list[float] = field(default_factory=list)
 
     def ratio(self, seconds: float) -> float:
-        """This reading to the best so far, which it may be itself."""
+        """This reading over the best so far, which may be this one."""
         self.recent.append(seconds)
         insort(self.ordered, seconds)
         if len(self.recent) > REMEMBERED:

@@ -153,8 +153,8 @@ class Comparison:
 def may_be_faster(ratios: Sequence[float], pairs: int) -> bool:
     """Whether the challenger may still be shown to be FASTER when all `pairs` are run.
 
-    It may not as soon as so many ratios are against it that the best of luck in those that are left
-    would not do. To stop then takes nothing from the challenger: the answer is the same.
+    It may not once so many ratios are against it that even the best luck in the remaining pairs
+    would not suffice. To stop then takes nothing from the challenger: the answer is the same.
     """
     left = (0.0,) * (pairs - len(ratios))
     return Comparison("", (*ratios, *left)).outcome is Outcome.FASTER

@@ -1,11 +1,12 @@
 """Simulated annealing on measured times (Kirkpatrick, Gelatt and Vecchi 1983), no model needed.
 
 Two walks at once, since candidates are measured in batches. They start at the fastest that were
-measured. A walk suggests a step from where it stands, and takes it if the step was faster, or with
-a chance that falls with how much slower it was and with the number of measurements. Turning knobs
-never leads from one algorithm to another, so some steps are draws from all algorithms; they are
-taken or not like any other. A walk that stands where the temperature would hardly have led it from
-the best goes back there: with few trials there is no time to walk out of a bad region.
+measured. A walk suggests a step from where it stands. It takes the step if that was faster; if it
+was slower, with a chance that falls with the difference and with the number of measurements.
+Turning knobs never leads from one algorithm to another, so some steps are draws from all
+algorithms; they are taken or not like any other. A walk goes back to the best if the temperature
+would hardly have led it from there to where it stands: with few trials there is no time to walk out
+of a bad region.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ REACH = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """Log seconds that somebody expects of schedules; of those that are left out, no opinion.
+    """Log seconds that somebody expects of schedules. Of schedules left out there is no opinion.
 
     `share` is how much of a difference that it sees is believed to be there, give or take
     `deviation`.

@@ -105,7 +105,7 @@ def extent(axis: Axis | None) -> int:
 
 @lru_cache(maxsize=1024)
 def segments(found: Attention, count: int, tile: int) -> tuple[Attention, ...]:
-    """The attention in runs of whole tiles of rows, each with the keys that its last row sees.
+    """Cut an attention into runs of whole tiles of rows, each with the keys that its last row sees.
 
     Before: rows 0..63 and keys 0..63. After, for 4: rows 0..15 and keys 0..15, rows 16..31 and keys
     0..31, and so on. Skipping the other keys is what makes causal attention half the work.

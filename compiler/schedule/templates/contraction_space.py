@@ -1,4 +1,4 @@
-"""The knobs of a contraction, what rules a schedule out, and the schedule that nobody measured."""
+"""The knobs of a contraction, what rules a schedule out, and the untuned default."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _TILES = (*range(1, 17), 18, 20, 24, 28)
 
 
 def knobs_of(found: Contraction, target: Target, threads: int) -> tuple[Knob, ...]:
-    """Every knob with the values that the extents allow."""
+    """Every knob, with the values that the extents allow."""
     lanes = target.lanes(DType.FLOAT32)
     widest = 8 if found.tile is None else 6
     most = min(widest, -(-found.lanes.extent // lanes))
@@ -189,8 +189,8 @@ def rows_schedule(
 ) -> Schedule | None:
     """The schedule of a product of weights with any number of rows; None of other contractions.
 
-    Tile and panels are chosen as for endless rows. One that is chosen for its number of rows is up
-    to a tenth faster: it wastes less in the last tile, and its panels stay in a nearer cache.
+    Tile and panels are chosen as for endless rows. A schedule for a known number of rows is up to a
+    tenth faster: it wastes less in the last tile, and its panels stay in a nearer cache.
     """
     if found.window or found.outer or found.batch or not is_weight(found.panel):
         return None

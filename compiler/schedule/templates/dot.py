@@ -1,7 +1,7 @@
 """Products with a vector, or a few, whose matrix lies along the sum: y[i] = sum_k A[i, k] x[k].
 
-Lanes run along the sum and are joined at its end, so that the matrix is read where it is and once;
-`gemv` would have to transpose it first. Attention with one query reads its keys like this.
+Lanes run along the sum and are joined at its end. So the matrix is read once, where it lies; `gemv`
+would have to transpose it first. Attention with one query reads its keys like this.
 """
 
 from __future__ import annotations

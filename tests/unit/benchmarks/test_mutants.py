@@ -124,7 +124,6 @@ def test_a_report_counts_and_keeps_what_was_read() -> None:
     result = {
         "origin": asdict(Origin()), "command": "make mutants", "tests": ["tests/unit"],
         "versions": {"mutmut": "3"}, "count": 5, "seed": 0, "places": 9, "rows": rows,
-        "seconds_without": 2.0,
     }  # fmt: skip
     text = report({"compiler/passes": result})
     assert "| compiler/passes | 4 | 3 | 1 | 1 | 75.0% |" in text

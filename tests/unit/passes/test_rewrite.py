@@ -69,3 +69,32 @@ def test_patterns() -> None:
     same = Apply("mul", (Apply("add", (Any_("a"), exp)), Number(0.5)))
     assert match(found, value, same) is None
     assert match(found, value, Apply("mul", (Any_("z"), Number(0.4)))) is None
+
+
+def test_a_value_that_stands_for_others_has_their_uses_too() -> None:
+    g = Maker()
+    y = g("exp", g.input("x", 3))
+    first, second = g("identity", y), g("identity", y)
+    graph = g.graph(g("relu", first), g("neg", second), g("abs", g("sin", y)))
+    seen: dict[str, tuple[int, bool]] = {}
+
+    def rule(rewriter: Rewriter, node: Node) -> str | None:
+        if node.op in ("relu", "neg", "abs"):
+            value = node.inputs[0]
+            seen[node.op] = rewriter.uses(value), rewriter.used_once(value)
+        return node.inputs[0] if node.op == "identity" else None
+
+    Rewriter(graph).apply(rule)
+    assert seen == {"relu": (5, False), "neg": (5, False), "abs": (1, True)}
+
+
+def test_a_result_of_another_type_takes_no_place() -> None:
+    g = Maker()
+    x = g.input("x", 3)
+    wide = g.constant("wide", [[1.0]])
+    graph = g.graph(g("exp", g("relu", x)))
+
+    def rule(rewriter: Rewriter, node: Node) -> str | None:
+        return rewriter.emit("mul", [x, wide]) if node.op == "relu" else None
+
+    assert rewrite(g.graph("exp_0"), rule).nodes == graph.nodes

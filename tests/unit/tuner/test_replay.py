@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from compiler.device import find_device
 from compiler.schedule.schedule import Schedule
 from tests.unit.tuner.fakes import Clock, FakeBuilder, FakeTicket, Killed, World
 from tuner.events import Event, Finished, Progress, Started
@@ -205,6 +206,8 @@ def test_options_of_another_release_are_refused() -> None:
         options_from_json({**options_to_json(TuneOptions()), "horoscope": True})
     trained = TuneOptions(base_model=b"trees" * 100)
     assert options_from_json(options_to_json(trained)) == trained
+    measured = TuneOptions(device=find_device())
+    assert options_from_json(json.loads(json.dumps(options_to_json(measured)))) == measured
 
 
 # ---- tables

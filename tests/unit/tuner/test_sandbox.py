@@ -204,6 +204,7 @@ def test_requests_of_one_job_take_turns(sandbox: Sandbox, library: bytes, tmp_pa
         replace(r, repeat=replace(r.repeat, samples=samples, round_seconds=0.05))
         for r, samples in ((_request(library, "good"), 5), (_request(library, "also_good"), 3))
     )
+    _measure(sandbox, library, tmp_path, "good")  # its process has started
     began = time.monotonic()
     (one,), (other,) = (
         list(found.values()) for found in _together(sandbox, library, tmp_path, first, second)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compiler.device import DeviceFacts
 from tuner.analysis.features import COLUMNS
 from tuner.cost_model import make_cost_model
 from tuner.cost_model.dataset import samples_of, task_name
@@ -181,6 +182,24 @@ def test_trials_become_samples(host_product: Any) -> None:
         (task_name(key), None),
     ]
     assert all(s.row.shape == (len(COLUMNS),) for s in found)
+
+
+def test_a_sample_has_the_caches_of_the_device_that_measured(host_product: Any) -> None:
+    """A device whose facts cannot be read has unknown ones, as columns of 0."""
+    workload, target, space = host_product
+    key = RecordKey(workload.key, target.key)
+    cache = {"level": 1, "kind": "data", "bytes": 1 << 16, "ways": 4, "line_bytes": 64}
+    board = DeviceFacts("a board", "x", "Linux", 1, 1, 0, "", ()).to_json()
+    board["caches"] = [{**cache, "shared_by": 1}]
+    trials = [
+        Trial(str(n), key, schedule, Measurement(Status.OK, samples_seconds=(1e-6,), device=device))
+        for n, (schedule, device) in enumerate(
+            zip(space.points[:2], (board, {"model": 3}), strict=True)
+        )
+    ]
+    found = samples_of(trials, {workload.key: workload}.get, {target.key: target}.get)
+    level1 = COLUMNS.index("level1_cache_bytes")
+    assert [sample.row[level1] for sample in found] == [pytest.approx(16, abs=1e-3), 0]
 
 
 @pytest.fixture

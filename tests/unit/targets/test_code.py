@@ -1,0 +1,21 @@
+"""Every described target has code: schedules at its vector width that lower and compile."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.build import build_kernel
+from compiler.schedule.select import schedule_space
+from compiler.target import known_targets, resolve_target
+from tests.unit.schedule.problems import conv, matmul, unary
+
+
+@pytest.mark.parametrize("name", sorted(known_targets()))
+def test_default_schedules_compile(name: str) -> None:
+    """A convolution of each algorithm, a product and a row-wise operator."""
+    target = resolve_target(name)
+    lanes = target.vector_bits // 32
+    small = conv(lanes, channels=16, filters=16, size=14)
+    for workload in (small, matmul(24, 48, 64), unary("softmax", 8, 64, axis=1)):
+        for space in schedule_space(workload, target).subspaces:
+            assert build_kernel(workload, space.default, target).object
