@@ -81,8 +81,7 @@ HASWELL = Machine(
     name="haswell",
     architecture="x86_64",
     cpu="Haswell",
-    # qemu hides what LLVM takes for granted of a Haswell (invpcid): the baseline is what it runs
-    target="x86-64-v3",
+    target="haswell",
     model=_HASWELL,
     cpuinfo=_cpuinfo(
         2,
@@ -91,6 +90,7 @@ HASWELL = Machine(
             "cpu family: 6",
             "model: 60",
             f"model name: {_HASWELL}",
+            "stepping: 3",
             "cache size: 8192 KB",
             f"flags: {_HASWELL_FLAGS}",
         ],
