@@ -18,10 +18,19 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler import load_artifact
-from service.api.schemas import JobRequest, LookupRequest
+from compiler.runtime.artifact import read_artifact
+from service.api.schemas import JobRequest, JobView, LookupRequest
 from service.archive import unpack
 from service.cli import run as run_cli
 from service.client import Client, ClientError
+from service.jobs.job_spec import JobBudget, JobSpec
+from service.jobs.local_device import LocalDevice
+from service.jobs.run_job import JobWatcher, Workshop, run_job
+from service.jobs.tracker import Tracker
+from service.settings import Settings
+from service.storage import open_storage
+from tuner.cancel import CancelToken
+from tuner.measure.builder import ProcessBuilder
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -150,6 +159,8 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(
         assert entry.record.measurement["worker"] == worker.id
         assert entry.record.measurement["max_error"] < 1e-4
 
+    check_the_same_as_at_home(job, phases, tmp_path)
+
     # a second time everything comes from the database
     again = service.submit(request)
     for _ in service.events(again.id):
@@ -175,3 +186,56 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(
     here, listed = json.loads(capsys.readouterr().out)
     assert (here["name"], listed["name"]) == ("this machine", worker.name)
     assert here["targets"][0] in listed["targets"]
+
+
+class Phases(JobWatcher):
+    """The stages of a job, in order."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def phase(self, name: str) -> None:
+        self.names.append(name)
+
+    def tasks(self, tracker: Tracker) -> None:
+        self.names.append(tracker.progress.phase)
+
+
+def check_the_same_as_at_home(job: JobView, phases: list[str | None], folder: Path) -> None:
+    """`tilewright tune` takes the same steps to the same answer, but for what was measured."""
+    home = open_storage(Settings(data_folder=folder / "home", database_url=""))
+    model, watcher = folder / "mlp.onnx", Phases()
+    spec = JobSpec(model, sizes={"batch": (4,)}, budget=JobBudget(16))
+    builder = ProcessBuilder(1)
+    try:
+        with LocalDevice() as device:
+            outcome = run_job(
+                spec,
+                device,
+                Workshop(home, builder),
+                watcher,
+                job_id="home",
+                token=CancelToken(),
+                output=folder / "home-artifact",
+            )
+    finally:
+        builder.close()
+        home.close()
+    # of a phase that takes no time the service may have told nothing
+    assert [name for name in watcher.names if name in phases] == list(
+        dict.fromkeys(name for name in phases if name)
+    )
+    assert job.result is not None
+    report = outcome.report()
+    assert report.keys() == job.result.keys()
+    assert (report["verified"], report["tasks"]) == (True, job.result["tasks"])
+    assert report["plan"]["name"] == job.result["plan"]["name"]
+    assert outcome.served[0].target.key == job.target_key
+    ours, theirs = (read_artifact(folder / name) for name in ("home-artifact", "artifact"))
+    assert (ours.target, ours.ports) == (theirs.target, theirs.ports)
+    assert ours.metadata["schedules"].keys() == theirs.metadata["schedules"].keys()
+    (mine,), (other,) = ours.programs, theirs.programs
+    assert (mine.program.inputs, mine.program.outputs) == (
+        other.program.inputs,
+        other.program.outputs,
+    )
