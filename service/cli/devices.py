@@ -69,6 +69,10 @@ def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
 
     from service.cli.inspect_view import size
     from service.cli.view import make_table
+    from service.sentences import one_sentence
+
+    def text(said: object) -> Text:
+        return Text(one_sentence(str(said)))
 
     table = make_table(
         "<device", "<CPU", "<targets", "caches", "cores", "memory", "<governor", "<state", "speed"
@@ -81,13 +85,13 @@ def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
         cores, logical = facts.get("physical_cores", "?"), facts.get("cores", "?")
         memory = facts.get("memory_bytes")
         table.add_row(
-            Text(str(one["name"])),
-            Text(str(facts.get("model", ""))),
+            text(one["name"]),
+            text(facts.get("model") or ""),
             Text(names or "none"),
             Text(_caches(facts.get("caches"))),
-            Text(f"{logical} of {cores}" if cores != logical else f"{cores}"),
+            text(f"{logical} of {cores}" if cores != logical else f"{cores}"),
             size(memory) if isinstance(memory, int) else "?",
-            Text(str(facts.get("governor") or "-")),
+            text(facts.get("governor") or "-"),
             Text(one["health"] or "here"),
             "-" if speed is None else f"{speed['arithmetic_ratio']:.2f}",
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from service.cli.plan_view import decision_line
 from service.cli.view import ending_text, verdict_text
+from service.sentences import one_sentence
 
 
 def result_lines(result: Mapping[str, Any]) -> list[str]:
@@ -31,7 +32,8 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
     verdict = result.get("end_to_end")
     if verdict is not None:
         lines.append(f"end to end: {verdict_text(verdict)}")
-    return lines
+    # a worker chooses its name, and says what its device is
+    return [one_sentence(line) for line in lines]
 
 
 def _certificate(result: Mapping[str, Any]) -> str:

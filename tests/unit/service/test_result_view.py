@@ -1,0 +1,88 @@
+"""What a job's answer looks like: of this release, of earlier ones, and of devices that lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from service.cli.devices import device_table
+from service.cli.result_view import result_lines
+from tuner.measure.statistics import Comparison
+
+VERDICT = {
+    "served": "tuned",
+    "outcome": "faster",
+    "comparison": Comparison("untuned", (0.9,) * 8).to_json(),
+    "dropped": [],
+    "reason": "",
+    "device": "Cortex",
+}
+
+RESULT: dict[str, Any] = {
+    "ended": "gain",
+    "forecast": {"gain": 0.004, "seconds": 60.0, "trials": 100, "model_seconds": 1.0},
+    "forecast_error": None,
+    "largest_error": 2e-6,
+    "unverified": [],
+    "not_verified": "",
+    "plans": [
+        {"sizes": {"rows": 4}, "plan": {"name": "by rule", "reason": "nothing is faster"}},
+        {"sizes": {"rows": 8}, "plan": None},
+    ],
+    "device": {"name": "board", "facts": {"model": "Cortex"}},
+    "end_to_end": VERDICT,
+}
+
+
+def test_an_answer_says_what_where_and_how_sure() -> None:
+    assert result_lines(RESULT) == [
+        "plan: by rule; nothing is faster (rows=4)",
+        "plan: by rule; no job has compared it with others yet (rows=8)",
+        "little is left to gain; another 60 s is expected to gain 0.4 % end to end",
+        "device: board, Cortex",
+        "verified: largest error 2.0e-06 of the largest output",
+        "end to end: the tuned schedules are served; tuned / untuned 0.900 "
+        "(0.900 to 0.900, faster)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"not_verified": "board 'b' is away"}, "not verified: board 'b' is away"),
+        (
+            {"unverified": ["y"]},
+            "verified: largest error 2.0e-06 of the largest output; not these outputs: y",
+        ),
+        ({"largest_error": None, "unverified": ["y"]}, "verified: not these outputs: y"),
+        ({"device": {"name": "board", "facts": None}}, "device: board"),
+    ],
+)
+def test_what_was_not_verified_is_said(changes: dict[str, Any], line: str) -> None:
+    assert line in result_lines({**RESULT, **changes})
+
+
+def test_results_of_an_earlier_release_are_told_as_far_as_they_go() -> None:
+    older = {k: v for k, v in RESULT.items() if k not in ("plans", "device", "not_verified")}
+    lines = result_lines({**older, "plan": {"name": "by rule", "reason": "nothing is faster"}})
+    assert lines[0] == "plan: by rule; nothing is faster"
+    assert not any(line.startswith("device") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"caches": 7, "cores": "many", "memory_bytes": "all", "model": None},
+        {"caches": [7, {"bytes": "x"}, {"bytes": 32768, "kind": "data"}], "memory_bytes": 1 << 70},
+        {"model": "[red]\x1b[31m evil", "governor": "[/]"},
+    ],
+)
+def test_devices_are_shown_whatever_they_say_of_themselves(facts: dict[str, Any]) -> None:
+    row = {"name": "[bold]b", "targets": [], "device": facts, "health": "healthy", "speed": None}
+    out = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    out.print(device_table([row]))
+    text = out.export_text()
+    assert "[bold]b" in text and "healthy" in text and "\x1b" not in text
