@@ -123,7 +123,7 @@ def _start(url: str, folder: Path, processes: Processes) -> None:
     wait_until_answering(f"{url}/v1/health", processes)
     processes.start("tuner", tilewright("tuner"))
     token_file, spool = str(folder / "data" / "token"), str(folder / "spool")
-    worker = [f"{tilewright()[0]}-worker", "--server", url]
+    worker = [sys.executable, "-m", "service.worker", "--server", url]
     processes.start("worker", [*worker, "--token-file", token_file, "--spool", spool])
 
 

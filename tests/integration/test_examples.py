@@ -1,4 +1,4 @@
-"""Every example runs. The demo has an acceptance test of its own."""
+"""Every example runs. The demo has a test of its own: tests/acceptance/test_demo.py."""
 
 from __future__ import annotations
 

@@ -102,6 +102,14 @@ def fan(width: int) -> onnx.ModelProto:
     return model([*parts, helper.make_node("Sum", [f"v{i}" for i in range(width)], ["y"])])
 
 
+def pieces(count: int) -> onnx.ModelProto:
+    """As many inputs, one behind the other."""
+    inputs = [value(f"x{i}", 1, 4) for i in range(count)]
+    return model(
+        [helper.make_node("Concat", [i.name for i in inputs], ["y"], axis=0)], None, inputs
+    )
+
+
 def nested(depth: int) -> onnx.ModelProto:
     """Branches within each other, each with another branch beside it."""
     made = model([], {"c": np.array(True)})
@@ -159,6 +167,7 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "outputs": (lambda: outputs(5_000, alike=True), "compiled"),
     "outputs that differ": (lambda: outputs(3_000, alike=False), "is 3000 kernels that differ"),
     "fan": (lambda: fan(5_000), "compiled"),
+    "pieces": (lambda: pieces(50_000), "compiled"),
     "nested": (lambda: nested(30), "compiled"),
     "nested deeply": (lambda: nested(2000), "nested too deeply"),
     "doubling": (lambda: doubling(60, within_branches=False), "expand to"),
