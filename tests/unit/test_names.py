@@ -17,7 +17,6 @@ TWINS = {
     "Node": "a node of a graph; a loop or a computation of a nest",
     # A typer option is an enumeration, an OpenAPI field the same three words.
     "Numerics": "the numerics mode, as an option and as a field",
-    "Chosen": "the plan of a job; the schedules that are served",
 }
 """Names that stand twice, and what they stand for."""
 
