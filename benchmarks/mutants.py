@@ -187,6 +187,7 @@ def main() -> None:
         "count": count,
         "seed": seed,
         "places": places,
+        "survived_before": sum(one.outcome == Outcome.SURVIVED for one in last) * arguments.again,
         "rows": rows,
     }
     # of two that look alike, the one that survived is the one to judge again
@@ -224,7 +225,9 @@ def report(results: dict[str, Any]) -> str:
             "",
             f"`{result['command']}`: {Origin(**result['origin']).sentence()} {versions}. "
             f"{len(rows)} of {result['count']} mutants, drawn from {result['places']} places, "
-            f"judged by {', '.join(result['tests'])}.",
+            f"judged by {', '.join(result['tests'])}."
+            + f" {result['survived_before']} survived the run before."
+            * bool(result["survived_before"]),
             "",
             _by_operator(rows),
             "",

@@ -124,9 +124,11 @@ def test_a_report_counts_and_keeps_what_was_read() -> None:
     result = {
         "origin": asdict(Origin()), "command": "make mutants", "tests": ["tests/unit"],
         "versions": {"mutmut": "3"}, "count": 5, "seed": 0, "places": 9, "rows": rows,
+        "survived_before": 2,
     }  # fmt: skip
     text = report({"compiler/passes": result})
     assert "| compiler/passes | 4 | 3 | 1 | 1 | 75.0% |" in text
     assert "- `a.py:2` `2 -> 3`: equal" in text
     assert "4 of 5 mutants, drawn from 9 places" in text
+    assert "2 survived the run before." in text
     assert [path for tests in JUDGES.values() for path in tests if not (ROOT / path).exists()] == []

@@ -120,6 +120,7 @@ QUANTISED = [
         ),
         {"strides": [2, 2]},
     ),
+    Case("DequantizeLinear", (SQUARE, scale(0.5)), {"output_dtype": 10}, opset=23),
     # As many of one dimension as of the other, and a zero point for each of one: its axis counts.
     Case("QuantizeLinear", ((3, 3), scale(0.02, 0.1, 0.4), data([1, 90, 200], np.uint8))),
     Case("DequantizeLinear", (SQUARE, scale(0.5, 2, 3), data([3, 9, 200], np.uint8)), {"axis": 0}),
@@ -202,6 +203,15 @@ RESIZED = [
         "Resize",
         ((1, 1, 4, 4), np.array([0.0, 0, 0.2, 0.4, 1, 1, 1.3, 0.8], FLOAT), None, i64(1, 1, 3, 3)),
         {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"},
+    ),
+    Case(
+        "Resize",
+        ((1, 1, 4, 4), np.array([0.0, 0, 0.2, 0.4, 1, 1, 1.3, 0.8], FLOAT), None, i64(1, 1, 3, 3)),
+        {
+            "mode": "linear",
+            "coordinate_transformation_mode": "tf_crop_and_resize",
+            "extrapolation_value": -7.5,
+        },
     ),
     Case("Resize", ((1, 1, 2, 3), scales(1, 1, 2, 2)), {"mode": "linear"}, opset=10),
     Case("Upsample", ((1, 1, 2, 3), scales(1, 1, 2, 3)), opset=9),
