@@ -12,7 +12,6 @@ import argparse
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 
 from benchmarks import models
 from benchmarks.race import RESULTS_FOLDER
-from benchmarks.report import commit, cpu_name
+from benchmarks.report import Origin
 from compiler import driver
 from compiler.graph.ir import Graph
 from compiler.ops.interpret import run_graph
@@ -138,9 +137,9 @@ def _onnxruntime(model: Any, feeds: Arrays) -> list[np.ndarray]:
     return outputs
 
 
-def markdown(origin: Mapping[str, str], rows: list[ModelError], kernels: list[KernelError]) -> str:
+def markdown(origin: str, rows: list[ModelError], kernels: list[KernelError]) -> str:
     """Both tables with where they come from."""
-    lines = ["# Errors against float64", "", ", ".join(origin.values()) + ".", ""]
+    lines = ["# Errors against float64", "", origin, ""]
     lines += [
         "| model | numerics | error | ONNX Runtime's | ratio |",
         "| --- | --- | --: | --: | --: |",
@@ -173,18 +172,14 @@ def main() -> None:
         for row in found:
             print(f"{name} {row.numerics}: {row.error:.1e}, {row.ratio:.2f} of ONNX Runtime's")
     kernels = kernel_errors(graphs, host_target())
-    origin = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": cpu_name(),
-        "commit": f"commit {commit()}",
-        "onnxruntime": f"onnxruntime {version('onnxruntime')}",
-    }
-    text = markdown(origin, rows, kernels)
+    origin = Origin.of(arguments)
+    peer = f"onnxruntime {version('onnxruntime')}"
+    text = markdown(f"{origin.sentence()} {peer}.", rows, kernels)
     print(text)
     arguments.results.mkdir(parents=True, exist_ok=True)
     (arguments.results / f"{arguments.name}.md").write_text(text)
     document = {
-        "origin": origin,
+        "origin": asdict(origin) | {"onnxruntime": peer},
         "models": [asdict(row) | {"ratio": row.ratio} for row in rows],
         "kernels": [asdict(kernel) for kernel in kernels],
     }

@@ -172,7 +172,7 @@ def main() -> None:
             pool.apply(measure, (texts, arguments.candidates)) for _ in range(arguments.rounds)
         ]
     best = min(rounds, key=lambda lines: sum(line.seconds for line in lines))
-    text = report(best, Origin(), arguments.candidates)
+    text = report(best, Origin.of(arguments), arguments.candidates)
     (arguments.output / f"{NAME}.md").write_text(text)
     print(text)
 

@@ -180,9 +180,8 @@ def _line(run: Run) -> str:
     return f"{run.model} {run.engine} seed {run.seed}: {end} {run.failure}".rstrip()
 
 
-def write(rows: Sequence[Comparison], folder: Path, note: str) -> str:
+def write(rows: Sequence[Comparison], folder: Path, note: str, origin: Origin) -> str:
     """Write tables, summary, trials and curves; gives the tables."""
-    origin = Origin()
     text = markdown(rows, AT_TRIALS, AT_SECONDS, origin, note)
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / "metaschedule"
@@ -221,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     budgets = {name: replace(BUDGETS[name], **given) for name in chosen.models}
     rows = compare(Bench(chosen.folder.absolute(), chosen.tvm), budgets)
-    print(write(rows, chosen.results, chosen.note))
+    print(write(rows, chosen.results, chosen.note, Origin.of(chosen)))
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ def main() -> None:
     mutants, places = sample(ROOT, package, count, seed)
     rows: list[dict[str, Any]] = []
     results[package] = {
-        "origin": asdict(Origin()),
+        "origin": asdict(Origin.of(arguments)),
         "command": f"make mutants ARGS='{package} --count {count} --seed {seed}'",
         "tests": JUDGES[package],
         "versions": {name: version(name) for name in ("mutmut", "libcst", "pytest", "hypothesis")},

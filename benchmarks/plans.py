@@ -35,7 +35,7 @@ BEST = 3
 """Alternatives that the report shows of each model, those that were run as a whole first."""
 
 
-def measure(name: str, trials: int) -> dict[str, Any]:
+def measure(name: str, trials: int, origin: Origin) -> dict[str, Any]:
     """The decision for one model, and what it took."""
     with tempfile.TemporaryDirectory(prefix="tilewright-plans-") as folder:
         storage = open_storage(Settings(data_folder=Path(folder)))
@@ -58,7 +58,7 @@ def measure(name: str, trials: int) -> dict[str, Any]:
             builder.close()
             storage.close()
     return {
-        "origin": asdict(Origin()),
+        "origin": asdict(origin),
         "wall_seconds": time.monotonic() - started,
         "trials": trials - chosen.budget.trials,
         "decision": chosen.planned.decision,
@@ -120,7 +120,7 @@ def main() -> None:
     path = arguments.output / f"{NAME}.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for name in arguments.models:
-        found[name] = measure(name, arguments.trials)
+        found[name] = measure(name, arguments.trials, Origin.of(arguments))
         path.write_text(json.dumps(found, indent=1) + "\n")
         (arguments.output / f"{NAME}.md").write_text(report(found))
     print(report(found))

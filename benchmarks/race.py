@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from benchmarks import models
 from benchmarks.engines import ENGINES
-from benchmarks.report import RaceReport, write_report
+from benchmarks.report import Origin, RaceReport, write_report
 from compiler.runtime import verify
 
 REFERENCE = "onnxruntime"
@@ -257,7 +257,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         pythons=pythons,
         scaling=options.scaling,
     )
-    report = RaceReport(threads=settings.threads, rounds=settings.rounds, scaling=settings.scaling)
+    report = RaceReport(
+        threads=settings.threads,
+        rounds=settings.rounds,
+        scaling=settings.scaling,
+        origin=Origin.of(options),
+    )
     for model in names:
         started = time.perf_counter()
         results = race(model, engines, settings)

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
 import platform
+import shlex
 import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,19 +26,51 @@ LONGEST_ERROR = 160
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The machine, the code and the time that a result comes from."""
+    """The machine, the code, the time and the command that a result comes from.
+
+    `options` are all of the command's, with the defaults that it did not name: rounds, trials,
+    seconds and whatever else the result cost.
+    """
 
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     cpu: str = field(default_factory=lambda: cpu_name())
     cores: int = field(default_factory=lambda: os.cpu_count() or 1)
     python: str = field(default_factory=platform.python_version)
     commit: str = field(default_factory=lambda: commit())
+    command: str = field(default_factory=lambda: command())
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Origin:
+        """That of a command with these options."""
+        return cls(options={name: _plain(value) for name, value in sorted(vars(options).items())})
 
     def sentence(self) -> str:
         return (
             f"{self.date}, {self.cpu} ({self.cores} cores), commit {self.commit}, "
-            f"Python {self.python}."
+            f"Python {self.python}. `{self.command}`"
+            + (f" ({_listed(self.options)})." if self.options else ".")
         )
+
+
+def command() -> str:
+    """What this process was started with. Of files elsewhere the names alone are shown."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.orig_argv]
+    return shlex.join(["python", *words[1:]])
+
+
+def _plain(value: Any) -> Any:
+    """An option as data for `json`; of a path its name."""
+    if isinstance(value, Path):
+        return value.name
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    shown = {name: value for name, value in options.items() if value not in (None, "", False)}
+    return ", ".join(f"{name} {value}" for name, value in shown.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -321,7 +321,7 @@ def _compare(chosen: argparse.Namespace) -> None:
         f"regret is over the best of the table, medians over the seeds; the last columns count "
         f"trials to within {question.near:.0%}."
     )
-    text = report(runs, Origin(), how, question) + _without_trials(picks)
+    text = report(runs, Origin.of(chosen), how, question) + _without_trials(picks)
     stem = RESULTS_FOLDER / ("search-unconstrained" if chosen.unconstrained else "search")
     RESULTS_FOLDER.mkdir(exist_ok=True)
     stem.with_suffix(".md").write_text(text)

@@ -254,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     engines += ["tuned"] if options.trials else []
     engines += ["openvino"] if options.openvino else []
     packages = ["onnxruntime", *(["openvino"] if options.openvino else []), "tilewright"]
-    origin = Origin()
+    origin = Origin.of(options)
     how = f"{versions(packages)}. Fastest of {options.samples} samples, taken in turns"
     if options.trials:
         how += f"; {options.trials} trials a workload"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
+from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 from time import sleep
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import engines, race
-from benchmarks.report import LONGEST_ERROR, RaceReport, RaceRow, write_report
+from benchmarks.report import LONGEST_ERROR, Origin, RaceReport, RaceRow, write_report
 
 
 def test_the_ratio_is_taken_round_by_round() -> None:
@@ -150,3 +153,14 @@ def test_a_nan_in_any_output_is_an_error(tmp_path: Path) -> None:
     results = {name: race.EngineResult() for name in (race.REFERENCE, "untuned")}
     race.compare(results, tmp_path)
     assert "differ by inf" in results["untuned"].error
+
+
+def test_a_result_says_what_it_cost_and_names_no_place(tmp_path: Path) -> None:
+    """The command, and all its options with their defaults; of paths only names."""
+    options = argparse.Namespace(rounds=7, results=tmp_path / "results", models=["a", "b"], name="")
+    origin = Origin.of(options)
+    assert origin.options == {"models": ["a", "b"], "name": "", "results": "results", "rounds": 7}
+    assert json.loads(json.dumps(asdict(origin)))["command"] == origin.command
+    assert origin.command.startswith("python ") and not re.search(r"(^|\s)/", origin.command)
+    sentence = origin.sentence()
+    assert origin.command in sentence and "rounds 7" in sentence and str(tmp_path) not in sentence

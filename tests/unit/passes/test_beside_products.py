@@ -267,6 +267,10 @@ POOLS = [
     Pattern("average that costs more after", pool_first, pooled, POOL | FEW | {
         "channels": [32], "filters": [8], "bias": ["none"],
     }, {"filters": [1]}),
+    # each pixel is read by four windows
+    Pattern("overlapping average that costs more after", pool_first, pooled, POOL | FEW | {
+        "channels": [32], "filters": [8], "bias": ["none"], "size": [(5, 5)], "steps": [(1, 1)],
+    }, {"filters": [4]}),
     Pattern("counted average", pool_first, counted, {
         "bias": ["none"], "include": [1, 0], "counts": COUNTS, "varied": [False],
     }, {"bias": ["constant"], "varied": [True]}),

@@ -229,3 +229,10 @@ def test_a_slice_of_whole_blocks_keeps_them() -> None:
     assert cut(8, 32)[0] == {ROW_MAJOR}
     assert cut(16, 16, step=2)[0] == {ROW_MAJOR}
     assert cut(16, 32, then="relu") == ({ROW_MAJOR, NCHW16}, set())
+
+
+def test_a_convolution_without_attributes_reads_no_zeros() -> None:
+    g = Maker()
+    graph = g.graph(g("conv", g.input("x", 1, 4, 8, 8), g.weight("w", 4, 4, 3, 3)))
+    assert conv_halo(graph, graph.nodes[0]) == ()
+    assert costs.convolution(graph, graph.nodes[0], NCHW8, NCHW8, 16) == work(graph, graph.nodes[0])
