@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from compiler.errors import CompilerError
 from compiler.loops.nest import LoopNest
 from compiler.target import Target
 from compiler.timings import Timings
@@ -93,6 +94,17 @@ class Backend(Protocol):
 
 
 def backend_of(target: Target) -> Backend:
-    """The back end that makes a target's code. It is imported here: LLVM is an extra."""
-    found: Backend = importlib.import_module(f"compiler.codegen.{target.backend}.backend").BACKEND
+    """The back end that makes a target's code. It is imported here: LLVM is an extra.
+
+    Raises:
+        CompilerError: if a package that it needs is not installed.
+    """
+    name = f"compiler.codegen.{target.backend}.backend"
+    try:
+        found: Backend = importlib.import_module(name).BACKEND
+    except ModuleNotFoundError as error:
+        raise CompilerError(
+            f"code for target '{target.name}' needs the package '{error.name}': "
+            "pip install 'tilewright[compiler]' has it"
+        ) from error
     return found

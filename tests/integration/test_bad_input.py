@@ -30,6 +30,7 @@ from service.api.app import create_app
 from service.embedded import owner_token, read_token
 from service.settings import Settings
 from service.storage import open_storage
+from tests.unit.service.test_jobs_api import onnx_bytes
 
 FLOAT = TensorProto.FLOAT
 LIMIT_SECONDS = 60
@@ -298,12 +299,17 @@ def test_a_token_file_without_a_token_is_named(tilewright: CommandLine) -> None:
     ("missing", "program", "words"),
     [
         ("typer", "from service.command import main; main()", "error: the command line needs"),
-        ("llvmlite", "import compiler; compiler.compile_model", "tilewright[compiler]"),
+        ("llvmlite", "import compiler; compiler.compile_model(MODEL)", "tilewright[compiler]"),
         ("onnx", "import compiler; compiler.compile_model", "tilewright[compiler]"),
     ],
 )
-def test_what_is_not_installed_is_named(missing: str, program: str, words: str) -> None:
+def test_what_is_not_installed_is_named(
+    missing: str, program: str, words: str, tmp_path: Path
+) -> None:
     """The base install has neither the command line nor the compiler."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(onnx_bytes())
+    program = program.replace("MODEL", f"{str(path)!r}, dims={{'batch': 2}}")
     hidden = f"import sys; sys.modules['{missing}'] = None; {program}"
     finished = subprocess.run(
         [sys.executable, "-c", hidden], capture_output=True, text=True, check=False

@@ -169,10 +169,10 @@ def test_giving_back_is_no_attempt(jobs: JobStore, model_digest: str) -> None:
 def test_progress_and_result(
     jobs: JobStore, model_digest: str, events: EventStore, clock: Any
 ) -> None:
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", target_key="tk")
     claim = take(jobs)
     progress = JobProgress("tuning", 20, 3, 100, 40, 2, 0.05, 0.03, 12.5)
-    jobs.progress(claim, progress, target_key="tk", event={"task": "conv"})
+    jobs.progress(claim, progress, event={"task": "conv"})
     assert jobs.get(job.id).progress == progress
     assert jobs.get(job.id).target_key == "tk"
     last = events.since(job.id)[-1]

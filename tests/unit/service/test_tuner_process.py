@@ -200,7 +200,7 @@ def test_a_type_that_the_target_lacks_fails_the_job_and_not_the_tuner(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     digest = storage.models.add(model.SerializeToString(), "narrow").digest
     narrow = storage.jobs.create(digest, "wasm32", options={"trials": 4, "seconds": None})
-    monkeypatch.setattr(tuner_process, "tune_tasks", loop(lambda runner, token: False))
+    monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     assert tuner.work_once() and tuner.work_once()
     failed = storage.jobs.get(narrow.id)
     assert failed.state is JobState.FAILED

@@ -186,7 +186,7 @@ def test_the_bottom_of_a_bowl_is_found_sooner_than_by_chance(name: str, gemm: An
 
 
 def _bred(seed: int) -> float:
-    """The best of a batch that is bred by its drafts: how many steps of knobs it is from none."""
+    """How many steps of knobs the best of a batch that is bred by its estimates is from none."""
     knobs = tuple(Knob(name, tuple(range(8))) for name in "abcd")
     first = Schedule.of("one", **dict.fromkeys("abcd", 0))
     space = ScheduleSpace((SubSpace("one", knobs, lambda _: True, first),))
@@ -194,7 +194,7 @@ def _bred(seed: int) -> float:
     def steps(schedule: Schedule) -> int:
         return sum(schedule.integer(knob.name) for knob in knobs)
 
-    features: Any = SimpleNamespace(draft_seconds=lambda schedule: exp(steps(schedule)))
+    features: Any = SimpleNamespace(estimated_seconds=lambda schedule: exp(steps(schedule)))
     model = make_cost_model("none", 0)
     search = make_strategy(
         "evolutionary", SearchContext(space, features, model, random.Random(seed))

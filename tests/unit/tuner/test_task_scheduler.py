@@ -165,8 +165,8 @@ def test_a_task_without_a_time_waits_for_its_trials_and_for_those_on_their_way(
     if failed:
         _spend(scheduler, 0, *[None] * failed)
     if away:
-        scheduler.started(0, away)
-    assert scheduler.gain(0) == pytest.approx(2e-3 / (1 + failed + away))
+        scheduler.started(scheduler.tasks[0], away)
+    assert _gain(scheduler, 0) == pytest.approx(2e-3 / (1 + failed + away))
 
 
 def test_one_that_worked_keeps_a_task_open() -> None:
