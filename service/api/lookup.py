@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from db.storage import Storage
 from service.api.schemas import LookupEntry, LookupRequest, LookupView
 from service.api.views import record_view
-from service.jobs.addressee import resolve_addressee
+from service.jobs.addressee import resolve_addressee, target_key_of
 from service.jobs.graph_choice import known_plan
 from service.jobs.planning import ModelRequest, plan_model, workload_name
 from tuner.measure.measurement import RecordKey
@@ -16,8 +16,8 @@ from tuner.measure.measurement import RecordKey
 def lookup_workloads(storage: Storage, body: LookupRequest) -> LookupView:
     """Records of the named workloads. Raises UnknownTargetError."""
     keys = list(dict.fromkeys(body.workloads or ()))
-    target = resolve_addressee(body.target, storage).target
-    return _lookup(storage, body, target.key, [(key, "", 1) for key in keys])
+    target = target_key_of(body.target, storage)
+    return _lookup(storage, body, target, [(key, "", 1) for key in keys])
 
 
 def lookup_model(storage: Storage, body: LookupRequest) -> LookupView:

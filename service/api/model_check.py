@@ -41,4 +41,5 @@ def check_job(model: bytes, body: JobRequest, target: Target) -> None:
     spec = JobSpec.of_options(
         ModelRequest(model, target, body.threads, body.numerics), body.options()
     )
+    spec.budget.options()
     open_ports([plan_first_sizes(spec.request, spec.sizes)], pad=spec.pad)

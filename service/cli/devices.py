@@ -32,13 +32,18 @@ def devices(
     import json
 
     from compiler.device import find_device
+    from compiler.errors import UnknownTargetError
     from compiler.target import resolve_target
     from service.client import Client, ClientError
     from service.embedded import client_token
 
+    try:
+        targets = [resolve_target("host").name]
+    except UnknownTargetError:
+        targets = []
     here = {
         "name": "this machine",
-        "targets": [resolve_target("host").name],
+        "targets": targets,
         "device": find_device().to_json(),
         "health": "",
         "speed": None,

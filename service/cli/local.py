@@ -256,6 +256,8 @@ def bench(
     if on is not None:
         if against is not None:
             raise UserError(f"--against {against.value} runs on this machine, not on a worker")
+        if model.is_dir() or onnx is not None:
+            raise UserError("--on times a model with what the database knows, not an artifact")
         _bench_on(on, model, threads, numerics, parse_dims(dim))
         return
     executable, known = _closed(model, threads, numerics, parse_dims(dim))

@@ -33,10 +33,11 @@ def device_for(on: str | None, target: str, storage: Storage) -> Iterator[tuple[
     Without `on` it is this machine. With it, the target `host` is the best one of the worker.
 
     Raises:
-        UserError: if the worker does not run the target.
+        UserError: if the worker is away, or does not run the target.
         UnknownTargetError: if there is no such worker or target.
     """
     from compiler.target import resolve_target
+    from db.stores.workers import Health
     from service.jobs.addressee import resolve_worker, target_of_key
     from service.jobs.leased_device import LeasedDevice
     from service.jobs.local_device import LocalDevice
@@ -47,6 +48,8 @@ def device_for(on: str | None, target: str, storage: Storage) -> Iterator[tuple[
             yield here, resolve_target(target)
         return
     worker = resolve_worker(on, storage)
+    if worker.health is not Health.HEALTHY:
+        raise UserError(f"worker '{worker.name}' is {worker.health}: it takes no work now")
     if target == "host":
         chosen = target_of_key(worker.target_keys[0], storage)
     else:

@@ -20,7 +20,9 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
     for each in result.get("plans", [{"sizes": {}, "plan": result.get("plan")}]):
         sizes = ", ".join(f"{name}={size}" for name, size in each["sizes"].items())
         lines.append(decision_line(each["plan"]) + (f" ({sizes})" if sizes else ""))
-    lines.append(ending_text(result["ended"], result["forecast"], result["forecast_error"]))
+    if "ended" in result:
+        ended = ending_text(result["ended"], result.get("forecast"), result.get("forecast_error"))
+        lines.append(ended)
     device = result.get("device")
     if device is not None:
         model = (device["facts"] or {}).get("model", "")
@@ -31,15 +33,19 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
         lines.append(f"verified: {_certificate(result)}")
     verdict = result.get("end_to_end")
     if verdict is not None:
-        lines.append(f"end to end: {verdict_text(verdict)}")
+        known = ""
+        if result.get("workloads") is not None:
+            known = f"{result['workloads_known']} of {result['workloads']} workloads known; "
+        where = f" (on {verdict['device']})" if verdict.get("device") else ""
+        lines.append(f"end to end: {known}{verdict_text(verdict)}{where}")
     # a worker chooses its name, and says what its device is
     return [one_sentence(line) for line in lines]
 
 
 def _certificate(result: Mapping[str, Any]) -> str:
     parts = []
-    if result["largest_error"] is not None:
+    if result.get("largest_error") is not None:
         parts.append(f"largest error {result['largest_error']:.1e} of the largest output")
-    if result["unverified"]:
+    if result.get("unverified"):
         parts.append(f"not these outputs: {', '.join(result['unverified'])}")
     return "; ".join(parts)

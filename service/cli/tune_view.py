@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,15 +19,36 @@ from service.cli.view import failures_text, origins_line, progress_line, task_ta
 from service.jobs.local_device import LocalDevice
 from service.jobs.run_job import JobOutcome, JobWatcher
 from service.jobs.tracker import Tracker
+from tuner.cancel import CancelToken
 from tuner.events import Event
 
 
 class LineWatcher(JobWatcher):
-    """One line of progress: rewritten on a terminal, else printed for each event."""
+    """One line of progress: rewritten on a terminal, else printed for each event.
 
-    def __init__(self, out: Console, live: Live | None) -> None:
+    Ctrl-C ends the program until the model is imported, then the tuning alone. What was tuned is
+    told as soon as that is over: building or verifying the artifact may fail.
+    """
+
+    def __init__(
+        self,
+        out: Console,
+        live: Live | None,
+        storage: Storage,
+        job_id: str,
+        device: LocalDevice,
+        token: CancelToken,
+    ) -> None:
         self._out = out
         self._live = live
+        self._storage = storage
+        self._job_id = job_id
+        self._device = device
+        self._token = token
+
+    def phase(self, name: str) -> None:
+        if name == "planning":
+            signal.signal(signal.SIGINT, lambda *_: self._token.cancel("interrupted"))
 
     def event(self, event: Event, tracker: Tracker) -> None:
         tracker.take(event)
@@ -37,47 +59,46 @@ class LineWatcher(JobWatcher):
         else:
             self._out.print(line, soft_wrap=True)
 
+    def tuned(self, outcome: JobOutcome) -> None:
+        if self._live is not None:
+            self._live.stop()
+        out, finished, progress = self._out, outcome.finished, outcome.tracker.progress
+        views = [task_view(row) for row in outcome.tracker.rows.values()]
+        out.print(task_table(views))
+        if suggested := origins_line(views):
+            out.print(suggested, soft_wrap=True)
+        out.print(
+            f"kernels {milliseconds(progress.default_seconds)} untuned, "
+            f"{milliseconds(progress.best_seconds)} tuned; {finished.trials_done} trials, "
+            f"{progress.trials_failed} failed, {finished.seconds_elapsed:.1f} s"
+            + (f"; {finished.reason}" if finished.reason else ""),
+            soft_wrap=True,
+        )
+        if progress.trials_failed:
+            kinds = failures(self._storage.records.count_trials(self._job_id))
+            out.print(f"failed trials: {failures_text(kinds)}", soft_wrap=True)
+        speed = self._device.local_runner.speed
+        if speed is not None and speed["throttled"]:
+            out.print(
+                "this machine is slow for long: the reference kernel takes "
+                f"{speed['arithmetic_ratio']:.2f} and {speed['memory_ratio']:.2f} times its best"
+            )
+
 
 @contextmanager
-def watching(out: Console) -> Iterator[LineWatcher]:
+def watching(
+    out: Console, storage: Storage, job_id: str, device: LocalDevice, token: CancelToken
+) -> Iterator[LineWatcher]:
     """A watcher that writes to a console."""
     if not out.is_terminal:
-        yield LineWatcher(out, None)
+        yield LineWatcher(out, None, storage, job_id, device, token)
         return
     with Live(console=out, refresh_per_second=4, transient=True) as live:
-        yield LineWatcher(out, live)
+        yield LineWatcher(out, live, storage, job_id, device, token)
 
 
-def tell(
-    out: Console,
-    outcome: JobOutcome,
-    storage: Storage,
-    job_id: str,
-    device: LocalDevice,
-    output: Path | None,
-) -> None:
-    """Print what came of a job."""
-    finished, progress = outcome.finished, outcome.tracker.progress
-    views = [task_view(row) for row in outcome.tracker.rows.values()]
-    out.print(task_table(views))
-    if suggested := origins_line(views):
-        out.print(suggested, soft_wrap=True)
-    out.print(
-        f"kernels {milliseconds(progress.default_seconds)} untuned, "
-        f"{milliseconds(progress.best_seconds)} tuned; {finished.trials_done} trials, "
-        f"{progress.trials_failed} failed, {finished.seconds_elapsed:.1f} s"
-        + (f"; {finished.reason}" if finished.reason else ""),
-        soft_wrap=True,
-    )
-    if progress.trials_failed:
-        kinds = failures(storage.records.count_trials(job_id))
-        out.print(f"failed trials: {failures_text(kinds)}", soft_wrap=True)
-    speed = device.local_runner.speed
-    if speed is not None and speed["throttled"]:
-        out.print(
-            "this machine is slow for long: the reference kernel takes "
-            f"{speed['arithmetic_ratio']:.2f} and {speed['memory_ratio']:.2f} times its best"
-        )
+def tell(out: Console, outcome: JobOutcome, output: Path | None) -> None:
+    """Print what is served, why, and how sure that is."""
     for line in result_lines(outcome.report()):
         out.print(line, soft_wrap=True, markup=False)
     if output is not None and outcome.verification is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -88,7 +87,6 @@ def tune(
     settings = load_settings()
     storage = open_storage(settings)
     token = CancelToken()
-    signal.signal(signal.SIGINT, lambda *_: token.cancel("interrupted"))
     out, beside = console(), Timings()
     builder = ProcessBuilder(settings.builders or default_builders(), timings=beside)
     workshop = Workshop(storage, builder, beside=beside)
@@ -101,7 +99,7 @@ def tune(
                     f"this machine does not run target '{chosen.name}': `tilewright serve`, a "
                     "worker on a device that does, and `tilewright submit` tune for it"
                 )
-            with watching(out) as watcher:
+            with watching(out, storage, job_id, device, token) as watcher:
                 outcome = run_job(
                     spec,
                     device,
@@ -112,7 +110,7 @@ def tune(
                     output=output,
                     deliver_cancelled=True,
                 )
-            tell(out, outcome, storage, job_id, device, output)
+            tell(out, outcome, output)
     finally:
         builder.close()
     if not outcome.cancelled:

@@ -42,7 +42,8 @@ def resolve_addressee(name: str, storage: Storage) -> Addressee:
 
 
 def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
-    """The worker with an id or a name: of several with one name, the one that is alive.
+    """The worker with an id or a name: of several with one name, the one that is alive, or else
+    was heard of last.
 
     Raises:
         UnknownTargetError: if there is none, several are alive, or it runs no target.
@@ -52,7 +53,7 @@ def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
     if len(alive) > 1:
         ids = ", ".join(worker.id for worker in alive)
         raise UnknownTargetError(f"several workers are called '{name}': say one of {ids}")
-    worker = next(iter(alive or found), None)
+    worker = max(alive or found, key=lambda each: each.last_heartbeat, default=None)
     if worker is None:
         names = sorted({w.name for w in storage.workers.list(alive=True)})
         known = f"those alive are {', '.join(names)}" if names else "none is alive"
@@ -60,6 +61,17 @@ def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
     if not worker.target_keys:
         raise UnknownTargetError(f"worker '{worker.name}' runs no target that is known here")
     return worker
+
+
+def target_key_of(name: str, storage: Storage) -> str:
+    """The key that records are looked up by: a key as it is, else that of the named target.
+
+    Raises:
+        UnknownTargetError: as `resolve_addressee` does.
+    """
+    if len(name) == 64 and set(name) <= set("0123456789abcdef"):
+        return name
+    return resolve_addressee(name, storage).target.key
 
 
 def target_of_key(key: str, storage: Storage) -> Target:

@@ -7,7 +7,7 @@ of this process (`service.jobs.local_device`), and one that workers stand for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -121,13 +121,14 @@ class Device(Protocol):
 
     def race(
         self,
-        variants: Sequence[Variant],
+        variants: Iterable[Variant],
         threads: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Race:
         """Run variants interleaved in pairs with the first one, the incumbent.
 
-        Once it is `stopped`, variants that have not begun are left out of the result.
+        Each is asked for when it is its turn. Once it is `stopped`, variants that have not begun
+        are left out of the result.
 
         Raises:
             DeviceError: if the device cannot.

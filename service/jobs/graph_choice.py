@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -99,6 +99,7 @@ def choose_plan(
     token: CancelToken,
     references: ReferenceCache,
     kernels: driver.KernelCache | None = None,
+    weight_limit_bytes: int | None = None,
     share: float = SHARE,
     clock: Callable[[], float] = time.monotonic,
 ) -> ChosenPlan:
@@ -146,7 +147,17 @@ def choose_plan(
         if token.cancelled or not device.runs(target):
             return None
         try:
-            race = race_plans(rule, others, storage, request, target, device, stopped, kernels)
+            race = race_plans(
+                rule,
+                others,
+                storage,
+                request,
+                target,
+                device,
+                stopped,
+                kernels,
+                weight_limit_bytes,
+            )
         except DeviceError:
             complete = False  # the kernels' own times decide, and nothing is kept
             return None
@@ -180,13 +191,14 @@ def confirm_plan(
     device: Device,
     tune: Callable[[list[Task], JobBudget], Finished],
     kernels: driver.KernelCache | None = None,
+    weight_limit_bytes: int | None = None,
 ) -> Planned:
     """The plan to serve once the kernels of the chosen one are tuned.
 
     Plans were compared untuned, and tuning may gain more on the rules'. So the kernels that only
-    the rules' plan has are tuned too (`tune`), and the two run interleaved once more on the device:
-    a tie now goes to the rules' plan. What was decided is stored, unless the job was cancelled or
-    the device could not run them.
+    the rules' plan has are tuned too (`tune`), and the two run interleaved once more on the device.
+    The rules' plan stays after a tie, and where the device could not run both. What was decided is
+    stored, unless the job was cancelled or the device could not run them.
 
     Raises:
         CompilerError: if a workload does not compile.
@@ -200,11 +212,23 @@ def confirm_plan(
     others = [planned.plan]
     try:
         race = race_plans(
-            rule.plan, others, storage, rule.request, rule.target, device, kernels=kernels
+            rule.plan,
+            others,
+            storage,
+            rule.request,
+            rule.target,
+            device,
+            kernels=kernels,
+            weight_limit_bytes=weight_limit_bytes,
         )
     except DeviceError as error:
-        reason = f"{(planned.decision or {}).get('reason', '')}; not confirmed: {error}"
-        return replace(planned, decision={**(planned.decision or {}), "reason": reason})
+        decision = dict(planned.decision or {})
+        decision |= {
+            "choice": RULE.to_json(),
+            "name": RULE_NAME,
+            "reason": f"'{decision.get('name')}' was chosen untuned, and not confirmed: {error}",
+        }
+        return replace(rule, decision=decision)
     (found,) = race.comparisons
     decision = dict(planned.decision or {})
     decision |= {"rule_seconds": race.incumbent_seconds, "tuned_ratio": found.ratio}
@@ -241,6 +265,7 @@ def race_plans(
     device: Device,
     stopped: Callable[[], bool] = lambda: False,
     kernels: driver.KernelCache | None = None,
+    weight_limit_bytes: int | None = None,
 ) -> Race:
     """Compile plans of one model with what is known, and run each interleaved with the rule's.
 
@@ -251,15 +276,22 @@ def race_plans(
         DeviceError: if the device cannot run them.
     """
     builder = driver.ProgramBuilder(
-        storage.records, target, request.threads, request.numerics, kernels=kernels
+        storage.records,
+        target,
+        request.threads,
+        request.numerics,
+        weight_limit_bytes,
+        kernels=kernels,
     )
-    variants: list[Variant] = []
-    for plan in (rule, *others):
-        if len(variants) > 1 and stopped():
-            break
-        # one block for the weights of all: what two plans pack alike is packed once
-        variants.append([of_compiled(builder.build(plan, spare=1 + len(others)))])
-    return device.race(variants, request.threads, stopped)
+
+    def variants() -> Iterator[Variant]:
+        for number, plan in enumerate((rule, *others)):
+            if number > 1 and stopped():
+                return
+            # one block for the weights of all: what two plans pack alike is packed once
+            yield [of_compiled(builder.build(plan, spare=1 + len(others)))]
+
+    return device.race(variants(), request.threads, stopped)
 
 
 def model_digest(model: Path | bytes) -> str:

@@ -5,7 +5,7 @@ What goes through is in `tuner.measure.run_wire`, how in `run_queue`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -180,7 +180,7 @@ class LeasedDevice:
 
     def race(
         self,
-        variants: Sequence[Variant],
+        variants: Iterable[Variant],
         threads: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Race:
@@ -188,10 +188,11 @@ class LeasedDevice:
 
         What a device must hold at a time is two variants.
         """
-        incumbent = tuple(map(_packed, variants[0]))
+        turns = iter(variants)
+        incumbent = tuple(map(_packed, next(turns)))
         fastest: float | None = None
         comparisons: list[Comparison] = []
-        for variant in variants[1:]:
+        for variant in turns:
             if stopped():
                 break
             found = self._race([incumbent, tuple(map(_packed, variant))], threads)

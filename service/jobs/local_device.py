@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 
@@ -86,15 +86,17 @@ class LocalDevice:
 
     def race(
         self,
-        variants: Sequence[Variant],
+        variants: Iterable[Variant],
         threads: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Race:
         def loaded(variant: Variant) -> Run:
             return run_all([one.load(threads) for one in variant])
 
-        challengers = (partial(loaded, variant) for variant in variants[1:])
-        return model_runs.race(loaded(variants[0]), challengers, threads, stopped)
+        turns = iter(variants)
+        incumbent = loaded(next(turns))
+        challengers = (partial(loaded, variant) for variant in turns)
+        return model_runs.race(incumbent, challengers, threads, stopped)
 
     def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
         executable = loadable.load(threads)

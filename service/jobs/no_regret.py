@@ -39,7 +39,7 @@ from tuner.measure.statistics import Comparison, Outcome
 PROGRAMS = 3
 """At most, of one race: untuned, tuned and partly tuned."""
 
-NOT_RACED = "not raced end to end yet: `tilewright tune` does that"
+NOT_RACED = "not raced end to end yet: a tuning job does that"
 
 SURE_RATIO = 0.97
 """A task's own gain is doubtful unless its whole interval lies below this."""
@@ -129,6 +129,7 @@ def settle(
     *,
     job_id: str = "",
     kernels: driver.KernelCache | None = None,
+    weight_limit_bytes: int | None = None,
 ) -> Settled:
     """What to build a model from: records, or defaults where records did not win end to end.
 
@@ -142,7 +143,7 @@ def settle(
     workloads = {w.key: w for each in planned for w, _ in each.workloads}
     found = _records(planned, workloads, storage)
     tuned = {k: r for k, r in found.items() if _differs(r, planned[0], workloads[k])}
-    verdict = _verdict(planned, tuned, storage, device, job_id, kernels)
+    verdict = _verdict(planned, tuned, storage, device, job_id, kernels, weight_limit_bytes)
     kept = {key: r.schedule for key, r in tuned.items() if key not in verdict.dropped}
     plans = tuple(planned)
     if verdict.served is Served.DEFAULT:
@@ -157,11 +158,13 @@ def _verdict(
     device: Device | None,
     job_id: str,
     kernels: driver.KernelCache | None,
+    limit: int | None,
 ) -> Verdict:
     """What an earlier race of these records found, or one that is run now."""
     if not records:
         return Verdict(Served.TUNED, "same", reason="nothing differs from the defaults")
-    identity = _identity(planned, {key: record.schedule for key, record in records.items()})
+    schedules = {key: record.schedule for key, record in records.items()}
+    identity = _identity(planned, schedules, limit)
     known = storage.verdicts.find(identity)
     target = planned[0].target
     if known is not None:
@@ -173,7 +176,7 @@ def _verdict(
         return Verdict(Served.TUNED, "not_run", reason=reason)
     else:
         try:
-            verdict = _race(planned, records, device, kernels)
+            verdict = _race(planned, records, device, kernels, limit)
         except DeviceError as error:
             # not kept: the next job asks again
             return Verdict(Served.TUNED, "not_run", reason=str(error))
@@ -203,10 +206,11 @@ def _race(
     records: Mapping[str, TuningRecord],
     device: Device,
     kernels: driver.KernelCache | None,
+    limit: int | None,
 ) -> Verdict:
     first = planned[0]
     builder = driver.ProgramBuilder(
-        FixedSchedules({}), first.target, first.threads, first.numerics, kernels=kernels
+        FixedSchedules({}), first.target, first.threads, first.numerics, limit, kernels=kernels
     )
     untuned = _variant(builder, [_by_rules(each) for each in planned])
 
@@ -258,7 +262,7 @@ def _by_rules(planned: Planned) -> Planned:
     return replace(planned, plan=plan, decision=decision)
 
 
-def _identity(planned: Sequence[Planned], tuned: Mapping[str, Schedule]) -> str:
+def _identity(planned: Sequence[Planned], tuned: Mapping[str, Schedule], limit: int | None) -> str:
     """What a race was about: the kernels in their order, the schedules, and the code they give."""
     first = planned[0]
     about = [
@@ -268,5 +272,6 @@ def _identity(planned: Sequence[Planned], tuned: Mapping[str, Schedule]) -> str:
         first.numerics,
         sorted((key, schedule.digest) for key, schedule in tuned.items()),
         CODEGEN_VERSION,
+        *([] if limit is None else [limit]),
     ]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()

@@ -2,8 +2,8 @@
 
 plan -> choose -> tune -> confirm -> settle -> verify -> artifact
 
-`tilewright tune`, the tuner process and the examples all go this way. They differ in the device
-that they bring, and in who watches.
+`tilewright tune` and the tuner process go this way. They differ in the device that they bring, and
+in who watches.
 """
 
 from __future__ import annotations
@@ -31,10 +31,16 @@ from service.jobs.job_spec import JobBudget, JobSpec
 from service.jobs.no_regret import Settled, settle
 from service.jobs.planning import Planned, open_ports, plan_sizes, tasks_of
 from service.jobs.tracker import Tracker
-from service.jobs.tuning import all_known, build_artifact, save_texts, tune_tasks
+from service.jobs.tuning import (
+    all_known,
+    build_artifact,
+    check_weight_limit,
+    save_texts,
+    tune_tasks,
+)
 from service.jobs.verification import Verification, Verifier
 from tuner.cancel import CancelToken
-from tuner.events import Event, Finished
+from tuner.events import Ended, Event, Finished
 from tuner.measure.builder import ProcessBuilder
 from tuner.measure.oracle import ReferenceCache
 from tuner.tasks import Task
@@ -44,7 +50,7 @@ class JobWatcher:
     """Who looks on while a job runs. What a method raises ends the job."""
 
     def phase(self, name: str) -> None:
-        """The job begins to import, plan, tune, settle, build or verify."""
+        """The job begins with importing, planning, settling, building or verifying."""
 
     def tasks(self, tracker: Tracker) -> None:
         """What will be tuned is known; `tracker` follows it."""
@@ -53,10 +59,13 @@ class JobWatcher:
         """Something happened to the tasks; the tracker does not know it yet."""
         tracker.take(event)
 
+    def tuned(self, outcome: JobOutcome) -> None:
+        """Tuning is over. What comes may still fail: the artifact may be wrong, or a disk full."""
+
 
 @dataclass(slots=True)
 class Workshop:
-    """What jobs of one process share: stores, builder processes, and what they have made before.
+    """What a job works with: stores, builder processes, and what was made before.
 
     `timings` are the stages of a job, `loop` those of the tuner's loop, `beside` what its builders
     take.
@@ -108,6 +117,8 @@ class JobOutcome:
             "unverified": [] if checked is None else list(checked.unverified),
             "not_verified": "" if checked is None else checked.not_run,
             "end_to_end": None if self.settled is None else self.settled.verdict.to_json(),
+            "workloads": None if self.settled is None else self.settled.workloads,
+            "workloads_known": None if self.settled is None else self.settled.known,
             "tasks": len(finished.tasks),
             "tasks_from_database": sum(status.from_store for status in finished.tasks),
             "plan": self.served[0].decision,
@@ -150,9 +161,9 @@ def run_job(
         CompilerError: naming what is wrong with the model, the budget or the artifact.
         DatabaseError: if the database fails.
     """
-    storage, timings = workshop.storage, workshop.timings
+    storage, timings, limit = workshop.storage, workshop.timings, spec.weight_limit_bytes
     watcher.phase("importing")
-    plans = _plan(spec, timings)
+    plans = _plan(spec, workshop)
 
     watcher.phase("planning")
     with timings.stage("compare plans"):
@@ -191,19 +202,30 @@ def run_job(
     with timings.stage("tune"):
         finished = tuned(tasks, budget, watched=True)
     outcome = JobOutcome(plans, tracker, finished, device)
+    watcher.tuned(outcome)
     if not finished.cancelled:
         with timings.stage("compare plans"):
             plans = tuple(
-                confirm_plan(each, storage, device, tuned, workshop.kernels) for each in chosen
+                confirm_plan(each, storage, device, tuned, workshop.kernels, limit)
+                for each in chosen
             )
     if token.cancelled and not finished.cancelled:
-        outcome = replace(outcome, finished=replace(finished, cancelled=True))
+        outcome = replace(
+            outcome, finished=replace(finished, cancelled=True, ended=Ended.CANCELLED)
+        )
     if outcome.cancelled and not (deliver_cancelled and output is not None):
         return outcome
 
     watcher.phase("settling")
     with timings.stage("race"):
-        settled = settle(plans, storage, device, job_id=job_id, kernels=workshop.kernels)
+        settled = settle(
+            plans,
+            storage,
+            device,
+            job_id=job_id,
+            kernels=workshop.kernels,
+            weight_limit_bytes=limit,
+        )
     for planned in plans:
         keep_plan(planned, storage)
     outcome = replace(outcome, served=settled.planned, settled=settled)
@@ -222,7 +244,7 @@ def run_job(
             settled.planned,
             settled.schedules,
             output,
-            spec.weight_limit_bytes,
+            limit,
             pad=spec.pad,
             timings=timings,
             kernels=workshop.kernels,
@@ -231,14 +253,18 @@ def run_job(
     return replace(outcome, verification=verifier.found)
 
 
-def _plan(spec: JobSpec, timings: Timings) -> tuple[Planned, ...]:
+def _plan(spec: JobSpec, workshop: Workshop) -> tuple[Planned, ...]:
     """The model at each of its sizes, with the rules' plans."""
+    timings = workshop.timings
     spec.budget.options()  # refuses what is impossible before anything is read
     with ThreadPoolExecutor(1) as pool:
         digest = pool.submit(model_digest, spec.model) if not spec.digest else None
         plans = plan_sizes(spec.request, spec.sizes, timings=timings)
         known = spec.digest if digest is None else digest.result()
-    open_ports(plans, pad=spec.pad)  # says now what padding would refuse after an hour
+    # now, and not after an hour of tuning: what padding refuses, and a limit that cannot be met
+    open_ports(plans, pad=spec.pad)
+    if spec.weight_limit_bytes is not None:
+        check_weight_limit(plans, spec.weight_limit_bytes, workshop.kernels)
     return tuple(replace(p, request=replace(p.request, digest=known)) for p in plans)
 
 
@@ -263,6 +289,7 @@ def _choose(
             token=token,
             references=workshop.references,
             kernels=workshop.kernels,
+            weight_limit_bytes=spec.weight_limit_bytes,
             share=SHARE / len(plans),
         )
         chosen.append(found)

@@ -19,7 +19,7 @@ from service.jobs.remote_runner import Interrupted
 from tuner.cancel import CancelToken
 from tuner.measure.run_packing import Blobs, request_name
 from tuner.measure.run_result import RunResult, RunStatus
-from tuner.measure.run_wire import RunRequest
+from tuner.measure.run_wire import RaceWork, RunRequest
 from tuner.measure.wire import ProtocolError
 
 POLL_SECONDS = 0.02
@@ -63,6 +63,8 @@ class RunQueue:
         self._worker_id = worker_id
         self._absent_seconds = absent_seconds
         self._chosen: RegisteredWorker | None = None
+        self._nobody_came = False
+        self._attempts: dict[str, int] = {}
 
     @property
     def worker(self) -> RegisteredWorker | None:
@@ -106,7 +108,8 @@ class RunQueue:
         Raises:
             DeviceError, Interrupted, JobCancelled: as `run` does.
         """
-        ends = time.monotonic() + self._absent_seconds
+        # where nobody came once, nobody is waited for again
+        ends = time.monotonic() + (0.0 if self._nobody_came else self._absent_seconds)
         while True:
             self._check_tokens()
             alive = self._alive(target)
@@ -114,8 +117,10 @@ class RunQueue:
             same = [worker for worker in alive if worker.id == chosen]
             if alive:
                 self._chosen = (same or alive)[0]
+                self._nobody_came = False
                 return self._chosen
             if time.monotonic() >= ends:
+                self._nobody_came = True
                 raise DeviceError(self._nobody(target))
             self._interrupt.wait(min(LOOK_SECONDS, max(0.0, ends - time.monotonic())))
 
@@ -124,15 +129,19 @@ class RunQueue:
     ) -> str:
         """Queue a request unless it is there; its name.
 
-        One that ended without a result, in an earlier life of the job, is asked for anew.
+        One that ended without a result in an earlier life of the job is asked for anew, and so is a
+        race that this life has asked for before: the second is another sample.
         """
-        attempt = 0
+        base = request_name(request, worker.id, 0)
+        attempt = self._attempts.get(base, 0)
         while True:
             name = request_name(request, worker.id, attempt)
             known = self._storage.leases.status([name]).get(name)
-            if known is None or not known.state.final or known.state is RequestState.DONE:
+            if known is None or not known.state.final or _holds(known):
                 break
             attempt += 1
+        if isinstance(request.work, RaceWork):
+            self._attempts[base] = attempt + 1
         if known is not None and known.state.final:
             return name
         self._save(blobs)
@@ -205,6 +214,15 @@ class RunQueue:
             return f"no worker for '{target.name}' came {within}"
         name = self._worker_id if self.worker is None else self.worker.name
         return f"worker '{name}' did not come {within}"
+
+
+def _holds(status: RequestStatus) -> bool:
+    """Whether a run gave what it would give again: a device that was short of memory may have some
+    by now."""
+    if status.state is not RequestState.DONE:
+        return False
+    said = (status.result or {}).get("status")
+    return said not in (RunStatus.OUT_OF_MEMORY, RunStatus.REFUSED)
 
 
 def _read(status: RequestStatus, where: str) -> RunResult:

@@ -25,6 +25,7 @@ from db.job_states import JobState
 from db.storage import Storage
 from db.stores.jobs import Job, JobClaim
 from service.jobs.cost_models import train_due
+from service.jobs.graph_choice import LEAST_SECONDS
 from service.jobs.job_spec import JobSpec
 from service.jobs.leased_device import LeasedDevice
 from service.jobs.planning import ModelRequest
@@ -46,9 +47,6 @@ PROGRESS_SECONDS = 0.25
 
 RETRY_SECONDS = 2.0
 """Pause after the database did not answer."""
-
-LEAST_SECONDS = 1.0
-"""Given to a job whose time ran out while no tuner was up, so that it ends in order."""
 
 
 class ClaimKeeper:
@@ -269,9 +267,9 @@ class JobReporter(JobWatcher):
         """Raises Interrupted if the process must let go of the job."""
         if self._interrupt.cancelled:
             raise Interrupted(self._interrupt.reason)
-        if name == "settling":
+        if name == "settling" and self.device is not None:
             # what the search still had under way is of no use any more
-            self._storage.leases.cancel(job_id=self._job.id)
+            self.device.runner.cancel()
         if name == "building":
             self._storage.jobs.transition(self._claim, JobState.VERIFYING)
         base = self._job.progress if self._tracker is None else self._tracker.progress

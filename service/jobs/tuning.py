@@ -131,6 +131,17 @@ def build_artifact(
     return driver.save_artifact(plans, builder, folder, ports, timings, check)
 
 
+def check_weight_limit(
+    planned: Sequence[Planned], limit: int, kernels: driver.KernelCache | None = None
+) -> None:
+    """Raises CompilerError if the packed weights of the untuned programs do not fit a limit."""
+    first = planned[0]
+    builder = driver.ProgramBuilder(
+        None, first.target, first.threads, first.numerics, limit, kernels=kernels
+    )
+    builder.reserve([each.plan for each in planned])
+
+
 def store_artifact(folder: Path, storage: Storage) -> str:
     """Keep an artifact folder as one tar file among the blobs; its digest.
 

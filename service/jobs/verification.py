@@ -88,17 +88,8 @@ class Verification:
 
     @property
     def complete(self) -> bool:
-        """Whether every output was verified."""
-        return self.error is not None and not self.unverified
-
-    def text(self) -> str:
-        """For people: `largest error 1.2e-06; not verified: y`."""
-        if self.not_run:
-            return f"not verified: {self.not_run}"
-        parts = [] if self.error is None else [f"largest error {self.error:.1e}"]
-        if self.unverified:
-            parts.append(f"not verified: {', '.join(self.unverified)}")
-        return "; ".join(parts)
+        """Whether every output was verified, at every size."""
+        return self.error is not None and not self.unverified and not self.not_run
 
 
 def worst(found: Sequence[Verification]) -> Verification:
@@ -197,7 +188,8 @@ def verify_artifact(
         except DeviceError as error:
             if error.ran:
                 raise
-            return Verification(None, not_run=str(error))
+            # what an earlier draw has shown holds
+            return found or Verification(None, not_run=str(error))
         else:
             if found.complete:
                 break
@@ -280,7 +272,10 @@ def observed(program: Program) -> tuple[Program, tuple[_Call, ...]]:
 
     def copy(source: BufferRef, size: int) -> tuple[str, Copy]:
         number = len(ports)
-        ports.append(Port(f"observed {number}", DType.UINT8, (size,)))
+        name = f"observed {number}"
+        while any(port.name == name for port in program.outputs):
+            name += "'"
+        ports.append(Port(name, DType.UINT8, (size,)))
         return ports[number].name, Copy(BufferRef(BufferSpace.OUTPUT, number), source, size)
 
     for instruction in program.instructions:

@@ -81,8 +81,9 @@ def test_what_differs_behind_hidden_choices_is_an_error_unless_rounding_may_be_w
     monkeypatch.setattr(rounding, "MOVED_BY", 1e3)
     checked = verify_artifact(other, read_artifact(tmp_path / "artifact"), HERE)
     assert (checked.error, checked.unverified, checked.complete) == (0.0, ("y",), False)
-    assert checked.text() == "largest error 0.0e+00; not verified: y"
     assert worst([Verification(1e-6), checked]) == Verification(1e-6, ("y",))
+    absent = worst([Verification(1e-6), Verification(None, not_run="it is away")])
+    assert not absent.complete and absent.not_run == "it is away", "one size was not verified"
 
 
 @pytest.mark.skipif(not linkers(), reason="no linker")

@@ -267,7 +267,7 @@ def _as_a_whole(
         return Decision(RULE, rule, RULE_NAME, reason, first, first, tried)
     ratio, number = min(faster)
     chosen = finalists[number]
-    reason = f"takes {_percent(1.0, ratio)} less as a whole, in turns with the rule's"
+    reason = f"takes {_percent(1.0, ratio)} less as a whole, interleaved with the rule's"
     return Decision(chosen.choice, chosen.plan, chosen.name, reason, first, first * ratio, tried)
 
 

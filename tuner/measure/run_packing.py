@@ -55,10 +55,13 @@ class PackedProgram:
     @property
     def run_bytes(self) -> int:
         """What one run takes, on one thread, beside weights."""
-        ports = (*self.program.inputs, *self.program.outputs)
         # an input is drawn as float32 or int64, converted, and copied to where it is aligned
-        drawn = sum(3 * max(port.bytes, 8 * port.bytes // port.dtype.bytes) for port in ports)
-        return PROCESS_BYTES + self.program.arena_bytes + drawn
+        drawn = sum(
+            3 * max(port.bytes, 8 * port.bytes // port.dtype.bytes) for port in self.program.inputs
+        )
+        # outputs of a run before may not be gone yet
+        made = sum(2 * port.bytes for port in self.program.outputs)
+        return PROCESS_BYTES + self.program.arena_bytes + drawn + made
 
 
 def pack_program(program: Program, weights: Bytes, library: bytes) -> PackedProgram:

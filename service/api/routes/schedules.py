@@ -19,7 +19,7 @@ from service.api.schemas import (
     WorkloadView,
 )
 from service.api.views import record_view
-from service.jobs.addressee import resolve_addressee
+from service.jobs.addressee import target_key_of
 from tuner.measure.measurement import RecordKey
 
 router = APIRouter(tags=["schedules"])
@@ -30,13 +30,12 @@ def get_schedule(
     storage: StorageDep,
     _: Reader,
     workload: Annotated[Digest, Query(description="Workload key")],
-    target: Annotated[str, Query(max_length=200, description="Target key or name")],
+    target: Annotated[str, Query(max_length=200, description="Target key or name, or a worker")],
     threads: Annotated[int, Query(ge=1, le=256)] = 1,
     numerics: Numerics = "fast",
 ) -> RecordView:
     """The best schedule of a workload on a target, with the measurement behind it."""
-    found = resolve_addressee(target, storage).target
-    key = RecordKey(workload, found.key, threads, numerics)
+    key = RecordKey(workload, target_key_of(target, storage), threads, numerics)
     record = storage.records.best_record(key)
     if record is None:
         raise NotFoundError("schedule", f"{workload} on {target}, {threads} threads, {numerics}")

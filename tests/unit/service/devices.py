@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,14 +61,15 @@ class FakeDevice:
 
     def race(
         self,
-        variants: Sequence[Variant],
+        variants: Iterable[Variant],
         threads: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Race:
         self._fail()
-        self.raced.append(len(variants) - 1)
+        challengers = list(variants)[1:]
+        self.raced.append(len(challengers))
         ratio = self.ratios.pop(0)
-        return Race(1.0, tuple(Comparison("untuned", (ratio,) * 8) for _ in variants[1:]))
+        return Race(1.0, tuple(Comparison("untuned", (ratio,) * 8) for _ in challengers))
 
     def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
         self._fail()

@@ -321,7 +321,7 @@ def test_a_device_that_fails_decides_nothing_for_good(
     assert chosen.planned.decision is not None
     assert known_plan(plan(), storage).decision is None
     served = confirm_plan(confirmed, storage, FakeDevice(), Tuning())
-    assert served.decision is not None
+    assert served.plan == plan().plan and served.decision is not None
     assert "not confirmed: board 'b' does not answer" in served.decision["reason"]
     assert known_plan(plan(), storage).decision is None
 

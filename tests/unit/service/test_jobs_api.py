@@ -182,6 +182,10 @@ def test_of_workers_with_one_name_the_one_alive_is_meant(
     storage.workers.leave(gone.id)
     alive = worker(storage, "board", "riscv64")
     assert submit(client, target="board")["options"]["worker_id"] == alive.id
+    # of two that are gone, the one that was heard of last
+    storage.workers.leave(alive.id)
+    assert submit(client, target="board")["options"]["worker_id"] == alive.id
+    alive = worker(storage, "board", "riscv64")
     worker(storage, "board", "riscv64")
     body = {"model": upload(client), "dims": {"batch": 1}, "target": "board"}
     status, slug, detail = problem(client.post("/v1/jobs", json=body))
@@ -219,6 +223,7 @@ def test_the_same_idempotency_key_is_the_same_job(client: TestClient) -> None:
         ({"dims": {"batch": []}}, "invalid-request", "dims"),
         ({"dims": {"batch": list(range(1, 66))}}, "invalid-request", "dims"),
         ({"weight_limit": 0}, "invalid-request", "weight_limit"),
+        ({"strategy": "guessing"}, "compiler-error", "guessing"),
         ({"pad": True}, "compiler-error", "nothing can be padded"),
         ({"trails": 5}, "invalid-request", "trails"),
         ({"target": "z80"}, "unknown-target", "z80"),

@@ -29,9 +29,10 @@ from tests.unit.service.leased import (
     worker_process,
 )
 from tuner.cancel import CancelToken
-from tuner.measure.model_runs import draw_inputs
+from tuner.measure.model_runs import Race, draw_inputs
 from tuner.measure.run_packing import pack_weights
 from tuner.measure.run_result import RunResult, RunStatus
+from tuner.measure.statistics import Comparison
 
 SEED = 5
 
@@ -200,6 +201,69 @@ def test_a_killed_tuner_finds_what_it_asked_for(
         until(lambda: RequestState.QUEUED in states(storage, job))
         storage.leases.cancel(job_id=job)
         with pytest.raises(DeviceError, match="the run was cancelled"):
+            call.result()
+
+
+@pytest.mark.parametrize("status", [RunStatus.REFUSED, RunStatus.OUT_OF_MEMORY])
+def test_what_a_device_was_short_of_is_asked_for_again(
+    storage: Storage, job: str, model: Loadable, outputs: dict[str, np.ndarray], status: RunStatus
+) -> None:
+    """By the next life of a job: this one has heard that there is no room."""
+    board = storage.workers.register("board", [host_target().key], find_device().to_json())
+    for life in range(2):
+        with LeasedDevice(storage, job, host_target(), CancelToken(), CancelToken()) as device:
+            call = Call(lambda device=device: device.check(model, 1, SEED, outputs))  # type: ignore[misc]
+            until(lambda: RequestState.QUEUED in states(storage, job))
+            (lease,) = storage.leases.claim(
+                board.id, [host_target().key], limit=1, lease_seconds=60
+            )
+            result = RunResult(lease.request_id, status, "100 bytes are free", worker=board.id)
+            storage.leases.complete(
+                lease.request_id, lease.fencing_token, f"key {life}", result.to_json()
+            )
+            with pytest.raises(DeviceError, match="100 bytes are free") as caught:
+                call.result()
+            assert not caught.value.ran
+    assert states(storage, job) == [RequestState.DONE] * 2
+
+
+def test_a_second_race_is_another_sample(storage: Storage, job: str, model: Loadable) -> None:
+    """Of one life: the next one finds both."""
+    board = storage.workers.register("board", [host_target().key], find_device().to_json())
+    for asked in (True, False):
+        with LeasedDevice(storage, job, host_target(), CancelToken(), CancelToken()) as device:
+            for number, ratio in enumerate((0.9, 1.1)):
+                call = Call(lambda device=device: device.race([[model]] * 2, 1))  # type: ignore[misc]
+                if asked:
+                    until(lambda: RequestState.QUEUED in states(storage, job))
+                    (lease,) = storage.leases.claim(
+                        board.id, [host_target().key], limit=1, lease_seconds=60
+                    )
+                    race = Race(1.0, (Comparison("untuned", (ratio,) * 8),))
+                    result = RunResult(lease.request_id, RunStatus.OK, race=race, worker=board.id)
+                    storage.leases.complete(
+                        lease.request_id, lease.fencing_token, f"key {number}", result.to_json()
+                    )
+                (comparison,) = call.result().comparisons
+                assert comparison.ratio == ratio
+    assert states(storage, job) == [RequestState.DONE] * 2
+
+
+def test_nobody_is_waited_for_twice(
+    storage: Storage, job: str, model: Loadable, outputs: dict[str, np.ndarray]
+) -> None:
+    target, interrupt = host_target(), CancelToken()
+    with LeasedDevice(storage, job, target, interrupt, CancelToken(), absent_seconds=0.1) as device:
+        with pytest.raises(DeviceError, match="no worker"):
+            device.check(model, 1, SEED, outputs)
+        device._queue._absent_seconds = 3600.0
+        with pytest.raises(DeviceError, match="no worker"):
+            device.check(model, 1, SEED, outputs)
+        storage.workers.register("board", [target.key], find_device().to_json())
+        call = Call(lambda: device.check(model, 1, SEED, outputs))
+        until(lambda: states(storage, job) == [RequestState.QUEUED])
+        interrupt.cancel("shutdown")
+        with pytest.raises(Interrupted):
             call.result()
 
 

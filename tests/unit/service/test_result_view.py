@@ -44,7 +44,7 @@ def test_an_answer_says_what_where_and_how_sure() -> None:
         "device: board, Cortex",
         "verified: largest error 2.0e-06 of the largest output",
         "end to end: the tuned schedules are served; tuned / untuned 0.900 "
-        "(0.900 to 0.900, faster)",
+        "(0.900 to 0.900, faster) (on Cortex)",
     ]
 
 
@@ -65,6 +65,7 @@ def test_what_was_not_verified_is_said(changes: dict[str, Any], line: str) -> No
 
 
 def test_results_of_an_earlier_release_are_told_as_far_as_they_go() -> None:
+    assert result_lines({"end_to_end": None}), "as little as that"
     older = {k: v for k, v in RESULT.items() if k not in ("plans", "device", "not_verified")}
     lines = result_lines({**older, "plan": {"name": "by rule", "reason": "nothing is faster"}})
     assert lines[0] == "plan: by rule; nothing is faster"

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compiler.codegen.link import linkers
 from compiler.errors import CompilerError, UnknownTargetError
+from compiler.program_builder import ProgramBuilder
 from compiler.runtime.artifact import read_artifact
 from compiler.target import Target, resolve_target
 from db.storage import Storage
@@ -61,6 +62,10 @@ class Notes(JobWatcher):
     phases: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     tracker: Tracker | None = None
+    told: JobOutcome | None = None
+
+    def tuned(self, outcome: JobOutcome) -> None:
+        self.told = outcome
 
     def phase(self, name: str) -> None:
         self.phases.append(name)
@@ -147,11 +152,49 @@ def test_several_sizes_and_padding_go_the_same_way(
     assert [plan["sizes"] for plan in outcome.report()["plans"]] == [{"rows": 4}, {"rows": 16}]
 
 
-def test_a_weight_limit_is_kept(storage: Storage, builder: ProcessBuilder, tmp_path: Path) -> None:
+def test_a_weight_limit_that_cannot_be_met_is_said_before_tuning(
+    storage: Storage, builder: ProcessBuilder, tmp_path: Path
+) -> None:
     wanted = spec(resolve_target("x86-64-v3"), weight_limit_bytes=64)
+    watcher, board = Notes(), device()
     with pytest.raises(CompilerError, match="the limit is 64"):
-        run(wanted, device(), storage, builder, output=tmp_path / "a")
+        run(wanted, board, storage, builder, watcher, output=tmp_path / "a")
+    assert watcher.phases == ["importing"] and not board.runner.submitted
     assert not (tmp_path / "a").exists()
+
+
+def test_a_weight_limit_holds_in_races_too(
+    storage: Storage, builder: ProcessBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is raced is what is served."""
+    limits: list[int | None] = []
+    make = ProgramBuilder.__init__
+
+    def spy(self: ProgramBuilder, *arguments: Any, **more: Any) -> None:
+        make(self, *arguments, **more)
+        limits.append(self._limit)
+
+    monkeypatch.setattr(ProgramBuilder, "__init__", spy)
+    board = device()
+    run(spec(resolve_target("x86-64-v3"), weight_limit_bytes=1 << 20), board, storage, builder)
+    assert board.raced and set(limits) == {1 << 20}
+
+
+def test_what_was_tuned_is_told_before_the_artifact_can_fail(
+    storage: Storage, builder: ProcessBuilder, tmp_path: Path
+) -> None:
+    watcher = Notes()
+    board = device(error=DeviceError("the program crashed on board 'b'", ran=True))
+    with pytest.raises(DeviceError):
+        run(
+            spec(resolve_target("x86-64-v3")),
+            board,
+            storage,
+            builder,
+            watcher,
+            output=tmp_path / "a",
+        )
+    assert watcher.told is not None and watcher.told.finished.trials_done
 
 
 def test_what_is_known_is_not_measured_again(
