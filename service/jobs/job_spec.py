@@ -12,6 +12,7 @@ from compiler.target import Target
 from service.jobs.planning import ModelRequest
 from service.version import version
 from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
+from tuner.search import strategies
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,14 @@ class JobBudget:
     unconstrained: bool = False
 
     def options(self) -> TuneOptions:
-        """What the tune loop is given."""
+        """What the tune loop is given.
+
+        Raises:
+            TuningError: if a limit is impossible, or there is no such strategy.
+        """
+        if self.strategy is not None and self.strategy not in strategies():
+            known = ", ".join(sorted(strategies()))
+            raise TuningError(f"strategy '{self.strategy}' is not known, known are {known}")
         options = TuneOptions(
             trials=self.trials,
             seconds=self.seconds,

@@ -304,6 +304,7 @@ def test_a_job_survives_kills_in_every_state_of_a_lease(fleet: Fleet, seed: int)
         drama.kill("tuner", "verifying")
         fleet.start_missing()
     until(drama.ended, "the job ends", 120)
+    drama.note()  # the runs of its end, too
 
     job = storage.jobs.get(job_id)
     assert (job.state, job.error) == (JobState.SUCCEEDED, None)
