@@ -23,6 +23,7 @@ def runnable_targets(
     every other described one, this machine's own and those that jobs have named, if the device has
     what they need; the best one and this machine's also with narrower vectors. For a device like
     this machine the best is what `host` means here, which knows more of it than a description.
+    Targets that no description has are stored: a job for the worker names them by their keys.
 
     Args:
         named: names or keys.
@@ -34,7 +35,7 @@ def runnable_targets(
         InvalidFactsError: if the facts cannot be those of a device.
     """
     if named:
-        return tuple(dict.fromkeys(target_key(name) for name in named))
+        return tuple(_stored_key(name, storage) for name in dict.fromkeys(named))
     if not device:
         return ()
     facts = DeviceFacts.from_json(device)
@@ -42,13 +43,30 @@ def runnable_targets(
     alike = facts.brief() == here.brief() and facts.features == here.features
     if alike and own and not facts.features:
         # an operating system that tells no features: LLVM knows them, here
-        return tuple(target.key for target in own)
+        return _keys(own, storage)
     best, _ = best_target(facts)
     first, others = tuple(_widths(best)), own
     if alike or (facts.processor, facts.features) == (here.processor, here.features):
         first, others = others, first
     candidates = [*first, *others, *known_targets().values(), *_stored(storage)]
-    return tuple(dict.fromkeys(t.key for t in candidates if can_run(t, facts)))
+    return _keys([target for target in candidates if can_run(target, facts)], storage)
+
+
+def _keys(targets: Iterable[Target], storage: Storage) -> tuple[str, ...]:
+    """Their keys, each once, with what the keys stand for in the database."""
+    described = {target.key for target in known_targets().values()}
+    found = {target.key: target for target in targets}
+    for key, target in found.items():
+        if key not in described:
+            storage.workloads.put_target(key, target.name, target.to_json())
+    return tuple(found)
+
+
+def _stored_key(name_or_key: str, storage: Storage) -> str:
+    key = target_key(name_or_key)
+    if key != name_or_key:
+        _keys([resolve_target(name_or_key)], storage)
+    return key
 
 
 def target_key(name_or_key: str) -> str:

@@ -22,7 +22,9 @@ from db.stores.jobs import JobProgress
 from db.stores.workers import RegisteredWorker
 from service.api.app import create_app
 from service.settings import Settings
+from service.worker.facts import registration_facts
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tuner.measure.wire import PROTOCOL
 
 PROBLEM = "urn:tilewright:problem:"
 
@@ -173,6 +175,20 @@ def test_a_job_for_a_worker_is_measured_by_it_alone(client: TestClient, storage:
     looked = {"model": upload(client), "dims": {"batch": 2}, "target": "board"}
     found = client.post("/v1/schedules/lookup", json=looked).json()
     assert found["target_key"] == resolve_target("cortex-a72").key
+
+
+@pytest.mark.parametrize("targets", [[], ["host:128", "x86-64-v2"]])
+def test_a_job_for_a_worker_on_a_machine_like_the_services(
+    client: TestClient, targets: list[str]
+) -> None:
+    """Its best target is `host`, or one with narrower vectors: no description has either."""
+    body = {"name": "twin", "device": registration_facts(), "targets": targets}
+    answer = client.post("/v1/workers", json={**body, "protocol": PROTOCOL})
+    assert answer.status_code == 201, answer.text
+    job = submit(client, target="twin")
+    assert job["target_key"] == resolve_target(targets[0] if targets else "host").key
+    (shown,) = client.get("/v1/workers").json()
+    assert len(shown["targets"]) == len(shown["target_keys"]), "each has a name"
 
 
 def test_of_workers_with_one_name_the_one_alive_is_meant(
