@@ -15,7 +15,7 @@ from service.jobs.explain import KernelReport, ModelReport
 
 LEGEND = (
     "us: one run of the kernel, in its place in the model; share: of the model's time, all runs. "
-    "roofline: how near the kernel is to what this machine allows, and what limits it - arithmetic "
+    "roofline: how near the kernel is to what the device allows, and what limits it - arithmetic "
     "at the peak rate, or the bytes it moves at the rate of the cache that holds them. "
     "spills: vector registers that the worst innermost loop keeps on the stack; 0 is good. "
     "from: whether the schedule was tuned or is the default."
@@ -122,14 +122,14 @@ def _headline(report: ModelReport) -> str:
         f"{threads}, {report.numerics} numerics"
     )
     if report.seconds is None or report.speeds is None:
-        return f"{text}. Its code does not run on this machine: nothing is timed."
+        return f"{text}. The device does not run its code: nothing is timed."
     tuned = sum(kernel.tuned for kernel in report.kernels)
     levels = ", ".join(
         f"{level.name} {level.bytes_per_second / 1e9:.0f}" for level in report.speeds.levels
     )
     return (
         f"{text}, {tuned} tuned. All kernels: {report.seconds * 1e3:.3f} ms.\n"
-        f"A core of this machine: {report.speeds.flops_per_second / 1e9:.0f} GFLOP/s; "
+        f"A core of {report.device or 'the device'}: {report.speeds.flops_per_second / 1e9:.0f} GFLOP/s; "
         f"reads GB/s: {levels}."
     )
 
