@@ -331,6 +331,10 @@ class WorkerView(View):
 
 class RegistrationView(View):
     worker: WorkerView
+    recognised: str = Field(
+        "",
+        description="What the device was taken for and why; empty where the worker named targets",
+    )
     lease_seconds: float
     heartbeat_seconds: float
     long_poll_seconds: float

@@ -52,6 +52,15 @@ def runnable_targets(
     return _keys([target for target in candidates if can_run(target, facts)], storage)
 
 
+def recognised_as(device: Mapping[str, Any]) -> str:
+    """What a device is taken for, in a sentence; "" for one that says nothing of itself, or that
+    nothing describes."""
+    try:
+        return best_target(DeviceFacts.from_json(device))[1] if device else ""
+    except UnknownTargetError:
+        return ""
+
+
 def _keys(targets: Iterable[Target], storage: Storage) -> tuple[str, ...]:
     """Their keys, each once, with what the keys stand for in the database."""
     described = {target.key for target in known_targets().values()}

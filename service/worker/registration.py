@@ -73,7 +73,8 @@ class Registration:
             self.long_poll_seconds = float(answer["long_poll_seconds"])
             self._longest_pause = min(LAST_PAUSE_SECONDS, float(answer["lease_seconds"]) / 4)
             keys = answer["worker"]["target_keys"]
-            self._log(f"registered as {self.worker_id} for {len(keys)} targets")
+            why = f": {answer['recognised']}" if answer.get("recognised") else ""
+            self._log(f"registered as {self.worker_id} for {len(keys)} targets{why}")
             return
 
     def leave(self) -> None:

@@ -19,7 +19,7 @@ from service.api.schemas import (
 )
 from service.api.views import worker_view
 from service.jobs.addressee import target_names
-from service.jobs.targets import runnable_targets
+from service.jobs.targets import recognised_as, runnable_targets
 from tuner.measure.wire import PROTOCOL
 
 router = APIRouter(tags=["workers"])
@@ -64,6 +64,7 @@ def register_worker(
     )
     return RegistrationView(
         worker=worker_view(worker),
+        recognised="" if body.targets else recognised_as(body.device),
         lease_seconds=settings.lease_seconds,
         heartbeat_seconds=settings.heartbeat_seconds,
         long_poll_seconds=settings.long_poll_seconds,

@@ -185,10 +185,22 @@ def test_a_job_for_a_worker_on_a_machine_like_the_services(
     body = {"name": "twin", "device": registration_facts(), "targets": targets}
     answer = client.post("/v1/workers", json={**body, "protocol": PROTOCOL})
     assert answer.status_code == 201, answer.text
+    assert bool(answer.json()["recognised"]) is not bool(targets)
     job = submit(client, target="twin")
     assert job["target_key"] == resolve_target(targets[0] if targets else "host").key
     (shown,) = client.get("/v1/workers").json()
     assert len(shown["targets"]) == len(shown["target_keys"]), "each has a name"
+
+
+def test_an_unknown_cpu_is_told_what_it_is_taken_for(client: TestClient) -> None:
+    features = ["fpu", "sse2", "pni", "ssse3", "cx16", "sse4_1", "sse4_2", "popcnt", "lahf_lm"]
+    facts = {**registration_facts(), "architecture": "x86_64", "system": "Linux"}
+    facts |= {"model": "Zhaoxin", "processor": "CentaurHauls-7-91-0", "features": features}
+    body = {"name": "odd", "device": facts, "targets": [], "protocol": PROTOCOL}
+    answer = client.post("/v1/workers", json=body)
+    assert answer.status_code == 201, answer.text
+    said = answer.json()["recognised"]
+    assert "'Zhaoxin' is described by no target" in said and "x86-64-v2 is the best" in said
 
 
 def test_of_workers_with_one_name_the_one_alive_is_meant(
