@@ -333,7 +333,7 @@ class RegistrationView(View):
     worker: WorkerView
     recognised: str = Field(
         "",
-        description="What the device was taken for and why; empty where the worker named targets",
+        description="What the device was taken for, and why; empty if it named targets",
     )
     lease_seconds: float
     heartbeat_seconds: float
