@@ -85,7 +85,8 @@ def analyse(workload: Workload) -> WindowReduction | None:
 
 
 def _is_depthwise(product: tuple[Expr, Expr], lanes: Axis, outputs: Sequence[Axis]) -> bool:
-    """Whether one factor moves along all that the other does: nothing is used by two tiles."""
+    """Whether one factor moves along every axis that the other does: then no two tiles share an
+    element."""
     indices = [i for side in product for load in loads(side) for i in load.index]
     if any(isinstance(term, FloorDiv) for index in indices for term, _ in index.terms):
         return False  # a group of several filters
