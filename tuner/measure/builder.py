@@ -71,7 +71,7 @@ class Builder(Protocol):
     """Builds batches of candidates in the background."""
 
     def start(self) -> None:
-        """Make ready for the first batch, which would otherwise wait for that."""
+        """Prepare for the first batch, so that it need not wait."""
 
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> Ticket:
         """Start to build a batch."""
