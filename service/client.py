@@ -149,8 +149,8 @@ class Client:
     ) -> Iterator[JobEventView]:
         """Every event of a job until it ends, each once.
 
-        A stream that breaks is taken up again after the last event that came; it is an error only
-        when the service stays away for `patience_seconds`.
+        A stream that breaks is resumed after the last event that came. It is an error only if the
+        service stays away for `patience_seconds`.
         """
         pause, silent_since = FIRST_PAUSE_SECONDS, time.monotonic()
         while True:
@@ -260,7 +260,7 @@ class Client:
 
 
 def _quoted(part: str) -> str:
-    """A part of a path, whatever is in it."""
+    """A part of a path, with every special character escaped."""
     return quote(part, safe="")
 
 

@@ -59,7 +59,7 @@ class ApiProblem(Exception):
         super().__init__(detail)
 
     def response(self) -> JSONResponse:
-        """The document, with a sentence of limited length, whatever a model's names are."""
+        """The document; its sentence has a limited length, even if a model's names are long."""
         body = {
             "type": PREFIX + self.slug,
             "title": self.slug.replace("-", " ").capitalize(),

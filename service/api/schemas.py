@@ -1,4 +1,5 @@
-"""What travels over HTTP. The client knows this module and nothing else of the service."""
+"""The bodies of requests and answers over HTTP. The client knows this module and nothing else of
+the service."""
 
 from __future__ import annotations
 
@@ -123,7 +124,8 @@ class JobRequest(RequestBody):
     )
 
     def options(self) -> dict[str, Any]:
-        """What is stored beside the model, the target, the threads and the numerics."""
+        """The options that are stored beside the model, the target, the threads and the
+        numerics."""
         return self.model_dump(exclude={"model", "target", "threads", "numerics"})
 
 
@@ -194,7 +196,7 @@ class JobEventView(View):
 
 
 class IntervalView(View):
-    """Where the undisturbed time of a run lies, in seconds; `high` is the fastest sample."""
+    """An interval for the undisturbed time of a run, in seconds; `high` is the fastest sample."""
 
     low: float
     high: float

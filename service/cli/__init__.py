@@ -64,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command; its exit status. What is odd about a model is said on standard error, once."""
+    """Run a command; returns its exit status. Warnings about a model go to standard error, once
+    each."""
     with warnings.catch_warnings():
         warnings.showwarning = _warn
         return _run(arguments)

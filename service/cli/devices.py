@@ -64,7 +64,7 @@ def devices(
 
 
 def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
-    """A row a device. What a worker says of itself is text and no more."""
+    """One row for each device. What a worker says of itself is shown as plain text."""
     from rich.text import Text
 
     from service.cli.inspect_view import size

@@ -20,8 +20,9 @@ class Addressee:
 
 
 def resolve_addressee(name: str, storage: Storage) -> Addressee:
-    """What a name stands for: `host` (the machine of this process), a described target, the key of
-    one that is stored, or a worker, for the best target that it runs.
+    """The target and worker that a name stands for. It names `host` (the machine of this process),
+    a described target, the key of a stored one, or a worker, which stands for the best target that
+    it runs.
 
     Raises:
         UnknownTargetError: if it is none of them, or several living workers have the name.
@@ -42,7 +43,7 @@ def resolve_addressee(name: str, storage: Storage) -> Addressee:
 
 
 def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
-    """The worker with an id or a name: of several with one name, the one that is alive.
+    """The worker with an id or a name; if several have the name, the one that is alive.
 
     Raises:
         UnknownTargetError: if there is none, several are alive, or it runs no target.
