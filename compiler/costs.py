@@ -144,7 +144,7 @@ class PlanSummary:
     natives: int
     """Steps that run a native function: no kernels, and not tuned."""
     controls: int
-    """Loops and branches that the run decides."""
+    """Loops and branches that are decided at run time."""
     relayouts: int
     arena_bytes: int
     """Most memory that the values between kernels take at one time. It leaves out the work space of

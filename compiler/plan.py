@@ -70,7 +70,7 @@ class NativeStep:
 
 @dataclass(frozen=True, slots=True)
 class LoopStep:
-    """Run a body as often as the run says (`compiler.ops.control.LoopForm`).
+    """Run a body as often as values at run time decide (`compiler.ops.control.LoopForm`).
 
     `inputs` are the number of steps, whether to begin, the states and what the body captures. All
     of them, and the body's outputs, lie in rows without a halo.
@@ -181,8 +181,7 @@ class GraphPlan:
                 yield from ((inner, times * count) for inner, count in body.walk())
 
     def counted(self, output: str) -> int | None:
-        """The dimension of a graph output whose extent is known only at run time; None if it has
-        none.
+        """The dimension of a graph output whose extent is known only at run time; None without one.
 
         The output's type states the largest extent.
         """

@@ -108,8 +108,7 @@ class ProgramBuilder:
         self._weights: PackedWeights | None = None
 
     def variant(self, source: ScheduleSource | None) -> ProgramBuilder:
-        """A builder with other schedules; it shares kernels and weights that both compile or pack
-        alike."""
+        """A builder with other schedules; the two share equal kernels and equal packed weights."""
         other = copy(self)
         other._source = source
         other._built = {}

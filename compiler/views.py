@@ -224,7 +224,7 @@ class Views:
     ) -> list[bool]:
         """Which pieces can be written in place.
 
-        What lies in their regions must not reach into the slots of pieces that are not there too.
+        A region is placed as a whole: it must not reach into the slots of pieces outside of it.
         """
         spans = [
             (offset, offset + self._bytes(slot.value, place))

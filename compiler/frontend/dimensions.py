@@ -12,8 +12,7 @@ from compiler.runtime.ports import Dims, OpenPorts
 
 
 def model_ports(graph: GraphProto) -> OpenPorts:
-    """Inputs and outputs with the dimensions as stated; inputs that an initializer fills are left
-    out.
+    """Inputs and outputs with their dimensions as stated, without inputs that initializers fill.
 
     An open dimension of an input has the name that the file gives it, or the input and the
     position (`x[0]`) where it gives none that means something.
@@ -45,8 +44,7 @@ def dim_name(dim: TensorShapeProto.Dimension) -> str:
 
 
 def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> dict[str, int]:
-    """The sizes, checked. Raises InvalidArgumentError for one that is no size, or of no open
-    dimension.
+    """The sizes. Raises InvalidArgumentError if one is no size, or belongs to no open dimension.
 
     If the model has open dimensions, a size that changes none of them is a mistake. A model without
     open dimensions takes any sizes: callers may state `batch` for whatever they compile.

@@ -33,8 +33,7 @@ VARINT_BITS = 64
 
 
 class UnusualError(Exception):
-    """These bytes are not laid out as a model's usually are: protobuf will say whether they are
-    one."""
+    """These bytes are not laid out as models usually are: protobuf says whether they are one."""
 
 
 def split_message(stream: BinaryIO, size: int) -> tuple[bytes, dict[int, Bytes]]:

@@ -295,8 +295,8 @@ def _check_stated(info: ValueInfoProto, kind: TensorType, trimmed: int | None) -
     The file may state less along a dimension whose extent depends on the data.
 
     Raises:
-        InvalidModelError: if the file states another element type: whoever reads the output would
-            take its bytes for something else.
+        InvalidModelError: if the file states another element type: readers of the output would
+            misread its bytes.
     """
     if not info.type.HasField("tensor_type"):
         return

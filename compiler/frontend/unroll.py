@@ -1,8 +1,8 @@
 """Scan and Loop: spelled out step by step where that is short, else as loops that the run makes.
 
 Spelled out, the body is imported once for each step: steps fuse with each other and with what is
-around them, and equal steps share their kernels. A loop costs the same to compile however long it
-is, and may end when the run says so; but shapes must be the same in every step.
+around them, and equal steps share their kernels. A loop of any length costs the same to compile,
+and may end on a condition at run time; but shapes must be the same in every step.
 """
 
 from __future__ import annotations

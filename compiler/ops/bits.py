@@ -46,7 +46,7 @@ def _bitwise(
 
 
 def _shift(name: str, function: np.ufunc, scalar: Callable[[Expr, Expr], Expr]) -> Operator:
-    """A shift by a negative amount, or by more bits than there are, leaves the sign alone, or
+    """A shift; by a negative amount, or by more bits than there are, it leaves the sign or
     nothing."""
 
     def reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:

@@ -1,5 +1,4 @@
-"""Loops and branches that are decided at run time, as nodes with bodies
-(`compiler.ops.control`)."""
+"""Loops and branches decided at run time, as nodes with bodies (`compiler.ops.control`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What operators of kind NATIVE share, and `trim`: values whose extent is known only at run
-time."""
+"""What operators of kind NATIVE share, and `trim`: values with an extent known only at run time."""
 
 from __future__ import annotations
 

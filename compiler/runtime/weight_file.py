@@ -60,8 +60,7 @@ class WeightFile(PackedWeights):
         return self._at(0, self._end)
 
     def finish(self) -> dict[str, Any]:
-        """Wait until all is written; returns the file's size and checksum. The flush to disk goes
-        on."""
+        """Wait until all is written; returns the file's size and checksum. The flush goes on."""
         self._settle()
         self._synced = self._writer.submit(os.fsync, self._file.fileno())
         return {"bytes": self._end, "sha256": self._digest.hexdigest()}

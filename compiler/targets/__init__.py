@@ -152,7 +152,8 @@ class Family:
             has none. Features that are not here cannot be detected, or do not change kernels.
         known_features: name of a target -> features that its CPUs have and Linux does not report.
         implied_features: name of an LLVM CPU -> features that it turns on beside those of a target.
-        core: the model of a core that `cores` does not have; those are by LLVM's name of the CPU.
+        core: the model of a core that `cores` does not list; `cores` has models by LLVM's name of
+            the CPU.
         detect: the host as a target from LLVM's triple, CPU and features (True: present); None
             where LLVM tells less than Linux does.
         dot: instructions that add products of narrow elements.
@@ -201,8 +202,7 @@ class Family:
     def missing(
         self, cpu: str, switches: Iterable[str], processor: str, linux_names: Collection[str]
     ) -> tuple[str, ...]:
-        """Features that code asks for and a CPU lacks; one that cannot be detected counts as
-        present.
+        """Features that code asks for and a CPU lacks; what cannot be detected counts as present.
 
         If the operating system names no features, none can be detected.
 

@@ -82,7 +82,7 @@ _X60 = replace(
     tile_cycles=6,
     weight_macs=8,
 )
-"""Also what a CPU is taken for that has no entry below."""
+"""Also the model of CPUs that have no entry below."""
 
 FAMILY = Family(
     name="riscv64",

@@ -117,8 +117,7 @@ class Emitter:
     def emit(
         self, dtype: DType | None, lanes: int, template: str, *args: Value, depth: int = 0
     ) -> Value:
-        """Emit `template` into the scope where all arguments are known; their names replace its
-        `%s`.
+        """Emit `template`, its `%s` replaced by the arguments, into the scope where all are known.
 
         `depth` is a lower bound, for what must not be hoisted further. Returns the earlier value
         where the same text has been emitted in that scope.

@@ -82,8 +82,7 @@ def analyse(workload: Workload) -> Attention | None:
 
 
 def _keys_ahead(score: Expr, rows: Axis | None, keys: Axis) -> int | None:
-    """The n of `select(j <= i + n, score, -inf)` for rows i and keys j; None without such a
-    mask."""
+    """The n of `select(j <= i + n, score, -inf)` for rows i and keys j; None without a mask."""
     for node in walk(score):
         match node:
             case Op(

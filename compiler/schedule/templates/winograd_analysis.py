@@ -102,8 +102,7 @@ class Winograd:
 
 @lru_cache(maxsize=1024)
 def _tile_counts(found: Winograd, outputs: int) -> tuple[int, ...]:
-    """Cached, since each of ten thousands of assignments of the knobs asks for one of a few
-    sizes."""
+    """Cached: ten thousands of assignments of the knobs ask for a few sizes of tiles."""
     steps = found.steps(outputs)
     return tuple(-(-extent // step) for extent, step in zip(found.shape, steps, strict=True))
 
