@@ -35,7 +35,7 @@ MEDIA_TYPE = "application/problem+json"
 PREFIX = "urn:tilewright:problem:"
 
 MOST_FIELD_ERRORS = 20
-"""A body may be wrong in a million places; no more of them are listed."""
+"""Most errors of a body that are listed: it may be wrong in a million places."""
 
 log = structlog.get_logger("tilewright.web")
 

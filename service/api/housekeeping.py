@@ -4,8 +4,8 @@ Twice a second it lets the leases of silent workers run out. No other process do
 web process is down workers can neither renew nor report, and what they finish meanwhile must not be
 given to somebody else.
 
-At longer intervals it tidies: finished measurement requests, blobs that nothing names, workers that
-were not heard of for long. Trials, records, jobs, models and artifacts stay.
+At longer intervals it removes finished measurement requests, blobs that nothing names, and workers
+that were not heard of for long. Trials, records, jobs, models and artifacts stay.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The bodies of requests and answers over HTTP. The client knows this module and nothing else of
-the service."""
+"""The bodies of requests and answers over HTTP: all that the client knows of the service."""
 
 from __future__ import annotations
 
@@ -124,8 +123,7 @@ class JobRequest(RequestBody):
     )
 
     def options(self) -> dict[str, Any]:
-        """The options that are stored beside the model, the target, the threads and the
-        numerics."""
+        """The options that are stored beside model, target, threads and numerics."""
         return self.model_dump(exclude={"model", "target", "threads", "numerics"})
 
 

@@ -193,8 +193,7 @@ def _tell_served(known: KnownModel | None) -> None:
 def _opened(
     model: Path, threads: int, numerics: Numerics, dims: dict[str, int]
 ) -> Iterator[tuple[Executable | SizedExecutable, KnownModel | None]]:
-    """An artifact, with None; or a model compiled with what the database knows, with its
-    KnownModel."""
+    """An artifact, or a model compiled with what the database knows and its KnownModel."""
     if model.is_dir():
         # an artifact needs neither the compiler nor the database
         from compiler.runtime.artifact import load_artifact

@@ -40,8 +40,7 @@ def plans(model: ModelPath) -> None:
 
 
 def _table(known: Sequence[StoredPlan], storage: Storage) -> Table:
-    """One row a plan, the newest first. Of the chosen plans for the same purpose, the first is in
-    use."""
+    """One row a plan, the newest first. Of chosen plans for one purpose, the first is in use."""
     import json
 
     from rich.text import Text

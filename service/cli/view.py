@@ -180,8 +180,7 @@ def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> 
 
 
 def origins_line(tasks: Sequence[TaskView]) -> str:
-    """Who suggested the candidates of a job, and for how many tasks the fastest; "" without
-    trials."""
+    """Where a job's candidates and the fastest one of each task came from; "" without trials."""
     counts: Counter[str] = Counter()
     for task in tasks:
         counts.update(task.facts.get("origins", {}))

@@ -34,8 +34,7 @@ class Timing:
 def race(
     runs: Mapping[str, Run], *, threads: int, rounds: int, turn_seconds: float
 ) -> list[Timing]:
-    """Time the runs interleaved: their order rotates each round, and an untimed run precedes
-    each."""
+    """Time the engines interleaved, in a rotating order, each after an untimed run."""
     clock = time.process_time if threads == 1 else time.perf_counter
     names = list(runs)
     samples: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}

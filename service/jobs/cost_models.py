@@ -1,5 +1,4 @@
-"""Cost models of targets: the ones that runs start from, and new versions when there are enough
-trials.
+"""Cost models of targets: those that runs start from, and new versions after enough trials.
 
 A new version replaces the promoted one only if it orders the held-out tasks better, both judged on
 the trials of today.

@@ -1,5 +1,4 @@
-"""The plan with which a model is tuned: the one that is known to be best, or one that is found
-now."""
+"""The plan with which a model is tuned: the best one that is known, or one that is found now."""
 
 from __future__ import annotations
 

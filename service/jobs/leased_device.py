@@ -109,8 +109,8 @@ class LeasedDevice:
 
     @property
     def facts(self) -> DeviceFacts | None:
-        """Facts of the worker that was asked for, or else of the first one; they stay the same for
-        the job."""
+        """Facts of the worker that was asked for, or of the first one; the same all through the
+        job."""
         if self._facts is None:
             worker = self._queue.worker
             if worker is not None:

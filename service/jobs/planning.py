@@ -116,8 +116,7 @@ def plan_sizes(
 
 
 def plan_first_sizes(request: ModelRequest, dims: Mapping[str, Sequence[int]]) -> Planned:
-    """The first plan of `plan_sizes`, without making the others. Raises CompilerError as that
-    does."""
+    """The first plan of `plan_sizes`, without the others. Raises CompilerError as that does."""
     return next(_plan_each(request, dims))
 
 

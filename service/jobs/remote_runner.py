@@ -52,8 +52,7 @@ class RemoteRunner:
 
     @property
     def capacity(self) -> int:
-        """`REQUESTS_PER_WORKER` for each living worker; without any, as many as for one, which wait
-        for it."""
+        """`REQUESTS_PER_WORKER` for each living worker; as many without any, which wait for one."""
         return REQUESTS_PER_WORKER * max(1, self.workers)
 
     @property

@@ -139,7 +139,7 @@ def run_job(
     Args:
         spec: the model, what it is wanted for, and the budget.
         device: measures, verifies and races.
-        workshop: what the process has for its jobs.
+        workshop: what the jobs of the process share.
         watcher: sees how it goes.
         job_id: what trials, requests and verdicts are kept under.
         token: ends the job soon; what was measured is kept.

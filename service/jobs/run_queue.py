@@ -194,7 +194,7 @@ class RunQueue:
         return [worker for worker in self.known(target) if worker.health is Health.HEALTHY]
 
     def _present(self, worker: RegisteredWorker, state: RequestState) -> bool:
-        """Whether the worker may yet finish a request; a drained one finishes what it has."""
+        """Whether the worker may still finish a request; a drained one finishes what it has."""
         found = {each.id: each.health for each in self._storage.workers.list()}.get(worker.id)
         leased = state is RequestState.LEASED
         return found is Health.HEALTHY or (found is Health.DRAINING and leased)

@@ -62,8 +62,7 @@ def _stored(storage: Storage) -> Iterable[Target]:
 
 
 def _own() -> Iterable[Target]:
-    """The target that `host` means here, for jobs that will name it; none if no family describes
-    it."""
+    """The target that `host` means here, for jobs that name it; none if no family describes it."""
     try:
         return tuple(_widths(host_target()))
     except UnknownTargetError:

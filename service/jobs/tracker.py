@@ -130,8 +130,7 @@ class Tracker:
 
 
 def _total(rows: list[JobTask], attribute: str) -> float | None:
-    """Seconds of the whole model; a task that was never run with its default counts with its
-    best."""
+    """Seconds of the whole model; the best counts for a task never run with its default."""
     total = 0.0
     for row in rows:
         seconds = getattr(row, attribute) or row.best_seconds

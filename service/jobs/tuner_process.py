@@ -143,8 +143,7 @@ class TunerProcess:
             log.info("tuner is down", name=self._name)
 
     def _learn(self) -> bool:
-        """Train cost models for the targets with enough new trials; returns true, since it was
-        tried."""
+        """Train cost models for the targets with enough new trials; always true: it was tried."""
         try:
             train_due(self._storage, self._settings.cost_model_trials)
         except DatabaseError as error:
@@ -302,8 +301,7 @@ class JobReporter(JobWatcher):
 
 
 def _target_of(job: Job, storage: Storage) -> Target:
-    """The target that the api resolved when the job was made: "host" is the api's machine, not this
-    one."""
+    """The target that the api resolved for the job: "host" is the api's machine, not this one."""
     if job.target_key is None:  # a job of an earlier release
         return resolve_target(job.target)
     _, description = storage.workloads.target(job.target_key)

@@ -21,7 +21,7 @@ PROBE_SECONDS = 20.0
 
 
 class Measuring:
-    """Measures what lies ready, and times the reference kernel while nothing does."""
+    """Measures the leases that lie ready, and times the reference kernel while none does."""
 
     def __init__(
         self,

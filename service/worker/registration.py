@@ -34,8 +34,7 @@ class Registration:
         self._longest_pause = LAST_PAUSE_SECONDS
 
     def backoff(self) -> Backoff:
-        """Pauses that end well within a lease: a service that comes back gives each lease a new
-        term."""
+        """Pauses that end well within a lease: a service that comes back renews all leases."""
         return Backoff(self._stopping, self._longest_pause)
 
     def register(self) -> None:
