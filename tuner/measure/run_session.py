@@ -106,8 +106,7 @@ class _Run:
         return run_all([self._load(number) for number in numbers], seed)
 
     def _profile(self, executable: Executable, samples: int, seed: int) -> tuple[float, ...]:
-        """The fastest sample of each instruction; each group of samples has a warm-up of its
-        own."""
+        """The fastest sample of each instruction; each group of samples warms up by itself."""
         inputs = draw_inputs(executable.inputs, seed)
         self._begin("profile")
         started = time.perf_counter()
@@ -128,8 +127,7 @@ class _Run:
         return probes.speeds(work.cache_bytes, work.memory_bytes)
 
     def _load(self, number: int) -> Executable:
-        """A program with its code and weights; a block of weights is held as long as a program
-        needs it."""
+        """A program with its code and weights; a block is held as long as a program needs it."""
         self._begin("load")
         parts = self._request.programs[number]
         text = Path(self._files[parts.program]).read_bytes()

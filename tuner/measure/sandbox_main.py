@@ -297,8 +297,7 @@ class Session:
         return _Ready(candidate, kernel, 1, weights >= COLD_WEIGHT_BYTES)
 
     def _run_races(self, races: Sequence[_Race]) -> None:
-        """Time what passed its checks. A candidate that a further part of a batch needs stays in
-        its race."""
+        """Time what passed its checks. What a further part of a batch needs stays in its race."""
         self._screen([race for race in races if not race.request.incumbent])
         for race in races:
             if race.request.incumbent:

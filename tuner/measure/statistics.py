@@ -129,8 +129,7 @@ class Comparison:
         return Outcome.TIE
 
     def to_json(self) -> dict[str, Any]:
-        """The ratios, and the statistics that follow from them, for readers that do not compute
-        these."""
+        """The ratios, and what follows from them for readers that do not compute it."""
         interval = self.interval
         return {
             "against": self.against,
