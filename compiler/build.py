@@ -1,4 +1,4 @@
-"""One workload and one schedule to object code: what a candidate goes through."""
+"""From one workload and one schedule to object code: the steps of every candidate."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def build_kernel(
 
 @contextmanager
 def _naming(operators: Sequence[str]) -> Iterator[None]:
-    """Let what a back end refuses say for which workload."""
+    """Name the workload in what a back end refuses."""
     try:
         yield
     except ScheduleError:

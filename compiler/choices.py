@@ -1,7 +1,7 @@
-"""What is decided of a whole graph otherwise than by rule: a value that plans are made from.
+"""Decisions about a whole graph that differ from the rules: a value that plans are made from.
 
 The rules (fusion, passes, concatenation in place, layouts by estimate) give one plan. Each entry of
-a `GraphChoice` turns one of their decisions round, at one place; the empty choice is the rule.
+a `GraphChoice` reverses one of these decisions at one place; the empty choice follows the rules.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ class GraphChoice:
 
     Attributes:
         without: passes of the pipeline that do not run.
-        kept: values that no kernel hides: fusion ends there. Keeping what an anchor computes leaves
-            its epilogue apart, or to the producer of another operand (a residual addition).
+        kept: values that the plan stores: fusion ends there. If the result of an anchor is kept,
+            its epilogue becomes a kernel of its own, or joins the producer of another operand (a
+            residual addition).
         copied: outputs of concatenations and slices that do not lie in place.
         layouts: by the output of a group of nodes, how it reads and writes.
     """
@@ -34,7 +35,7 @@ class GraphChoice:
     layouts: tuple[tuple[str, LayoutNames], ...] = ()
 
     def __or__(self, other: GraphChoice) -> GraphChoice:
-        """Both choices' decisions; of two layouts for one group, the other's."""
+        """The decisions of both; where both give a group a layout, that of `other` counts."""
         return GraphChoice(
             self.without | other.without,
             self.kept | other.kept,
@@ -70,4 +71,4 @@ class GraphChoice:
 
 
 RULE = GraphChoice()
-"""Every decision as the rules have it."""
+"""Every decision follows the rules."""

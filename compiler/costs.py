@@ -23,7 +23,7 @@ FLOPS_PER_BYTE = 8.0
 in the time in which its outer caches move 8 bytes."""
 
 COSTLY_OPERATIONS = 10
-"""Operations an element of a costly elementwise operator."""
+"""Operations that one element of a costly elementwise operator counts as."""
 
 
 def macs(workload: Workload) -> int:
@@ -50,7 +50,7 @@ def _node_macs(node: Node, graph: Graph) -> int:
 
 
 def flops(workload: Workload) -> int:
-    """Arithmetic operations, MACs counted twice; transcendental functions as ten."""
+    """Arithmetic operations: a MAC counts as two, a transcendental function as ten."""
     graph = workload.graph
     return sum(_node_flops(node, graph) for node in graph.nodes)
 
@@ -122,7 +122,7 @@ class TaskSummary:
     bytes_read: int
     bytes_written: int
     share: float
-    """Of the whole plan's cost, all `count` kernels together, in 0..1."""
+    """The share of all `count` kernels in the cost of the whole plan, in 0..1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +144,11 @@ class PlanSummary:
     natives: int
     """Steps that run a native function: no kernels, and not tuned."""
     controls: int
-    """Loops and branches that the run decides."""
+    """Loops and branches that are decided at run time."""
     relayouts: int
     arena_bytes: int
-    """Most memory that the values between kernels take at one time; what kernels need beside their
-    operands and results depends on their schedules, and is not in it."""
+    """Most memory that the values between kernels take at one time. It leaves out the work space of
+    kernels, which depends on their schedules."""
     tasks: tuple[TaskSummary, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -161,8 +161,8 @@ class PlanSummary:
 def plan_summary(plan: GraphPlan) -> PlanSummary:
     """Operators, parameters, arithmetic, traffic, and the tasks, most expensive first.
 
-    Bodies of control flow are counted with the rest; what is in a loop is weighed by the steps that
-    it is expected to take.
+    Bodies of control flow are counted with the rest; a loop counts as many steps as it is expected
+    to take.
     """
     graph = plan.graph
     tasks = plan.tasks()

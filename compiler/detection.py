@@ -1,4 +1,4 @@
-"""Which code a device runs, found from its facts alone: no LLVM, no instruction tried."""
+"""Which code a device runs, found from its facts alone, without LLVM or trial runs of code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def missing_features(target: Target, facts: DeviceFacts) -> tuple[str, ...]:
 def can_run(target: Target, facts: DeviceFacts) -> bool:
     """Whether a device has the architecture, the operating system and every feature of a target.
 
-    One that tells no features runs nothing that needs any.
+    A device that states no features runs only targets that need none.
     """
     same = family_of(facts.architecture) is target.family
     if not (same and facts.system and facts.system.lower() in target.triple):
@@ -35,8 +35,8 @@ def can_run(target: Target, facts: DeviceFacts) -> bool:
 def best_target(facts: DeviceFacts) -> tuple[Target, str]:
     """The best described target for a device, and a sentence that says why it is that one.
 
-    That is the description of its CPU; of a CPU that nothing describes, or that hides what its kind
-    has, the strongest baseline that it runs.
+    This is the target that describes its CPU. If none does, or the CPU hides features that its kind
+    has, it is the strongest baseline that the CPU runs.
 
     Raises:
         UnknownTargetError: if the device runs none.

@@ -38,7 +38,7 @@ class Cache:
 class DeviceFacts:
     """A machine.
 
-    Where its cores differ, processor, caches and governor are those of the fastest kind.
+    If its cores differ, `processor`, `caches` and `governor` describe the fastest kind.
 
     Attributes:
         model: the name of the CPU, or of the board, for people.
@@ -84,7 +84,7 @@ class DeviceFacts:
     def to_json(self) -> dict[str, Any]:
         """A JSON-able form that `from_json` reads back to an equal value.
 
-        Without features their list is left out.
+        If there are no features, their list is left out.
         """
         data = {**asdict(self), "caches": [asdict(cache) for cache in self.caches]}
         data["features"] = list(self.features)
@@ -253,7 +253,7 @@ def _available_cores() -> int:
 
 
 def _physical_cores(processors: Sequence[_Processor]) -> int:
-    """Cores without their hyper-threads, as far as cpuinfo tells them apart."""
+    """Cores without their hyper-threads, if cpuinfo tells them apart."""
     cores = {
         (p["physical id"], p["core id"]) for p in processors if {"physical id", "core id"} <= {*p}
     }

@@ -56,11 +56,12 @@ if TYPE_CHECKING:
 NUMERICS = ("fast", "strict", "loose")
 
 ModelPlanner = Callable[[Graph, Mapping[str, int]], GraphPlan]
-"""From an imported graph, at sizes of the model's named dimensions, to its plan."""
+"""Makes the plan of an imported graph, given the sizes of the model's named dimensions."""
 
 SPARE = 8
-"""With open dimensions, how often the first sizes' weights fit into the block that all sizes share.
-Most sizes pack them alike, and pages that nothing touches take no memory."""
+"""A model with open dimensions has one block of weights for all sizes. The block is so many times
+as large as the first sizes need. Most sizes pack weights alike, and untouched pages take no
+memory."""
 
 
 def load_graph(
@@ -157,7 +158,8 @@ def save_artifact(
         folder: where the artifact goes.
         ports: the open dimensions of inputs and outputs.
         timings: counts the time of every stage.
-        check: sees the artifact before it is at its place, where it is not put if this raises.
+        check: called with the artifact before it is put at its place; if `check` raises, it is not
+            put there.
 
     Raises:
         CompilerError: if a workload does not compile, the folder cannot be written, or from
@@ -207,8 +209,8 @@ def compile_model(
 ) -> Executable | SizedExecutable:
     """Compile an ONNX model for this machine.
 
-    Where dimensions stay open, nothing is compiled yet: the executable compiles when it meets sizes
-    of its inputs for the first time, and keeps what it made (`SizedExecutable.made`).
+    If dimensions stay open, nothing is compiled yet. The executable compiles when it first meets
+    sizes of its inputs, and keeps what it made (`SizedExecutable.made`).
 
     Args:
         model: a path, the bytes of a model, or a ModelProto.
@@ -221,8 +223,8 @@ def compile_model(
         weight_limit_bytes: most memory that packed weights may take; algorithms that expand them
             (Winograd, Strassen) give way first.
         timings: counts the time of every stage.
-        planner: makes the plans instead of the rules; each is asked for before the schedules of its
-            workloads are looked up.
+        planner: makes the plans instead of the rules. It makes each plan before the schedules of
+            that plan's workloads are looked up.
 
     Raises:
         CompilerError: naming what is wrong with the model or the arguments.

@@ -19,14 +19,14 @@ class InvalidModelError(CompilerError):
 
 
 class ModelWarning(UserWarning):
-    """The model or its inputs say something of themselves that is not so, and does not matter."""
+    """The model, or an input, states something about itself that is wrong but harmless."""
 
 
 class UnsupportedOperatorError(CompilerError):
     """The model uses an operator (or a form of one) that the compiler does not implement.
 
-    `depends_on`: inputs of the model whose values would have to be known; with those as constants
-    it may be implemented.
+    `depends_on` lists inputs of the model whose values the compiler would have to know. If these
+    are constants, the form may be implemented.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class UnsupportedOperatorError(CompilerError):
 
 
 class InvalidArgumentError(CompilerError, ValueError):
-    """An argument of a call is none that it allows: a thread count, a dimension's size."""
+    """A call does not allow the value of an argument: a thread count, a dimension's size."""
 
 
 class OutOfMemoryError(CompilerError):
-    """What was asked for needs more memory than this machine gives."""
+    """A request needs more memory than this machine gives."""
 
 
 class InvalidInputError(CompilerError):
@@ -66,7 +66,7 @@ class UnknownTargetError(CompilerError):
 
 
 class InvalidFactsError(CompilerError):
-    """What is said of a device is true of none: a wrong type, or a number beyond all sense."""
+    """Facts that no device can have: a wrong type, or a number beyond all sense."""
 
 
 class ScheduleError(CompilerError):
@@ -79,7 +79,7 @@ class ArtifactError(CompilerError):
 
 @contextmanager
 def enough_memory_for(what: str) -> Iterator[None]:
-    """Turn MemoryError into OutOfMemoryError that says what the memory was for."""
+    """Turn MemoryError into an OutOfMemoryError that says what the memory was for."""
     try:
         yield
     except MemoryError as error:

@@ -20,7 +20,7 @@ def runs_here(target: Target) -> bool:
 
 
 def check_runs_here(target: Target) -> Target:
-    """The target.
+    """Return the target, if its code runs in this process.
 
     Raises:
         CompilerError: if its code does not run in this process.

@@ -42,10 +42,11 @@ class MemoryPlan:
     """Where the values of a graph plan live.
 
     `roots` maps every value to the value whose buffer it lies in (itself if that is its own);
-    `offsets` holds the values that lie in the arena, in bytes; `shared` the offsets of each step's
-    buffers that live only while it runs: those that its kernel's threads share; of a step with
-    bodies the arena of the body that runs, then what the outputs of a loop's body are before they
-    are the next step's states. `bodies` are the plans of the bodies, in arenas of their own.
+    `offsets` says in bytes where values start in the arena. `shared` holds, for each step, the
+    offsets of buffers that live only while it runs. For a kernel these are the buffers that its
+    threads share. For a step with bodies they are the arena of the body that runs and then, for a
+    loop, the outputs of its body, until they become the states of the next step. `bodies` are the
+    plans of the bodies, in arenas of their own.
     """
 
     arena_bytes: int
@@ -77,9 +78,11 @@ def plan_memory(
     """Assign arena offsets, in multiples of 64 bytes.
 
     Args:
-        shared_bytes: what kernels need beside operands and results; by default nothing.
-        may_alias: which inputs a kernel may overwrite; by default any dense operand of the
-            output's shape and type in a workload of elementwise operators. Not for bodies.
+        shared_bytes: sizes of the buffers that a kernel needs beside operands and results; by
+            default none.
+        may_alias: which inputs a kernel may overwrite; by default any dense operand of the output's
+            shape and type in a workload of elementwise operators. Plans of bodies always use the
+            default.
 
     Raises:
         ValueError: if the plan's views contradict each other.

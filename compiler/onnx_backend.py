@@ -26,14 +26,14 @@ from compiler.runtime.sized import SizedExecutable
 class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types for its backend
     """A compiled model.
 
-    Open dimensions are those of a `SizedExecutable`. Beside them code is generated for fixed values
-    of what decides shapes (axes, sizes, pads) and for ranks: where a model takes such a value as an
-    input or states no rank, it is compiled at the first run with what the inputs then are, and
-    again when they change; the last few are kept.
+    Open dimensions are those of a `SizedExecutable`. All else that decides shapes is fixed in the
+    code: ranks, and the values of axes, sizes and pads. If a model takes such a value as an input,
+    or states no rank, it is compiled at the first run for the inputs of that run, and again when
+    they change. The last few executables are kept.
     """
 
     def __init__(self, model: ModelProto, options: Mapping[str, Any]) -> None:
-        """Compile the model, as far as that is possible without inputs.
+        """Compile the model, if that is possible without inputs.
 
         Raises:
             CompilerError: if it does not compile.
@@ -150,7 +150,7 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
 _Key = tuple[tuple[tuple[str, int], ...], tuple[tuple[tuple[int, ...], str, bytes], ...]]
 
 EXECUTABLE_LIMIT = 8
-"""Compiled models that one with deciding inputs or unstated ranks keeps."""
+"""Executables that a `TilewrightRep` keeps if its model has deciding inputs or unstated ranks."""
 
 
 class TilewrightBackend(Backend):  # type: ignore[misc]  # as above

@@ -1,8 +1,8 @@
 """Partition: an optimised graph as a graph plan of workloads, views and relayouts.
 
 Fusion says which nodes are one kernel, layout assignment says how each kernel wants its values;
-here the two meet. Where a value does not lie as a kernel wants it, an `identity` node (a relayout)
-is put between; one relayout serves all kernels that want the same.
+here the two meet. If a value does not lie as a kernel wants it, an `identity` node (a relayout) is
+put between. One relayout serves all kernels that want the same.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ are cut and placed in about 5 s."""
 
 
 Assign = Callable[[Graph, tuple[Group, ...], int, GraphChoice], tuple[LayoutChoice, ...]]
-"""`assign(graph, groups, lanes, choice)`: what each group reads and writes, one of its options."""
+"""`assign(graph, groups, lanes, choice)` gives the layouts of each group: one of the group's
+options."""
 
 
 def plan_graph(
@@ -55,10 +56,10 @@ def plan_graph(
 ) -> GraphPlan:
     """Cut an optimised graph into kernels for vectors of `lanes` elements.
 
-    The result's graph computes the same outputs in the same order; an output that was an input or
-    a constant of the graph, or given twice, becomes a copy under a name of its own. What `choice`
-    says goes before the rules; the passes that it leaves out are `optimise`'s. Bodies of control
-    flow are cut by the rules.
+    The result's graph computes the same outputs in the same order; an output that was an input or a
+    constant of the graph, or given twice, becomes a copy under a name of its own. `choice`
+    overrides the rules; the passes that it names concern `optimise` alone. Bodies of control flow
+    are cut by the rules.
 
     Raises:
         InvalidModelError: if there are more kernels than `GROUP_LIMIT`.
@@ -306,8 +307,8 @@ class _Partition:
         self._cuts.append(ViewStep((source,), node.output, (-view_offset(node),)))
 
     def _add_native(self, node: Node) -> None:
-        """A native function, and what runs bodies, reads rows without a halo, and constants as
-        they are."""
+        """Add a native function, or a step that runs bodies: it reads rows without a halo, and
+        constants as they are."""
         constants = self._graph.constants
         inputs = tuple(v if v in constants else self._dense_rows(v) for v in node.inputs)
         node = replace(node, inputs=inputs)

@@ -70,7 +70,7 @@ class NativeStep:
 
 @dataclass(frozen=True, slots=True)
 class LoopStep:
-    """Run a body as often as the run says (`compiler.ops.control.LoopForm`).
+    """Run a body as often as values at run time decide (`compiler.ops.control.LoopForm`).
 
     `inputs` are the number of steps, whether to begin, the states and what the body captures. All
     of them, and the body's outputs, lie in rows without a halo.
@@ -80,7 +80,7 @@ class LoopStep:
         states: how many values each step hands to the next one: the body's next outputs.
         rows: which of the body's outputs are collected, by position.
         most: the most steps that there can be; None where nothing bounds them.
-        expected: how many steps there will be, as far as one can tell.
+        expected: an estimate of how many steps there will be.
         offsets: where the results start in `output`, a block of bytes.
     """
 
@@ -124,7 +124,7 @@ def bodies_of(step: Step) -> tuple[GraphPlan, ...]:
 
 
 def expected_runs(step: Step) -> int:
-    """How often a step runs each of its bodies, as far as one can tell, and at least once."""
+    """An estimate of how often a step runs each of its bodies, at least once."""
     return max(step.expected, 1) if isinstance(step, LoopStep) else 1
 
 
@@ -181,9 +181,9 @@ class GraphPlan:
                 yield from ((inner, times * count) for inner, count in body.walk())
 
     def counted(self, output: str) -> int | None:
-        """The dimension of an output of the graph whose extent only the run says, if it has one.
+        """The dimension of a graph output whose extent is known only at run time; None without one.
 
-        Its type has the largest extent that it can have.
+        The output's type states the largest extent.
         """
         node = self.graph.producer(output)
         axis = node.attr("axis") if node is not None and node.op == "trim" else None
@@ -192,7 +192,7 @@ class GraphPlan:
     def tasks(self) -> list[tuple[Workload, int]]:
         """Each distinct workload and how often a run needs it, in order of first use.
 
-        What stands in a loop counts as often as the loop is expected to run it.
+        A workload in a loop counts as often as the loop is expected to run it.
         """
         counts: dict[Workload, int] = {}
         for step, times in self.walk():
@@ -207,7 +207,7 @@ class GraphPlan:
     def to_json(self, *, digests: bool = True) -> dict[str, Any]:
         """Plain data for `json`; constants larger than a few elements are named by digest.
 
-        `digests` is that of `print_graph`.
+        `digests` is passed on to `print_graph`.
         """
         workloads = {
             step.workload.key: step.workload.text()
@@ -325,10 +325,10 @@ def distance(
 ) -> int | None:
     """Where a box of a tensor starts in its buffer, if the box lies there as it would alone.
 
-    Elements from the start of the whole's buffer to that of a tensor of `shape`, such that element
-    i of the one is element `start + i` of the other; None if no distance does that. A range of
-    channels of an NCHW16c value of batch 1 is such a box where it starts at a whole block. An
-    address is a sum over dimensions, so each dimension is compared alone.
+    The result counts elements from the start of the whole's buffer to the first element of the box.
+    From there on, the buffer must hold the box exactly as a buffer of `shape` alone would; None if
+    it does not. A range of channels of an NCHW16c value of batch 1 is such a box where it starts at
+    a whole block. An address is a sum over dimensions, so each dimension is compared alone.
     """
     total = 0
     addresses = zip(_addresses(whole_shape, whole), _addresses(shape, part), start, strict=True)

@@ -78,10 +78,10 @@ class ProgramBuilder:
     A thread has LLVM compile what is lowered, while the calling one lowers the next workload and
     packs weights. What comes out does not depend on which of them is faster.
 
-    A schedule that the source knows but that no longer fits gives way to the default. Where packed
+    A schedule that the source knows but that no longer fits gives way to the default. If packed
     weights would take more than the limit, those that an algorithm expands most (Winograd,
-    Strassen) are stored plainly instead. With `any_rows`, what nobody has tuned gets schedules
-    whose code and packed weights serve other numbers of rows too.
+    Strassen) are stored plainly instead. With `any_rows`, untuned workloads get schedules whose
+    code and packed weights serve other numbers of rows too.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ProgramBuilder:
         any_rows: bool = False,
         kernels: KernelCache | None = None,
     ) -> None:
-        """`kernels` are what other builders compiled, or will."""
+        """`kernels` holds what other builders have compiled or are compiling."""
         self.target = target
         self.threads = threads
         self.numerics = numerics
@@ -108,7 +108,7 @@ class ProgramBuilder:
         self._weights: PackedWeights | None = None
 
     def variant(self, source: ScheduleSource | None) -> ProgramBuilder:
-        """A builder with other schedules; what both compile or pack alike is there once."""
+        """A builder with other schedules; the two share equal kernels and equal packed weights."""
         other = copy(self)
         other._source = source
         other._built = {}
@@ -123,7 +123,7 @@ class ProgramBuilder:
     def reserve(self, plans: Sequence[GraphPlan], spare: int = 1) -> None:
         """Compile the kernels of several plans, and have one block that holds all their weights.
 
-        Where there is none with so much room, a new one is made, `spare` times as large.
+        If no block has so much room, a new one is made, `spare` times as large.
 
         Raises:
             CompilerError: see `build_program`.
@@ -134,7 +134,7 @@ class ProgramBuilder:
     def build(self, plan: GraphPlan, spare: int = 1) -> CompiledProgram:
         """The program of a plan. Its weights go into the block of the programs before it.
 
-        Where the block is full, a new one is made, `spare` times as large as this plan needs.
+        If the block is full, a new one is made, `spare` times as large as this plan needs.
 
         Raises:
             CompilerError: see `build_program`.
@@ -253,9 +253,9 @@ def _weight_capacity(plan: GraphPlan, built: Mapping[Workload, ScheduledKernel])
 
 
 class KernelCache:
-    """Kernels of one process: what one builder compiled, others need not. Texts are not kept.
+    """Kernels of one process: no builder compiles what another has compiled. Texts are not kept.
 
-    `compiled` holds code by its digest, or the promise of it.
+    `compiled` holds futures of compiled code by its digest.
     """
 
     def __init__(self) -> None:
@@ -265,7 +265,7 @@ class KernelCache:
     def find(
         self, workload: Workload, schedule: Schedule, target: Target, threads: int
     ) -> LoweredKernel | None:
-        """A kernel whose code is there, or promised."""
+        """A kernel that is compiled or being compiled."""
         found = self._lowered.get((workload, schedule, target.key, threads))
         return found if found is not None and found.digest in self.compiled else None
 
@@ -283,7 +283,7 @@ class KernelCache:
         return kept
 
     def forget_cancelled(self) -> None:
-        """Keep no promise that was called off."""
+        """Forget kernels whose compilation was cancelled."""
         for digest in [d for d, code in self.compiled.items() if code.cancelled()]:
             del self.compiled[digest]
 
@@ -291,9 +291,9 @@ class KernelCache:
 class _Compiler:
     """Compiles workloads; kernels whose code comes out the same are compiled once.
 
-    A context: within it kernels are lowered, and a thread compiles them in that order. It ends when
-    it has done them all, which may be after the context; `objects` waits for it. It is one thread
-    since llvmlite lets no two into LLVM; there Python's own lock is free.
+    A context: within it kernels are lowered, and a thread compiles them in that order. The thread
+    ends when it has compiled them all, which may be after the context; `objects` waits for it. More
+    threads would not help: llvmlite lets only one into LLVM. Python's own lock is free meanwhile.
     """
 
     def __init__(

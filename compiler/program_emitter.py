@@ -198,9 +198,10 @@ class _Places:
         return [BufferRef(BufferSpace.ARENA, self.base + offset) for offset in shared]
 
     def may_replace(self, output: int, state: int) -> bool:
-        """Whether a loop's body may write an output where the state lies that it becomes: no step
-        after the first that writes it reads the state, nor does that one beyond the element that it
-        writes. A negative state is whether another step follows, which no body reads."""
+        """Whether a loop's body may write an output over the state that it becomes. The first step
+        that writes the output may read of the state only the element that it writes, and no later
+        step may read the state. A negative state stands for the condition that another step
+        follows, which no body reads."""
         if state < 0:
             return True
         plan, roots = self.plan, self.memory.roots

@@ -38,8 +38,8 @@ class Regions:
         self._regions: dict[str, Region] = {}
 
     def add(self, value: str, size: int, *, written: bool = True) -> None:
-        """A value of `size` bytes in a region of its own; `written` says that a kernel writes it,
-        not others that it is a view of."""
+        """A value of `size` bytes in a region of its own; `written` says that a kernel writes it.
+        If it is not, the value is a view of others that are."""
         spans = [(0, size)] if written and size else []
         self._regions[value] = Region({value: 0}, 0, size, spans)
 

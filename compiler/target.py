@@ -68,7 +68,7 @@ class Target:
 
     @property
     def core(self) -> CoreModel:
-        """What an estimate of a kernel's time takes a core for."""
+        """The model of a core from which a kernel's time is estimated."""
         return self.family.cores.get(self.cpu, self.family.core)
 
     @property
@@ -91,7 +91,7 @@ class Target:
         return self.vector_bits // (dtype.bytes * 8)
 
     def has(self, feature: str) -> bool:
-        """Whether the description turns this feature on by its LLVM name (`avx512vnni`)."""
+        """Whether the target turns on this feature, given by its LLVM name (`avx512vnni`)."""
         return f"+{feature}" in self.features
 
     def narrowed(self, vector_bits: int) -> Target:

@@ -22,7 +22,8 @@ class Timings:
     """Adds up wall-clock seconds by stage.
 
     The time of a stage inside another counts for the inner one alone, so that the stages of a
-    thread add up to the whole. Those of threads side by side add up to more than passed.
+    thread add up to the whole. Stages of several threads may add up to more than the time that
+    passed.
 
     Args:
         clock: gives seconds.

@@ -53,12 +53,12 @@ class _Link:
 
 
 class Views:
-    """What a graph's groups and their layouts let lie in place.
+    """The concatenations and slices of a graph that are views, given its groups and their layouts.
 
     Attributes:
         concats: for each concatenation that is a view (by its output), a slot for each operand.
-        slices: the slices that are views (by their output), and where they start.
-            Those in `copied` are none, nor are such concatenations.
+        slices: the slices that are views (by their output), and where they start. Slices and
+            concatenations in `copied` are no views.
         types: of all values of the graph, and of the copies.
     """
 
@@ -88,10 +88,10 @@ class Views:
     def halos(self, wishes: Mapping[str, Sequence[Demand]]) -> dict[str, Halo]:
         """The zeros to keep around each value that a group makes.
 
-        What shares a region has one halo, so that strides agree. Values that are reshaped, what
-        native operators give and the caller's have none: who wants one gets a copy. So it is where
-        the zeros that all values of a region would take outweigh the copies, or would lie on a
-        neighbour's elements.
+        All values of a region have one halo, so that their strides agree. Values that are reshaped,
+        results of native operators and the caller's values have none: a reader that wants one gets
+        a copy. A region has none either if the zeros of all its values would take more than the
+        copies, or would lie on a neighbour's elements.
         """
         result: dict[str, Halo] = {}
         done: set[int] = set()
@@ -224,7 +224,7 @@ class Views:
     ) -> list[bool]:
         """Which pieces can be written in place.
 
-        What lies in their regions must not reach into the slots of pieces that are not there too.
+        A region is placed as a whole: it must not reach into the slots of pieces outside of it.
         """
         spans = [
             (offset, offset + self._bytes(slot.value, place))

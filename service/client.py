@@ -94,7 +94,7 @@ class Client:
     def upload(
         self, path: Path, name: str | None = None, sent: Callable[[int], None] = lambda n: None
     ) -> ModelView:
-        """Upload a model file; `sent` hears of the bytes as they leave."""
+        """Upload a model file; `sent` is called with the size of each part that left."""
         size = path.stat().st_size
 
         def chunks() -> Iterator[bytes]:
@@ -149,8 +149,8 @@ class Client:
     ) -> Iterator[JobEventView]:
         """Every event of a job until it ends, each once.
 
-        A stream that breaks is taken up again after the last event that came; it is an error only
-        when the service stays away for `patience_seconds`.
+        A stream that breaks is resumed after the last event that came. It is an error only if the
+        service stays away for `patience_seconds`.
         """
         pause, silent_since = FIRST_PAUSE_SECONDS, time.monotonic()
         while True:
@@ -228,7 +228,7 @@ class Client:
         return self._views(WorkerView, "/v1/workers")
 
     def drain(self, worker_id: str, *, draining: bool = True) -> WorkerView:
-        """Give a worker nothing new, or work again."""
+        """Give a worker no new leases, or new ones again."""
         path = f"/v1/workers/{_quoted(worker_id)}/drain"
         return self._view(WorkerView, "POST", path, json={"draining": draining})
 
@@ -260,7 +260,7 @@ class Client:
 
 
 def _quoted(part: str) -> str:
-    """A part of a path, whatever is in it."""
+    """A part of a path, with every special character escaped."""
     return quote(part, safe="")
 
 

@@ -16,7 +16,7 @@ def owner_token(settings: Settings, storage: Storage) -> str:
     """The owner's token: read from the data folder, or made and kept there for its owner alone.
 
     Raises:
-        StorageError: if the folder cannot be written, or its token file not be used.
+        StorageError: if the folder cannot be written, or its token file cannot be used.
     """
     secret = read_token(settings) or _make(settings.token_file)
     storage.tokens.create("owner", [Scope.ADMIN], secret=secret)

@@ -1,8 +1,8 @@
 """LLVM in a process of its own, for code that it may abort on or never finish.
 
-LLVM ends its process where it finds no instruction for an operation ("Cannot select"), and for a
-few operations it never ends. One such process serves this one; what kills it is an error of that
-code alone, and the next code gets a new process.
+LLVM ends its process if it finds no instruction for an operation ("Cannot select"), and for a few
+operations it never finishes. So one child process compiles for this one. Code that kills the child
+gets an error, and the next code gets a new child.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the compiler asks of code generation, whatever runs the code.
+"""The protocol of code generation: what the compiler asks of it for any kind of processor.
 
 A back end is a folder beside this module with a module `backend` that has `BACKEND`. The target
 says which folder (`Target.backend`).
@@ -69,7 +69,7 @@ class Backend(Protocol):
     def compile(self, text: str, target: Target, timings: Timings | None = None) -> bytes:
         """Object code of a `KernelCode`'s text.
 
-        No text ends this process, whatever the code generator does with it.
+        No text can end this process, even if the code generator crashes on it.
 
         Raises:
             CompilerError: if the text does not compile.
@@ -89,7 +89,7 @@ class Backend(Protocol):
         """Load objects into this process.
 
         Raises:
-            CompilerError: if they are not of this machine.
+            CompilerError: if they are not for this machine.
         """
 
 

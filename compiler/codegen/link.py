@@ -107,7 +107,7 @@ def _head(path: Path) -> bytes:
 
 
 def _link(command: tuple[str, ...], folder: Path) -> str | None:
-    """What a linker said against it, or None where it has written `library`."""
+    """A linker's error, or None if it has written `library`."""
     try:
         done = subprocess.run(
             [*command, "-o", "library", "@objects"],

@@ -22,7 +22,8 @@ from compiler.target import Target
 from compiler.timings import Timings, timed
 
 LIBRARY_SYMBOLS = ("memcpy", "memmove", "memset")
-"""All that object code may leave undefined: every C library and every linker has them."""
+"""The only symbols that object code may leave undefined: every C library and every linker has
+them."""
 
 
 def emit_object(ir_text: str, target: Target, timings: Timings | None = None) -> bytes:

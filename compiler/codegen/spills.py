@@ -1,7 +1,7 @@
-"""Which kernels keep so many vectors on the stack that measuring them is a waste.
+"""Finds kernels that keep so many vectors on the stack that measuring them is a waste.
 
-A scan of the object's bytes counts what each innermost loop moves to and from the stack; only of
-suspects is the assembly printed, which costs as much as the object did.
+A scan of the object's bytes counts what each innermost loop moves to and from the stack. Assembly
+is printed for suspects only, because that costs as much as the object did.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SPILL_SHARE = 0.2
 """Share of an innermost loop's instructions beyond which a kernel is refused.
 
 Of 1695 candidates of ResNet-50, VGG-16, MobileNetV2, EfficientNet and BERT on Zen 4, the 43 beyond
-both limits took 1.12 to 3.8 times as long as the fastest of their workload. Within the share are
-fast ones: Winograd's F(6) transform moves 80 vectors among 640 instructions, a 5x5 depthwise kernel
-168 among 1340, and both were the fastest of their workloads.
+both limits took 1.12 to 3.8 times as long as the fastest of their workload. Some kernels within the
+share are fast: Winograd's F(6) transform moves 80 vectors among 640 instructions, a 5x5 depthwise
+kernel 168 among 1340, and both were the fastest of their workloads.
 """
 
 
@@ -31,7 +31,8 @@ def spilling_loop(code: bytes, assembly: Callable[[], str], target: Target) -> I
     Args:
         code: the object.
         assembly: prints the same code; called only where the object is suspect.
-        target: of the code. None is suspect on one whose stack traffic the scan does not know.
+        target: of the code. If the scan does not know the target's stack traffic, no code is
+            suspect.
     """
     if most_stack_accesses(code, target) <= MOST_SPILLS:
         return None

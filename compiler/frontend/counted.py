@@ -1,12 +1,12 @@
-"""Nodes that read values whose extent along one dimension only the run says.
+"""Nodes that read values with a dimension whose extent is known only at run time.
 
 Before:                                   After:
     %1 = trim(%0, %n) {axis=1}                %2 = transpose(%0) {perm=(1, 0)}
     %2 = transpose(%1) {perm=(1, 0)}          %3 = trim(%2, %n) {axis=0}
 
-Such a value is a `trim` of one that is as large as it can be. Where each element of a node's
-result comes from its own place along that dimension, the node is imported for the large value and
-its result is trimmed, so that in the end only outputs of the model are. Other nodes are refused.
+Such a value is a `trim` of one that is as large as it can be. If each element of a node's result
+comes from its own place along that dimension, the node is imported for the large value and its
+result is trimmed. So in the end only outputs of the model are trimmed. Other nodes are refused.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from compiler.runtime.ports import Dims, OpenPorts
 
 
 def model_ports(graph: GraphProto) -> OpenPorts:
-    """Inputs without those that an initializer fills, and outputs, with the dimensions as stated.
+    """Inputs and outputs with their dimensions as stated, without inputs that initializers fill.
 
     An open dimension of an input has the name that the file gives it, or the input and the
     position (`x[0]`) where it gives none that means something.
@@ -44,10 +44,10 @@ def dim_name(dim: TensorShapeProto.Dimension) -> str:
 
 
 def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> dict[str, int]:
-    """The sizes. Raises InvalidArgumentError where one is no size, or of no open dimension.
+    """The sizes. Raises InvalidArgumentError if one is no size, or belongs to no open dimension.
 
-    A size that changes nothing, beside dimensions that are open, is a mistake of whoever gave it. A
-    model that leaves nothing open takes any: callers may state `batch` for whatever they compile.
+    If the model has open dimensions, a size that changes none of them is a mistake. A model without
+    open dimensions takes any sizes: callers may state `batch` for whatever they compile.
     """
     constants = {tensor.name for tensor in graph.initializer}
     known: dict[str, None] = {}

@@ -33,11 +33,11 @@ VARINT_BITS = 64
 
 
 class UnusualError(Exception):
-    """These bytes are laid out otherwise than a model's: protobuf will say whether they are one."""
+    """These bytes are not laid out as models usually are: protobuf says whether they are one."""
 
 
 def split_message(stream: BinaryIO, size: int) -> tuple[bytes, dict[int, Bytes]]:
-    """A model's message without the data of large initializers, and that by their numbers.
+    """A model's message without the data of large initializers, and that data by their numbers.
 
     The data is aligned and read-only, and lies in one block.
 

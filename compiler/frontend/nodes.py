@@ -1,4 +1,4 @@
-"""ONNX nodes to nodes of the graph under construction, in bodies: graphs, branches, functions."""
+"""Imports the nodes of ONNX graphs, branches and functions into the graph under construction."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class NameScope:
         attributes: of the call, where the body is a function's.
         prefix: what node names start with.
         depth: how many bodies are around it.
-        spelled: whether control flow in it is spelled out where it can be: the body around it was
-            tried in vain as a graph of its own.
+        spelled: whether control flow in it is spelled out where it can be, because the body around
+            it could not be imported as a graph of its own.
     """
 
     values: MutableMapping[str, str | None]
@@ -233,8 +233,8 @@ class NodeImporter:
         return inner.inline(graph, operands, prefix, outside)
 
     def _branch(self, proto: NodeProto, name: str, body: NameScope) -> Sequence[str]:
-        """The branch that a known condition chooses; of an unknown one, the one that the run
-        chooses, or where the branches cannot be graphs of their own, see `_either`."""
+        """The branch that a known condition chooses. With an unknown condition the run chooses; if
+        the branches cannot be graphs of their own, `_either` imports both."""
         condition = body.values[proto.input[0]] if proto.input and proto.input[0] else None
         if condition is None:
             raise InvalidModelError(f"If '{name}': input 0 is missing")

@@ -39,7 +39,7 @@ FILE_LIMIT_BYTES = 1 << 31
 """What protobuf can hold in one message."""
 
 SPLIT_BYTES = 1 << 25
-"""From this size on a message is read without its large tensors, which are read by themselves."""
+"""From this size on, the large tensors of a message are read apart from it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +95,8 @@ def read_model(model: ModelSource) -> ReadModel:
 def with_tensors(read: ReadModel) -> ReadModel:
     """The model with its initializers as arrays: graphs of several sizes share them.
 
-    A message of its own gives them up, so that they are in memory once.
+    They are removed from a message that nobody else holds (`is_own`), so that they are in memory
+    once.
 
     Raises:
         InvalidModelError: if an initializer is malformed.
@@ -294,8 +295,8 @@ def _check_stated(info: ValueInfoProto, kind: TensorType, trimmed: int | None) -
     The file may state less along a dimension whose extent depends on the data.
 
     Raises:
-        InvalidModelError: if the file states another element type: whoever reads the output would
-            take its bytes for something else.
+        InvalidModelError: if the file states another element type: readers of the output would
+            misread its bytes.
     """
     if not info.type.HasField("tensor_type"):
         return

@@ -32,7 +32,7 @@ class SchemaFunction:
 def schema_function(
     node: NodeProto, opset: int, types: Sequence[TensorType | None]
 ) -> SchemaFunction | None:
-    """What the specification says that a node stands for; None where it says nothing.
+    """The function that the specification gives for a node; None if it gives none.
 
     Args:
         node: the node, of the domain ai.onnx.

@@ -65,7 +65,7 @@ def read_tensor(
 
 
 def external_bytes(tensors: Iterable[TensorProto]) -> int:
-    """What the tensors state to be in files beside the model's."""
+    """Bytes that the tensors state to lie in files beside the model's."""
     sizes = (
         prod(tensor.dims) * ONNX_TYPES[tensor.data_type].bytes
         for tensor in tensors

@@ -1,8 +1,8 @@
 """Scan and Loop: spelled out step by step where that is short, else as loops that the run makes.
 
 Spelled out, the body is imported once for each step: steps fuse with each other and with what is
-around them, and equal steps share their kernels. A loop costs the same to compile however long it
-is, and may end when the run says so; but shapes must be the same in every step.
+around them, and equal steps share their kernels. A loop of any length costs the same to compile,
+and may end on a condition at run time; but shapes must be the same in every step.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class LoopBody:
     Attributes:
         inputs, outputs: how many it has.
         weight: its nodes, those of loops within it counted several times.
-        step: imports it here, for a step's number and inputs; the flag says that a loop was tried
-            before in vain, so that loops within are spelled out too.
+        step: imports it here, for a step's number and inputs; the flag says that importing it as a
+            loop failed before, so that loops within are spelled out too.
         enclosed: imports it into an enclosure, for values of that.
         spelled: whether a body around this one is spelled out for that reason.
     """
@@ -169,8 +169,8 @@ def _looped_scan(node: OnnxNode, scan: _Scan, body: LoopBody) -> tuple[list[str]
 def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
     """States after the last step, then what each step gave, stacked.
 
-    Where the run alone says how many steps there are, what they give is counted along the first
-    dimension; it needs a trip count that is known at import.
+    If the number of steps is known only at run time, their results are counted along the first
+    dimension. This needs a trip count that is known at import.
 
     Raises:
         InvalidModelError: if the operands contradict each other.
@@ -211,7 +211,7 @@ def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
 
 @contextmanager
 def _refused(node: OnnxNode, error: UnsupportedOperatorError) -> Iterator[None]:
-    """If spelling out fails too, the error says why the loop did that it was to be."""
+    """If spelling out fails too, the error says why the loop could not be a node."""
     try:
         yield
     except UnsupportedOperatorError as again:

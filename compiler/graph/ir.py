@@ -91,7 +91,7 @@ class Graph:
         return value in self._returned
 
     def walk(self) -> Iterator[Graph]:
-        """The graph and the bodies within it, each before what is within it."""
+        """The graph and the bodies within it, outer ones before inner ones."""
         pending: list[Graph] = [self]
         while pending:
             graph = pending.pop()

@@ -7,8 +7,7 @@
     y: float32[1,2] = gemm(x, w, b) {alpha=1.0, trans_b=0} as "fc1"
     output y
 
-A body of a node stands under it, two columns further in, one after the other in the order of the
-attributes:
+The bodies of a node stand under it, two columns further in, in the order of the attributes:
 
     %1: uint8[192] = loop(n, go, x) {body=graph, decides=true, rows=(), states=1}
       graph "body"
@@ -56,8 +55,8 @@ def print_graph(graph: Graph, *, digests: bool = True) -> str:
     """The text form, with a line break at its end. Equal graphs have equal texts.
 
     Constants stand in the order of their first use, so that the order of the mapping is no part of
-    the text. Without `digests` it does not read large ones, nor tell them apart, and cannot be
-    parsed.
+    the text. Without `digests` large constants are not read; the text then does not tell them apart
+    and cannot be parsed.
     """
     lines = [f"graph {json.dumps(graph.name)}"]
     for value in graph.inputs:
@@ -160,7 +159,7 @@ def _print_number(value: float) -> str:
 
 
 def without_digests(text: str) -> str:
-    """What was printed, as it is without `digests`; also where it is a part of JSON."""
+    """A printed text as it would be without `digests`; it may be part of a JSON text."""
     return _DIGEST.sub("= sha256:", text)
 
 

@@ -91,7 +91,7 @@ def _expression(
 ) -> Expr:
     """sum over j of p[j] * v[j] / sum over j of p[j], p[j] = exp(score[j] - largest score).
 
-    The three reductions over keys have one axis, so that what they share is one expression.
+    The three reductions over keys have one axis, so that they share one expression of the scores.
     """
     batch, head, query, element = index
     key_head = head // (types[0].shape[1] // types[1].shape[1])

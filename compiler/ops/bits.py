@@ -46,7 +46,8 @@ def _bitwise(
 
 
 def _shift(name: str, function: np.ufunc, scalar: Callable[[Expr, Expr], Expr]) -> Operator:
-    """By a negative amount, or by more than there are bits: the sign alone is left, or nothing."""
+    """A shift; by a negative amount, or by more bits than there are, it leaves the sign or
+    nothing."""
 
     def reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:
         x, amount = arrays

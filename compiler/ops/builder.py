@@ -24,10 +24,10 @@ VALUE_LIMIT_BYTES = 1 << 36
 
 
 GENERATED_LIMIT_BYTES = 1 << 30
-"""Constants that a model states in a few bytes may not take more together."""
+"""Most bytes of all constants together that a model states in a few bytes each."""
 
 SMALL_BYTES = 1 << 12
-"""What is no larger (shapes, scalars) folds always."""
+"""Results that are no larger (shapes, scalars) always fold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class GraphBuilder:
         return self.constants.get(value, empty)
 
     def trim(self, value: str) -> Trim | None:
-        """How a value comes about that has a dimension whose extent only the run says.
+        """What a value is trimmed from, if a dimension's extent is known only at run time.
 
         Its type has the largest extent that it can have.
         """
@@ -162,7 +162,7 @@ class GraphBuilder:
         names: Mapping[str, str],
         node_names: Mapping[str, str],
     ) -> Graph:
-        """The graph, with what its outputs do not need left out.
+        """The graph, without what its outputs do not need.
 
         Args:
             name: the graph's name.

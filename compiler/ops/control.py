@@ -1,4 +1,4 @@
-"""Control flow: operators that run graphs, their bodies, as often as the run says.
+"""Control flow: operators that run graphs, their bodies, as often as values at run time decide.
 
     %1: uint8[256] = loop(n, go, x, w) {body=graph, decides=true, most=10, rows=(1), states=1}
       graph "body"
@@ -10,9 +10,10 @@
       output next
     %2: float32[4] = field(%1) {dtype="float32", offset=128, shape=(4)}
 
-Every operator has one output, and so have these: a block of bytes in which their results lie one
-after the other, each at a multiple of 64. A `field` is one of them, and a view: it costs nothing.
-What a body reads from outside comes in as an operand of the node; constants are its own.
+Every operator has one output. The output of these is a block of bytes in which their results lie
+one after the other, each at a multiple of 64. A `field` is one of the results; it is a view and
+costs nothing. What a body reads from outside comes in as an operand of the node; constants are the
+body's own.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ ENDLESS = (1 << 63) - 1
 """The number of steps of a loop that nothing bounds."""
 
 GUESSED_STEPS = 16
-"""Steps of a loop of which nothing is known, where what it costs has to be weighed."""
+"""Steps that an estimate of cost takes for a loop of which nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,15 @@ class ResultSlot:
 class LoopForm:
     """The attributes of a loop.
 
-    The body takes the step's number, the states and the captured values; it gives whether another
-    step follows, if it decides that, then the next states, then what else are rows.
+    The body takes the step's number, the states and the captured values. It gives whether another
+    step follows (if it decides that), then the next states, then the other outputs, which are rows.
 
     Attributes:
-        decides: whether the body says if another step follows: it does not need to.
+        decides: whether the body says if another step follows.
         states: how many values each step hands to the next one.
         rows: which outputs of the body are collected, by position.
-        most: the most steps there can be; None where nothing bounds them. What the steps give as
-            rows is stacked, so that rows need a bound.
+        most: the most steps there can be; None where nothing bounds them. The rows of all steps are
+            stacked, so rows need a bound.
     """
 
     body: Graph
@@ -92,7 +93,7 @@ class LoopForm:
 
     @property
     def expected_steps(self) -> int:
-        """How many steps there will be: as many as there can be, or a guess."""
+        """How many steps to expect: as many as there can be, or a guess."""
         return GUESSED_STEPS if self.most is None else min(self.most, MANY_STEPS)
 
 

@@ -1,4 +1,4 @@
-"""Bodies as graphs of their own, for control flow that the run decides.
+"""Bodies as graphs of their own, for control flow that is decided at run time.
 
 A body reads values of the graph around it: each becomes an input of the body's graph, once, and an
 operand of the node that runs it. A constant becomes one of the body's own.
@@ -20,8 +20,8 @@ from compiler.ops.onnx_node import OnnxNode
 class Enclosure:
     """A body under construction: `builder` makes its graph, `node` sees what it may emit there.
 
-    `captured` are the values of the graph around it that it reads, in the order of the inputs that
-    stand for them, which come after those that `input` made.
+    `captured` are the values of the graph around it that it reads. The inputs that stand for them
+    have the same order, and come after those that `input` made.
     """
 
     def __init__(self, node: OnnxNode) -> None:
@@ -48,7 +48,7 @@ class Enclosure:
         """The body's value for one of the graph around it.
 
         Raises:
-            UnsupportedOperatorError: if the run alone says how large it is.
+            UnsupportedOperatorError: if its size is known only at run time.
         """
         if value not in self._inner:
             self._outer.refuse_trimmed([value])
@@ -82,7 +82,7 @@ class Enclosure:
         """The body, with these outputs.
 
         Raises:
-            UnsupportedOperatorError: if the run alone says how large one of them is.
+            UnsupportedOperatorError: if the size of one of them is known only at run time.
         """
         self.node.refuse_trimmed(outputs)
         prefix = "output"

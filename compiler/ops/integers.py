@@ -10,7 +10,7 @@ from compiler.loops.expr import Const, Expr, Operation, op
 def power(base: Expr, exponent: Expr) -> Expr:
     """base ** exponent for integers, by squaring; it wraps around.
 
-    A negative exponent gives what division gives: 1 and -1 stay, all else becomes 0.
+    With a negative exponent, as with integer division, 1 and -1 stay and all else becomes 0.
     """
     one, zero = Const(1, base.dtype), Const(0, base.dtype)
     result: Expr = one

@@ -15,7 +15,7 @@ from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops.attributes import integer
 
 NodeHook = Callable[[Node, Sequence[np.ndarray], np.ndarray], np.ndarray]
-"""(node, operands, result of the reference) -> what to go on with."""
+"""(node, operands, result of the reference) -> the result to go on with."""
 
 
 def run_graph(
@@ -26,15 +26,15 @@ def run_graph(
 ) -> list[np.ndarray]:
     """The graph's outputs for these inputs, in order.
 
-    `chosen` may put another result in the place of a native operator's, outside of bodies.
+    `chosen` may replace the result of a native operator outside of bodies.
 
     With `float64`, every float value is computed in float64 and the float outputs are float64.
     float16 and bfloat16 are computed in float32, each result rounded to its type; bfloat16 arrays
     hold raw bits, as they do in memory.
 
     Raises:
-        InvalidInputError: if an input is missing, unknown, or of another shape or type, or makes a
-            loop run for very long that nothing bounds.
+        InvalidInputError: if an input is missing, unknown, or of another shape or type, or makes an
+            unbounded loop run for very long.
     """
     check_inputs(graph, inputs)
     given = [_to_compute(inputs[v], graph.types[v].dtype, float64) for v in graph.inputs]

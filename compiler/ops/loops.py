@@ -1,4 +1,4 @@
-"""Loops and branches that the run decides, as nodes with bodies (`compiler.ops.control`)."""
+"""Loops and branches decided at run time, as nodes with bodies (`compiler.ops.control`)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ BranchBuilder = Callable[[Enclosure], Sequence[str]]
 """Makes a branch and gives its outputs: values of the enclosure's graph."""
 
 CHEAP_ELEMENTS = 1 << 12
-"""Branches that compute fewer elements are both computed: so they fuse with what is around them."""
+"""If the branches compute fewer elements, both are computed: so they fuse with what is around
+them."""
 
 CHEAP = (OpKind.ELEMENTWISE, OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
 
 
 @dataclass(frozen=True, slots=True)
 class Looped:
-    """States after the last step, what the steps gave, stacked, and how many steps there were.
+    """States after the last step, the stacked rows of all steps, and how many steps there were.
 
     `exact` says that there are as many as there can be.
     """
@@ -50,13 +51,13 @@ def looped(
     Args:
         node: what the loop is of.
         trips: the number of steps, the value that holds it, or None where nothing bounds it.
-        begin: a value, whether there is a first step.
+        begin: a value that says whether there is a first step.
         states: the values that the first step gets.
         body: imports a step.
 
     Raises:
-        UnsupportedOperatorError: if the body's shapes depend on the step, or what the steps give
-            is to be stacked and no number known at import bounds it.
+        UnsupportedOperatorError: if the body's shapes depend on the step, or if there are rows to
+            stack and no number known at import bounds the steps.
         InvalidModelError: if the body contradicts itself.
     """
     enclosure = Enclosure(node)
@@ -128,7 +129,7 @@ def looped(
 def branched(
     node: OnnxNode, condition: str, then: BranchBuilder, otherwise: BranchBuilder
 ) -> list[str]:
-    """The outputs of the branch that the run chooses, which is the only one that it computes.
+    """The outputs of the branch that is chosen at run time; only that one is computed.
 
     Branches that cost less than choosing are both computed.
 

@@ -51,8 +51,8 @@ def _onnx_regressor(node: OnnxNode) -> str:
 def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
     """Labels (rows,) and scores (rows, classes).
 
-    One row of coefficients for two classes scores the second; labels come from the scores as they
-    are before the transform.
+    One row of coefficients for two classes scores the second class. Labels come from the scores
+    before the transform.
     """
     labels = class_labels(node, "classlabels_ints", "classlabels_strings")
     scores = _scores(node, None)

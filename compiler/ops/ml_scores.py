@@ -1,4 +1,4 @@
-"""What ai.onnx.ml makes of scores: post transforms, and labels of classes."""
+"""From scores to results in ai.onnx.ml: post transforms, and labels of classes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NEAR_ZERO = 1e-7
 """SOFTMAX_ZERO leaves scores that are no further from zero out of the softmax."""
 
 WINITZKI = 0.147
-"""Of Winitzki's approximation of the inverse error function (error up to 2e-3), by which ONNX's
-reference and ONNX Runtime define PROBIT."""
+"""The coefficient of Winitzki's approximation of the inverse error function (error up to 2e-3), by
+which ONNX's reference and ONNX Runtime define PROBIT."""
 
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 """Post transforms by their number in TreeEnsemble."""
@@ -64,7 +64,7 @@ def target_transform(node: OnnxNode, scores: str, transform: str) -> str:
     """As `post_transform`, for regressions.
 
     Raises:
-        UnsupportedOperatorError: for a transform that runtimes leave out where there is one target.
+        UnsupportedOperatorError: for a transform that runtimes do not apply to a single target.
     """
     if node.shape(scores)[1] == 1 and transform not in ("NONE", "PROBIT"):
         if transform not in TRANSFORMS:
@@ -111,7 +111,7 @@ def _probit(node: OnnxNode, scores: str, dtype: DType) -> str:
 
 
 def class_labels(node: OnnxNode, integers: str, texts: str) -> list[int]:
-    """The classes' labels; their positions where they are text and nothing reads the labels.
+    """The classes' labels. If they are text and nothing reads them, their positions stand for them.
 
     Raises:
         UnsupportedOperatorError: if labels that are text are read.
@@ -144,8 +144,8 @@ def positive_label(node: OnnxNode, score: str, threshold: float, labels: list[in
 def both_scores(node: OnnxNode, score: str, transform: str, *, shares: bool) -> str:
     """(rows, 2) from the score of the second class (rows, 1), as ONNX Runtime makes it.
 
-    Without a transform, the first class has what is missing to one where scores are `shares`, else
-    the score with the other sign.
+    Without a transform, the first class's score is one minus the second's if scores are `shares`,
+    else the second's with the other sign.
     """
     negative = node.emit("neg", [score])
     match transform:

@@ -36,8 +36,8 @@ AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 """Aggregate functions by their number in TreeEnsemble."""
 
 PADDING = 2
-"""Trees that vote for one target each are grouped by it where this costs no more than so many times
-the trees: groups are as long as the longest."""
+"""Trees that vote for one target each are grouped by target, unless the groups, all as long as the
+longest, then hold more than so many times the trees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Forest:
     targets: np.ndarray
     weights: np.ndarray
     dtype: DType
-    """What rows are compared in, and weights added."""
+    """The type in which rows are compared and weights added."""
 
 
 def _scores(node: OnnxNode, forest: Forest, targets: int, aggregate: str) -> str:
@@ -257,8 +257,8 @@ def _onnx_regressor(node: OnnxNode) -> str:
 def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
     """Labels (rows,) and scores (rows, classes).
 
-    Where all votes are for the first of two classes, they are the score of the second: exporters
-    write binary classifiers so. The label is that of the larger score before the transform.
+    If all votes are for the first of two classes, they are the score of the second: exporters write
+    binary classifiers like that. The label is that of the larger score before the transform.
     """
     labels = class_labels(node, "classlabels_int64s", "classlabels_strings")
     forest = _forest(node, "class")

@@ -1,4 +1,4 @@
-"""What operators of kind NATIVE share, and `trim`: values whose extent the run says."""
+"""What operators of kind NATIVE share, and `trim`: values with an extent known only at run time."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def split_at(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
 def trimmed(node: OnnxNode, value: str, chosen: str, axis: int = 0) -> str:
     """As many elements along an axis as `chosen` (a vector of booleans) has true ones.
 
-    Where it is known at import the result is a slice. Else nodes that keep places along the axis
-    apart are imported for the whole value (`frontend/counted.py`); others are refused.
+    If `chosen` is known at import, the result is a slice. Else nodes that keep places along the
+    axis apart are imported for the whole value (`frontend/counted.py`); others are refused.
     """
     known = node.builder.known(chosen)
     if known is not None:

@@ -139,7 +139,7 @@ class OnnxNode:
         """Add a node; attributes that are None are left out. Nodes of constants fold.
 
         Raises:
-            UnsupportedOperatorError: if an operand's extents are known to the run alone.
+            UnsupportedOperatorError: if an operand's extents are known only at run time.
         """
         self.refuse_trimmed(inputs)
         present = {key: value for key, value in attrs.items() if value is not None}
@@ -153,7 +153,7 @@ class OnnxNode:
         """Count a constant of `size` bytes that the node makes, before it is made.
 
         Raises:
-            InvalidModelError: if the model makes too much of them.
+            InvalidModelError: if the model makes too many bytes of constants.
         """
         self.builder.reserve(f"{self.label}: {what}", size)
 
@@ -176,13 +176,13 @@ class OnnxNode:
         return UnsupportedOperatorError(self.name, self.op_type, self.domain, self.opset, reason)
 
     def refuse_trimmed(self, operands: Sequence[str | None]) -> None:
-        """Raises UnsupportedOperatorError if an operand's extents are known to the run alone."""
+        """Raises UnsupportedOperatorError if an operand's extents are known only at run time."""
         for value in operands:
             if value is not None and self.builder.trim(value) is not None:
                 raise self.data_dependent(value)
 
     def data_dependent(self, operand: str) -> UnsupportedOperatorError:
-        """The error for an operand whose extents are known to the run alone."""
+        """The error for an operand whose extents are known only at run time."""
         return self.unsupported(f"an extent of operand '{operand}' depends on the data")
 
     @property

@@ -1,8 +1,8 @@
 """Recurrent layers, step by step: RNN, GRU and LSTM.
 
-What the steps share is done once for all of them: the products of the inputs with W. A step is the
-product of the state with R and arithmetic; every step is the same kernels. A few steps are spelled
-out, many are a loop. Sequences of several lengths keep their state where they have ended.
+The products of the inputs with W are computed once for all steps. A step is the product of the
+state with R, and arithmetic; all steps use the same kernels. A few steps are spelled out, many are
+a loop. Sequences of several lengths keep their state where they have ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class _Layer:
         given: (batch, gates * hidden) at this step: input times W, plus biases.
         recurrence: (hidden, gates * hidden), R transposed.
         recurrence_bias: (gates * hidden,), where it is not among the steps' biases.
-        peepholes: (3 * hidden,), what gates i, o and f take of an LSTM's cell; or None.
+        peepholes: (3 * hidden,), the weights with which gates i, o and f read an LSTM's cell; or
+            None.
         activations: in ONNX's order.
         active: (batch, 1) at this step: whether the sequence still goes on; None where all do.
     """
@@ -78,7 +79,7 @@ class _Layer:
 
 
 _Step = Callable[[_Layer, tuple[str, ...]], tuple[str, ...]]
-"""The states (hidden first) after a step from those before it."""
+"""Computes the states (hidden first) after a step from those before it."""
 
 
 def _rnn_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def _reduction(
 ) -> Operator:
     """`finish` makes the result from the reduction and the number of elements that went in.
 
-    Without elements, the result is what the combiner starts from.
+    With no elements to reduce, the result is what the combiner starts from.
     """
 
     def reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class OpKind(StrEnum):
-    """What an operator is to fusion and to the schedule templates."""
+    """The kinds of operators that fusion and the schedule templates tell apart."""
 
     ELEMENTWISE = "elementwise"
     """One to three operands with NumPy broadcasting; any of them may be read in place."""
@@ -39,7 +39,7 @@ class OpKind(StrEnum):
     ROW = "row"
     """Normalisations: reductions along a row whose results every element of the row needs."""
     ATTENTION = "attention"
-    """Two contractions with a row between them, whose values never reach memory as a whole."""
+    """Two contractions with a row between them; the row's values never reach memory as a whole."""
     MOVEMENT = "movement"
     """Each output element is one input element, at an affine index."""
     PIECES = "pieces"
@@ -94,7 +94,8 @@ NativeWork = Callable[[Sequence[TensorType], Attrs], tuple[str, tuple[int, ...]]
 RunBody = Callable[[Graph, Sequence[np.ndarray]], list[np.ndarray]]
 """The outputs of a body for these inputs."""
 Control = Callable[[Sequence[np.ndarray], Attrs, RunBody], Mapping[int, np.ndarray]]
-"""What a CONTROL operator gives on NumPy arrays: each result by where it starts in its block."""
+"""Computes a CONTROL operator on NumPy arrays: its results, each with where it starts in the
+block."""
 
 
 class Effort(StrEnum):
@@ -129,11 +130,11 @@ class OnnxRule:
 class Operator:
     """One operator of the canonical set; every operator has one output.
 
-    `pieces` belongs to operators of kind PIECES, which are copied box by box, `native` to those of
-    kind NATIVE, which have no tensor expression, and `control` to those of kind CONTROL, which have
-    no reference either: it stands in the place of one. `terms` belongs to those of kind
-    CONTRACTION. `commutative`: its operands may change places. `idempotent`: applied to its own
-    result, it changes nothing.
+    Some fields belong to operators of one kind. `pieces` belongs to PIECES, which are copied box by
+    box; `native` to NATIVE, which have no tensor expression; `terms` to CONTRACTION. `control`
+    belongs to CONTROL and stands in the place of a reference; these have no tensor expression
+    either. `commutative`: its operands may change places. `idempotent`: applied to its own result,
+    it changes nothing.
     """
 
     name: str

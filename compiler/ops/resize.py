@@ -49,8 +49,8 @@ class _Taps:
 def _coordinates(node: OnnxNode, mode: str, line: _Line) -> Floats:
     """The place in the input for each output.
 
-    Lengths of outputs are those that the scale gives, before they are rounded down: so the
-    reference of the specification has it.
+    As in the reference of the specification, the length of the output is the one that the scale
+    gives, before it is rounded down.
     """
     x = np.arange(line.outputs, dtype=np.float64)
     length = line.scale * line.inputs

@@ -1,8 +1,8 @@
-"""Writing at positions known at run time, said as reading.
+"""Writing at positions known at run time, expressed as reading.
 
-An element of the result asks which of the updates are meant for it. Where the positions are known
-at import, the answer is a table; else every element looks at every update of its row, so that the
-work is the product of both lengths.
+Each element of the result finds the updates that are meant for it. If the positions are known at
+import, a table says so; else every element looks at every update of its row, and the work is the
+product of both lengths.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operators that choose as many elements as their data says: NonZero, Compress."""
+"""Operators whose data decides how many elements they choose: NonZero, Compress."""
 
 from __future__ import annotations
 

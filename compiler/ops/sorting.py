@@ -53,7 +53,8 @@ def _top_k_work(types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[i
 def _onnx_top_k(node: OnnxNode) -> list[str]:
     """Where the elements lie, and a gather of them; in order, also where `sorted` is 0.
 
-    Where the run says k, the axis bounds it: all are put in order, and the first k are kept.
+    If k is known only at run time, the axis bounds it: all elements are put in order, and the first
+    k are kept.
     """
     x = node.input(0)
     rank, axis = len(node.shape(x)), node.integer("axis", -1)

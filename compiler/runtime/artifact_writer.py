@@ -33,9 +33,9 @@ from compiler.runtime.weight_file import WeightFile
 class ArtifactWriter:
     """An artifact in the making, in a folder beside the wanted one.
 
-    A context: `weights` take what is packed, `finish` writes the rest, and what it gives can be
-    tried before `publish` puts it at its place, where an artifact that was there is replaced.
-    Without that nothing is left at the context's end.
+    A context: `weights` take what is packed, and `finish` writes the rest. The artifact that
+    `finish` gives can be tried before `publish` puts it at its place, instead of an older one.
+    Without `publish`, nothing is left at the context's end.
 
     Args:
         path: the folder to make.
@@ -81,7 +81,7 @@ class ArtifactWriter:
         metadata: Mapping[str, Any],
         ports: OpenPorts | None = None,
     ) -> Artifact:
-        """Write all that is left: the artifact, which is not at its place yet.
+        """Write the rest and return the artifact, which is not at its place yet.
 
         Args:
             programs: what it serves, the default first.

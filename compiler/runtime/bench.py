@@ -77,7 +77,7 @@ class BoundKernel:
         native().tw_call(ctypes.byref(self._struct), self.threads)
 
     def evict(self, role: BufferRole) -> None:
-        """Drop the buffers of a role from the caches, as far as the processor lets programs."""
+        """Drop the buffers of a role from the caches, if the processor lets programs do so."""
         for spec, buffer in zip(self.spec.buffers, self._buffers, strict=True):
             if spec.role is role:
                 native().tw_evict(buffer.ctypes.data, spec.bytes)
@@ -115,7 +115,7 @@ def _zeros() -> Bytes:
 
 
 def reference_seconds(threads: int = 1) -> tuple[float, float]:
-    """What this machine takes now for work that never changes: (arithmetic, memory) in seconds.
+    """Seconds that this machine now takes for work that never changes: (arithmetic, memory).
 
     2^20 multiply-adds in 16 chains, and 2^12 dependent loads from 8 MiB; each the fastest of three.
     A machine that throttles takes longer for the first, one whose caches others use for the second.

@@ -117,7 +117,7 @@ class Executable:
         return Executable(self.program, self._weights, self._address_of, threads, self._code_owner)
 
     def with_program(self, program: Program) -> Executable:
-        """Another program over the same code and weights: one that also copies what to look at.
+        """Another program over the same code and weights, such as one that also copies values out.
 
         Raises:
             ValueError: as the constructor does.
@@ -138,7 +138,7 @@ class Executable:
 
         Raises:
             InvalidInputError: if an input is missing, unknown, or of another shape or dtype.
-            OutOfMemoryError: if there is no room for what lies between inputs and outputs.
+            OutOfMemoryError: if there is no room for the values between inputs and outputs.
         """
         arrays = arrays_in_order(inputs, self._input_names)
         try:
@@ -193,8 +193,9 @@ class Executable:
 
         Returns:
             (samples, instructions): seconds of each instruction of `program.walk()`, CPU time with
-            one thread and wall time with several. What a loop runs counts each time, what a branch
-            passes over is 0, and both are what they cost beside the instructions in them.
+            one thread and wall time with several. An instruction in a loop counts each time that it
+                runs; one that a branch passes over is 0. Loops and branches themselves are what
+                they cost beside the instructions in them.
 
         Raises:
             InvalidInputError, OutOfMemoryError: as `run` does.

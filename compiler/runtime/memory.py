@@ -1,7 +1,7 @@
 """How much memory this machine can still give.
 
-Linux promises more memory than there is, and ends a process that takes it at its word. What is
-about to fill a lot of it asks first.
+Linux promises more memory than there is, and ends a process that uses it. Code that is about to
+fill a lot of memory asks here first.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 from compiler.errors import OutOfMemoryError
 
 SMALL_BYTES = 1 << 28
-"""What takes less is not asked about."""
+"""Smaller requests are not checked."""
 
 
 def check_memory(needed_bytes: int, what: str, root: Path = Path("/")) -> None:
-    """Nothing, where the machine can give as much or does not say.
+    """Check that the machine can give so much memory; one that does not say is trusted.
 
     Raises:
         OutOfMemoryError: that says what the memory was for.

@@ -106,7 +106,7 @@ def native_address(symbol: str) -> int:
 
 
 def check_threads(threads: int) -> int:
-    """The thread count, if it is one.
+    """The thread count, checked.
 
     Raises:
         InvalidArgumentError: if it is not from 1 to `MAX_THREADS`.

@@ -1,8 +1,8 @@
-"""The native functions: what the C runtime does itself, because it is no loop nest.
+"""The native functions: operations that the C runtime does itself, because they are no loop nests.
 
-A function has a stage's type; its parameters are integers that the program holds. Here stands what
-each reads and writes, so that a program can be checked before it runs. `native/selection.c` and
-`native/suppression.c` hold the functions themselves.
+A function has a stage's type; its parameters are integers that the program holds. This module says
+what each reads and writes, so that a program can be checked before it runs. `native/selection.c`
+and `native/suppression.c` hold the functions themselves.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def pack(
     """The physical form of a logical array: 1-D, of `dtype`, aligned to 64 bytes.
 
     The halo and what the layout rounds up to whole blocks are zero. `out` is where the form goes:
-    zeros, as many bytes as it has. Without it, it gets memory of its own.
+    as many zero bytes as it takes. Without `out`, it gets memory of its own.
 
     Raises:
         ValueError: if the array has another shape, or `out` another size.

@@ -1,4 +1,4 @@
-"""The thread pool that all executables of a process share, as far as the user decides over it."""
+"""What a user decides about the thread pool that all executables of a process share."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def bind_workers(processors: Sequence[int]) -> None:
 
     A run on n threads uses the calling thread and the workers 1 to n - 1; worker w goes to
     `processors[(w - 1) % len(processors)]`. The calling thread is the caller's own:
-    `os.sched_setaffinity` binds it. Unless told otherwise, workers run where the thread was allowed
-    to run that made the first run on several threads.
+    `os.sched_setaffinity` binds it. By default, workers run on the processors allowed to the thread
+    that first ran a model on several threads.
 
     Args:
         processors: numbers as the system counts them, each that this process may run on.
 
     Raises:
-        InvalidArgumentError: naming the processor that there is not, or if the system (any but
+        InvalidArgumentError: naming a processor that does not exist, or if the system (any but
             Linux) does not bind threads.
     """
     chosen = list(processors)

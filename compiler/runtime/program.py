@@ -55,7 +55,7 @@ class BufferSpace(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BufferRef:
-    """A place: `offset` is in bytes, of an input, output or count it is the port's index."""
+    """A place. `offset` is in bytes; for an input, output or count it is the index of the port."""
 
     space: BufferSpace
     offset: int
@@ -65,8 +65,8 @@ class BufferRef:
 class Port:
     """An input or output of a program: a row-major array.
 
-    `counted` is the dimension of an output whose extent the run says; `shape` has the most that it
-    can be.
+    `counted` is the dimension of an output whose extent is known only at run time; `shape` has the
+    most that it can be.
     """
 
     name: str
@@ -171,7 +171,7 @@ class Program:
 
     @property
     def scratch_bytes(self) -> int:
-        """Scratch memory of one thread: what the neediest kernel or native function wants."""
+        """Scratch memory of one thread: the most that any kernel or native function needs."""
         sizes = [kernel.scratch_bytes for kernel in self.kernels]
         for call in self.walk():
             if isinstance(call, NativeCall):
@@ -185,7 +185,7 @@ class Program:
     def check(self) -> None:
         """Check that running stays within memory and leaves no output unwritten.
 
-        What stands in a loop or a branch may not run, and so counts as writing nothing.
+        Instructions in a loop or a branch may not run, and so count as writing nothing.
 
         Raises:
             ValueError: naming the instruction that does not.
@@ -251,7 +251,7 @@ class Program:
         return written, counted
 
     def _check_native(self, call: NativeCall, where: str) -> NativeSignature:
-        """What the call's function touches, if its buffers are that."""
+        """What the call's function touches, after a check that its buffers fit."""
         try:
             signature = native_signature(call.function, call.parameters)
         except ValueError as error:

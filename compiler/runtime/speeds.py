@@ -37,7 +37,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What one core does: float32 operations a second, and what it reads from each level.
+    """Rates of one core: float32 operations a second, and bytes a second read from each level.
 
     `levels` run from the smallest cache to the memory.
     """

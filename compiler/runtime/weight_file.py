@@ -18,17 +18,18 @@ from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros,
 from compiler.runtime.weights import PackedWeights, aligned_bytes
 
 AHEAD_BYTES = 32 << 20
-"""Packed weights that wait to be written and hashed, at most, or a single one."""
+"""Most bytes of packed weights that wait to be written and hashed; a single larger one may wait
+too."""
 
 LEAST_BUFFER_BYTES = 1 << 20
-"""What a buffer has at least, so that it serves weights of several sizes."""
+"""Least size of a buffer, so that it serves weights of several sizes."""
 
 
 class WeightFile(PackedWeights):
     """Weights in a file. One thread writes them, another hashes them.
 
-    All of them are never in memory: a weight is packed into one of a few buffers, and what is in
-    the file is mapped. A weight whose packed form is the model's own array is written from there.
+    Memory never holds all of them: a weight is packed into one of a few buffers, and what is in the
+    file is mapped. A weight whose packed form is the model's own array is written from there.
 
     Args:
         path: the file to make.
@@ -59,7 +60,7 @@ class WeightFile(PackedWeights):
         return self._at(0, self._end)
 
     def finish(self) -> dict[str, Any]:
-        """Wait until all is written; the file's size and checksum. Its flush goes on."""
+        """Wait until all is written; returns the file's size and checksum. The flush goes on."""
         self._settle()
         self._synced = self._writer.submit(os.fsync, self._file.fileno())
         return {"bytes": self._end, "sha256": self._digest.hexdigest()}

@@ -12,7 +12,7 @@ from compiler.runtime.kernel import ALIGNMENT, BufferSpec
 from compiler.runtime.packing import Array, Bytes, aligned_zeros, make_weight, packed_bytes
 
 SAMPLED_BYTES = 4096
-"""Of a packed weight: what tells it from others of its size before all of it is compared."""
+"""Bytes of a packed weight that are compared with others of its size before all of it is."""
 
 
 class PackedWeights(ABC):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CoreModel:
-    """One core, as far as the time of a kernel is estimated from it (`tuner.analysis.estimate`).
+    """The properties of a core from which a kernel's time is estimated (`tuner.analysis.estimate`).
 
     Attributes:
         fma_units: pipes of fused multiply-adds, each `fma_bits` wide; a wider vector takes several
@@ -31,8 +31,8 @@ class CoreModel:
         fma_latency: cycles until a sum can be added to again.
         narrow_loads: loads of single elements a cycle, also those that are spread over a vector.
         reorder_buffer: operations in flight; 0 for a core that works in order.
-        cache_bytes: first, second and third level, where the device does not say; a level that
-            there is none of repeats the one inside.
+        cache_bytes: first, second and third level, where the device does not say; a missing level
+            repeats the one inside it.
         level1_ways: lines that a set of the first level holds.
         bytes_per_cycle: what second level, third level and memory deliver to one core.
         tile_cycles: to start and end a register tile that has loops: a mispredicted loop end, a
@@ -42,9 +42,9 @@ class CoreModel:
         extremum_latency: of a maximum, in multiply-adds: a comparison and a selection.
         ending_cycles: latency of an operation at the end of a sum.
         spill_cycles: to store a vector to the stack and load it again.
-        set_miss_cycles: a load waits so long for each row more than the ways (and two) of its set.
-        crossing_load: what a vector in two cache lines takes longer, in loads; `crossing_store` in
-            stores.
+        set_miss_cycles: a load waits so long for each row beyond the ways of its set, and two more.
+        crossing_load: what a vector that lies in two cache lines costs in addition, in loads;
+            `crossing_store` in stores.
         weight_macs: multiplications in the time in which one float32 weight comes from memory.
     """
 
@@ -149,10 +149,11 @@ class Family:
         baselines: names of targets that are no CPU's, the weakest first.
         processors: pattern of `DeviceFacts.processor` -> the target that describes the CPU.
         linux_features: LLVM's names of features -> Linux' names in /proc/cpuinfo; "" where Linux
-            has none. What is not here cannot be told, or does not change kernels.
-        known_features: name of a target -> features that its CPUs have and Linux does not tell.
+            has none. Features that are not here cannot be detected, or do not change kernels.
+        known_features: name of a target -> features that its CPUs have and Linux does not report.
         implied_features: name of an LLVM CPU -> features that it turns on beside those of a target.
-        core: the model of a core that `cores` does not have; those are by LLVM's name of the CPU.
+        core: the model of a core that `cores` does not list; `cores` has models by LLVM's name of
+            the CPU.
         detect: the host as a target from LLVM's triple, CPU and features (True: present); None
             where LLVM tells less than Linux does.
         dot: instructions that add products of narrow elements.
@@ -161,7 +162,7 @@ class Family:
         scan_stack: finds accesses to the stack in object code; None where nothing does.
         elf_machine: `e_machine` of an ELF header; 0 where objects are none.
         code_level: LLVM's optimisation level for code generation. 1 leaves out the scheduler after
-            register allocation, which out-of-order cores need not.
+            register allocation, which out-of-order cores do not need.
         relocation: LLVM's relocation model.
         not_computed: types in which LLVM aborts on arithmetic, or never ends: no kernel may compute
             in them.
@@ -193,7 +194,7 @@ class Family:
         return next(found, "")
 
     def told(self, processor: str, linux_names: Iterable[str]) -> frozenset[str]:
-        """LLVM's names of the features that a CPU has, as far as Linux and its name tell them."""
+        """LLVM's names of the features that a CPU has, according to Linux and to its name."""
         present = frozenset(linux_names)
         found = {ours for ours, theirs in self.linux_features.items() if theirs in present}
         return frozenset({*found, *self.known_features.get(self.named(processor), ())})
@@ -201,9 +202,9 @@ class Family:
     def missing(
         self, cpu: str, switches: Iterable[str], processor: str, linux_names: Collection[str]
     ) -> tuple[str, ...]:
-        """Features that code asks for and that a CPU lacks; those that cannot be told count as had.
+        """Features that code asks for and a CPU lacks; what cannot be detected counts as present.
 
-        Where the operating system names no feature, none can be told.
+        If the operating system names no features, none can be detected.
 
         Args:
             cpu: LLVM's name of the CPU that the code was made for.

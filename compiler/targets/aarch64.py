@@ -102,7 +102,7 @@ _A76 = CoreModel(
     tile_cycles=7,
     weight_macs=8,
 )
-"""Also what a CPU is taken for that has no entry below."""
+"""Also the model of CPUs that have no entry below."""
 
 _A72 = replace(
     _A76,

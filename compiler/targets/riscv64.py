@@ -1,7 +1,7 @@
 """RISC-V, 64 bits: with the vector extension 32 registers of a known length, else scalars.
 
 Kernels hold vectors of a fixed length, so a description promises a minimal register length (Zvl).
-Where registers are shorter the code would compute half of a vector and say nothing.
+On shorter registers the code would silently compute half of a vector.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _X60 = replace(
     tile_cycles=6,
     weight_macs=8,
 )
-"""Also what a CPU is taken for that has no entry below."""
+"""Also the model of CPUs that have no entry below."""
 
 FAMILY = Family(
     name="riscv64",

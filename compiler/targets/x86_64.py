@@ -153,7 +153,7 @@ _ZEN4 = CoreModel(
     tile_cycles=8,
     weight_macs=15,  # between 8 (Zen 4) and 26 (a Sapphire Rapids server), both measured
 )
-"""Also what a CPU is taken for that has no entry below."""
+"""Also the model of CPUs that have no entry below."""
 
 # Widths, units and latencies of Intel's cores: LLVM's X86SchedHaswell.td, X86SchedSkylakeServer.td,
 # X86SchedIceLake.td and X86SchedSapphireRapids.td. Caches and their sustained bytes a cycle: Intel,

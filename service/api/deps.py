@@ -1,4 +1,4 @@
-"""What routes depend on: the stores, the settings, and a token with the right scope."""
+"""Dependencies of the routes: the stores, the settings, and a token with the right scope."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ MEDIA_TYPE = "application/problem+json"
 PREFIX = "urn:tilewright:problem:"
 
 MOST_FIELD_ERRORS = 20
-"""A body may be wrong in a million places; no more of them are listed."""
+"""Most errors of a body that are listed: it may be wrong in a million places."""
 
 log = structlog.get_logger("tilewright.web")
 
@@ -59,7 +59,7 @@ class ApiProblem(Exception):
         super().__init__(detail)
 
     def response(self) -> JSONResponse:
-        """The document, with a sentence of limited length, whatever a model's names are."""
+        """The document; its sentence has a limited length, even if a model's names are long."""
         body = {
             "type": PREFIX + self.slug,
             "title": self.slug.replace("-", " ").capitalize(),

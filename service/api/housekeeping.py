@@ -1,11 +1,11 @@
 """What the web process does by itself, beside answering requests.
 
-Twice a second it lets leases run out whose workers went silent. No other process does this: while
-the web process is down workers can neither renew nor report, and what they finish meanwhile must
-not be given to somebody else.
+Twice a second it lets the leases of silent workers run out. No other process does this: while the
+web process is down workers can neither renew nor report, and what they finish meanwhile must not be
+given to somebody else.
 
-At longer intervals it tidies: finished measurement requests, blobs that nothing names, workers that
-were not heard of for long. Trials, records, jobs, models and artifacts stay.
+At longer intervals it removes finished measurement requests, blobs that nothing names, and workers
+that were not heard of for long. Trials, records, jobs, models and artifacts stay.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Tidied:
 
 
 def tidy(storage: Storage, settings: Settings) -> Tidied:
-    """Remove what nobody needs any more; any process may, at any time, several at once.
+    """Remove what nobody needs any more. Any process may call it at any time, several at once.
 
-    What is kept: a request whose outcome an open job's tuner has not stored; a blob that a model,
-    an artifact, a cost model or an open request names, or that is young, because its row may be
-    about to be written.
+    It keeps every request whose outcome an open job's tuner has not stored. It keeps every blob
+    that a model, an artifact, a cost model or an open request names, and every young one, because
+    the row that names it may be about to be written.
     """
     requests = storage.leases.prune(settings.keep_finished_seconds)
     named = (

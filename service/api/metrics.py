@@ -144,7 +144,7 @@ class MetricsMiddleware:
 
 
 def _template(scope: Scope) -> str:
-    """The path with its parameters' names for their values: a label must not grow without end."""
+    """The path with names of parameters instead of their values: labels must stay few."""
     if "route" not in scope:
         return "unmatched"
     parts = scope["path"].split("/")

@@ -1,4 +1,4 @@
-"""Refuse at the door what cannot be tuned, so that no job fails a minute later."""
+"""Refuse a model that cannot be tuned when it is sent, so that no job fails a minute later."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def check_model_bytes(path: Path, name: str) -> None:
 def check_job(model: bytes, body: JobRequest, target: Target) -> None:
     """Import and plan the model as the tuner will, at the first of its sizes.
 
-    Of bytes, not of a file: an uploaded model has no folder that external data could be read from.
+    It takes bytes, not a file: an uploaded model has no folder that external data could be read
+    from.
 
     Raises:
         CompilerError: what is wrong, in one sentence.

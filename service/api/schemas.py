@@ -1,4 +1,4 @@
-"""What travels over HTTP. The client knows this module and nothing else of the service."""
+"""The bodies of requests and answers over HTTP: all that the client knows of the service."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class JobRequest(RequestBody):
     )
 
     def options(self) -> dict[str, Any]:
-        """What is stored beside the model, the target, the threads and the numerics."""
+        """The options that are stored beside model, target, threads and numerics."""
         return self.model_dump(exclude={"model", "target", "threads", "numerics"})
 
 
@@ -194,7 +194,7 @@ class JobEventView(View):
 
 
 class IntervalView(View):
-    """Where the undisturbed time of a run lies, in seconds; `high` is the fastest sample."""
+    """An interval for the undisturbed time of a run, in seconds; `high` is the fastest sample."""
 
     low: float
     high: float

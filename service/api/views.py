@@ -1,4 +1,4 @@
-"""Stored values as what travels over HTTP."""
+"""From stored values to the answers that travel over HTTP."""
 
 from __future__ import annotations
 

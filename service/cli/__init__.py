@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command; its exit status. What is odd about a model is said on standard error, once."""
+    """Run a command; returns its exit status. Warnings about models go to standard error, once."""
     with warnings.catch_warnings():
         warnings.showwarning = _warn
         return _run(arguments)

@@ -116,7 +116,7 @@ def check_printing(as_json: bool, dump_after: list[str] | None) -> None:
 
 
 def dump_observer(names: list[str] | None) -> Observer | None:
-    """What prints the graph after the named passes, in each of their rounds. Raises UserError."""
+    """Prints the graph after the named passes, in each of their rounds. Raises UserError."""
     if not names:
         return None
     from compiler.graph.text import print_graph

@@ -1,4 +1,4 @@
-"""`tilewright devices`: who can be tuned for."""
+"""`tilewright devices`: the devices that can be tuned for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def devices(
     token: TokenOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
-    """Who can be tuned for: this machine (`tune`), and the workers of the service (`submit`)."""
+    """The devices to tune for: this machine (`tune`), and the workers of the service (`submit`)."""
     import json
 
     from compiler.device import find_device
@@ -69,7 +69,7 @@ def devices(
 
 
 def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
-    """A row a device. What a worker says of itself is text and no more."""
+    """One row for each device. What a worker says of itself is shown as plain text."""
     from rich.text import Text
 
     from service.cli.inspect_view import size

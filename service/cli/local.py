@@ -180,7 +180,7 @@ def _load_arrays(path: Path) -> dict[str, Any]:
 
 
 def _tell_served(known: KnownModel | None) -> None:
-    """Say what a model was built from; what is in an artifact was said when it was made."""
+    """Say what a model was built from. For an artifact this was said when it was made."""
     if known is None:
         return
     from service.cli.view import settled_line
@@ -193,7 +193,7 @@ def _tell_served(known: KnownModel | None) -> None:
 def _opened(
     model: Path, threads: int, numerics: Numerics, dims: dict[str, int]
 ) -> Iterator[tuple[Executable | SizedExecutable, KnownModel | None]]:
-    """An artifact as it is; a model compiled with what the database knows, which tells of it."""
+    """An artifact, or a model compiled with what the database knows and its KnownModel."""
     if model.is_dir():
         # an artifact needs neither the compiler nor the database
         from compiler.runtime.artifact import load_artifact

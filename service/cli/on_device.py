@@ -28,7 +28,7 @@ OnOption = Annotated[
 
 @contextmanager
 def device_for(on: str | None, target: str, storage: Storage) -> Iterator[tuple[Device, Target]]:
-    """The device that a command runs on, and what it compiles for.
+    """The device that a command runs on, and the target that it compiles for.
 
     Without `on` it is this machine. With it, the target `host` is the best one of the worker.
 

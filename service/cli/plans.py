@@ -40,7 +40,7 @@ def plans(model: ModelPath) -> None:
 
 
 def _table(known: Sequence[StoredPlan], storage: Storage) -> Table:
-    """One row a plan, the newest first: of those for the same ends the first chosen is in use."""
+    """One row a plan, the newest first. Of chosen plans for one purpose, the first is in use."""
     import json
 
     from rich.text import Text

@@ -137,7 +137,7 @@ def submit(
 
 
 def _follow(client: Client, job: JobView, out: Console) -> JobView:
-    """Show a job's events until it ends; the job as it is then."""
+    """Show a job's events until it ends; returns the job as it is then."""
     from rich.live import Live
 
     from service.api.schemas import ProgressView

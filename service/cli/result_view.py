@@ -1,4 +1,4 @@
-"""What came of a job, in sentences: the same for `tune`, `submit` and `jobs`."""
+"""The results of a job in sentences: the same for `tune`, `submit` and `jobs`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from service.sentences import one_sentence
 def result_lines(result: Mapping[str, Any]) -> list[str]:
     """Lines for a job's report (`JobOutcome.report`); what an older release left out is left out.
 
-    How its plan was chosen at each size, why it ended, on which device, whether the artifact was
-    verified there, what is served and why.
+    They say how its plan was chosen at each size, why it ended and on which device, whether the
+    artifact was verified there, and what is served and why.
     """
     lines = []
     for each in result.get("plans", [{"sizes": {}, "plan": result.get("plan")}]):

@@ -118,7 +118,7 @@ def comparison_text(comparison: Mapping[str, Any] | None) -> str:
 
 
 def worker_table(workers: Sequence[WorkerView]) -> Table:
-    """Who measures, and how fast its device is just now against the best that it did."""
+    """The workers, and how fast their devices are just now compared with their best."""
     table = make_table(
         "<worker", "<name", "<health", "in hand", "targets", "arithmetic", "memory", "<state"
     )
@@ -165,7 +165,7 @@ def failures_text(failures: Mapping[str, int]) -> str:
 
 
 def settled_line(settled: Settled) -> str:
-    """How many schedules are known of a model, what is served of them, and why."""
+    """How many schedules of a model are known, which of them are served, and why."""
     return f"end to end: {settled.known} of {settled.workloads} workloads known; " + verdict_text(
         settled.verdict.to_json()
     )
@@ -180,7 +180,7 @@ def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> 
 
 
 def origins_line(tasks: Sequence[TaskView]) -> str:
-    """Who suggested the candidates of a job, and the fastest of how many tasks; "" of no trials."""
+    """Where a job's candidates and the fastest one of each task came from; "" without trials."""
     counts: Counter[str] = Counter()
     for task in tasks:
         counts.update(task.facts.get("origins", {}))
@@ -208,7 +208,7 @@ def rate_line(finished: Finished) -> str:
 def ending_text(
     ended: str, forecast: Mapping[str, Any] | None, error: Mapping[str, Any] | None
 ) -> str:
-    """Why a run ended, what going on was expected to gain, and how forecasts came true."""
+    """Why a run ended, what going on was expected to gain, and how well forecasts came true."""
     line = {
         Ended.KNOWN: "everything was known",
         Ended.TRIALS: "the trials are spent",

@@ -20,8 +20,9 @@ class Addressee:
 
 
 def resolve_addressee(name: str, storage: Storage) -> Addressee:
-    """What a name stands for: `host` (the machine of this process), a described target, the key of
-    one that is stored, or a worker, for the best target that it runs.
+    """The target and worker that a name stands for. It names `host` (the machine of this process),
+    a described target, the key of a stored one, or a worker, which stands for the best target that
+    it runs.
 
     Raises:
         UnknownTargetError: if it is none of them, or several living workers have the name.
@@ -42,8 +43,8 @@ def resolve_addressee(name: str, storage: Storage) -> Addressee:
 
 
 def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
-    """The worker with an id or a name: of several with one name, the one that is alive, or else
-    was heard of last.
+    """The worker with an id or a name. If several have the name, it is the one that is alive, else
+    the one that was heard of last.
 
     Raises:
         UnknownTargetError: if there is none, several are alive, or it runs no target.

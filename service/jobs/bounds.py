@@ -1,4 +1,4 @@
-"""What a device allows each task at best: where tuning has nothing left to find."""
+"""The least time that a device allows each task: tuning cannot find anything faster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tuner.tasks import Task
 def task_bounds(tasks: Sequence[Task], device: Device) -> list[float]:
     """Seconds that no schedule of each task can beat on the device, which it measures for a second.
 
-    0, nothing known, where the device does not run the tasks' target or does not answer.
+    0 means that nothing is known: the device does not run the tasks' target, or does not answer.
     """
     target = tasks[0].target
     if not device.runs(target):
@@ -30,8 +30,9 @@ def task_bounds(tasks: Sequence[Task], device: Device) -> list[float]:
 
 
 def task_bound(task: Task, speeds: Speeds) -> float:
-    """Seconds of one run at the machine's measured rates: arithmetic of the algorithm that executes
-    least, and bytes, all from the nearest cache that holds them, as when candidates are timed."""
+    """Least seconds of one run at the machine's measured rates. Arithmetic is that of the algorithm
+    that executes fewest operations. All bytes come from the nearest cache that holds them, as when
+    candidates are timed."""
     workload = task.workload
     weights = costs.weight_bytes(workload)
     moved = costs.bytes_read(workload) + costs.bytes_written(workload)
@@ -52,8 +53,8 @@ def least_flops(task: Task) -> float:
 
 
 def _counts(task: Task, space: SubSpace) -> list[float]:
-    """Operations of a transforming algorithm with each value of each knob, the others at their
-    defaults: which knob chooses the transform is the template's affair."""
+    """Operations of a transforming algorithm for each value of the knob that chooses the transform
+    (`outputs`, else the first), the other knobs at their defaults."""
     counts = []
     knobs = [knob for knob in space.knobs if knob.name == "outputs"] or space.knobs[:1]
     for knob in knobs:

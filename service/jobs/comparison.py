@@ -1,4 +1,4 @@
-"""Two engines on one model, in turns: how `tilewright bench` measures."""
+"""Two engines interleaved on one model: how `tilewright bench` measures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Timing:
 def race(
     runs: Mapping[str, Run], *, threads: int, rounds: int, turn_seconds: float
 ) -> list[Timing]:
-    """Measure in turns whose order rotates, each with one untimed run ahead."""
+    """Time the engines interleaved, in a rotating order, each after an untimed run."""
     clock = time.process_time if threads == 1 else time.perf_counter
     names = list(runs)
     samples: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}

@@ -1,4 +1,4 @@
-"""Cost models of targets: what runs start from, and new versions when there are enough trials.
+"""Cost models of targets: those that runs start from, and new versions after enough trials.
 
 A new version replaces the promoted one only if it orders the held-out tasks better, both judged on
 the trials of today.
@@ -46,15 +46,15 @@ class Trained:
 
     @property
     def promoted(self) -> bool:
-        """Whether it is what runs start from now."""
+        """Whether runs start from it now."""
         return self.model.promoted_at is not None
 
 
 def base_model(storage: Storage, target_key: str) -> bytes:
-    """What tuning runs of a target start from; empty if nothing usable is promoted.
+    """The model that tuning runs of a target start from; empty if nothing usable is promoted.
 
-    A version of an earlier release, or one whose bytes are gone, costs a run its warm start and
-    nothing else.
+    If the version is of an earlier release, or its bytes are gone, the run starts cold; it does not
+    fail.
     """
     stored = storage.cost_models.promoted(target_key)
     if stored is None:

@@ -1,4 +1,4 @@
-"""The machine that a job tunes for: what it is, and what it is asked to run.
+"""The machine that a job tunes for: its facts, and what it can be asked to run.
 
 A job never looks at the machine that it runs on. It asks a `Device`, and there are two: the machine
 of this process (`service.jobs.local_device`), and one that workers stand for
@@ -28,8 +28,8 @@ class DeviceError(CompilerError):
     """A device did not do what it was asked; the message is one sentence that names the device.
 
     Attributes:
-        ran: whether the program was run and crashed or did not end; else the device is absent, or
-            has not what the run needs.
+        ran: whether the program was run and crashed or did not end. If not, the device is absent,
+            or lacks what the run needs.
     """
 
     def __init__(self, message: str, *, ran: bool = False) -> None:
@@ -61,7 +61,7 @@ Variant = Sequence[Loadable]
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of a run on drawn inputs.
+    """The result of a run on drawn inputs.
 
     Attributes:
         errors: of each output that was compared, the largest difference from what was expected,

@@ -1,4 +1,4 @@
-"""What was made of a model: its kernels with schedule, code, time, and the device's limits."""
+"""Explains a compiled model: its kernels with schedule, code, time, and the device's limits."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class KernelReport:
         flops: operations of the definition; `executed_flops` of the algorithm that was chosen.
         weight_bytes: packed weights that it reads.
         value_bytes: inputs that it reads and outputs that it writes.
-        seconds: of one run within the model, the mean over all of `count`; None where the device
-            does not run the code, as with `bound`: the least time that the device allows.
+        seconds: of one run within the model, the mean over all of `count`; `bound` is the least
+            time that the device allows. Both are None if the device does not run the code.
     """
 
     number: int
@@ -78,10 +78,10 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """All kernels of a model. `seconds` is of one run: what its kernels take together.
+    """All kernels of a model. `seconds` is the time of all kernels in one run.
 
-    `decision` says how its plan was chosen among others; None where it is the rules'. `device` is
-    the CPU that it was timed on, "" where it was not.
+    `decision` says how its plan was chosen among others; None if it is the rules' plan. `device` is
+    the CPU that it was timed on, "" if it was not timed.
     """
 
     name: str
@@ -101,7 +101,7 @@ class ModelReport:
         return sum(k.count * t for k, t in zip(self.kernels, times, strict=True))
 
     def share(self, kernel: KernelReport) -> float | None:
-        """Of the model's time, all runs of the kernel together, in 0..1."""
+        """The share of all runs of the kernel in the model's time, in 0..1."""
         total = self.seconds
         return kernel.count * kernel.seconds / total if total and kernel.seconds else None
 
@@ -129,7 +129,7 @@ def explain(
 ) -> ModelReport:
     """Compile a model with the schedules that `source` knows, and look at every kernel.
 
-    Where the device runs its target the model is run there on seeded inputs, and every kernel is
+    If the device runs the target, the model is run there on seeded inputs, and every kernel is
     timed in its place.
 
     Raises:
@@ -208,7 +208,7 @@ def _measure(
 
 
 def _bytes(lowered: LoweredKernel) -> tuple[int, int]:
-    """What a kernel reads of packed weights, and what it reads and writes besides."""
+    """Bytes of packed weights that a kernel reads, and bytes that it reads and writes besides."""
     weights = sum(b.bytes for b in lowered.spec.buffers if b.role is BufferRole.WEIGHT)
     values = sum(
         b.bytes for b in lowered.spec.buffers if b.role in (BufferRole.INPUT, BufferRole.OUTPUT)

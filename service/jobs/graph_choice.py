@@ -1,4 +1,4 @@
-"""The plan of a model that is tuned: the one that is known to be best, or one that is found now."""
+"""The plan with which a model is tuned: the best one that is known, or one that is found now."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from tuner.options import TuneOptions
 from tuner.tasks import Task
 
 SHARE = 0.15
-"""Of a job's trials and of its seconds: what the choice of a plan may cost at most."""
+"""The largest share of a job's trials and seconds that the choice of a plan may cost."""
 
 LEAST_SECONDS = 1.0
-"""What is left of a job's seconds, at least, so that it ends in order."""
+"""At least so many seconds are left to a job, so that it ends in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenPlan:
-    """A model with the plan that was chosen, and what finding it has left of the job's budget.
+    """A model with the plan that was chosen, and the part of the job's budget that is left.
 
-    Trials of the plan's own kernels are still in it: the search of their tasks counts them. Where
-    this job chose another plan than the rules', `rule` is the model with theirs, and `reserve` what
-    is kept for tuning the kernels that only that one has (`confirm_plan`).
+    Trials of the plan's own kernels still count as left: the search of their tasks counts them. If
+    this job chose another plan than the rules' plan, `rule` is the model with the rules' plan.
+    `reserve` is then kept for tuning the kernels that only the rules' plan has (`confirm_plan`).
     """
 
     planned: Planned
@@ -61,10 +61,10 @@ class ChosenPlan:
 
 
 def known_plan(planned: Planned, storage: Storage) -> Planned:
-    """The model with the plan that an earlier job chose for it; as it is where none did.
+    """The model with the plan that an earlier job chose for it; the same model if none did.
 
-    A plan counts for the same model, sizes, target, threads, numerics and code generation, and
-    only if it is still what its choice leads to; the model's digest stands for its constants.
+    A plan counts for the same model, sizes, target, threads, numerics and code generation. It must
+    still be the plan that its choice leads to. The model's digest stands for its constants.
     """
     request = planned.request
     stored = storage.plans.chosen(
@@ -105,10 +105,10 @@ def choose_plan(
 ) -> ChosenPlan:
     """The model with the plan to tune: the known one, or the fastest of a few that are tried.
 
-    At most `share` of the trials and seconds go into trying; without any the rules' plan stays.
-    What was decided is stored, unless the job was cancelled or ran out of its share before all was
-    measured; another plan than the rules' only when it was confirmed (`confirm_plan`). Where a
-    workload of another plan does not compile, the rules' plan stays, and the decision says so.
+    At most `share` of the trials and seconds go into trying; without any, the rules' plan stays.
+    The decision is stored, unless the job was cancelled or ran out of its share before all was
+    measured. A plan other than the rules' is stored only once it is confirmed (`confirm_plan`). If
+    a workload of another plan does not compile, the rules' plan stays, and the decision says so.
     `kernels` are those of the job's other programs.
     """
     known = known_plan(planned, storage)
@@ -312,9 +312,9 @@ def keep_plan(
     run_seconds: float | None = None,
     decision: Mapping[str, Any] | None = None,
 ) -> None:
-    """Store a model's plan, with what it takes as a whole if that was measured.
+    """Store a model's plan, with the time of the whole model if that was measured.
 
-    With a `decision` it is from now on what `known_plan` finds.
+    With a `decision`, `known_plan` finds this plan from now on.
     """
     request = planned.request
     storage.plans.put(

@@ -1,4 +1,4 @@
-"""What a job is asked for: a model, what it is wanted for, and how much finding it may cost."""
+"""The request of a job: a model, what it is wanted for, and how much tuning may cost."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tuner.search import strategies
 class JobBudget:
     """How much a job may cost; it ends at the first limit that it meets.
 
-    `stop_gain` is the share of the model's time that another minute must be expected to gain,
-    `target_ms` what the kernels may add up to, in milliseconds. `strategy` None is the default;
-    `unconstrained` is that of `TuneOptions`.
+    `stop_gain`: tuning goes on while another minute is expected to gain this share of the model's
+    time. `target_ms`: tuning ends once the kernels add up to no more, in milliseconds. `strategy`
+    None is the default; `unconstrained` is that of `TuneOptions`.
     """
 
     trials: int = 1000

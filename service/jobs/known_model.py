@@ -29,8 +29,8 @@ from service.jobs.planning import ModelRequest, Planned
 class KnownModel:
     """Plans and schedules of one model for this machine, settled size by size (`no_regret.settle`).
 
-    Sizes of open dimensions are settled when they are first met: what a race found of a size holds
-    for it, and a kernel that sizes share is that of the size that was met first.
+    Sizes of open dimensions are settled when they are first met. The race of a size decides for
+    that size. A kernel that sizes share is that of the size that was met first.
 
     Attributes:
         settled: what was served, without the plans; one entry for each size that was compiled.
@@ -70,7 +70,7 @@ class KnownModel:
         return self._schedules.get(workload_key)
 
     def _plan(self, graph: Graph, sizes: Mapping[str, int]) -> GraphPlan:
-        """The plan that is served; what its workloads are built from is known from now on."""
+        """The plan that is served; from now on `best` knows the schedules of its workloads."""
         if not self._digest:
             self._digest = model_digest(self._source)
         request = ModelRequest(

@@ -1,6 +1,6 @@
-"""A device that workers stand for: what a job asks of it goes through the queue of leases.
+"""A device that workers stand for: requests of a job go through the queue of leases.
 
-What goes through is in `tuner.measure.run_wire`, how in `run_queue`.
+The requests are those of `tuner.measure.run_wire`; `run_queue` waits for their results.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ LIMIT_SECONDS = 300.0
 
 
 class LeasedDevice:
-    """Workers of one target, or one of them. A context, which removes the blobs of its runs.
+    """All workers of one target, or a single one. A context, which removes the blobs of its runs.
 
     All runs of a job go to one worker (`RunQueue`); kernels are measured by all of the target.
-    Beside DeviceError, what asks it for a run raises Interrupted and JobCancelled.
+    Methods that run something raise Interrupted and JobCancelled beside DeviceError.
 
     Args:
         storage: the queue, the workers and the blobs.
@@ -109,7 +109,8 @@ class LeasedDevice:
 
     @property
     def facts(self) -> DeviceFacts | None:
-        """Of the worker that was asked for or the first one; they stay the same for the job."""
+        """Facts of the worker that was asked for, or of the first one; the same all through the
+        job."""
         if self._facts is None:
             worker = self._queue.worker
             if worker is not None:
@@ -186,7 +187,7 @@ class LeasedDevice:
     ) -> Race:
         """One request for each pair, so that it can be `stopped` in between.
 
-        What a device must hold at a time is two variants.
+        So a device must hold only two variants at a time.
         """
         turns = iter(variants)
         incumbent = tuple(map(_packed, next(turns)))
@@ -230,7 +231,7 @@ class LeasedDevice:
         work_bytes: int,
         target: Target | None = None,
     ) -> RunResult:
-        """What the worker says of a run. The blobs of it alone are removed, weights stay."""
+        """The worker's result of a run. Blobs of this run alone are removed; weights stay."""
         request, blobs = make_request(
             self._job_id, threads, programs, work, more, work_bytes, self._limit_seconds
         )

@@ -1,4 +1,4 @@
-"""What devices are given to run: programs that were just compiled, and those of artifacts."""
+"""Programs for devices to run: those that were just compiled, and those of artifacts."""
 
 from __future__ import annotations
 

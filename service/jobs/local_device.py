@@ -23,7 +23,7 @@ from tuner.measure.runner import Runner
 class LocalDevice:
     """Runs programs in this process, and measures kernels in a child of it.
 
-    A context, which ends that child. What it is asked takes the thread that asks.
+    A context, which ends that child. Its methods run on the caller's thread.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class LocalDevice:
 
     @property
     def runner(self) -> Runner:
-        """Started when it is first asked for."""
+        """The runner, started when it is first asked for."""
         return self.local_runner
 
     @property

@@ -1,14 +1,14 @@
 """Tuned schedules are served only where they win end to end.
 
-Kernels are timed one by one, and what is faster alone may be slower in its model: its neighbours
-find other things in the caches. So the program with the tuned schedules runs interleaved with the
-untuned one on the device, A B B A, and their ratio has an interval (`tuner.measure.statistics`).
-Unless the tuned program is shown to be faster, the tasks whose own gain is doubtful fall back to
-their defaults, and if that is not faster either, all of them do. What was found is kept in the
-database, so that a model is not raced again with the same schedules.
+Kernels are timed one by one, and a kernel that is faster alone may be slower in its model, where
+its neighbours change what is in the caches. So the program with the tuned schedules runs
+interleaved with the untuned one on the device, A B B A, and their ratio has an interval
+(`tuner.measure.statistics`). Unless the tuned program is shown to be faster, the tasks whose own
+gain is doubtful fall back to their defaults. If that program is not faster either, all tasks do.
+The result is kept in the database, so that a model is not raced again with the same schedules.
 
-`settle` is the one way from records to what is served: whoever compiles a model with what the
-database knows asks it.
+`settle` is the one way from records to what is served. All code that compiles a model with records
+of the database calls it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tuner.measure.measurement import RecordKey, TuningRecord
 from tuner.measure.statistics import Comparison, Outcome
 
 PROGRAMS = 3
-"""At most, of one race: untuned, tuned and partly tuned."""
+"""Most programs of one race: untuned, tuned and partly tuned."""
 
 NOT_RACED = "not raced end to end yet: a tuning job does that"
 
@@ -58,10 +58,10 @@ class Served(StrEnum):
 class Verdict:
     """What is served, and why.
 
-    `outcome` is that of the served schedules against the untuned program (of all tuned ones, where
-    the defaults are served), "same" where no schedule differs from the default, and "not_run" where
-    nobody raced them: the device could not, or no job had all these records together. `dropped`
-    names the workloads that fell back, `device` the CPU that they were raced on.
+    `outcome` compares the served schedules (all tuned ones, if the defaults are served) with the
+    untuned program. It is "same" if no schedule differs from the default. It is "not_run" if nobody
+    raced them: the device could not, or no job had all these records together. `dropped` names the
+    workloads that fell back, `device` the CPU that they were raced on.
     """
 
     served: Served
@@ -109,9 +109,9 @@ class FixedSchedules:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What one model is built from, at one or several sizes, and why.
+    """The plans and schedules that one model is built from, at one or several sizes, and why.
 
-    `planned` are the plans that were asked about, or the rules' where the untuned program is
+    `planned` are the plans that were asked about, or the rules' plans if the untuned program is
     served. `known` of the `workloads` have a record in the database.
     """
 
@@ -131,11 +131,12 @@ def settle(
     kernels: driver.KernelCache | None = None,
     weight_limit_bytes: int | None = None,
 ) -> Settled:
-    """What to build a model from: records, or defaults where records did not win end to end.
+    """The schedules to build a model from: records, or defaults if records did not win end to end.
 
-    Without a device nothing is run: what an earlier race found holds. Where there was none, because
-    records come from other models or the race was of other sizes, the records are served, each of
-    which was faster than its default by itself, and the verdict says that nobody raced them.
+    Without a device nothing is run, and the result of an earlier race holds. There may be none,
+    because records come from other models or the race was of other sizes. Then the records are
+    served, since each was faster than its default by itself, and the verdict says that nobody raced
+    them.
 
     Raises:
         CompilerError: if a program does not compile.
@@ -263,7 +264,7 @@ def _by_rules(planned: Planned) -> Planned:
 
 
 def _identity(planned: Sequence[Planned], tuned: Mapping[str, Schedule], limit: int | None) -> str:
-    """What a race was about: the kernels in their order, the schedules, and the code they give."""
+    """Identifies a race: the kernels in their order, the schedules, and the code that they give."""
     first = planned[0]
     about = [
         [[step.workload.key for step in each.plan.kernels] for each in planned],

@@ -40,10 +40,10 @@ TRANSFORMING = frozenset({"winograd", "strassen"})
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A model, and what it is wanted for.
+    """A model, and the target, sizes, threads and numerics that it is wanted for.
 
-    `target` is a name, or a target that was resolved before: "host" means something else in each
-    process. `digest` is the SHA-256 of the model's bytes, if known.
+    `target` is a name, or a target that was resolved before, since "host" means something else in
+    each process. `digest` is the SHA-256 of the model's bytes, if known.
     """
 
     model: Path | bytes
@@ -63,11 +63,11 @@ class Planned:
     plan: GraphPlan
     target: Target
     sizes: Sizes = ()
-    """Of the dimensions that the request gives several sizes."""
+    """The sizes of the dimensions for which the request gives several."""
     decision: Mapping[str, Any] | None = None
     """How the plan was chosen among others (`tuner.graph.search.Decision`); None by the rules."""
     optimised: Optimised | None = field(default=None, repr=False, compare=False)
-    """The graph after all passes, which every plan starts from that leaves none of them out."""
+    """The graph after all passes: the start of every plan that leaves no pass out."""
 
     @property
     def threads(self) -> int:
@@ -116,7 +116,7 @@ def plan_sizes(
 
 
 def plan_first_sizes(request: ModelRequest, dims: Mapping[str, Sequence[int]]) -> Planned:
-    """The first of `plan_sizes`, which takes as long as one. Raises CompilerError as that does."""
+    """The first plan of `plan_sizes`, without the others. Raises CompilerError as that does."""
     return next(_plan_each(request, dims))
 
 
@@ -164,7 +164,7 @@ def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:
 
 
 def _as_made(name: str, dims: Dims, planned: Sequence[Planned]) -> Dims:
-    """An output's dimensions as stated, -1 where a plan makes another extent than that."""
+    """An output's dimensions as stated, but -1 where a plan makes another extent."""
     shapes = [(each.graph.types[name].shape, dict(each.sizes)) for each in planned]
     rank = len(shapes[0][0])
     if len(dims) != rank:
@@ -236,11 +236,11 @@ def workload_name(workload: Workload) -> str:
 
 
 _MAIN = (OpKind.GATHER, OpKind.PIECES)
-"""What names a workload without an anchor, before its elementwise operators do."""
+"""Operators that name a workload without an anchor, in preference to elementwise ones."""
 
 
 def workload_facts(workload: Workload) -> dict[str, Any]:
-    """What a workload costs whatever its schedule: operations, bytes."""
+    """The costs of a workload under every schedule: operations, bytes."""
     return {
         "flops": costs.flops(workload),
         "macs": costs.macs(workload),
@@ -249,7 +249,7 @@ def workload_facts(workload: Workload) -> dict[str, Any]:
 
 
 def schedule_facts(task: Task, schedule: Schedule) -> dict[str, Any]:
-    """What a schedule makes of a workload: algorithm, knobs, operations really executed."""
+    """Facts of a scheduled workload: algorithm, knobs, operations really executed."""
     return {
         "algorithm": schedule.algorithm,
         "schedule": schedule.to_json(),
@@ -260,7 +260,7 @@ def schedule_facts(task: Task, schedule: Schedule) -> dict[str, Any]:
 def executed_flops(workload: Workload, schedule: Schedule, nest: LoopNest) -> float:
     """The operations of the algorithm that a schedule chose; `nest` is what it lowers to.
 
-    What a ragged tile computes in vain is waste and not counted.
+    Elements that a ragged tile computes in vain are not counted.
     """
     if schedule.algorithm not in TRANSFORMING:
         return float(costs.flops(workload))

@@ -1,7 +1,7 @@
 """The tuner's runner over the queue of measurements: workers elsewhere do the work.
 
-Requests and their results live in the database, so a tuner that was killed finds them again. Leases
-run out by the web process's hand alone: while it is away no worker can renew one.
+Requests and their results live in the database, so a tuner that was killed finds them again. Only
+the web process lets leases run out: while it is away no worker can renew one.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from tuner.measure.wire import MeasureRequest, MeasureResult, ProtocolError
 
 POLL_SECONDS = 0.02
 REQUESTS_PER_WORKER = 3
-"""In the queue for each worker: some that are measured, in turns, while the others lie ready."""
+"""Requests in the queue for each worker: some are measured, interleaved, while the others lie
+ready."""
 
 
 class Interrupted(Exception):
     """This process must let go of the job at once.
 
-    What is in flight stays in the queue: workers go on, and the tuner that takes the job over
-    adopts what they measure.
+    Requests in flight stay in the queue: workers go on, and the tuner that takes over the job
+    adopts their results.
     """
 
 
 class RemoteRunner:
-    """Measures through the workers of one target, for one job; or through one of them alone."""
+    """Measures for one job, through all workers of a target or a single one."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class RemoteRunner:
 
     @property
     def capacity(self) -> int:
-        """Some for each living worker, and as many while there is none: they wait for the first."""
+        """`REQUESTS_PER_WORKER` for each living worker; as many without any, which wait for one."""
         return REQUESTS_PER_WORKER * max(1, self.workers)
 
     @property
@@ -87,7 +88,7 @@ class RemoteRunner:
         self._open[request.request_id] = request
 
     def poll(self, timeout_seconds: float) -> list[MeasureResult]:
-        """Results that are there by now, waiting up to the timeout for a first one.
+        """Results that are there, waiting up to the timeout for a first one.
 
         Raises:
             Interrupted: if the process must let go of the job.
@@ -149,7 +150,7 @@ class RemoteRunner:
 
 
 def _result(request: MeasureRequest, status: RequestStatus) -> MeasureResult:
-    """What became of a request, in the tuner's terms."""
+    """The outcome of a request as the tuner knows it."""
     worker = status.worker_id or ""
     match status.state:
         case RequestState.DONE:

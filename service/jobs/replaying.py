@@ -20,7 +20,7 @@ from tuner.tasks import Task, make_task
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A run that was repeated, with what it told on its way and who suggested its trials."""
+    """A run that was repeated, with the events on its way and who suggested its trials."""
 
     finished: Finished
     origins: Mapping[str, int]
@@ -31,8 +31,9 @@ def repeat(run: StoredRun, storage: Storage) -> Repeated:
     """Repeat a run without its device.
 
     Raises:
-        ReplayError: if it did not end, is of another version of the code generation, was taken up
-            by a release that did not keep what it took over, or today's code decides otherwise.
+        ReplayError: if the run did not end, or is of another version of the code generation; if a
+            release continued it that did not keep what it took over; or if today's code decides
+            differently.
         NotFoundError: if a workload of it is not in the database.
     """
     events: list[Event] = []

@@ -1,9 +1,9 @@
 """Can rounding alone be why a model's outputs differ from its reference?
 
-A choice between nearly equal values may fall either way, and everything behind it follows. Where
-nobody can look at the choice the reference itself is asked: its numbers are moved by more than
-rounding does, several times. If that leaves an output where it is, its choices do not hang on
-rounding on these inputs, and a program that gives something else is wrong.
+A choice between nearly equal values may fall either way, and everything behind it follows. If the
+choice cannot be seen, the reference itself is tested: its numbers are moved several times, by more
+than rounding does. If an output stays the same, its choices do not depend on rounding on these
+inputs, and a program that gives something else is wrong.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from compiler.graph.ir import Graph
 from compiler.ops.interpret import run_graph
 
 MOVES = 8
-"""A tie falls the other way in half of them: one in 256 is taken for a choice that stands firm."""
+"""A tie falls the other way in half of the moves: one tie in 256 is taken for a firm choice."""
 
 MOVED_BY = 1e-5
-"""Standard deviation of what values are multiplied with, around 1: ten times what float32's
-rounding makes of the sums of a model. Of coarser types it is their own rounding."""
+"""Standard deviation of the factors around 1 that values are multiplied with: ten times the error
+that float32's rounding makes in the sums of a model. For coarser types it is their own rounding."""
 
 CLEARLY = 10.0
-"""How many times the error of the moved reference that of a program must be to be its own."""
+"""A program is wrong if its error is more than so many times that of the moved reference."""
 
 ErrorOf = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], float]
 """(outputs, expected) -> the largest error, as a share of the largest value expected."""
@@ -70,7 +70,7 @@ def _moved(
 ) -> tuple[Graph, dict[str, np.ndarray]] | None:
     """The model and inputs with floats beside theirs; None if there are none to move.
 
-    A constant of one element stays: a power of 2 is no power of 2.00001.
+    A constant of one element stays: the exponent 2 must not become 2.00001.
     """
     found = False
 

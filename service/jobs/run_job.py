@@ -2,8 +2,7 @@
 
 plan -> choose -> tune -> confirm -> settle -> verify -> artifact
 
-`tilewright tune` and the tuner process go this way. They differ in the device that they bring, and
-in who watches.
+`tilewright tune` and the tuner process go this way. They differ in the device and in the watcher.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ from tuner.tasks import Task
 
 
 class JobWatcher:
-    """Who looks on while a job runs. What a method raises ends the job."""
+    """Watches a job while it runs. An exception that a method raises ends the job."""
 
     def phase(self, name: str) -> None:
         """The job begins with importing, planning, settling, building or verifying."""
 
     def tasks(self, tracker: Tracker) -> None:
-        """What will be tuned is known; `tracker` follows it."""
+        """The tasks to tune are known; `tracker` follows them."""
 
     def event(self, event: Event, tracker: Tracker) -> None:
         """Something happened to the tasks; the tracker does not know it yet."""
@@ -67,8 +66,8 @@ class JobWatcher:
 class Workshop:
     """What a job works with: stores, builder processes, and what was made before.
 
-    `timings` are the stages of a job, `loop` those of the tuner's loop, `beside` what its builders
-    take.
+    `timings` has the stages of a job, `loop` those of the tuner's loop, `beside` those of its
+    builders.
     """
 
     storage: Storage
@@ -82,10 +81,10 @@ class Workshop:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """What came of a job.
+    """The results of a job.
 
-    `served` are the plans that the artifact has, at each size. `settled` and `verification` are
-    None where the job was cancelled before, and `verification` where no artifact was wanted.
+    `served` are the plans of the artifact, one for each size. `settled` and `verification` are None
+    if the job was cancelled before; `verification` also if no artifact was wanted.
     """
 
     served: tuple[Planned, ...]
@@ -150,12 +149,12 @@ def run_job(
     Args:
         spec: the model, what it is wanted for, and the budget.
         device: measures, verifies and races.
-        workshop: what the process has for its jobs.
+        workshop: what the jobs of the process share.
         watcher: sees how it goes.
         job_id: what trials, requests and verdicts are kept under.
         token: ends the job soon; what was measured is kept.
         output: folder for the artifact; None makes none.
-        deliver_cancelled: whether a job that was cancelled makes its artifact of what it knows.
+        deliver_cancelled: whether a cancelled job makes an artifact from what it knows.
 
     Raises:
         CompilerError: naming what is wrong with the model, the budget or the artifact.
@@ -276,7 +275,7 @@ def _choose(
     job_id: str,
     token: CancelToken,
 ) -> tuple[list[ChosenPlan], JobBudget]:
-    """The plan of each size, and what choosing them has left of the budget."""
+    """The plan of each size, and the budget that is left after choosing them."""
     chosen, budget = [], spec.budget
     for planned in plans:
         found = choose_plan(

@@ -1,7 +1,7 @@
-"""One run after the other through the queue of leases, and who there is to do them.
+"""One run after the other through the queue of leases, and the workers that may do them.
 
-Requests have names made of their content, the job and the worker. So a tuner that was killed finds
-what its predecessor asked for, under way or done. Results are kept as long as the job is open.
+Requests have names made of their content, the job and the worker. So the successor of a tuner that
+was killed finds its requests, under way or done. Results are kept as long as the job is open.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tuner.measure.wire import ProtocolError
 
 POLL_SECONDS = 0.02
 LOOK_SECONDS = 1.0
-"""Between two looks at who is alive."""
+"""Seconds between two looks at which workers are alive."""
 
 
 class JobCancelled(Exception):
-    """The user wants the job to end; what it had asked for is withdrawn."""
+    """The user wants the job to end; its requests are withdrawn."""
 
 
 class RunQueue:
     """The runs of one job, all on one worker: the one that was asked for, or the first that is
-    alive. Another takes over when that one is lost.
+    alive. If that worker is lost, another takes over.
 
     Args:
         storage: the queue, the workers and the blobs.
@@ -68,7 +68,7 @@ class RunQueue:
 
     @property
     def worker(self) -> RegisteredWorker | None:
-        """Who runs, or will; None while nobody has come yet."""
+        """The worker of the runs; None while there is none yet."""
         return self._chosen or next(iter(self.known(self._target)), None)
 
     def known(self, target: Target) -> Sequence[RegisteredWorker]:
@@ -81,11 +81,11 @@ class RunQueue:
         return sorted(found, key=lambda worker: worker.health is not Health.HEALTHY)
 
     def run(self, request: RunRequest, blobs: Blobs, target: Target) -> RunResult:
-        """Have a request done whose name is still open; its blobs stay.
+        """Have a request done, after giving it its name; its blobs stay.
 
         Raises:
-            DeviceError: if nobody comes, or the run did not go well.
-            Interrupted, JobCancelled: if this process must let go of the job, or it is to end.
+            DeviceError: if no worker comes, or the run fails.
+            Interrupted, JobCancelled: if this process must let go of the job, or the job is to end.
         """
         status = None
         while status is None:
@@ -127,7 +127,7 @@ class RunQueue:
     def _submit(
         self, request: RunRequest, blobs: Blobs, worker: RegisteredWorker, target: Target
     ) -> str:
-        """Queue a request unless it is there; its name.
+        """Queue a request unless it is there; returns its name.
 
         One that ended without a result in an earlier life of the job is asked for anew, and so is a
         race that this life has asked for before: the second is another sample.
@@ -203,7 +203,7 @@ class RunQueue:
         return [worker for worker in self.known(target) if worker.health is Health.HEALTHY]
 
     def _present(self, worker: RegisteredWorker, state: RequestState) -> bool:
-        """Whether the worker may yet finish a request; a drained one finishes what it has."""
+        """Whether the worker may still finish a request; a drained one finishes what it has."""
         found = {each.id: each.health for each in self._storage.workers.list()}.get(worker.id)
         leased = state is RequestState.LEASED
         return found is Health.HEALTHY or (found is Health.DRAINING and leased)
@@ -226,7 +226,7 @@ def _holds(status: RequestStatus) -> bool:
 
 
 def _read(status: RequestStatus, where: str) -> RunResult:
-    """The result of a run that went well. Raises DeviceError for any other."""
+    """The result of a run that succeeded. Raises DeviceError for any other."""
     match status.state:
         case RequestState.DONE:
             try:

@@ -19,16 +19,17 @@ def runnable_targets(
 ) -> tuple[str, ...]:
     """Keys of the targets that a worker may be given measurements for.
 
-    The worker's own list is taken as it is. Without one: the best target of its device first, then
-    every other described one, this machine's own and those that jobs have named, if the device has
-    what they need; the best one and this machine's also with narrower vectors. For a device like
-    this machine the best is what `host` means here, which knows more of it than a description.
-    Targets that no description has are stored: a job for the worker names them by their keys.
+    The worker's own list is taken as it is. Without a list, the best target of its device comes
+    first. Then come all that the device can run of these: the other described targets, this
+    machine's own, and those that jobs have named. The best target and this machine's come with
+    narrower vectors too. For a device like this machine the best is what `host` means here: that
+    has more detail than a description. Targets that no description has are stored, since a job for
+    the worker names them by their keys.
 
     Args:
         named: names or keys.
-        device: the JSON form of the worker's facts; not read where targets are named. One that
-            says nothing of its device runs nothing.
+        device: the JSON form of the worker's facts; not read if targets are named. A worker that
+            states no facts runs nothing.
 
     Raises:
         UnknownTargetError: if a listed name is not a target, or the device runs none.
@@ -92,7 +93,7 @@ def _stored(storage: Storage) -> Iterable[Target]:
 
 
 def _own() -> Iterable[Target]:
-    """What `host` means here, for jobs that will name it; nothing where no family describes it."""
+    """The target that `host` means here, for jobs that name it; none if no family describes it."""
     try:
         return tuple(_widths(host_target()))
     except UnknownTargetError:

@@ -15,7 +15,7 @@ from tuner.measure.statistics import Comparison
 
 @dataclass(frozen=True, slots=True)
 class ModelTiming:
-    """Seconds of the fastest run of the served program, and the untuned one beside it.
+    """Seconds of the fastest run of the served program, and its comparison with the untuned one.
 
     `untuned` is the ratio of the untuned program to the served one, in pairs.
     """

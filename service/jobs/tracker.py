@@ -35,7 +35,7 @@ class Tracker:
         self.candidates_per_second: float | None = None
 
     def take(self, event: events.Event) -> list[JobTask]:
-        """Learn from an event; the rows that it changed."""
+        """Learn from an event; returns the rows that it changed."""
         match event:
             case events.Started():
                 changed = [self._status(status) for status in event.tasks]
@@ -130,7 +130,7 @@ class Tracker:
 
 
 def _total(rows: list[JobTask], attribute: str) -> float | None:
-    """Seconds of the whole model; a task that was never run with its default counts its best."""
+    """Seconds of the whole model; the best counts for a task never run with its default."""
     total = 0.0
     for row in rows:
         seconds = getattr(row, attribute) or row.best_seconds

@@ -1,7 +1,7 @@
 """The tuner process: takes jobs from the database, tunes, builds and verifies the artifact.
 
-It shares nothing with the web process but the database and the blobs. Killed at any moment, its
-successor (or itself, started again) goes on from the trials that were stored.
+It shares nothing with the web process but the database and the blobs. If it is killed at any
+moment, the next tuner process goes on from the trials that were stored.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class TunerProcess:
         return True
 
     def work_once(self) -> bool:
-        """Take a job, if there is one, and work on it to its end; whether there was one."""
+        """Take a job, if there is one, and work on it to its end; returns whether there was one."""
         claimed = self._storage.jobs.claim(self._name, self._settings.job_lease_seconds)
         if claimed is None:
             return False
@@ -299,7 +299,7 @@ class JobReporter(JobWatcher):
 
 
 def _target_of(job: Job, storage: Storage) -> Target:
-    """What the api resolved when the job was made: "host" is its machine, not this one."""
+    """The target that the api resolved for the job: "host" is the api's machine, not this one."""
     if job.target_key is None:  # a job of an earlier release
         return resolve_target(job.target)
     _, description = storage.workloads.target(job.target_key)
@@ -307,7 +307,7 @@ def _target_of(job: Job, storage: Storage) -> Target:
 
 
 def _seconds_left(job: Job, storage: Storage) -> float | None:
-    """What is left of the job's time: it also runs while no tuner is up."""
+    """Seconds left of the job's time, which also runs while no tuner is up."""
     seconds = job.options.get("seconds")
     if seconds is None:
         return None

@@ -42,7 +42,7 @@ def tune_tasks(
     timings: Timings | None = None,
     beside: Timings | None = None,
 ) -> Finished:
-    """Tune, with trials and records in the database, and what repeats the run.
+    """Tune; the database keeps trials, records, and all that is needed to repeat the run.
 
     `bounds`, `timings` and `beside` are those of `tuner.loop.tune`.
 
@@ -83,13 +83,13 @@ def tune_tasks(
 
 
 def all_known(tasks: Sequence[Task], storage: Storage) -> bool:
-    """Whether every task has a record that holds: there is nothing to build, run or learn."""
+    """Whether every task has a record that holds: then there is nothing to build, run or learn."""
     records = (storage.records.best_record(task.key) for task in tasks)
     return all(record is not None and record.holds(CODEGEN_VERSION) for record in records)
 
 
 def save_texts(planned: Planned, storage: Storage) -> None:
-    """Keep what the keys of trials and records stand for."""
+    """Keep the workloads and the target that the keys of trials and records stand for."""
     target = planned.target
     storage.workloads.put_workloads({w.key: w.text() for w, _ in planned.workloads})
     storage.workloads.put_target(target.key, target.name, target.to_json())
@@ -108,9 +108,9 @@ def build_artifact(
 ) -> tuple[CompiledProgram, ...]:
     """Compile one model at one or several sizes: an artifact folder.
 
-    What it is built from is settled before (`service.jobs.no_regret`). With `pad`, sizes between
-    those are padded up to the next ones when the artifact runs. `kernels` are what the same process
-    has compiled before. `check` is that of `driver.save_artifact`.
+    Its plans and schedules are settled before (`service.jobs.no_regret`). With `pad`, sizes in
+    between are padded up to the next ones when the artifact runs. `kernels` holds what the same
+    process has compiled before. `check` is passed to `driver.save_artifact`.
 
     Raises:
         CompilerError: if it cannot be linked or written, the packed weights do not fit the limit,

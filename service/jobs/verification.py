@@ -7,19 +7,19 @@ stages:
 1. The program says what each of its native functions read and wrote: copies of those buffers are
    further outputs of the same program, of the same kernels on the same memory.
 2. The reference runs on the imported graph. At a choice it looks for a call of the program that
-   read the same values, within the tolerance that all values have.
+   read the same values, within the common tolerance.
 3. That call must have chosen *exactly* what the reference chooses from the program's own values:
    no rounding lies between them, so there is nothing to allow for.
 4. The reference goes on with the program's choice, and all outputs are compared by number.
 
-By induction over the choices every value of the program is within the tolerance of a reference that
-makes the same choices, each of which was right. A choice that no call answers to (it was folded)
-stays the reference's, and what depends on it must agree with that.
+By induction over the choices, every value of the program is within the tolerance of a reference
+that makes the same choices, each of which was right. If no call matches a choice (it was folded),
+the reference keeps its own choice, and what depends on it must agree with that.
 
 Choices within the bodies of loops and branches, and loops that computed values end, cannot be seen
-from outside. Outputs behind them are compared by number too. Where they differ, the reference is
-asked whether rounding can be why (`service.jobs.rounding`): if it cannot, the program is wrong.
-Where it may, on every draw of the inputs, they are called unverified.
+from outside. Outputs behind them are compared by number too. If they differ, the reference is
+tested whether rounding can be the reason (`service.jobs.rounding`). If it cannot, the program is
+wrong. If it may, on every draw of the inputs, these outputs are called unverified.
 """
 
 from __future__ import annotations
@@ -58,22 +58,23 @@ MODEL_TOLERANCE = 1e-4
 """Largest error of a whole model in float32, relative to its largest output."""
 
 ATTEMPTS = 3
-"""Draws of the inputs, should a truth value hang on rounding."""
+"""Most draws of the inputs, if truth values depend on rounding."""
 
 UNDECIDED_SHARE = 1e-3
-"""Elements of a choice's truth values that may be undecided, or one: more are a wrong program."""
+"""Share of a choice's truth values that may be undecided, at least one of them: more mean a wrong
+program."""
 
 TRIM = "trim"
-"""The native function that chooses nothing: it cuts what was chosen."""
+"""The native function that chooses nothing: it cuts the result of a choice."""
 
 
 class UndecidedError(CompilerError):
-    """The inputs that were drawn leave open what is chosen; others will not."""
+    """The inputs that were drawn leave a choice open; others will not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was found of an artifact.
+    """The findings about an artifact.
 
     Attributes:
         error: the largest error of the outputs that were verified, relative to each one's largest
@@ -117,9 +118,9 @@ class _Call:
 class Verifier:
     """Verifies the artifact of one model on a device, at one or several sizes.
 
-    `found` is what came of it. A context: a thread computes the references on the first draw while
-    the caller builds what is compared with them. Where a model chooses by value its reference
-    follows the program, and has to wait for that.
+    `found` has the result. A context: a thread computes the references on the first draw, while the
+    caller builds the artifact. If a model chooses by value, its reference follows the program and
+    has to wait for it.
     """
 
     found: Verification
@@ -164,13 +165,14 @@ def verify_artifact(
 ) -> Verification:
     """Compare an artifact with the references, on a device that its target runs on.
 
-    `expected` are the outputs of the reference on the first draw, should somebody compute them.
-    Where the device cannot run it (it is absent, or has not the memory) the verification says so.
+    `expected` gives the outputs of the reference on the first draw, if a thread computes them. If
+    the device cannot run the artifact (it is absent, or lacks the memory), the verification says
+    so.
 
     Raises:
-        CompilerError: if the error is over the tolerance and rounding cannot be why, or a choice is
-            another than the values say, or the artifact crashes: it must not be used; or if a loop
-            of the model does not end.
+        CompilerError: if the artifact must not be used: the error is over the tolerance and
+            rounding cannot be the reason, a choice contradicts the values, or the artifact crashes.
+            Also if a loop of the model does not end.
     """
     if not device.runs(planned.target):
         return Verification(
@@ -265,7 +267,7 @@ def _with_program(loadable: Loadable, program: Program) -> Loadable:
 
 
 def observed(program: Program) -> tuple[Program, tuple[_Call, ...]]:
-    """The program with what its native calls read and wrote as further outputs, in bytes."""
+    """The program with further outputs: the bytes that its native calls read and wrote."""
     instructions: list[Instruction] = []
     ports = list(program.outputs)
     calls = []
@@ -294,7 +296,7 @@ def observed(program: Program) -> tuple[Program, tuple[_Call, ...]]:
 
 
 class Choices:
-    """What the reference goes on with at a native node: the program's choice, once it is checked.
+    """Gives the reference its result at a native node: the program's choice, once it is checked.
 
     `undecided` names a node whose truth values differ from the reference's at so few places that
     rounding may be the reason.
@@ -311,7 +313,7 @@ class Choices:
     def __call__(
         self, node: Node, operands: Sequence[np.ndarray], result: np.ndarray
     ) -> np.ndarray:
-        """The program's own result where a call answers to the node, else the given one.
+        """The program's own result if a call matches the node, else the given one.
 
         Raises:
             CompilerError: if the program chose anything else than its own values say.
@@ -347,7 +349,7 @@ class Choices:
         return values.astype(np.float32) if dtype is DType.FLOAT16 else values
 
     def _agree(self, node: Node, own: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> bool:
-        """Whether a call read what the reference has: floats within the tolerance, others equal."""
+        """Whether a call read the reference's values: floats within the tolerance, others equal."""
         for mine, other in zip(own, theirs, strict=True):
             if mine.dtype.kind == "f":
                 if largest_model_error([mine], [other]) > MODEL_TOLERANCE:
@@ -372,8 +374,8 @@ def largest_model_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndar
 
 
 def chosen_outputs(graph: Graph) -> frozenset[str]:
-    """The outputs that depend on what values chose out of sight: native operators within bodies,
-    and control flow that computed values decide. A branch that an input decides hides nothing."""
+    """The outputs that depend on choices that cannot be seen: native operators within bodies, and
+    control flow that computed values decide. A branch that an input decides hides nothing."""
     chosen: set[str] = set()
     for node in graph.nodes:
         given = node.op == "branch" and graph.producer(node.inputs[0]) is None

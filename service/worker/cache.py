@@ -20,7 +20,7 @@ def partial_file(target: Path) -> Path:
 class BlobCache:
     """Files by digest; the least recently used go when there is too much.
 
-    What has arrived of a blob in part counts, too, and outlives the process: the download goes on.
+    Parts of blobs that have arrived count, too. They outlive the process: the download goes on.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -44,7 +44,7 @@ class BlobCache:
         return True
 
     def refusal(self, blobs: Mapping[str, int]) -> str | None:
-        """Why blobs of these sizes can never lie here together; None if they can."""
+        """The reason why blobs of these sizes can never lie here together; None if they can."""
         wanted = sum(blobs.values())
         if wanted > self._limit_bytes:
             return (
@@ -58,7 +58,7 @@ class BlobCache:
         return None
 
     def make_room(self, blobs: Mapping[str, int], keep: Collection[str]) -> bool:
-        """Delete old files until what is missing of the blobs fits; whether it does.
+        """Delete old files until the missing bytes of the blobs fit; returns whether they do.
 
         Those that `keep` names stay, and so do the blobs' own.
         """

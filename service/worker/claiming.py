@@ -101,9 +101,10 @@ class Claimer:
             hand.put_down(request_id)
 
     def _may_run(self, work: InHand) -> bool:
-        """Whether there is room for a run, which says before what it needs; else it is refused.
+        """Whether there is room for a run, which states what it needs; else the run is refused.
 
-        Waits until what is measured before gives up its blobs. Batches of candidates are small.
+        Waits until earlier leases give up their blobs. Batches of candidates are small and always
+        fit.
         """
         request, hand = work.request, self._hand
         if not isinstance(request, RunRequest):

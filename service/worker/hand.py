@@ -1,4 +1,4 @@
-"""What the threads of a worker share: the leases in its hand, and what is to be done with them."""
+"""What the threads of a worker share: the leases in hand, and what is to be done with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuner.measure.run_wire import Request
 from tuner.measure.wire import MeasureRequest
 
 PREFETCHED = 4
-"""Leases in hand: those that were ready are measured, in turns, and the next ones lie ready."""
+"""Most leases in hand: some are measured, interleaved, and the next ones lie ready."""
 
 Log = Callable[[str], None]
 
@@ -28,10 +28,10 @@ class InHand:
 
 
 class Hand:
-    """The leases in hand, guarded by `changed`; also by who reads or writes their files.
+    """The leases in hand, guarded by `changed`, as are their files.
 
     Attributes:
-        changed: held by who touches `leases` or `unreported`; notified when there is room.
+        changed: to be held to touch `leases` or `unreported`; notified when there is room.
         leases: by request id.
         unreported: request ids whose results wait in the spool.
         ready: leases whose blobs lie on the disk.
@@ -57,7 +57,8 @@ class Hand:
     def room(self) -> int:
         """How many leases may be claimed, of PREFETCHED; to be called with `changed` held.
 
-        Results are reported first: the service would offer a request again whose lease ran out.
+        Results are reported first, because the service offers a request again once its lease runs
+        out.
         """
         return 0 if self.unreported else PREFETCHED - len(self.leases)
 
@@ -67,7 +68,7 @@ class Hand:
             return {name: work.fencing_token for name, work in self.leases.items()}
 
     def digests(self) -> set[str]:
-        """Blobs that are needed yet."""
+        """Blobs that are still needed."""
         with self.changed:
             return {d for work in self.leases.values() for d in work.request.digests}
 

@@ -1,4 +1,4 @@
-"""What the main thread does: one job of the sandbox after the other."""
+"""The work of the main thread: one job of the sandbox after the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROBE_SECONDS = 20.0
 
 
 class Measuring:
-    """Measures what lies ready, and times the reference kernel while nothing does."""
+    """Measures the leases that lie ready, and times the reference kernel while none does."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Measuring:
     def _results(
         self, together: Sequence[InHand], cancelled: Callable[[], bool]
     ) -> Sequence[MeasureResult | RunResult]:
-        """Of one run, or of batches that are measured together.
+        """Results of one run, or of batches that are measured together.
 
         Raises:
             OSError, RuntimeError: if no child can be started.
@@ -106,7 +106,7 @@ class Measuring:
                 return self._sandbox.measure(batches, blob, cancelled)
 
     def _refusal(self, request: RunRequest) -> str | None:
-        """Why the device has not the memory just now; None if it has."""
+        """The reason why the device lacks the memory just now; None if it has it."""
         if _lacking(request) is not None:
             self._sandbox.close()  # it keeps what it measured last
         available = _lacking(request)
@@ -119,7 +119,7 @@ class Measuring:
 
 
 def _lacking(request: RunRequest) -> int | None:
-    """The bytes that are free, if they do not suffice."""
+    """The free bytes, if they do not suffice."""
     available = available_bytes()
     return available if available is not None and available < request.memory_bytes else None
 

@@ -1,4 +1,4 @@
-"""What a worker is told on its command line or by its environment."""
+"""The options of a worker, from its command line or its environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tuner.measure.interpreter import THIS_PYTHON, InterpreterError, parse_pytho
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What a worker is told on its command line."""
+    """The options of a worker."""
 
     server: str
     token: str

@@ -1,4 +1,4 @@
-"""A worker's place at the service: its id, and the times that it was told."""
+"""A worker's registration with the service: its id, and the intervals that the service sets."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Registration:
         self._longest_pause = LAST_PAUSE_SECONDS
 
     def backoff(self) -> Backoff:
-        """Pauses that end well within a lease: a service that comes back gives each a new term."""
+        """Pauses that end well within a lease: a service that comes back renews all leases."""
         return Backoff(self._stopping, self._longest_pause)
 
     def register(self) -> None:
-        """Returns when the service knows this worker, or it ends.
+        """Returns when the service knows this worker, or when the worker ends.
 
         Raises:
             Refused: if the service does not want it (a wrong token or protocol).

@@ -17,7 +17,8 @@ from tuner.measure.wire import MeasureResult
 class Reporter:
     """Reports from the spool, and says with a heartbeat that the worker lives.
 
-    `speed` is what the heartbeat says of the device, `finished` how many results there were.
+    `speed` is the device's speed that the heartbeat reports, `finished` the number of results so
+    far.
     """
 
     def __init__(self, api: Api, registration: Registration, hand: Hand, log: Log) -> None:
@@ -71,7 +72,7 @@ class Reporter:
         self._hand.report_now.set()
 
     def report_spool(self) -> None:
-        """Report what waits. Raises Unreachable."""
+        """Report the results that wait. Raises Unreachable."""
         files, hand = self._hand.files, self._hand
         for entry in files.spooled():
             self._report(entry)

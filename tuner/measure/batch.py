@@ -22,7 +22,7 @@ from tuner.measure.wire import (
 )
 
 Link = Callable[[Sequence[bytes]], bytes]
-"""Objects to the bytes of one shared object."""
+"""Links objects; gives the bytes of one shared object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,9 @@ def make_request(
 ) -> tuple[MeasureRequest, dict[str, bytes]]:
     """A request for candidates that were built, and the blobs that it names.
 
-    Candidates are checked against all `references` and timed on the first. Of finalists the first
-    is the incumbent, which the others are compared with. Equal objects are linked once.
+    Candidates are checked against all `references` and timed on the first. Among finalists the
+    first candidate is the incumbent, with which the others are compared. Equal objects are linked
+    once.
 
     Raises:
         CompilerError: if they cannot be linked.

@@ -1,7 +1,7 @@
 """Builds candidates in isolated processes with a time limit; a failure is data.
 
-One task at a time runs in a process, and a process that crashes or hangs is replaced: it costs its
-own candidate and no other (`concurrent.futures` fails innocent tasks then).
+A process builds one candidate at a time, and one that crashes or hangs is replaced: only its own
+candidate fails. (`concurrent.futures` would fail innocent tasks, too.)
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Builder(Protocol):
     """Builds batches of candidates in the background."""
 
     def start(self) -> None:
-        """Make ready for the first batch, which would otherwise wait for that."""
+        """Prepare for the first batch, so that it need not wait."""
 
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> Ticket:
         """Start to build a batch."""

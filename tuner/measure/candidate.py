@@ -1,4 +1,4 @@
-"""One candidate from texts to an object: what a builder process does."""
+"""From the texts of a candidate to an object: the work of a builder process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The Python that a device's child processes run on, and what it must be able to do.
 
-It is this process's own unless the worker is told otherwise. Under an emulator `sys.executable`
-names a program that the machine's kernel cannot run: the child needs the emulator's command too.
+By default it is the Python of this process. Under an emulator `sys.executable` names a program that
+the machine's kernel cannot run: the child needs the emulator's command too.
 """
 
 from __future__ import annotations

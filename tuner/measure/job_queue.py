@@ -1,7 +1,7 @@
 """What waits for the sandbox, and how much of it is measured at a time.
 
-Rounds of one request lie apart, because disturbances last. A device that takes the next request
-meanwhile loses nothing by that.
+Rounds of one request lie apart, because disturbances last. Meanwhile the device can measure the
+next request without losing time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Item = TypeVar("Item")
 def go_together(requests: Sequence[Request]) -> bool:
     """Whether requests may share a job of the sandbox: they screen, with equal threads.
 
-    Who compares finalists never waits between rounds, so there is no time to share; nor does a run
-    of whole programs.
+    Comparisons of finalists and runs of whole programs never wait between rounds, so there is no
+    time to share.
     """
     if any(isinstance(request, RunRequest) for request in requests):
         return len(requests) == 1
@@ -53,7 +53,7 @@ class JobQueue(Generic[Item]):
             self._changed.notify()
 
     def close(self) -> None:
-        """What waits is not taken any more."""
+        """Items that still wait are not taken any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -39,8 +39,8 @@ class LocalRunner:
 
     @property
     def capacity(self) -> int:
-        """Two that take turns, so that the device has work between the rounds of either: more in
-        flight would be proposed before the first results are known."""
+        """Two interleaved requests, so that the device has work between the rounds of either. More
+        of them would be proposed before the first results are known."""
         return 2
 
     @property

@@ -76,7 +76,7 @@ class RecordKey:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a device (or the builder, for a candidate that did not build) said of one candidate.
+    """What a device reports of one candidate, or the builder of one that did not build.
 
     `samples_seconds` are seconds for one run of the kernel: CPU time with one thread, wall time
     with several. `comparison` is that with the incumbent, for a finalist that is not the incumbent
@@ -87,8 +87,8 @@ class Measurement:
     `tolerance` what was allowed; `reference_digest` (of the first draw) and `object_digest` say
     what was compared.
 
-    `measure_seconds` is wall time from its check to its last sample, the turns of others included.
-    `measured_at` is in Unix seconds.
+    `measure_seconds` is wall time from its check to its last sample, with the samples of others
+    between. `measured_at` is in Unix seconds.
     """
 
     status: Status

@@ -30,16 +30,17 @@ RACE_SECONDS = 4.0
 SAMPLE_SECONDS = 0.005
 
 RUNS = 5
-"""Of the incumbent, the fastest of which is what it takes."""
+"""Runs of the incumbent; the fastest one is its time."""
 
 INPUT_SEED = 7
-"""Of the inputs that models are raced and timed on, and of the first that they are verified on."""
+"""Seed of the inputs that models are raced and timed on, and of the first that they are verified
+on."""
 
 Run = Callable[[], object]
 
 
 def _nothing() -> None:
-    """For who need not hear of rounds."""
+    """For callers that need not hear of rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Race:
 
     Attributes:
         incumbent_seconds: of the first one's fastest run.
-        comparisons: of each other one, in order, as far as they were run.
+        comparisons: of the other programs that were run, in order.
     """
 
     incumbent_seconds: float
@@ -97,8 +98,8 @@ def race(
 ) -> Race:
     """Each challenger in pairs with the incumbent.
 
-    One that is `stopped` before it began is left out; challengers are made when it is their turn.
-    `begin_round` is called before each round, outside of what is timed.
+    Once it is `stopped`, challengers that have not begun are left out. Each challenger is made just
+    before its race. `begin_round` is called before each round, outside of what is timed.
     """
     found: list[Comparison] = []
     for challenger in challengers:
@@ -117,7 +118,7 @@ def compare_runs(
 ) -> Comparison:
     """Two programs interleaved, A B B A: CPU time of this thread with one thread, else wall time.
 
-    It ends early where the challenger cannot be shown to be faster any more.
+    It ends early once the challenger cannot be shown to be faster any more.
     """
     clock = _clock(threads)
     for run in (challenger, incumbent):
@@ -165,7 +166,7 @@ def largest_error(actual: np.ndarray, expected: np.ndarray) -> float:
 def output_errors(
     executable: Executable, outputs: Sequence[np.ndarray], expected: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
-    """The errors of those outputs of a run that something is expected of."""
+    """The errors of those outputs of a run for which a value is expected."""
     named = dict(zip(executable.output_names, outputs, strict=True))
     return {name: largest_error(named[name], wanted) for name, wanted in expected.items()}
 

@@ -66,7 +66,7 @@ class ReferenceCache:
         self._pool = ThreadPoolExecutor(1, "tilewright-oracle", _give_way)
 
     def prepare(self, workload: Workload, phase: Phase) -> None:
-        """Begin with what `cases` will be asked for."""
+        """Begin to compute what `cases` will be asked for."""
         for draw in range(_draws(phase)):
             self._begun(workload, draw)
 
@@ -117,8 +117,8 @@ def _give_way() -> None:
 def make_reference(workload: Workload, draw: int = 0) -> ExpectedOutput:
     """Draw inputs and compute what the workload makes of them.
 
-    Where that is not finite (a logarithm of a negative number, a large exponential), something
-    tamer is drawn instead: an output of NaNs would certify nothing.
+    If that is not finite (a logarithm of a negative number, a large exponential), tamer inputs are
+    drawn instead: an output of NaNs would certify nothing.
     """
     seed = BASE_SEED + SEED_STEP * draw
     wide = (Distribution.WIDE,) if DRAWS[draw] is Distribution.WIDE and _is_wide(workload) else ()

@@ -1,4 +1,4 @@
-"""From programs in this process to what a run request names: blobs and where they lie.
+"""Packs programs of this process for a run request: blobs, and where their bytes belong.
 
 Weights are cut where the program refers to them. So variants of a model share the blobs of every
 weight that they pack alike, wherever it lies in their blocks.
@@ -34,7 +34,7 @@ Blobs = Mapping[str, memoryview]
 
 @dataclass(frozen=True, slots=True)
 class PackedProgram:
-    """A program as a device is given it.
+    """A program in the form that is sent to a device.
 
     Attributes:
         program: the program.
@@ -54,7 +54,7 @@ class PackedProgram:
 
     @property
     def run_bytes(self) -> int:
-        """What one run takes, on one thread, beside weights."""
+        """Memory that one run takes, on one thread, beside weights."""
         # an input is drawn as float32 or int64, converted, and copied to where it is aligned
         drawn = sum(
             3 * max(port.bytes, 8 * port.bytes // port.dtype.bytes) for port in self.program.inputs
@@ -87,7 +87,7 @@ def pack_program(program: Program, weights: Bytes, library: bytes) -> PackedProg
 
 
 def pack_weights(program: Program, weights: Bytes) -> tuple[tuple[Part, ...], Blobs]:
-    """The parts that a program reads of its weights, and their blobs, which are not copied.
+    """The parts of its weights that a program reads, and their blobs, which are not copied.
 
     Small weights lie together in blobs, in the order of their contents.
     """

@@ -32,7 +32,7 @@ class RunStatus(StrEnum):
     TIMED_OUT = "timed_out"
     OUT_OF_MEMORY = "out_of_memory"
     REFUSED = "refused"
-    """The device did not begin: it has not the room for the blobs or the run."""
+    """The device did not begin: it has no room for the blobs or the run."""
     CANCELLED = "cancelled"
 
 

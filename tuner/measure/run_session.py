@@ -39,7 +39,7 @@ from tuner.measure.wire import array_to_bytes
 Emit = Callable[..., None]
 
 PROFILE_SECONDS = 2.0
-"""Samples of a profile that are taken at a time: what lies between two signs of life."""
+"""Samples of a profile are taken for so long at a time, between two signs of life."""
 
 
 def run_job(request: RunRequest, files: Mapping[str, str], emit: Emit) -> None:
@@ -106,7 +106,7 @@ class _Run:
         return run_all([self._load(number) for number in numbers], seed)
 
     def _profile(self, executable: Executable, samples: int, seed: int) -> tuple[float, ...]:
-        """The fastest sample of each instruction; what was taken at a time warmed up by itself."""
+        """The fastest sample of each instruction; each group of samples warms up by itself."""
         inputs = draw_inputs(executable.inputs, seed)
         self._begin("profile")
         started = time.perf_counter()
@@ -162,7 +162,7 @@ class _Run:
 
 
 def _read_all(readinto: Callable[[memoryview], int | None], view: memoryview) -> int:
-    """Fill the memory as far as the file goes; how many bytes that were."""
+    """Fill the memory from the file; returns how many bytes there were."""
     done = 0
     while done < len(view):
         count = readinto(view[done:])

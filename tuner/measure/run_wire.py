@@ -2,9 +2,9 @@
 
 A request names the programs (their instructions, their code and their weights, all by digest) and
 the work: check outputs, race, profile, or measure the roofline. Weights travel in parts, named by
-content, so that programs that pack a weight alike name the same blob wherever it lies. What the
-device needs, in blobs, memory and time, is stated before. Only the standard library and NumPy are
-imported: this is what a device needs.
+content, so that programs that pack a weight alike name the same blob wherever it lies. A request
+states beforehand what the device needs: blobs, memory and time. Only the standard library and NumPy
+are imported: this is what a device needs.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ def _items(data: Any, read: Callable[[Any], Value]) -> tuple[Value, ...]:
 
 
 def _integer(value: Any, most: int, least: int = 0) -> int:
-    """Booleans and floats are refused, as is what lies outside."""
+    """An integer within the limits; booleans and floats are refused."""
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"expected an integer from {least} to {most}, got {value!r}")
     return value

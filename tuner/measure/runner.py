@@ -23,7 +23,7 @@ class Runner(Protocol):
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
         """Queue a request. `blobs` holds, by digest, the bytes that the request names.
 
-        A request id that was submitted before is not queued twice: what it gave is polled again.
+        A request id that was submitted before is not queued twice: its result is polled again.
         """
 
     def poll(self, timeout_seconds: float) -> list[MeasureResult]:
@@ -39,8 +39,8 @@ class Runner(Protocol):
         """
 
     def resume(self) -> list[MeasureRequest]:
-        """Requests of this job from an earlier process that were not acknowledged; they are polled
-        for as if they had been submitted by this one."""
+        """Requests of this job from an earlier process that were not acknowledged. Their results
+        are polled as if this process had submitted them."""
 
     def close(self) -> None:
         """Release processes and files; results that were not polled are lost to this process."""

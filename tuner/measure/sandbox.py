@@ -73,7 +73,7 @@ class _Talked(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Death:
-    """The child died of a job; `signal` is what killed it, 0 if nothing did."""
+    """The child died of a job; `signal` is the signal that killed it, 0 if none did."""
 
     how: str
     signal: int = 0
@@ -83,11 +83,11 @@ class Sandbox:
     """Measures requests in a child process that is replaced when it dies.
 
     The reference kernel runs before and after each batch. A batch during which the device was
-    disturbed is set aside and measured once more, unless it has been disturbed for long: what a
-    device does now for half a minute it will do for the next batch, too.
+    disturbed is set aside and measured once more. A device that has been disturbed for half a
+    minute is not asked again: it will be disturbed for the next batch, too.
 
     `device` is written into every measurement, and `python` is the command that runs the child
-    (`tuner.measure.interpreter`). Not thread-safe: one caller at a time, but for `speed`.
+    (`tuner.measure.interpreter`). Not thread-safe, except for `speed`: one caller at a time.
     """
 
     def __init__(
@@ -125,10 +125,10 @@ class Sandbox:
         blob: Callable[[str], Path],
         cancelled: Callable[[], bool] = lambda: False,
     ) -> list[MeasureResult]:
-        """Measure every candidate of requests that go together (`job_queue`), taking turns.
+        """Measure every candidate of requests that go together (`job_queue`), interleaved.
 
         Never raises for what a candidate does. `blob` gives the file that holds the bytes of a
-        digest. When `cancelled` turns true the child is stopped and the candidates without a result
+        digest. When `cancelled` turns true, the child is stopped, and candidates without a result
         are CANCELLED.
         """
         observed, speed = self._attempt(requests, blob, cancelled)
@@ -332,9 +332,9 @@ class Sandbox:
     ) -> _Talked | _Death:
         """Give the child a job and read its events until the job ends.
 
-        The child has `limit` seconds for the first event that says how many it has from there on:
-        `take` gets each event, and returns that, or None where the time goes on. A child that has
-        not answered in time, or whose job is cancelled, is killed.
+        `take` gets each event. It returns how many seconds the child has from then on, or None if
+        the present limit goes on. The first limit is `limit` seconds. A child that has not answered
+        in time, or whose job is cancelled, is killed.
         """
         self._start()
         child = self._child

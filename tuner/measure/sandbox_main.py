@@ -40,14 +40,14 @@ MEMORY_LIMIT_BYTES = 1 << 30
 VGG has 400 MB of weights, and each candidate may pack them differently."""
 
 KEPT_BYTES = 1 << 28
-"""Inputs and packed buffers of earlier workloads, for batches of tasks that take turns."""
+"""Inputs and packed buffers of earlier workloads are kept, for tasks whose batches alternate."""
 
 COLD_WEIGHT_BYTES = 1 << 20
 """Weights from this size on come from memory in every run of a model. Timed warm, an algorithm that
 expands them (Winograd) looks faster than it is: at 256 channels and 14x14 pixels by two thirds."""
 
 CLOCK_SECONDS = 2e-5
-"""Single runs that take longer are hardly longer for being timed."""
+"""To time a single run that takes longer adds hardly anything to it."""
 
 Emit = Callable[..., None]
 
@@ -128,8 +128,8 @@ class _Ready:
     kernel: BoundKernel
     runs_per_sample: int
     cold_weights: bool = False
-    """Whether its weights are too many to be in a cache when the model comes to it: they are
-    dropped before each sample, which is one run then."""
+    """Whether its weights are too large to be in a cache when the model comes to it. Then they are
+    dropped before each sample, and a sample is one run."""
     samples: list[float] = field(default_factory=list)
 
 
@@ -155,10 +155,9 @@ class Session:
         """Do a job, reporting each step before it is taken.
 
         `{"probe": threads}` times the reference kernel. `run` is a request to run whole programs,
-        and `files` the paths of its blobs. Else `requests` holds measure requests with
-        the paths of their `library` and `references` (one a case), and `only` names the candidates
-        to measure. Requests of one job take turns: while the rounds of one lie apart, those of the
-        others are run.
+        and `files` the paths of its blobs. Else `requests` holds measure requests with the paths of
+        their `library` and `references` (one a case), and `only` names the candidates to measure.
+        Requests of one job are interleaved: between the rounds of one, those of the others are run.
         """
         if "probe" in job:
             self._probe(int(job["probe"]))
@@ -194,7 +193,7 @@ class Session:
     ) -> None:
         """Check the candidates of a request, and enter those that agree into a race of their own.
 
-        Where memory runs out, all races are run with who is in them by then.
+        If memory runs out, all races are run with the candidates that are in them by then.
         """
         wanted = [c for c in request.candidates if c.trial_id in only]
         library = ctypes.CDLL(part["library"], mode=os.RTLD_LOCAL | os.RTLD_NOW)
@@ -298,7 +297,7 @@ class Session:
         return _Ready(candidate, kernel, 1, weights >= COLD_WEIGHT_BYTES)
 
     def _run_races(self, races: Sequence[_Race]) -> None:
-        """Time what passed its checks. Who a further part of a batch needs stays in its race."""
+        """Time what passed its checks. What a further part of a batch needs stays in its race."""
         self._screen([race for race in races if not race.request.incumbent])
         for race in races:
             if race.request.incumbent:
@@ -330,7 +329,7 @@ class Session:
     def _compare(self, ready: Sequence[_Ready], request: MeasureRequest) -> list[_Ready]:
         """Each challenger in pairs with the incumbent, A B B A; returns the incumbent.
 
-        Where the incumbent failed, the first that did not stands in for it.
+        If the incumbent failed, the first candidate that did not fail stands in for it.
         """
         if not ready:
             return []
@@ -397,13 +396,13 @@ def _held_bytes(races: Sequence[_Race]) -> int:
 
 
 def _next_round(began: float, round_seconds: float) -> float:
-    """Wait until a round may start, given when the last one did; when it starts."""
+    """Wait until a round may start, given when the last one began; returns when it starts."""
     time.sleep(max(0.0, began + round_seconds - time.monotonic()))
     return time.monotonic()
 
 
 def _still_racing(left: Sequence[_Ready], repeat: RepeatSettings) -> list[_Ready]:
-    """Those that are not abandoned, nor shown to be slower than the fastest."""
+    """Candidates that are neither abandoned nor shown to be slower than the fastest."""
     left = [entry for entry in left if entry.samples]
     if not left:
         return []
@@ -431,7 +430,7 @@ def _widened(array: np.ndarray, dtype: DType) -> np.ndarray:
 def _halo_is_zero(spec: BufferSpec, output: np.ndarray) -> bool:
     """Whether the producer wrote the zeros that consumers read as their padding.
 
-    What a layout rounds up to whole blocks is nobody's: it is neither written nor read.
+    Elements that a layout adds to fill whole blocks are neither written nor read.
     """
     padded = tuple(n + sum(pair) for n, pair in zip(spec.shape, spec.halo, strict=True))
     whole = unpack(output, padded, spec.parsed_layout(), (), spec.dtype)

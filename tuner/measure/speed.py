@@ -1,7 +1,7 @@
 """How fast the device is just now: the reference kernel against the best that it did here.
 
-Work that never changes is timed around each batch. If it takes longer than at its best, the machine
-throttles or is shared, and times that were measured meanwhile say little. Standard library only.
+The same work is timed around each batch. If it takes longer than at its best, the machine throttles
+or is shared, and times that were measured meanwhile say little. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ ARITHMETIC_LIMIT = 1.1
 """Arithmetic needs no memory, and a processor at one clock rate repeats it within 1 %."""
 
 MEMORY_LIMIT = 1.5
-"""Caches are shared: neighbours that do no harm to kernels cost this part a tenth all the time."""
+"""Caches are shared: neighbours that do not harm kernels often make this part a tenth slower."""
 
 THROTTLED_SECONDS = 30.0
-"""Disturbed for so long without a break, a worker is called throttled."""
+"""A worker that is disturbed for so long without a break is called throttled."""
 
 REMEMBERED = 4096
 BEST_SHARE = 0.1

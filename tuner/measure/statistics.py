@@ -10,12 +10,12 @@ samples, n (min - time) / s follows F(2, 2n - 2) exactly, whose quantiles have a
 disturbances have longer tails than that; they make s, and so the interval, wider.
 
 *Which candidates need no more samples?* The same model with the excess of all racers pooled: after
-n samples a minimum lies within s ln(1/a) / n of the undisturbed time with probability 1 - a. Who
-is behind the leader by more than that, and a margin, is dropped - never on one or two samples:
-neighbours on a shared machine come in bursts, which no exponential distribution knows.
+n samples a minimum lies within s ln(1/a) / n of the undisturbed time with probability 1 - a. A
+kernel that is behind the leader by more than that and a margin is dropped, but never on one or two
+samples: neighbours on a shared machine come in bursts, which no exponential distribution knows.
 
-*Is the challenger faster than the incumbent?* They take turns, A B B A, so that what drifts slowly
-cancels, and each pair gives a ratio. The interval of their median is that of order statistics:
+*Is the challenger faster than the incumbent?* They run interleaved, A B B A, so that slow drift
+cancels, and each pair gives a ratio. The interval of the median ratio is that of order statistics:
 exact for any distribution of ratios, with no random numbers in it. A bootstrap of so few pairs
 covers less than it says.
 """
@@ -39,8 +39,8 @@ PRIOR_SAMPLES = 4
 """Excess over the undisturbed time before anything was seen, and how many samples that is worth."""
 
 LEAST_RACED = 3
-"""Samples before a kernel may be dropped. Of candidates that left after one, a second measurement
-said 8 % else (median), of those with five 1 %."""
+"""Samples before a kernel may be dropped. For candidates that left after one sample, a second
+measurement differed by 8 % (median); for those with five, by 1 %."""
 
 
 class Outcome(StrEnum):
@@ -62,9 +62,9 @@ class Interval:
 
 
 def undisturbed(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """Where the undisturbed time lies, given seconds of repeated runs; the fastest is its end.
+    """An interval for the undisturbed time, given seconds of repeated runs; it ends at the fastest.
 
-    None for less than two samples: one says nothing of its own error.
+    None for fewer than two samples: one sample says nothing of its own error.
     """
     count = len(samples)
     if count < 2:
@@ -129,7 +129,7 @@ class Comparison:
         return Outcome.TIE
 
     def to_json(self) -> dict[str, Any]:
-        """The ratios, and what they say, for readers that do not count themselves."""
+        """The ratios, and what follows from them for readers that do not compute it."""
         interval = self.interval
         return {
             "against": self.against,

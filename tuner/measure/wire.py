@@ -35,8 +35,8 @@ class Distribution(StrEnum):
     POSITIVE = "positive"
     """Uniform in [0.25, 1.25): for workloads that are not defined on negative numbers."""
     WIDE = "wide"
-    """Standard normal times 10^u, u uniform in [-2, 2): magnitudes that differ by four decades.
-    Sums are ruled by few terms."""
+    """Standard normal times 10^u, u uniform in [-2, 2): magnitudes that differ by four decades. A
+    few terms dominate each sum."""
     INTEGERS = "integers"
     """Uniform integers in [low, high)."""
 
@@ -104,9 +104,9 @@ class RepeatSettings:
     """How often candidates are timed.
 
     Each of `samples` rounds visits the candidates in a fresh seeded order and takes one sample of
-    each: as many runs as fit in `sample_seconds`, after one untimed run. From the start of a round
-    to the next at least `round_seconds` pass: neighbours on a shared machine come in bursts of some
-    tens of milliseconds, and rounds of a small batch would all lie in one. A candidate that takes
+    each: as many runs as fit in `sample_seconds`, after one untimed run. Rounds start at least
+    `round_seconds` apart: neighbours on a shared machine come in bursts of some tens of
+    milliseconds, and rounds of a small batch would all lie in one. A candidate that takes
     `abandon_ratio` times the fastest of the batch (or `incumbent_seconds`) is abandoned at once;
     one that is shown to be slower by more than `margin` gets no further rounds
     (`statistics.racing`). Of finalists, `samples` counts pairs with the incumbent. `limit_seconds`
@@ -153,7 +153,7 @@ class RepeatSettings:
 class Candidate:
     """One kernel of a batch: its KernelSpec and Schedule as JSON, and what was built.
 
-    `origin` says who suggested it; a device has no use for it.
+    `origin` says who suggested it; a device does not need it.
     """
 
     trial_id: str

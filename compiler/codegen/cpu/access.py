@@ -1,8 +1,8 @@
 """From a load's logical index to an address: linear forms over loop variables.
 
-The index is bound to the loop variables in scope, taken through the physical layout (division and
-remainder are proved by ranges, or computed at run time where only run-time variables take part) and
-added up to bytes.
+The index is bound to the loop variables in scope, taken through the physical layout, and added up
+to bytes. Divisions and remainders are proved by ranges, or computed at run time where only run-time
+variables take part.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ all other types, every operation was seen to compile on every described target."
 
 
 class CpuBackend:
-    """The functions of this folder and of its parent, as the protocol names them."""
+    """The protocol, implemented by the functions of this folder and of its parent."""
 
     def lower(self, nest: LoopNest, target: Target) -> KernelCode:
         check_types(nest, target)

@@ -1,7 +1,7 @@
 """Instructions that multiply groups of narrow elements and add them to 32-bit accumulators.
 
-An operand is a vector of 32-bit elements, each 4 int8 or 2 bfloat16 elements side by side. Which
-instructions there are the family of the target says.
+An operand is a vector of 32-bit elements, each 4 int8 or 2 bfloat16 elements side by side. The
+family of the target says which instructions there are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tensor expressions, prepared once for all points of a register tile.
 
-What a tree says is the same at every point; walking it, and looking up how its loads are accessed,
-is done once. What is left for a point is a list of steps.
+The tree is the same at every point. So it is walked once, and the accesses of its loads are looked
+up once. For each point only a list of steps is left.
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ def _lower(context: Context, node: Node) -> None:
 def _parallel(context: Context, loop: For) -> None:
     """The tiles [lo, hi) of the stage's loop, split over its segments.
 
-    The narrow tile of rows comes first, and no bound is stated that lo and hi keep: how many
-    full tiles follow is nowhere in the code, which then serves any number of them.
+    The narrow tile of rows comes first. The code does not state bounds that lo and hi keep anyway,
+    so it does not say how many full tiles follow, and serves any number of them.
     """
     emitter = context.emitter
     context.open_axis(loop.axis)
@@ -180,7 +180,7 @@ def _loop_segments(loop: For) -> tuple[Segment, ...]:
 def _is_of_rows(loop: For) -> bool:
     """Whether the loop's tiles may start anywhere: no vector and no block of a layout ends there.
 
-    So it is where the axis runs over whole slices of everything that moves with it.
+    They may if the axis runs over whole slices of everything that moves with it.
     """
 
     def of_rows(node: Node) -> bool:

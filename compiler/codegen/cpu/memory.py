@@ -1,8 +1,9 @@
 """Loads and stores at points of a register tile.
 
-The lane stride of an access picks the instruction: 0 is a scalar (splatted where it is used), the
-element size a vector, `lane // n` one vector and a constant permutation, a few elements as many
-vectors and permutations, anything else a gather or a scatter.
+The lane stride of an access picks the instruction. A stride of 0 is a scalar (splatted where it is
+used), one of the element size is a vector. `lane // n` is one vector and a constant permutation, a
+stride of a few elements is as many vectors and permutations. Anything else is a gather or a
+scatter.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def _placement(
 ) -> tuple[int, str]:
     """The scope depth of a load, and a tag that tells apart reads before and after a write.
 
-    What is only read may move out of loops, as far as registers are left for it.
+    What is only read may move out of loops, as long as registers are left for it.
     """
     emitter, base = context.emitter, access.base
     assert base is not None

@@ -1,4 +1,4 @@
-"""Every operation of an expression: an instruction or two, or what is made of several."""
+"""Every operation of an expression, be it one or two instructions or a sequence of many."""
 
 from __future__ import annotations
 

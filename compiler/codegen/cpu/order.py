@@ -13,7 +13,7 @@ from compiler.loops.expr import Space
 def constant_points(points: list[Point], matrix: Access, spatial: Sequence[int]) -> list[Point]:
     """Drop the zeros of a constant matrix, and start each sum with a coefficient of one.
 
-    A transform by a constant matrix (Winograd) so costs what its nonzero coefficients cost.
+    So a transform by a constant matrix (Winograd) costs only what its nonzero coefficients cost.
     """
     size = matrix.tensor.dtype.bytes
     coefficients = {p: matrix.tensor.values[matrix.offset(p) // size] for p in points}
@@ -29,8 +29,8 @@ def constant_points(points: list[Point], matrix: Access, spatial: Sequence[int])
 def greedy_points(points: list[Point], accesses: Iterable[Access], depth: int) -> list[Point]:
     """Fewest new loads first; ties in program order.
 
-    An outer product for GEMM, and 'read each pixel once, scatter' for a depthwise convolution, both
-    fall out. Loads that move out of the loop do not count.
+    This gives an outer product for GEMM, and 'read each pixel once, scatter' for a depthwise
+    convolution. Loads that move out of the loop do not count.
     """
     inner = [
         access

@@ -1,4 +1,4 @@
-"""What a target cannot compute in, found before LLVM sees it: LLVM would abort, or never end."""
+"""Types that a target cannot compute in, refused before LLVM aborts on them or never ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compiler.target import Target
 def check_types(nest: LoopNest, target: Target) -> None:
     """Refuse a nest that computes in a type that the target has no instructions for.
 
-    To load, permute and store elements of such a type is not to compute in it.
+    Loading, permuting and storing elements of such a type is allowed.
 
     Raises:
         CompilerError: naming target and type.

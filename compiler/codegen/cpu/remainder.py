@@ -1,4 +1,4 @@
-"""The remainder of a float division, exact whatever the quotient, without a C library.
+"""The remainder of a float division, exact for every quotient, without a C library.
 
 LLVM's frem is a call to fmod on every target.
 """

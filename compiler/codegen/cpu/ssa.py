@@ -117,7 +117,7 @@ class Emitter:
     def emit(
         self, dtype: DType | None, lanes: int, template: str, *args: Value, depth: int = 0
     ) -> Value:
-        """Emit `template` with the arguments' names for its `%s`, where all arguments are known.
+        """Emit `template`, its `%s` replaced by the arguments, into the scope where all are known.
 
         `depth` is a lower bound, for what must not be hoisted further. Returns the earlier value
         where the same text has been emitted in that scope.
@@ -180,7 +180,7 @@ class Emitter:
         )
 
     def shuffle(self, a: Value, b: Value | None, lanes: Sequence[int]) -> Value:
-        """Lanes picked from `a`, and from `b` counted on from a's last."""
+        """Lanes picked from `a` and `b`; the lanes of `b` are numbered on after the last of `a`."""
         mask = ", ".join(f"i32 {lane}" for lane in lanes)
         width = len(lanes)
         if b is None:

@@ -1,4 +1,4 @@
-"""What an attention is to its template: loads, reductions, the roles of axes, and parts of it."""
+"""The structure of an attention: its loads, reductions, the roles of axes, and its segments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Attention:
 
     `rows` are queries, `lanes` the elements of a value, `batch` all other axes of the output
     (batch, heads); `keys` and `size` are reduced. Row i sees no key after `i + ahead`, if that is a
-    number. One object for a workload, told from others by identity.
+    number. There is one object for each workload, compared by identity.
     """
 
     problem: Problem
@@ -82,7 +82,7 @@ def analyse(workload: Workload) -> Attention | None:
 
 
 def _keys_ahead(score: Expr, rows: Axis | None, keys: Axis) -> int | None:
-    """The n of `select(j <= i + n, score, -inf)` for rows i and keys j; None without such."""
+    """The n of `select(j <= i + n, score, -inf)` for rows i and keys j; None without a mask."""
     for node in walk(score):
         match node:
             case Op(

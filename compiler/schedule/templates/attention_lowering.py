@@ -38,10 +38,10 @@ def lower(found: Attention, schedule: Schedule, target: Target) -> Kernel:
 
 
 class _Blocks:
-    """Blocks of query rows, the scratch that holds their scores, and what no other knob changes.
+    """Blocks of query rows and the scratch of their scores: all that no other knob changes.
 
-    `parts` are the segments; for each of them `scored` stores a score, `softmax` are the nests
-    between the two products, and `ended` is an element of the output, over its sum.
+    `parts` are the segments. For each of them `scored` stores a score, `softmax` are the nests
+    between the two products, and `ended` is an element of the output, divided by its sum.
     """
 
     def __init__(self, found: Attention, count: int, tile: int, block: int, lanes: int) -> None:

@@ -142,8 +142,8 @@ def _groups(workload: Workload) -> dict[int, int] | None:
 def _window(problem: Problem) -> tuple[Axis, ...]:
     """The reduction axes that are not the channels, in the order of the expression.
 
-    A window axis is added to an output axis in some index; where the output is one pixel there is
-    none to add, and the largest reduction axis is the channels.
+    A window axis is added to an output axis in some index. If the output is one pixel, there is no
+    output axis, and the largest reduction axis is the channels.
     """
     reduced = [a for a in problem.reduction.axes if a.extent > 1]
     spatial = set(problem.axes) - set(problem.groups)
@@ -163,9 +163,9 @@ def _window(problem: Problem) -> tuple[Axis, ...]:
 def _beside_tile_last(
     problem: Problem, window: tuple[Axis, ...], tile: Axis | None
 ) -> tuple[Axis, ...]:
-    """The window axes, the one that moves along the tile axis last: it is the one that may unroll.
+    """The window axes, with the one that moves along the tile axis last: only that one may unroll.
 
-    That is the last one anyway, but where the output is one pixel wide.
+    It is the last one anyway, unless the output is one pixel wide.
     """
     indices = [index.axes() for load in loads(problem.reduction.body) for index in load.index]
     beside = tuple(a for a in window if any(a in axes and tile in axes for axes in indices))

@@ -82,8 +82,8 @@ def knobs_of(found: Contraction, target: Target, threads: int) -> tuple[Knob, ..
 def _taps(found: Contraction) -> tuple[str, ...]:
     """How the last window axis may run, where taps may read padding that no halo holds.
 
-    A tap along the tile axis is left out at its points, so that it must be static; along another
-    axis, of which there is one value at a time, the loop's range is clipped.
+    Taps along the tile axis are left out at single points, so they must be static. Another axis has
+    one value at a time, so the range of the loop is clipped there.
     """
     last, outputs = found.window[-1], set(found.problem.axes)
     padded = [
@@ -223,9 +223,9 @@ def rows_schedule(
 def _is_worth_packing(found: Contraction) -> bool:
     """Whether a run-time matrix is read so often that its panels should lie in one piece.
 
-    In place, a panel's rows are as far apart as the matrix is wide: with more pages than address
-    translations are cached for, or more bytes than the cache holds, every tile of rows waits.
-    Packing takes as long as 14 rows do.
+    In place, a panel's rows are as far apart as the matrix is wide. If they lie in more pages than
+    have cached address translations, or are more bytes than the cache holds, every tile of rows
+    waits. Packing takes as long as 14 rows do.
     """
     rows = found.tile.extent if found.tile else 1
     for axis in found.outer:

@@ -33,7 +33,7 @@ _VECTORS_A_THREAD = 64
 
 
 def split_counts(found: Contraction, lanes: int, threads: int) -> tuple[int, ...]:
-    """Into how many parts the sum may be cut: one, and more where threads find too few tiles."""
+    """Into how many parts the sum may be cut: one, and more if threads find too few tiles."""
     rows = found.tile.extent if found.tile else 1
     vectors = rows * -(-found.lanes.extent // lanes)
     for axis in (*found.outer, *found.batch):
@@ -50,7 +50,7 @@ def split_counts(found: Contraction, lanes: int, threads: int) -> tuple[int, ...
 
 
 def is_worth_splitting(found: Contraction) -> bool:
-    """Whether the products are so many that a second stage costs less than another thread gains."""
+    """Whether a second stage costs less than another thread gains, for so many products."""
     count = found.channel.extent * found.lanes.extent * (found.tile.extent if found.tile else 1)
     for axis in (*found.outer, *found.batch):
         count *= axis.extent

@@ -131,9 +131,9 @@ TEMPLATE = _Template()
 def _default(found: Dot, tiles: list[int], unrolls: list[int]) -> Schedule:
     """Eight accumulators or a few more, which hide the latency of the multiply-adds.
 
-    With one vector two rows of the matrix at a time, each of them a stream that the hardware
-    follows; with several, so many rows that the sums need no unrolling, for what is unrolled is
-    joined at the end.
+    With one vector, two rows of the matrix at a time, each of them a stream that the hardware
+    follows. With several vectors, so many rows that the sums need no unrolling, because unrolled
+    sums must be joined at the end.
     """
     rows = 2 if found.count == 1 else max(2, -(-_ACCUMULATORS // found.count))
     tile = _at_least(rows, tiles)

@@ -4,9 +4,9 @@ softmax, layer norm, sums and means along any axes. Every reduction inside the e
 row statistic in a register, inner ones first; the last compute is the expression over them. Lanes
 run along the reduced axis where its elements lie side by side, else along rows.
 
-A row that is one register tile is read once, and what its passes share is computed once: equal
-values are one. A longer row keeps what is dear to compute twice (softmax: e**(x - max)) in the
-output on its way through the sum, and the last pass reads it from there.
+A row that is one register tile is read once, and its passes share equal values. For a longer row,
+values that are costly to compute twice (softmax: e**(x - max)) are stored in the output while they
+are summed, and the last pass reads them from there.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ from compiler.workload import Workload
 class Rows:
     """`outer` axes are shared by all computes; `inner` ones belong to the last compute alone.
 
-    `lanes` is the output's vector axis; it is in `outer` when lanes run along rows. One object for
-    a workload, told from others by identity.
+    `lanes` is the output's vector axis; it is in `outer` when lanes run along rows. There is one
+    object for each workload, compared by identity.
     """
 
     problem: Problem

@@ -1,15 +1,15 @@
 """Scalar loops over everything: the schedule that every workload has.
 
-One element of the output at a time. Each reduction is a loop of its own, inner ones first; one that
-another reduction needs at each of its steps (a product inside a softmax) is written to scratch for
-all of those steps before.
+One element of the output at a time. Each reduction is a loop of its own, inner ones first. If
+another reduction needs it at each of its steps (a product inside a softmax), it is first written to
+scratch for all of those steps.
 
     out[i, j] = sum[k] x[i, k] * w[k, j], elementwise operators around it:
         for i: for j:
           s = sum[k] x[i, k] * w[k, j]
           out[i, j] = relu(s + b[j])
 
-No lane and no tile has to fit a layout. It is what is compiled where every other template refuses.
+No lane and no tile has to fit a layout. This schedule is compiled if every other template refuses.
 """
 
 from __future__ import annotations

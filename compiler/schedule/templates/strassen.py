@@ -234,7 +234,7 @@ def _last_halves(found: Strassen) -> tuple[Load, ...]:
 
 
 def _signed(signs: Sequence[int], terms: Sequence[Expr]) -> Expr:
-    """The sum of terms with their signs, one that is added first; a sign 0 leaves its term out."""
+    """The sum of terms with their signs, a positive one first; a sign 0 leaves its term out."""
     used = [(sign, term) for sign, term in zip(signs, terms, strict=True) if sign]
     (_, total), *rest = sorted(used, key=lambda item: -item[0])
     for sign, term in rest:

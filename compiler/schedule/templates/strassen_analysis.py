@@ -55,7 +55,7 @@ LAST_ROW: dict[int, tuple[Quadrants, Quadrants]] = {
     3: ((0, 1, 0, 0), (1, 0, 0, 0)),
     4: ((1, 1, 0, 0), (0, 1, 0, 0)),
 }
-"""A row that is in no quadrant, (a1, a2) B, from combinations of B that are there anyway.
+"""The product (a1, a2) B of a row in no quadrant, from combinations of B that are packed anyway.
 
 For four of the products, by their number: what takes the place of `left` and of `targets`.
 """
@@ -65,7 +65,7 @@ For four of the products, by their number: what takes the place of `left` and of
 class Strassen:
     """A matrix product in quarters; `rows`, `columns` and `depth` are half the whole's axes.
 
-    One object for a workload, told from others by identity: what no knob changes is made once.
+    There is one object for each workload, compared by identity: what no knob changes is made once.
 
     The rows are those of a matrix, or points of several axes (pixels): then one of them is `cut`,
     and `others` are the rest, the axis of the register tile last.

@@ -85,7 +85,7 @@ def analyse(workload: Workload) -> WindowReduction | None:
 
 
 def _is_depthwise(product: tuple[Expr, Expr], lanes: Axis, outputs: Sequence[Axis]) -> bool:
-    """Whether one factor moves along all that the other does: nothing is used by two tiles."""
+    """Whether one factor moves along every axis of the other: then two tiles share nothing."""
     indices = [i for side in product for load in loads(side) for i in load.index]
     if any(isinstance(term, FloorDiv) for index in indices for term, _ in index.terms):
         return False  # a group of several filters

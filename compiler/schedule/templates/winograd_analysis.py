@@ -18,8 +18,8 @@ from compiler.workload import Workload
 class Side:
     """A dimension of the output along which a window of several taps is transformed.
 
-    Moving by `stride` pixels, it is `stride` phases of `reach` taps each, that move by one; only
-    the first `full` phases have a last tap.
+    A window that moves by `stride` pixels is `stride` phases of `reach` taps each, which move by
+    one; only the first `full` phases have a last tap.
     """
 
     dim: int
@@ -43,7 +43,7 @@ class Side:
 class Winograd:
     """A convolution whose channels lie together, and whose input holds its padding as a halo.
 
-    One object for a workload, told from others by identity: what few knobs change is made once.
+    There is one object for each workload, compared by identity: what few knobs change is made once.
 
     `strides` and `pads` (those before) are of all spatial dimensions; `sides` are one or two.
     """
@@ -102,7 +102,7 @@ class Winograd:
 
 @lru_cache(maxsize=1024)
 def _tile_counts(found: Winograd, outputs: int) -> tuple[int, ...]:
-    """Of a few sizes of tiles; each of ten thousands of assignments of the knobs asks for it."""
+    """Cached: ten thousands of assignments of the knobs ask for a few sizes of tiles."""
     steps = found.steps(outputs)
     return tuple(-(-extent // step) for extent, step in zip(found.shape, steps, strict=True))
 

@@ -6,11 +6,11 @@ A block of tiles passes through three nests while V and M stay in the cache:
     M[x, y, oc, tile] = sum over phase, ic of V[x, y, tile, phase, ic] * U[x, y, oc, phase, ic]
     output[oc, tile] = A^T M A, then the epilogue
 
-Tiles are numbered through all images, rows and columns, so that a block has any number of them.
-Where they do not divide, the start of a tile and the number of the last are clamped: what overlaps
-is computed twice. A window that moves by `s` pixels is `s` windows that move by one, a phase each
-(polyphase decomposition): phases are more channels. Those that have one tap less than the others
-need no product at infinity.
+Tiles are numbered through all images, rows and columns, so that a block has any number of them. If
+tiles do not divide the image, or blocks do not divide the tiles, starts and numbers are clamped to
+the last ones: what overlaps is computed twice. A window that moves by `s` pixels is `s` windows
+that move by one, a phase each (polyphase decomposition): phases are more channels. Those that have
+one tap less than the others need no product at infinity.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ async def claim(
 def _claim(
     storage: Storage, worker: RegisteredWorker, limit: int, lease_seconds: float
 ) -> Sequence[Lease] | None:
-    """What there is for a worker; None for one that has left and waits for this answer to end."""
+    """Leases for a worker; None for one that has left and waits only for this answer to end."""
     # read anew: a worker may be drained, or leave, while its long poll waits
     current = storage.workers.get(worker.id)
     if current.health is Health.GONE:

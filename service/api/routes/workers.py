@@ -1,4 +1,4 @@
-"""Workers: who measures, on what, and whether it still lives."""
+"""Workers: which ones measure, on which devices, and whether they still live."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def heartbeat(
     settings: SettingsDep,
     token: Measurer,
 ) -> HeartbeatView:
-    """The worker lives; its leases are renewed, and those it lost are missing from the answer."""
+    """The worker lives: renew its leases. Those that it has lost are missing from the answer."""
     own_worker(storage, worker_id, token)
     speed = None if body.speed is None else body.speed.model_dump()
     worker = storage.workers.heartbeat(worker_id, body.device, speed)
@@ -99,7 +99,8 @@ def heartbeat(
 
 @router.post("/workers/{worker_id}/drain")
 def drain(worker_id: str, body: DrainRequest, storage: StorageDep, token: Measurer) -> WorkerView:
-    """Give a worker nothing new, or with `draining` false work again; what it has it finishes.
+    """Give a worker no new leases, or with `draining` false new ones again. It finishes those it
+    has.
 
     A worker that is drained stays so when it is started again.
     """
