@@ -192,3 +192,14 @@ def test_a_tile_that_does_not_fit_spills() -> None:
     """The register rule is about something: beyond it, accumulators go to the stack."""
     schedule = Schedule.of("gemm", tile=16, vectors=3, order="lanes-outer", unroll=1, prefetch=0)
     assert statistics_of("matmul", schedule, "x86-64-v4").inner_spills > 0
+
+
+@pytest.mark.parametrize("distance", [0, 2048])
+def test_weights_are_asked_for_ahead_where_the_schedule_says_so(distance: int) -> None:
+    """A cache line of each vector of the panel, for every step of the sum."""
+    schedule = Schedule.of(
+        "gemm", tile=12, vectors=2, order="lanes-outer", unroll=1, prefetch=distance
+    )
+    target = resolve_target("x86-64-v4")
+    text = lower_workload(PROBLEMS["matmul"](16), schedule, target).text
+    assert ("call void @llvm.prefetch" in text) is bool(distance)

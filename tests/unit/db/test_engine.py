@@ -70,6 +70,14 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     assert caught.value.kind is StorageKind.CORRUPT
 
 
+def test_readers_of_a_file_never_wait_for_a_writer(tmp_path: Path) -> None:
+    """The file is in write-ahead mode from the start, and stays so for whoever opens it."""
+    path = tmp_path / "x.db"
+    open_engine(f"sqlite:///{path}").dispose()
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
 def test_a_folder_in_the_place_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(StorageError) as caught:
         open_engine(f"sqlite:///{tmp_path}")
