@@ -22,7 +22,7 @@ AHEAD = 8
 
 WAITING = 6
 """Requests beside those that the runner has its fill of. What is measured does not hang on results,
-so the device never waits for a build, and takes as many in turns as it can."""
+so the device never waits for a build, and takes as many at a time as it can."""
 
 POLL_SECONDS = 0.05
 """How long to wait for a result before looking at the clock."""
