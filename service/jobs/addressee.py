@@ -9,6 +9,7 @@ from compiler.target import Target, known_targets, resolve_target
 from db.errors import NotFoundError
 from db.storage import Storage
 from db.stores.workers import Health, RegisteredWorker
+from service.jobs.targets import is_target_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,7 @@ def target_key_of(name: str, storage: Storage) -> str:
     Raises:
         UnknownTargetError: as `resolve_addressee` does.
     """
-    if len(name) == 64 and set(name) <= set("0123456789abcdef"):
-        return name
-    return resolve_addressee(name, storage).target.key
+    return name if is_target_key(name) else resolve_addressee(name, storage).target.key
 
 
 def target_of_key(key: str, storage: Storage) -> Target:

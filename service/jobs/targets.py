@@ -81,9 +81,12 @@ def _stored_key(name_or_key: str, storage: Storage) -> str:
 
 def target_key(name_or_key: str) -> str:
     """A target's key from its name, or the key itself. Raises UnknownTargetError."""
-    if len(name_or_key) == 64 and set(name_or_key) <= set("0123456789abcdef"):
-        return name_or_key
-    return resolve_target(name_or_key).key
+    return name_or_key if is_target_key(name_or_key) else resolve_target(name_or_key).key
+
+
+def is_target_key(text: str) -> bool:
+    """Whether a text has the form of a target's key: 64 hexadecimal digits."""
+    return len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
 def _stored(storage: Storage) -> Iterable[Target]:

@@ -17,6 +17,7 @@ from compiler.target import Target, resolve_target
 from db.job_states import JobState
 from db.storage import Storage
 from db.stores.jobs import Job
+from db.stores.leases import NewRequest, RequestState
 from service.jobs import run_job, tuner_process
 from service.jobs.device import Checked
 from service.jobs.graph_choice import keep_plan
@@ -25,9 +26,10 @@ from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, plan_model
 from service.jobs.remote_runner import RemoteRunner
 from service.jobs.run_queue import JobCancelled
-from service.jobs.tuner_process import TunerProcess
+from service.jobs.tuner_process import JobReporter, TunerProcess
 from service.settings import Settings
 from tests.unit.tuner.fakes import FakeBuilder
+from tuner.cancel import CancelToken
 from tuner.events import Finished, Started, TaskSnapshot
 from tuner.measure.measurement import Status
 from tuner.measure.model_runs import Race
@@ -289,3 +291,19 @@ def test_a_job_may_have_several_sizes(
     assert (done.state, done.error) == (JobState.SUCCEEDED, None)
     assert done.result is not None and done.result["verified"]
     assert len(done.result["plans"]) == (2 if isinstance(sizes, list) else 1)
+
+
+def test_a_tuner_that_comes_back_keeps_the_run_under_way(storage: Storage, job: Job) -> None:
+    """Settling withdraws what this life's search asked for, and nothing of its predecessor's."""
+    claimed = storage.jobs.claim("second life", 60)
+    assert claimed is not None
+    target = resolve_target("host")
+    before = NewRequest("race", target.key, {"kind": "run"}, job_id=job.id)
+    storage.leases.submit([before])
+    tokens = CancelToken(), CancelToken()
+    reporter = JobReporter(storage, claimed[0], job, CancelToken())
+    with LeasedDevice(storage, job.id, target, *tokens) as device:
+        reporter.device = device
+        reporter.phase("settling")
+    (status,) = storage.leases.of_job(job.id)
+    assert status.state is RequestState.QUEUED
