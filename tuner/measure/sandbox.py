@@ -7,31 +7,23 @@ if it survives, everything that is left is run that way too.
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import shlex
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
 from pathlib import Path
 from typing import Any, assert_never
 
-from tuner.measure.interpreter import THIS_PYTHON, child_environment
+from tuner.measure.interpreter import THIS_PYTHON
 from tuner.measure.measurement import Measurement, Status
 from tuner.measure.run_result import RunResult, RunStatus
 from tuner.measure.run_wire import (
     RunRequest,
 )
+from tuner.measure.sandbox_child import START_LIMIT_SECONDS, Death, SandboxChild, Talked
 from tuner.measure.speed import Speed, SpeedWatch
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
-
-START_LIMIT_SECONDS = 60.0
-"""For a child to import NumPy on a busy machine."""
 
 
 @dataclass(slots=True)
@@ -63,22 +55,6 @@ class _Ended:
     error: str = ""
 
 
-class _Talked(Enum):
-    """How a job ended that did not kill the child."""
-
-    TO_THE_END = auto()
-    CANCELLED = auto()
-    OUT_OF_TIME = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class _Death:
-    """The child died of a job; `signal` is the signal that killed it, 0 if none did."""
-
-    how: str
-    signal: int = 0
-
-
 class Sandbox:
     """Measures requests in a child process that is replaced when it dies.
 
@@ -100,9 +76,7 @@ class Sandbox:
         self._worker = worker
         self._device = dict(device or {})
         self._clock = clock
-        self._python = tuple(python)
-        self._child: subprocess.Popen[bytes] | None = None
-        self._pending = b""
+        self._child = SandboxChild(python)
         self._watch = SpeedWatch()
         self._speeds: list[Speed] = []
 
@@ -173,20 +147,20 @@ class Sandbox:
             return RunResult(request.request_id, status, error, worker=self._worker)
 
         job = {"run": request.to_json(), "files": files}
-        match self._talk(job, limit + START_LIMIT_SECONDS, take, cancelled):
-            case _Talked.TO_THE_END if found is not None:
+        match self._child.talk(job, limit + START_LIMIT_SECONDS, take, cancelled):
+            case Talked.TO_THE_END if found is not None:
                 return replace(found, worker=self._worker)
-            case _Talked.TO_THE_END:
+            case Talked.TO_THE_END:
                 return ended(RunStatus.FAILED, "the run gave no result")
-            case _Talked.CANCELLED:
+            case Talked.CANCELLED:
                 return ended(RunStatus.CANCELLED, "cancelled")
-            case _Talked.OUT_OF_TIME:
+            case Talked.OUT_OF_TIME:
                 text = f"the step '{step}' did not end within {limit:g} seconds"
                 return ended(RunStatus.TIMED_OUT, text)
-            case _Death(how, signal.SIGKILL):
+            case Death(how, signal.SIGKILL):
                 text = f"{how} in the step '{step}', as the system does where memory runs out"
                 return ended(RunStatus.OUT_OF_MEMORY, text)
-            case _Death(how):
+            case Death(how):
                 return ended(RunStatus.CRASHED, f"{how} in the step '{step}'")
 
     def _attempt(
@@ -215,7 +189,7 @@ class Sandbox:
         while groups and not cancelled():
             group = groups.pop(0)
             if distrust:
-                self._kill()
+                self._child.close()
             job = {"requests": parts, "only": group}
             ended = self._converse(job, threads, limit, group, observed, cancelled)
             if ended.culprit is None:
@@ -239,13 +213,12 @@ class Sandbox:
             if rest:
                 groups.append(rest)
         if distrust:
-            self._kill()
+            self._child.close()
         return observed, max(self._speeds, key=lambda speed: speed.excess, default=None)
 
     def close(self) -> None:
         """Stop the child."""
-        if self._child is not None:
-            self._kill()
+        self._child.close()
 
     def _measurement(
         self,
@@ -311,126 +284,14 @@ class Sandbox:
             return None
 
         # Drawing inputs and reading the reference comes before the first candidate.
-        ended = self._talk(job, limit + START_LIMIT_SECONDS, take, cancelled)
+        ended = self._child.talk(job, limit + START_LIMIT_SECONDS, take, cancelled)
         match ended:
-            case _Talked.TO_THE_END | _Talked.CANCELLED:
+            case Talked.TO_THE_END | Talked.CANCELLED:
                 return _Ended()
-            case _Talked.OUT_OF_TIME:
+            case Talked.OUT_OF_TIME:
                 text = f"no answer within {limit:g} seconds"
                 return _Ended(current, Status.RUN_TIMEOUT, text)
-            case _Death(how=how):
+            case Death(how=how):
                 return _Ended(current, Status.CRASH, how)
             case _:
                 assert_never(ended)
-
-    def _talk(
-        self,
-        job: Mapping[str, Any],
-        limit: float,
-        take: Callable[[Mapping[str, Any]], float | None],
-        cancelled: Callable[[], bool],
-    ) -> _Talked | _Death:
-        """Give the child a job and read its events until the job ends.
-
-        `take` gets each event. It returns how many seconds the child has from then on, or None if
-        the present limit goes on. The first limit is `limit` seconds. A child that has not answered
-        in time, or whose job is cancelled, is killed.
-        """
-        self._start()
-        child = self._child
-        assert child is not None and child.stdin is not None
-        try:
-            child.stdin.write((json.dumps(job) + "\n").encode())
-            child.stdin.flush()
-        except OSError:
-            return self._died()
-        deadline = time.monotonic() + limit
-        while True:
-            if cancelled():
-                self._kill()
-                return _Talked.CANCELLED
-            event = self._read(min(0.2, max(0.0, deadline - time.monotonic())))
-            if event is None:
-                if self._child_is_dead():
-                    return self._died()
-                if time.monotonic() >= deadline:
-                    self._kill()
-                    return _Talked.OUT_OF_TIME
-                continue
-            if event.get("event") == "done":
-                return _Talked.TO_THE_END
-            seconds = take(event)
-            if seconds is not None:
-                deadline = time.monotonic() + seconds
-
-    # ---- the child
-
-    def _start(self) -> None:
-        if self._child is not None and not self._child_is_dead():
-            return
-        self._pending = b""
-        command = shlex.join(self._python)
-        try:
-            self._child = subprocess.Popen(
-                [*self._python, "-m", "tuner.measure.sandbox_main"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=child_environment(),
-                start_new_session=True,
-            )
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise RuntimeError(f"the sandbox's Python '{command}' cannot run: {reason}") from error
-        deadline = time.monotonic() + START_LIMIT_SECONDS
-        while time.monotonic() < deadline and not self._child_is_dead():
-            if self._read(0.5) is not None:
-                return
-        self._kill()
-        raise RuntimeError(f"the sandbox's Python '{command}' did not get ready")
-
-    def _read(self, timeout_seconds: float) -> dict[str, Any] | None:
-        """The next event, or None if there is none in time or the child closed its end."""
-        child = self._child
-        assert child is not None and child.stdout is not None
-        while b"\n" not in self._pending:
-            ready, _, _ = select.select([child.stdout], [], [], timeout_seconds)
-            if not ready:
-                return None
-            data = os.read(child.stdout.fileno(), 65536)
-            if not data:
-                return None
-            self._pending += data
-        line, _, self._pending = self._pending.partition(b"\n")
-        event = json.loads(line)
-        return event if isinstance(event, dict) else {}
-
-    def _child_is_dead(self) -> bool:
-        return self._child is None or self._child.poll() is not None
-
-    def _died(self) -> _Death:
-        child = self._child
-        assert child is not None
-        code = child.wait()
-        self._discard()
-        if code < 0:
-            return _Death(f"killed by {signal.Signals(-code).name}", -code)
-        return _Death(f"exited with status {code}")
-
-    def _kill(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child.wait()
-            self._discard()
-
-    def _discard(self) -> None:
-        if self._child is not None:
-            for stream in (self._child.stdin, self._child.stdout):
-                if stream is not None:
-                    try:
-                        stream.close()
-                    except BrokenPipeError:
-                        # What could not be written was meant for the dead child.
-                        continue
-        self._child = None
-        self._pending = b""

@@ -9,7 +9,7 @@ from compiler.dtypes import DType
 from compiler.loops.layout import blocked, strides
 from compiler.runtime.kernel import BufferRole, BufferSpec
 from compiler.runtime.packing import pack
-from tuner.measure.sandbox_main import _halo_is_zero
+from tuner.measure.batch_session import _halo_is_zero
 
 SHAPE, HALO, LAYOUT = (1, 24, 3, 3), ((0, 0), (0, 0), (1, 1), (1, 1)), blocked(4, 1, 16)
 SPEC = BufferSpec(

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from compiler.runtime.kernel import BufferRole
+from tuner.measure.kernel_buffers import Buffers
 from tuner.measure.measurement import RecordKey
-from tuner.measure.sandbox_main import Session, _Race, _Ready
+from tuner.measure.race import Race, Races, Ready
 from tuner.measure.wire import Candidate, Case, MeasureRequest, RepeatSettings
 
 SECONDS = 1e-3
@@ -67,17 +68,17 @@ class Batch:
             name: Kernel(name, itertools.repeat(r) if isinstance(r, float) else r, self.log)
             for name, r in ratios.items()
         }
-        self._session = Session(self._emit)
+        self._races = Races(self._emit)
 
     def _emit(self, **event: Any) -> None:
         self.events.append(event)
 
     def run(self, *, cold: bool = False) -> None:
         ready = [
-            _Ready(candidate, self.kernels[candidate.trial_id], 1, cold)  # type: ignore[arg-type]
+            Ready(candidate, self.kernels[candidate.trial_id], 1, cold)  # type: ignore[arg-type]
             for candidate in self.request.candidates
         ]
-        self._session._run_races([_Race(self.request, self._session._buffers, ready)])
+        self._races.run([Race(self.request, Buffers(), ready)])
 
     @property
     def order(self) -> list[str]:

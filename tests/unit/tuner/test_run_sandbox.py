@@ -140,7 +140,7 @@ def test_a_child_that_the_system_kills_ran_out_of_memory(model: Loadable, blob: 
     sandbox = Sandbox("w1")
     request = hanging(blob, model)
     sandbox.probe()  # starts the child
-    child = sandbox._child
+    child = sandbox._child._process
     assert child is not None
     timer = threading.Timer(1.0, os.kill, (child.pid, signal.SIGKILL))
     timer.start()

@@ -435,9 +435,9 @@ def test_a_request_that_is_repeated_gives_its_result_again(library: bytes) -> No
 def test_a_batch_that_needs_too_much_memory_is_raced_in_parts(
     library: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tuner.measure import sandbox_main
+    from tuner.measure import batch_session
 
-    monkeypatch.setattr(sandbox_main, "MEMORY_LIMIT_BYTES", 3 * 4 * SIZE - 1)
+    monkeypatch.setattr(batch_session, "MEMORY_LIMIT_BYTES", 3 * 4 * SIZE - 1)
     for data in (library, EXPECTED):
         (tmp_path / digest_bytes(data)).write_bytes(data)
     events: list[tuple[str, str]] = []
@@ -445,7 +445,7 @@ def test_a_batch_that_needs_too_much_memory_is_raced_in_parts(
     def emit(**event: object) -> None:
         events.append((str(event["event"]), str(event.get("trial", ""))))
 
-    session = sandbox_main.Session(emit)
+    session = batch_session.Session(emit)
     request = _request(library, "good", "also_good")
     part = {
         "request": request.to_json(),

@@ -1,0 +1,220 @@
+"""The child's side of batches: checks each candidate's output, and has those that agree timed.
+
+Only the standard library, NumPy and compiler.runtime are imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections import OrderedDict
+from collections.abc import Container, Mapping
+from typing import Any
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.runtime.bench import BoundKernel, reference_seconds
+from compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
+from compiler.runtime.packing import unpack
+from compiler.runtime.verify import compare
+from tuner.measure.kernel_buffers import POISON, Buffers
+from tuner.measure.race import Emit, Race, Races, Ready, held_bytes
+from tuner.measure.run_session import run_job
+from tuner.measure.run_wire import RunRequest
+from tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest
+
+MEMORY_LIMIT_BYTES = 1 << 30
+"""Packed buffers at a time. A batch that needs more is raced in parts: a fully connected layer of
+VGG has 400 MB of weights, and each candidate may pack them differently."""
+
+KEPT_BYTES = 1 << 28
+"""Inputs and packed buffers of earlier workloads are kept, for tasks whose batches alternate."""
+
+COLD_WEIGHT_BYTES = 1 << 20
+"""Weights from this size on come from memory in every run of a model. Timed warm, an algorithm that
+expands them (Winograd) looks faster than it is: at 256 channels and 14x14 pixels by two thirds."""
+
+
+class Session:
+    """Checks and times the candidates of jobs; the inputs of the last workloads are kept."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._races = Races(emit)
+        self._buffers = Buffers()
+        self._kept: OrderedDict[tuple[InputSpec, ...], Buffers] = OrderedDict()
+        self._references: dict[str, np.ndarray] = {}
+
+    def run(self, job: Mapping[str, Any]) -> None:
+        """Do a job, reporting each step before it is taken.
+
+        `{"probe": threads}` times the reference kernel. `run` is a request to run whole programs,
+        and `files` the paths of its blobs. Else `requests` holds measure requests with the paths of
+        their `library` and `references` (one a case), and `only` names the candidates to measure.
+        Requests of one job are interleaved: between the rounds of one, those of the others are run.
+        """
+        if "probe" in job:
+            self._probe(int(job["probe"]))
+            self._emit(event="done")
+            return
+        if "run" in job:
+            self._forget()  # a whole model needs the memory
+            run_job(RunRequest.from_json(job["run"]), job["files"], self._emit)
+            self._emit(event="done")
+            return
+        parts = [(MeasureRequest.from_json(part["request"]), part) for part in job["requests"]]
+        threads = parts[0][0].key.threads
+        self._probe(threads)
+        races: list[Race] = []
+        for request, part in parts:
+            self._check_all(request, part, set(job["only"]), races)
+        self._races.run(races)
+        self._probe(threads)
+        self._emit(event="done")
+
+    def _forget(self) -> None:
+        """Give up what is kept for further requests of the same workloads."""
+        self._buffers = Buffers()
+        self._kept.clear()
+        self._references.clear()
+
+    def _check_all(
+        self,
+        request: MeasureRequest,
+        part: Mapping[str, Any],
+        only: Container[str],
+        races: list[Race],
+    ) -> None:
+        """Check the candidates of a request, and enter those that agree into a race of their own.
+
+        If memory runs out, all races are run with the candidates that are in them by then.
+        """
+        wanted = [c for c in request.candidates if c.trial_id in only]
+        library = ctypes.CDLL(part["library"], mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        # The first case last: its buffers are those that are timed.
+        for case, path in list(zip(request.cases, part["references"], strict=True))[:0:-1]:
+            expected = self._prepare(case, path)
+            agreed = []
+            for candidate in wanted:
+                if self._check(candidate, request, expected, library) is not None:
+                    agreed.append(candidate)
+                if self._buffers.held_bytes > MEMORY_LIMIT_BYTES:
+                    self._buffers.forget()
+            wanted = agreed
+            self._buffers.forget()
+        expected = self._prepare(request.cases[0], part["references"][0])
+        race = Race(request, self._buffers)
+        races.append(race)
+        for candidate in wanted:
+            checked = self._check(candidate, request, expected, library)
+            if checked is not None:
+                race.left.append(checked)
+            if held_bytes(races) > MEMORY_LIMIT_BYTES:
+                self._races.run(races)
+                for each in races:
+                    each.buffers.forget()
+
+    def _probe(self, threads: int) -> None:
+        """Say how fast this machine is just now."""
+        arithmetic, memory = reference_seconds(threads)
+        self._emit(event="speed", arithmetic=arithmetic, memory=memory)
+
+    def _prepare(self, case: Case, path: str) -> np.ndarray:
+        """Draw the inputs of a case; its expected output."""
+        self._emit(event="prepare")
+        found = self._kept.pop(case.inputs, None)
+        while self._kept and sum(b.held_bytes for b in self._kept.values()) > KEPT_BYTES:
+            self._kept.popitem(last=False)
+        if found is None:
+            found = Buffers(tuple(spec.draw() for spec in case.inputs))
+            found.held_bytes = sum(array.nbytes for array in found.arrays)
+        self._kept[case.inputs] = self._buffers = found
+        if path not in self._references:
+            # those of one request at a time: they are as large as the outputs
+            self._references = {path: np.load(path, allow_pickle=False)}
+        return self._references[path]
+
+    def _check(
+        self,
+        candidate: Candidate,
+        request: MeasureRequest,
+        expected: np.ndarray,
+        library: ctypes.CDLL,
+    ) -> Ready | None:
+        """Run a candidate once on poisoned memory and compare its output with the reference."""
+        self._emit(event="begin", trial=candidate.trial_id, step="check")
+        try:
+            spec = KernelSpec.from_json(candidate.spec)
+            buffers = [self._buffers.get(b) for b in spec.buffers]
+            (position,) = spec.outputs
+            output_spec, output = spec.buffers[position], buffers[position]
+            for b, memory in zip(spec.buffers, buffers, strict=True):
+                if b.role in (BufferRole.OUTPUT, BufferRole.SHARED):
+                    memory.view(np.uint8)[:] = POISON
+            addresses = [_address(library, stage.symbol) for stage in spec.stages]
+            kernel = BoundKernel(
+                spec, addresses, buffers, request.key.threads, self._buffers.scratch
+            )
+        except (ValueError, KeyError, AttributeError, OSError, MemoryError) as error:
+            self._emit(
+                event="checked", trial=candidate.trial_id, status="run_error", error=str(error)
+            )
+            return None
+        kernel.run()
+        actual = unpack(
+            output,
+            output_spec.shape,
+            output_spec.parsed_layout(),
+            output_spec.halo,
+            output_spec.dtype,
+        )
+        if output_spec.halo and not _halo_is_zero(output_spec, output):
+            self._emit(
+                event="checked",
+                trial=candidate.trial_id,
+                status="wrong_answer",
+                error="the halo of the output is not zero",
+            )
+            return None
+        distance = compare(_widened(actual, output_spec.dtype), expected)
+        if not distance <= request.tolerance:
+            self._emit(
+                event="checked",
+                trial=candidate.trial_id,
+                status="wrong_answer",
+                error=f"relative error {distance:.3g} over the tolerance {request.tolerance:g}",
+                max_error=distance if np.isfinite(distance) else None,
+            )
+            return None
+        self._emit(event="checked", trial=candidate.trial_id, status="ok", max_error=distance)
+        weights = sum(b.bytes for b in spec.buffers if b.role is BufferRole.WEIGHT)
+        return Ready(candidate, kernel, 1, weights >= COLD_WEIGHT_BYTES)
+
+
+def _address(library: ctypes.CDLL, symbol: str) -> int:
+    """Where a stage's function lies; AttributeError if the library has none of that name."""
+    address = ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def _widened(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """bfloat16 comes as its 16 raw bits, the upper half of a float32."""
+    if dtype is DType.BFLOAT16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array
+
+
+def _halo_is_zero(spec: BufferSpec, output: np.ndarray) -> bool:
+    """Whether the producer wrote the zeros that consumers read as their padding.
+
+    Elements that a layout adds to fill whole blocks are neither written nor read.
+    """
+    padded = tuple(n + sum(pair) for n, pair in zip(spec.shape, spec.halo, strict=True))
+    whole = unpack(output, padded, spec.parsed_layout(), (), spec.dtype)
+    interior = tuple(
+        slice(before, before + n) for n, (before, _) in zip(spec.shape, spec.halo, strict=True)
+    )
+    whole[interior] = 0
+    return not whole.any()
