@@ -12,8 +12,8 @@ Before -> after, `x` any value, `c`, `d` constants:
     cast(x) to its own type                                 x
     cast(cast(x)) through a type that holds every value     cast(x)
 
-Also called peephole optimisation or strength reduction. `x / c` moves the last bit where `1 / c`
-is not exact; everything else is exact but the reassociation of constants.
+Also called peephole optimisation or strength reduction. Two rules round: `x / c` changes the last
+bit where `1 / c` is not exact, and merged constants are reassociated. All others are exact.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _same(rewriter: Rewriter, value: str, node: Node) -> bool:
 def _merge_constants(
     rewriter: Rewriter, node: Node, combine: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> str | None:
-    """`(x op c) op d` -> `x op (c op d)` where the constants' joint shape is one of theirs."""
+    """`(x op c) op d` -> `x op (c op d)`, if merging makes the constant no larger than c or d."""
     for value, outer in (node.inputs, node.inputs[::-1]):
         inner, last = rewriter.producer(value, node.op), rewriter.array(outer)
         if inner is None or last is None or not rewriter.used_once(value):
@@ -89,8 +89,10 @@ def _merge_constants(
 
 
 def _rounded(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    """Float64 numbers in a narrower type; None where one leaves the range of its normal numbers,
-    and the result would have few digits of it, or none."""
+    """Float64 numbers in a narrower type; None if one overflows it or becomes subnormal.
+
+    Such a number keeps few of its digits, or none.
+    """
     with np.errstate(over="ignore"):
         rounded = numbers.astype(dtype)
     lost = np.isinf(rounded) != np.isinf(numbers)
@@ -111,7 +113,7 @@ def _mul(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _scale_before_shift(rewriter: Rewriter, node: Node) -> str | None:
-    """`(x + c) * d` -> `x * d + c * d` where something before takes the scale."""
+    """`(x + c) * d` -> `x * d + c * d`, if a constant of what makes x can take the scale."""
     for value, outer in (node.inputs, node.inputs[::-1]):
         inner, factor = rewriter.producer(value, "add"), rewriter.array(outer)
         if inner is None or factor is None or not rewriter.used_once(value):
@@ -245,7 +247,7 @@ def _cast(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _holds(wide: DType, narrow: DType) -> bool:
-    """Whether each number of one type is one of the other."""
+    """Whether the wide type represents every number of the narrow one."""
     if DType.BFLOAT16 in (wide, narrow):
         return False
     if wide.is_float and narrow in (DType.INT64, DType.UINT64):

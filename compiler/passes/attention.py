@@ -8,11 +8,14 @@ Before:                                         After:
     %5 = softmax(%4)
     %7 = matmul(%5, %v)
 
-A constant mask that hides the keys after each query becomes `causal`, `c tanh(x / c)` under the
-mask `softcap`. Leading dimensions become batch and heads. A query that sees no key at all (a mask
-of -inf) gets zeros: ONNX's Attention and PyTorch write a `where` for that, which is taken in;
-without one, softmax would give NaN. Vaswani et al., "Attention Is All You Need" (2017); also called
-scaled_dot_product_attention (PyTorch) or Attention (ONNX opset 23).
+A constant mask that hides the keys after each query becomes `causal`; `c tanh(x / c)` under the
+mask becomes `softcap`. Leading dimensions become batch and heads.
+
+A query that sees no key at all (a mask of -inf) gets zeros, where softmax alone would give NaN.
+ONNX's Attention and PyTorch write a `where` for that, and the operator takes it in.
+
+Vaswani et al., "Attention Is All You Need" (2017); also called scaled_dot_product_attention
+(PyTorch) or Attention (ONNX opset 23).
 """
 
 from __future__ import annotations
@@ -28,8 +31,7 @@ from compiler.ops.attributes import integer, ints
 from compiler.passes.rewrite import Rewriter, rewrite
 
 HIDDEN = -1e9
-"""A number added to a score that leaves nothing of its exponential, and of rounding no more than
-the score itself."""
+"""A number as low as this hides a key: added to a score, it leaves nothing of the exponential."""
 
 
 def attention(graph: Graph) -> Graph:
@@ -39,7 +41,7 @@ def attention(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """A value that is added to scores of `rank` dimensions; `factor` multiplies both after that."""
+    """A value added to scores of `rank` dimensions; `factor` multiplies the sum afterwards."""
 
     value: str
     factor: float
@@ -54,7 +56,7 @@ class _Scores:
     softcap: float = 0.0
     masks: list[_Mask] = field(default_factory=list)
     leading: tuple[int, ...] = ()
-    """The longest list of dimensions before (queries, keys) that scores are given."""
+    """The dimensions before (queries, keys), in the view of the scores that has the most."""
 
 
 def _recognise(rewriter: Rewriter, node: Node) -> str | None:
@@ -83,9 +85,10 @@ def _recognise(rewriter: Rewriter, node: Node) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Guard:
-    """Zeros in place of the weights of a query that sees nothing, as the operator has them itself.
+    """A `where` that gives a query that sees no key weights of zero; the operator does so itself.
 
-    `judged` is the mask that says so; None where it is the weights themselves, or nothing.
+    `judged` is the mask in which it looks for such queries; None if it looks at the weights, or if
+    its condition is constant.
     """
 
     weights: str
@@ -93,8 +96,10 @@ class _Guard:
 
 
 def _guard(rewriter: Rewriter, value: str) -> _Guard | None:
-    """`where(hidden, 0, weights)`, hidden being `reduce_max(mask) == -inf`, `is_nan(weights)`, or
-    known to be false."""
+    """The guard in `where(hidden, 0, weights)`, or None.
+
+    `hidden` is `reduce_max(mask) == -inf`, `is_nan(weights)`, or a constant that is false.
+    """
     node = rewriter.producer(value, "where")
     if node is None or not rewriter.used_once(value) or rewriter.scalar(node.inputs[1]) != 0.0:
         return None
@@ -122,8 +127,7 @@ def _guard(rewriter: Rewriter, value: str) -> _Guard | None:
 
 
 def _unviewed(rewriter: Rewriter, value: str) -> str:
-    """The value behind a reshape that splits or joins leading dimensions, if nothing else reads
-    either."""
+    """The value before a reshape of leading dimensions, if nothing else reads the reshape."""
     view = rewriter.producer(value, "reshape")
     if view is None or rewriter.shape(view.inputs[0])[-2:] != rewriter.shape(value)[-2:]:
         return value
@@ -137,7 +141,7 @@ def _is_last_axis(rewriter: Rewriter, softmax: Node) -> bool:
 
 
 def _product(rewriter: Rewriter, value: str, found: _Scores) -> Node | None:
-    """The product that scores come from; what lies between goes into `found`."""
+    """The matrix product that makes the scores; the steps after it go into `found`."""
     while rewriter.used_once(value):
         node, shape = rewriter.producer(value), rewriter.shape(value)
         if node is None or len(shape) < 2:
@@ -210,12 +214,12 @@ def _masked(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
 
 
 def _leads_to_product(rewriter: Rewriter, value: str) -> bool:
-    """Whether a value is a product of matrices, as far as one can see through `_product`."""
+    """Whether `_product` finds a matrix product behind a value."""
     return _product(rewriter, value, _Scores()) is not None
 
 
 def _selected(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
-    """`where(seen, x, c)` with a c that hides is `x + where(seen, 0, c)`."""
+    """Read `where(seen, x, c)`, with a c that hides, as `x + where(seen, 0, c)`."""
     seen, chosen, other = node.inputs
     shape = rewriter.shape(node.outputs[0])
     if found.softcap:
@@ -242,7 +246,7 @@ def _selected(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
 def _emit(
     rewriter: Rewriter, node: Node, query: str, transposed: str, value: str, found: _Scores
 ) -> str | None:
-    """The operator on four dimensions, and its result as the second product had it."""
+    """The operator on four dimensions, its result in the shape of the second product."""
     heads = _batch_and_heads(rewriter, query, found.leading)
     key_heads = _batch_and_heads(rewriter, transposed, found.leading)
     if heads is None or key_heads is None or key_heads not in (heads, (heads[0], 1)):
@@ -284,7 +288,7 @@ def _emit(
 def _batch_and_heads(
     rewriter: Rewriter, operand: str, scores: tuple[int, ...]
 ) -> tuple[int, int] | None:
-    """The two leading dimensions of an operand: its own, or as those of the scores cut them."""
+    """Batch and heads of an operand: its leading dimensions, split as in the scores if they are."""
     own = rewriter.shape(operand)[:-2]
     chosen = scores if len(scores) > len(own) and prod(scores) == prod(own) else own
     if len(chosen) > 2:
@@ -301,8 +305,10 @@ def _in_heads(rewriter: Rewriter, value: str, heads: tuple[int, int]) -> str:
 
 
 def _mask_in_heads(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str | None:
-    """A mask that broadcasts to (batch, heads, queries, keys), with its factor; None where its
-    first dimension counts something else."""
+    """The mask times its factor, so that it broadcasts to (batch, heads, queries, keys).
+
+    None if the first of its three dimensions counts neither 1 nor batch times heads.
+    """
     value, shape = mask.value, rewriter.shape(mask.value)
     if mask.rank == 3 == len(shape) and shape[0] != 1 and heads[0] != 1:
         if shape[0] != prod(heads):
@@ -315,7 +321,7 @@ def _mask_in_heads(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> s
 
 
 def _hides_the_future(array: np.ndarray | None, past: int) -> bool:
-    """Whether a constant mask hides exactly the keys after each query, and leaves the others be."""
+    """Whether a constant mask hides the keys after each query and adds 0 to all others."""
     if array is None or array.ndim < 2 or past < 0 or prod(array.shape[:-2]) != 1:
         return False
     rows, columns = array.shape[-2:]

@@ -1,12 +1,12 @@
-"""Optimise bodies of control flow, each like a graph of its own, and hand them what they use.
+"""Optimise bodies of control flow, each as a graph of its own, and pass them only what they use.
 
 Before:                                         After:
     %2 = loop(n, go, x, c0, %1) {...}               %2 = loop(n, go, x) {...}
       input state.0, capture.0, capture.1             input state.0
       output on, mul(state.0, capture.0)              output on, mul(state.0, c0)
 
-A captured constant becomes one of the body's own, so that kernels can pack it. What a body does not
-read is not handed to it. What follows from constants alone is computed by the other passes.
+A captured constant becomes one of the body's own, so that kernels can pack it. A body no longer
+captures values that it does not read. The other passes compute what follows from constants alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from compiler.passes.dead_code import dead_code
 
 
 def optimise_bodies(graph: Graph, optimise: Callable[[Graph], Graph]) -> Graph:
-    """Optimise the bodies of all nodes. Of the graph itself only the operands of those change."""
+    """Optimise the bodies of all nodes. The graph itself changes only in those nodes' operands."""
     if not any(node.bodies for node in graph.nodes):
         return graph
     nodes = []
@@ -33,8 +33,7 @@ def optimise_bodies(graph: Graph, optimise: Callable[[Graph], Graph]) -> Graph:
 
 
 def _first_capture(node: Node) -> tuple[int, int]:
-    """The position of the first captured value among a node's operands and among a body's
-    inputs."""
+    """Where captured values begin: among the node's operands, and among a body's inputs."""
     states = integer(node.attrs, "states", 0)
     return (2 + states, 1 + states) if node.op == "loop" else (1, 0)
 
@@ -46,7 +45,8 @@ def _with_constants(graph: Graph, node: Node) -> list[Graph]:
     for body in node.bodies:
         captured = zip(body.inputs[inner:], node.inputs[own:], strict=True)
         known = {name: graph.constants[v] for name, v in captured if v in graph.constants}
-        # An input stays, so that the bodies of a node have the same ones: under another name.
+        # The input stays, because all bodies of a node have the same inputs: so the constant needs
+        # a name of its own.
         names: dict[str, str] = {}
         for name in known:
             names[name] = f"{name}.constant"

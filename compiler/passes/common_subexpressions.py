@@ -32,7 +32,7 @@ def common_subexpressions(graph: Graph) -> Graph:
             result = _rewriter.emit(node.op, inputs, node.attrs)
         else:
             result = node.outputs[0]
-        if node.op == "trim":  # an output of the graph, and as such a value of its own
+        if node.op == "trim":  # an output of the graph, which stays a value of its own
             return result if result != node.outputs[0] else None
         ordered = tuple(sorted(inputs)) if ops.get(node.op).commutative else inputs
         key = node.op, ordered, tuple(sorted(node.attrs))
@@ -63,7 +63,10 @@ def _equal_constants(graph: Graph) -> dict[str, str]:
 
 
 def _sample(array: np.ndarray) -> bytes:
-    """A few elements: constants are many megabytes, and most differ within the first."""
+    """A few elements, evenly spaced: constants may have megabytes, and a few bytes tell most apart.
+
+    Constants with equal samples are compared in full.
+    """
     flat = array.reshape(-1)
     return flat[:: max(flat.size // 16, 1)].tobytes()
 

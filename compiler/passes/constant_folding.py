@@ -19,7 +19,7 @@ from compiler.graph.ir import Graph, Node
 from compiler.passes.rewrite import Rewriter, rewrite
 
 GROWTH_LIMIT_BYTES = 1 << 22
-"""A folded value may be as large as this even where its operands are smaller (expand of zeros)."""
+"""A folded value may have as many bytes, even if its operands have fewer (expand of zeros)."""
 
 
 def constant_folding(graph: Graph) -> Graph:
@@ -31,17 +31,17 @@ def _fold(rewriter: Rewriter, node: Node) -> str | None:
     arrays = [rewriter.array(value) for value in node.inputs]
     operands = [array for array in arrays if array is not None]
     if len(operands) != len(arrays) or not arrays or node.bodies:
-        return None  # what runs bodies might take any time, or never end
+        return None  # a body may run for any time, or never end
     result = rewriter.type(node.outputs[0])
     size = prod(result.shape) * result.dtype.bytes
     if size > max(GROWTH_LIMIT_BYTES, sum(array.nbytes for array in operands)):
         return None
     if result.dtype is DType.BFLOAT16:
-        return None  # the array's type could not say it
+        return None  # NumPy has no such type, and the array's type becomes the constant's
     with np.errstate(all="ignore"):
         array = np.asarray(ops.get(node.op).reference(operands, node.attrs))
     if node.op == "trim" and array.shape != result.shape:
-        return None  # its type says how large it may be, the value how large it is
+        return None  # the type states the largest extent, and this value has fewer elements
     return rewriter.constant(
         array.astype(result.dtype.numpy, copy=False).reshape(result.shape), node.outputs[0]
     )

@@ -49,7 +49,7 @@ def _fold(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _composed(rewriter: Rewriter, node: Node) -> str:
-    """The statistics are computed at run time: (x - mean) * (scale / sqrt(var + eps)) + shift."""
+    """With statistics computed at run time: (x - mean) * (scale / sqrt(var + eps)) + shift."""
     value = node.inputs[0]
     rank, dtype = len(rewriter.shape(value)), rewriter.type(value).dtype.numpy
     scale, shift, mean, variance = (

@@ -66,9 +66,9 @@ def per_dimension(array: np.ndarray, shape: tuple[int, ...], dim: int) -> np.nda
 
 
 def scale_conv(rewriter: Rewriter, conv: Node, factor: np.ndarray) -> str:
-    """The convolution with its output channels scaled; its weight and bias are constants or none.
+    """The convolution with its output channels scaled, in its weight and bias if constant.
 
-    Where the weight is computed at run time, the scale stays a `mul` after the convolution.
+    If either is computed at run time, the scale stays a `mul` after the convolution.
     """
     weight = rewriter.array(conv.inputs[1])
     bias = rewriter.array(conv.inputs[2]) if len(conv.inputs) > 2 else None
@@ -78,7 +78,7 @@ def scale_conv(rewriter: Rewriter, conv: Node, factor: np.ndarray) -> str:
         multiplier = rewriter.constant(column.astype(dtype), f"{conv.name}.scale")
         return rewriter.emit("mul", [conv.outputs[0], multiplier])
     column = factor.reshape((-1,) + (1,) * (weight.ndim - 1))
-    # rounded once, and piece by piece: a float64 copy of all weights is slow to come by
+    # Rounded once, and piece by piece: a float64 copy of all weights would be slow to make.
     scaled = np.empty_like(weight)
     np.multiply(weight, column, out=scaled, dtype=np.float64, casting="unsafe")
     inputs = [conv.inputs[0], rewriter.constant(scaled, f"{conv.inputs[1]}.scaled")]
@@ -90,7 +90,8 @@ def scale_conv(rewriter: Rewriter, conv: Node, factor: np.ndarray) -> str:
 
 
 def shift_conv(rewriter: Rewriter, value: str, shift: np.ndarray) -> str:
-    """The value plus a number for each channel: in its bias if a convolution makes it."""
+    """The value plus one number for each channel: in the bias of the convolution that makes it,
+    else by an `add`."""
     conv = rewriter.producer(value, "conv")
     dtype = rewriter.type(value).dtype.numpy
     if conv is None or not _has_constant_bias(rewriter, conv):

@@ -5,10 +5,10 @@ Before:                             After:
     %2 = add(%1, %9)
     %3 = relu(%2)
 
-An anchor (contraction, window, reduction, row, gather) takes the elementwise operators that follow
-it and keep its shape, as its epilogue. What is left over forms elementwise groups, and reductions
-and rows take their elementwise producers as a prologue. No value is computed twice. Also called
-operator fusion (TVM) or fusion groups (XLA).
+An anchor (contraction, window, reduction, row, gather, attention) takes the elementwise operators
+that follow it and keep its shape as its epilogue. Reductions and rows also take their elementwise
+producers as a prologue. The remaining elementwise operators form groups of their own. No value is
+computed by two groups. Also called operator fusion (TVM) or fusion groups (XLA).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ RUNTIME = (OpKind.NATIVE, OpKind.CONTROL)
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Nodes, in topological order, that become one kernel; or a single node that becomes none: a
-    reshape (a view), a native operator, or control flow.
+    """Nodes, in topological order, that become one kernel.
 
-    `output` is the only value that is used outside.
+    A single node may become none: a reshape (a view), a native operator, or control flow. `output`
+    is the only value that is used outside.
     """
 
     nodes: tuple[Node, ...]
@@ -59,7 +59,7 @@ class Group:
 
     @property
     def is_native(self) -> bool:
-        """Whether the runtime does it, or runs bodies: in rows, and in no kernel."""
+        """Whether the runtime computes it, without a kernel: a native operator or control flow."""
         return ops.get(self.nodes[0].op).kind in RUNTIME
 
     @property
@@ -73,7 +73,7 @@ def fuse(graph: Graph, kept: Collection[str] = ()) -> tuple[Group, ...]:
     """Every node of the graph in exactly one group; groups in topological order.
 
     `kept` are values that no group may hide, as if the graph returned them. Nodes whose result has
-    no elements are in no group: there is nothing to compute, but what `trim` counts.
+    no elements are in no group, because there is nothing to compute; `trim` is, since it counts.
     """
     return _Fusion(graph, kept).groups()
 
@@ -128,9 +128,9 @@ class _Fusion:
         return Group(ordered, anchor, ordered[-1].output)
 
     def _epilogue(self, anchor: Node) -> list[Node]:
-        """Elementwise nodes after the anchor, as far as one value at a time leaves the group.
+        """Elementwise nodes after the anchor, as many as leave the group with a single output.
 
-        A value may branch and join again inside (`x * sigmoid(x)`).
+        A value may branch and join again inside the group (`x * sigmoid(x)`).
         """
         accepted: list[Node] = []
         shape = self._graph.types[anchor.output].shape
@@ -227,7 +227,10 @@ class _Fusion:
         return list(accepted.values())
 
     def _grow_up(self, nodes: list[Node], *, cheap: bool) -> None:
-        """Take producers that only this group reads; `cheap` ones only where values are reread."""
+        """Take producers that only this group reads; with `cheap`, only those that cost little.
+
+        Rows read their operands more than once, and compute the prologue each time.
+        """
         inside = {node.name for node in nodes}
         queue = list(nodes)
         while queue and len(nodes) < EPILOGUE_LIMIT:

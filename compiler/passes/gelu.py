@@ -79,7 +79,7 @@ def _recognise(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _factors(rewriter: Rewriter, node: Node) -> list[str]:
-    """The operands of a product of three, one of whose multiplications is `node`."""
+    """The operands of `(a * b) * c`, if `node` is it and one is a number; else the node's own."""
     left, right = node.inputs
     for value, other in ((left, right), (right, left)):
         inner = rewriter.producer(value, "mul")

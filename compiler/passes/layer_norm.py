@@ -41,7 +41,7 @@ _NORMALISED = [
 
 
 def layer_norm(graph: Graph) -> Graph:
-    """Replace decomposed layer normalisations, and take the scale and bias that follow one."""
+    """Replace decomposed layer normalisations, and take in the scale and bias that follow them."""
     return rewrite(graph, _recognise)
 
 

@@ -1,9 +1,9 @@
 """What kernels and copies cost in a layout, estimated from the graph alone.
 
-In operations: a core multiplies and adds about as often as it moves a byte of its outer caches
-twice. Factors are rounded from kernels of ResNet-50, MobileNetV2, DenseNet-121 and GoogLeNet, timed
-in all layouts on one core (AVX-512): what counts is that the lanes run along one axis in all
-operands, and are full.
+The unit is one operation of a core; a byte moved costs `OPERATIONS_A_BYTE`, as in outer caches. The
+factors are rounded from kernels of ResNet-50, MobileNetV2, DenseNet-121 and GoogLeNet, timed in all
+layouts on one core (AVX-512). Two things decide: whether the lanes run along one axis in all
+operands, and whether they are full.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ OPERATIONS_A_BYTE = 2.0
 _LINE_BYTES = 64
 
 _TORN = 1.25
-"""Vectors of a value whose channels, which lie together, do not end where a cache line does."""
+"""Vectors cross cache lines, because channels lie together and do not fill whole lines."""
 
 _TRANSFORM_MACS = 8
-"""Multiplications in the time in which one number is brought into Winograd's domain and read."""
+"""Transforming one number into Winograd's domain and reading it, in multiplications."""
 
 WEIGHT_MACS = 15.0
 """`CoreModel.weight_macs` where no target is known: between the least and the most measured."""
 
 _MIXED = 10.0
-"""Lanes along one axis in one operand and along another in the next: elements come one by one."""
+"""Lanes run along different axes in two operands, so that elements are loaded one by one."""
 
 
 @lru_cache(maxsize=4096)
@@ -52,9 +52,9 @@ def convolution(
     lanes: int,
     weight_macs: float = WEIGHT_MACS,
 ) -> float:
-    """A convolution that reads and writes these layouts, but for the traffic.
+    """The operations of a convolution that reads and writes these layouts, without the traffic.
 
-    `weight_macs` is that of a core (`compiler.targets.CoreModel`).
+    `weight_macs` is the core's (`compiler.targets.CoreModel`).
     """
     types = graph.types
     weight, result = types[node.inputs[1]].shape, types[node.output].shape
@@ -83,10 +83,10 @@ def convolution(
 def _winograd(
     node: Node, weight: tuple[int, ...], result: tuple[int, ...], weight_macs: float
 ) -> float:
-    """Less than 1 where Winograd's algorithm is cheaper, on channels that lie together.
+    """The cost by Winograd's algorithm over the direct cost, at most 1; channels lie together.
 
-    The share of the multiplications that are left, with the transforms, and with the weights as
-    they come from memory: there are more of them, which shows where there are few pixels.
+    Its cost is that of the remaining multiplications, the transforms, and the weights read from
+    memory. Transformed weights are larger, which matters if there are few pixels.
     """
     spatial = len(weight) - 2
     steps = ints(node.attrs, "strides", (1,) * spatial)
@@ -121,12 +121,15 @@ def _winograd(
 
 
 def _fetched(multiplications: float, fetch: float) -> float:
-    """The time of multiplications, in those, with that of their weights from memory beside it."""
+    """The time of multiplications and, mostly overlapped, of `fetch`: their weights from memory.
+
+    Both are counted in multiplications.
+    """
     return max(multiplications, fetch) + 0.3 * min(multiplications, fetch)
 
 
 def _holds_vectors(layout: Layout, lanes: int) -> bool:
-    """Whether as many channels as a vector has lanes lie together."""
+    """Whether channels lie together in whole vectors."""
     return layout != ROW_MAJOR and (layout.factors[-1].mod or lanes) % lanes == 0
 
 
@@ -141,22 +144,22 @@ def window(graph: Graph, node: Node, layout: Layout, lanes: int) -> float:
         return work
     pads = ints(node.attrs, "pads", (0,) * (2 * len(kernel)))
     if pads[len(kernel) - 1] or pads[-1]:
-        return work * _MIXED  # the ends of a row have other windows than their neighbours
+        return work * _MIXED  # windows at the ends of a row differ from those between
     step = ints(node.attrs, "strides", (1,) * len(kernel))[-1]
     return work * 1.2 * _gathered(step) * _filled(graph.types[node.output].shape[-1], lanes)
 
 
 def reduction(graph: Graph, node: Node, layout: Layout) -> float:
-    """A sum over pixels: lanes along the pixels are added up at the end."""
+    """A sum over pixels. In rows, lanes run along the pixels and are added up at the end."""
     return graph.types[node.inputs[0]].elements * (1.2 if layout == ROW_MAJOR else 1.0)
 
 
 def _gathered(step: int) -> float:
-    """How much longer vectors along a row take that are put together from `step` others."""
+    """How many times longer a vector along a row takes, if it is gathered from `step` others."""
     return 1.1 if step == 1 else 1.6 if step <= MAX_LANE_STEP else _MIXED
 
 
 def _filled(points: int, lanes: int) -> float:
-    """How much longer vectors along a row take, of which the last may be one of half the width."""
+    """How many times longer a row takes than full vectors would; the last may be half a vector."""
     half = max(1, lanes // 2)
     return -(-points // half) * half / points

@@ -1,8 +1,8 @@
 """The layouts that a group of nodes may read and write, and what each costs.
 
-Values of convolutions may be row-major (NCHW) or blocked by channels (NCHW16c), and where the last
-block would be partly empty, in blocks of half a vector (NCHW8c) or channels-last (NHWC). Matrix
-products, rows and gathers read and write rows.
+Values of convolutions may be row-major (NCHW) or blocked by channels (NCHW16c). If the last block
+would be partly empty, they may also lie in blocks of half a vector (NCHW8c) or channels-last
+(NHWC). Matrix products, rows and gathers read and write row-major values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCKED_RANKS = (3, 4, 5)
 """Batch, channels, then one to three spatial dimensions."""
 
 PADDING_LIMIT = 1 / 3
-"""Unused channels that a blocked layout may add: 24 channels of 16 lanes take the room of 32."""
+"""The share of unused channels that blocks may add: in blocks of 16, 24 channels take up 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class LayoutChoice:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A choice and what its kernel costs; copies before and after it not counted."""
+    """A choice and what its kernel costs, without copies before and after it."""
 
     choice: LayoutChoice
     cost: float
@@ -63,7 +63,7 @@ class Option:
 
 @cache
 def channels_last(rank: int) -> Layout:
-    """NCHW as it lies in NHWC."""
+    """The layout in which an NCHW value lies in memory as NHWC."""
     return Layout((Factor(0), *(Factor(dim) for dim in range(2, rank)), Factor(1)))
 
 
@@ -71,7 +71,7 @@ def fits_block(channels: int, groups: int, block: int) -> bool:
     """Whether channels may be stored in blocks of this many.
 
     The last block may be partly unused, if that adds at most `PADDING_LIMIT` of the channels. With
-    groups, the channels of each group divide by the block, or each group is one channel.
+    groups, each group must be whole blocks, or a single channel.
     """
     each = channels // groups
     if groups > 1 and each > 1:
@@ -80,24 +80,24 @@ def fits_block(channels: int, groups: int, block: int) -> bool:
 
 
 class LayoutCosts(Protocol):
-    """What layouts cost, in any unit; estimated, or measured where that is known."""
+    """What layouts cost, in any unit: estimated, or measured if measurements are known."""
 
     def kernel(self, group: Group, option: Option) -> float:
-        """A group's kernel as the option has it; copies before and after it not counted."""
+        """The cost of a group's kernel with this option, without copies before and after it."""
 
     def copy(self, kind: TensorType, source: Placement, target: Placement) -> float:
-        """Bringing a value to where a group wants it."""
+        """The cost of a copy of a value from one placement to another."""
 
 
 class EstimatedCosts:
     """Operations and bytes, as far as a graph shows them (`layout_costs`)."""
 
     def kernel(self, group: Group, option: Option) -> float:
-        """The operations of the option; the bytes that it moves count, too."""
+        """The operations of the option, traffic included."""
         return option.cost
 
     def copy(self, kind: TensorType, source: Placement, target: Placement) -> float:
-        """The bytes, read once and written once; nothing where they are the same."""
+        """The bytes read once and written once; nothing if both placements are the same bytes."""
         return _copied(kind, source, target)
 
 
@@ -107,8 +107,8 @@ ESTIMATES = EstimatedCosts()
 class Options:
     """Options for the groups of one graph, for vectors of `lanes` elements.
 
-    `weight_macs` is that of a core (`compiler.targets.CoreModel`).
-    The concatenations and slices in `copied` move their elements in any layout.
+    `weight_macs` is the core's (`compiler.targets.CoreModel`). The concatenations and slices in
+    `copied` never lie in place: they move their elements in any layout.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Options:
         self._copied = copied
 
     def of(self, group: Group) -> list[Option]:
-        """At least one; the first is row-major."""
+        """The options of a group: at least one, and the first is row-major."""
         anchor = group.anchor
         if group.is_view:
             return [Option(self._rows(group), 0.0)]
@@ -144,7 +144,7 @@ class Options:
         return [self._option(self._rows(group), 0.0)]
 
     def layouts(self, value: str, groups: int = 1) -> tuple[Layout, ...]:
-        """What a value may lie in, row-major first."""
+        """The layouts that a value may have, row-major first."""
         shape = self._graph.types[value].shape
         if len(shape) not in BLOCKED_RANKS:
             return (ROW_MAJOR,)
@@ -165,7 +165,7 @@ class Options:
         return Option(choice, work + traffic)
 
     def _operands(self, group: Group, output: Layout, taken: dict[str, Demand]) -> LayoutChoice:
-        """Epilogue operands: those of the output's shape lie like the output, others row-major."""
+        """The choice with epilogue operands: the output's layout for its shape, else row-major."""
         shape = self._graph.types[group.output].shape
         demands = dict(taken)
         for value in group.inputs:
@@ -179,13 +179,13 @@ class Options:
         groups = integer(anchor.attrs, "group", 1)
         halo = conv_halo(self._graph, anchor)
         constants = {value: Demand(ROW_MAJOR) for value in anchor.inputs[1:]}
-        # Weights that only the run knows lie in rows, where no vector of channels is side by side.
+        # Weights computed at run time are row-major: no vector of their channels lies together.
         packed = anchor.inputs[1] in self._graph.constants
         found: list[Option] = []
         for output in self.layouts(anchor.output, groups) if packed else (ROW_MAJOR,):
             for source in self.layouts(x, groups) if packed else (ROW_MAJOR,):
                 if groups > 1 and source != output:
-                    continue  # groups are cut out of both alike
+                    continue  # groups are cut out of source and output in the same way
                 taken = {x: Demand(source, halo), **constants}
                 work = costs.convolution(
                     self._graph, anchor, source, output, self._lanes, self._weight_macs
@@ -208,7 +208,7 @@ class Options:
         ]
 
     def _reduction(self, group: Group, anchor: Node) -> list[Option]:
-        """Over space alone, channels may be the lanes; other reductions read rows."""
+        """If only spatial dimensions are reduced, lanes may be channels; others read rows."""
         x = anchor.inputs[0]
         rank = len(self._graph.types[x].shape)
         axes = {axis % rank for axis in ints(anchor.attrs, "axes", tuple(range(rank)))}
@@ -226,7 +226,7 @@ class Options:
         ]
 
     def _elementwise(self, group: Group) -> list[Option]:
-        """Operands of the output's shape lie like the output."""
+        """Operands of the output's shape have the output's layout."""
         types, shape = self._graph.types, self._graph.types[group.output].shape
         full = [v for v in group.inputs if types[v].shape == shape]
         layouts = self.layouts(group.output)
@@ -237,7 +237,7 @@ class Options:
         ]
 
     def _movement(self, group: Group) -> list[Option]:
-        """Slices of whole blocks keep the layout; other movement reads any and writes rows."""
+        """Slices of whole blocks keep the layout; other movement reads any layout, writes rows."""
         anything = LayoutChoice(ROW_MAJOR, {value: Demand(None) for value in group.inputs})
         found = [self._option(anything, 0.0, group.output)]
         alone = len(group.nodes) == 1
@@ -266,7 +266,7 @@ class Options:
         return found
 
     def _pieces(self, group: Group) -> list[Option]:
-        """Blocked where every piece starts at a whole block; free where all can lie in place."""
+        """Blocked if every piece starts at a whole block; without cost if all can lie in place."""
         (node,) = group.nodes
         types = self._graph.types
         pieces = ops.get(node.op).pieces
@@ -292,7 +292,7 @@ class Options:
         return found
 
     def _lies_inside(self, whole: str, part: str, start: tuple[int, ...], layout: Layout) -> bool:
-        """Whether a part lies in its whole as it would alone, in this layout."""
+        """Whether a part has the same bytes inside its whole as alone, from an aligned address."""
         types, place = self._graph.types, Placement(layout)
         apart = distance(types[whole].shape, place, types[part].shape, place, start)
         return apart is not None and apart * types[whole].dtype.bytes % ALIGNMENT_BYTES == 0
@@ -329,7 +329,7 @@ def _keeps_blocks(node: Node, block: int) -> bool:
 
 
 def conv_halo(graph: Graph, node: Node) -> Halo:
-    """The zeros that a convolution's windows reach around its operand: `()` if none."""
+    """The zeros around its operand that a convolution's windows reach; `()` if there are none."""
     shape = graph.types[node.inputs[0]].shape
     kernel = graph.types[node.inputs[1]].shape[2:]
     output = graph.types[node.output].shape[2:]

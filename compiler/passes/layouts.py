@@ -5,12 +5,12 @@ Before:                                     After (16 lanes):
     {conv, add}:  row -> row                    {conv, add}: 0 1/16 2 3 1%16 -> 0 1/16 2 3 1%16
     {softmax}:    row -> row                    {identity}: 0 1/16 ... -> row; {softmax}: row
 
-Each group of nodes has options (`layout_options`): what it reads and writes, and what its kernel
-costs. A value that a group reads in another layout than it is written in is copied, once for all
-groups that want the same. The cheapest options for the whole graph are found together
-(`quadratic`), without loss in graphs of chains, branches that join again, and skip connections.
-Also called data layout transformation; Liu et al., "Optimizing CNN Model Inference on CPUs" (2019),
-which solves it for convolutions.
+Each group of nodes has options (`layout_options`): which layouts it reads and writes, and what its
+kernel costs. If a value is read in another layout than it is written in, it is copied, once for all
+groups that want the same. `quadratic` chooses the options for the whole graph together; its choice
+is the cheapest in graphs of chains, branches that join again, and skip connections. Also called
+data layout transformation. Liu et al., "Optimizing CNN Model Inference on CPUs" (2019), solve it
+for convolutions.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def assign_layouts(
     *,
     weight_macs: float = WEIGHT_MACS,
 ) -> tuple[LayoutChoice, ...]:
-    """A choice for each group, in their order: the given layouts, and the cheapest for the others.
+    """One choice for each group, in order: the given layouts, and the cheapest for all others.
 
-    `weight_macs` is that of a core (`compiler.targets.CoreModel`).
+    `weight_macs` is the core's (`compiler.targets.CoreModel`).
 
     Raises:
-        InvalidArgumentError: if layouts are chosen that are none of a group's options.
+        InvalidArgumentError: if `choice` has layouts that are not among a group's options.
     """
     problem = Assignment(graph, groups, lanes, choice, weight_macs=weight_macs)
     return problem.choices(problem.solve())
@@ -84,14 +84,14 @@ class Assignment:
             self._connect(value, makers.get(value), readers)
 
     def solve(self, fixed: Mapping[int, int] | None = None) -> list[int]:
-        """The number of an option for each group; some groups' numbers may be given."""
+        """The number of the chosen option of each group; `fixed` states those of some groups."""
         return self._problem.solve(fixed)[: len(self._groups)]
 
     def choices(self, numbers: Sequence[int]) -> tuple[LayoutChoice, ...]:
         return tuple(o[n].choice for o, n in zip(self.options, numbers, strict=True))
 
     def total(self, numbers: Sequence[int]) -> float:
-        """What these options cost: all kernels, and each copy between them once."""
+        """What these options cost together: all kernels, and each copy once."""
         total = sum(
             self._own(group, options[number])
             for group, (options, number) in enumerate(zip(self.options, numbers, strict=True))
@@ -107,8 +107,10 @@ class Assignment:
         return total
 
     def _own(self, number: int, option: Option) -> float:
-        """An option's cost, with the copies that no other option changes: of an input, to give it
-        its halo, and of an output, to make it row-major."""
+        """An option's cost with the copies that depend on no other group.
+
+        These add a halo to an input of the graph, and make an output of the graph row-major.
+        """
         types, group = self._graph.types, self._groups[number]
         cost = self._costs.kernel(group, option)
         if self._graph.returns(group.output):
@@ -120,7 +122,7 @@ class Assignment:
         return cost
 
     def _copy(self, kind: TensorType, source: Layout, target: Layout | None) -> float:
-        """What it costs to bring a value from one layout to another; None takes any."""
+        """What a copy from one layout to another costs; `target=None` takes any layout."""
         if target is None or target == source:
             return 0.0
         return self._costs.copy(kind, Placement(source), Placement(target))
@@ -128,8 +130,8 @@ class Assignment:
     def _connect(self, value: str, maker: int | None, readers: Sequence[int]) -> None:
         """Charge the copies of a value.
 
-        Where several groups read it, a node of its own says in which other layouts it is to be had;
-        who wants yet another one pays more than a copy that all may use.
+        If several groups read it, a node of its own chooses the set of layouts that copies provide.
+        A reader that wants a layout outside the set pays more than such a copy costs.
         """
         kind = self._graph.types[value]
         made = [ROW_MAJOR]
@@ -160,7 +162,7 @@ class Assignment:
 
 
 def _chosen(options: list[Option], group: Group, names: LayoutNames | None) -> list[Option]:
-    """The options of a group that have these layouts; all where none are chosen."""
+    """The options of a group that have these layouts; all options if no layouts are chosen."""
     if names is None:
         return options
     found = [option for option in options if option.choice.names(group) == names]

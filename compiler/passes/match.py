@@ -47,7 +47,7 @@ def match(rewriter: Rewriter, value: str, pattern: Pattern) -> Bindings | None:
 
 
 def match_node(rewriter: Rewriter, node: Node, pattern: Apply) -> Bindings | None:
-    """As `match`, for the node that a rule is asked about, which has no value yet."""
+    """As `match`, for the node that a rule is applied to, which has no value yet."""
     if node.op != pattern.op or len(node.inputs) != len(pattern.args):
         return None
     swapped = (node.inputs[::-1],) if ops.get(node.op).commutative else ()

@@ -7,10 +7,10 @@ Before:                                 After:
     %8 = attention(%1, %2, %3)              %3 = slice(%9)
                                             %8 = attention(%1, %2, %3)
 
-with views and transposes between. The input is read once, and one wide product has less waste at
-its edges than three; attention reads the slices through its index maps, so that nothing is copied.
-Products with other consumers stay apart: slices would keep their epilogues from being fused.
-Elsewhere: horizontal fusion, QKV packing.
+Views and transposes may stand between. The input is read once, and one wide product wastes less at
+its edges than three. Attention reads the slices through its index maps, so nothing is copied.
+Products with other consumers stay apart, because slices would prevent the fusion of their
+epilogues. Elsewhere: horizontal fusion, QKV packing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def merge_matmuls(graph: Graph) -> Graph:
 
 
 def _groups(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """For each product to be merged, the outputs of all of its group."""
+    """Output of each product to be merged -> the outputs of its whole group."""
     found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for node in graph.nodes:
         reader = _attention(graph, node.output) if _is_mergeable(graph, node) else None
@@ -64,7 +64,7 @@ def _is_mergeable(graph: Graph, node: Node) -> bool:
 
 
 def _attention(graph: Graph, value: str) -> str | None:
-    """The one attention that a value goes to, seen through index maps."""
+    """The output of the attention that alone reads a value, seen through index maps; else None."""
     readers = {value: graph.consumers(value)}
     ends: set[str] = set()
     while readers:

@@ -68,7 +68,7 @@ def _slice(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _gather(rewriter: Rewriter, node: Node) -> str | None:
-    """Constant indices `first, first + step, ...` are a slice; the reshape drops or adds axes."""
+    """Constant indices `first, first + step, ...` make a slice; a reshape drops or adds axes."""
     value = node.inputs[0]
     indices = rewriter.array(node.inputs[1])
     shape = rewriter.shape(value)
@@ -96,7 +96,7 @@ def _reduce(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _without_expand(rewriter: Rewriter, node: Node) -> str | None:
-    """Read expanded operands directly, where the others still give the result its shape."""
+    """Read operands before their `expand`, if the others still give the result its shape."""
     inputs = list(node.inputs)
     for position, value in enumerate(node.inputs):
         producer = rewriter.producer(value, "expand")

@@ -31,7 +31,7 @@ PASSES: tuple[Pass, ...] = (
     dead_code,
     constant_folding,
     common_subexpressions,
-    layer_norm,  # the idioms first: what follows would take their parts away
+    layer_norm,  # the idioms first: later passes would rewrite their parts
     gelu,
     attention,
     lower_gemm,

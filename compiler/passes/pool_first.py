@@ -4,10 +4,9 @@ Before:                                     After:
     %1 = conv(%0, w: 1x1)                       %1 = average_pool(%0) {kernel=(2, 2)}
     %2 = average_pool(%1) {kernel=(2, 2)}       %2 = conv(%1, w: 1x1)
 
-A pointwise convolution mixes channels and an average mixes pixels, both linearly, so they commute;
-the convolution then runs on the fewer pixels. The transitions of DenseNet (Huang et al., 2017) have
-a quarter of their multiplications left. A bias commutes with an average, but not with one that
-counts padding.
+A pointwise convolution mixes channels and an average mixes pixels, both linearly: so they commute,
+and the convolution then runs on fewer pixels. The transitions of DenseNet (Huang et al., 2017) keep
+a quarter of their multiplications. A bias commutes with an average that does not count padding.
 """
 
 from __future__ import annotations
@@ -49,7 +48,8 @@ def _is_pointwise(rewriter: Rewriter, conv: Node) -> bool:
 
 
 def _averages_pixels(rewriter: Rewriter, node: Node, *, biased: bool) -> bool:
-    """Whether a node averages each channel alone, and a constant to itself where one is added."""
+    """Whether a node averages each channel alone; with a bias, also whether a constant keeps its
+    value."""
     if node.op == "reduce_mean":
         rank = len(rewriter.shape(node.inputs[0]))
         axes = [axis % rank for axis in ints(node.attrs, "axes", tuple(range(rank)))]

@@ -2,8 +2,8 @@
 
 Each node has a cost for each of its options, each edge one for each pair of options. A node with
 one or two neighbours is folded into them without loss, as in a dynamic program over a
-series-parallel graph. Only if every node left has three or more, one of them is decided by what
-looks best. Scholz and Eckstein, "Register Allocation for Irregular Architectures" (2002); Anderson
+series-parallel graph. If every node left has three neighbours or more, one of them is decided by a
+heuristic. Scholz and Eckstein, "Register Allocation for Irregular Architectures" (2002); Anderson
 and Gregg, "Optimal DNN Primitive Selection with Partitioned Boolean Quadratic Programming" (2018).
 """
 
@@ -19,7 +19,7 @@ Costs = NDArray[np.float64]
 
 
 class Quadratic:
-    """A problem under construction; `solve` gives an option for each node, the same each time."""
+    """A problem under construction; `solve` chooses an option for each node, deterministically."""
 
     def __init__(self) -> None:
         self._costs: list[Costs] = []
@@ -53,10 +53,10 @@ class Quadratic:
         return total
 
     def solve(self, fixed: Mapping[int, int] | None = None) -> list[int]:
-        """The cheapest options, if no node of three or more neighbours had to be decided alone.
+        """The number of the option chosen for each node.
 
-        Else they cost no more than those of a walk in order of the nodes. `fixed` gives some nodes
-        their options: the others are the cheapest beside those.
+        The choice is the cheapest of all if every node could be folded. If not, it costs no more
+        than a greedy walk over the nodes in order. `fixed` states the options of some nodes.
         """
         if fixed:
             return self._with(fixed).solve()
@@ -85,7 +85,7 @@ class Quadratic:
         return options
 
     def _improved(self, options: list[int]) -> list[int]:
-        """Options changed one by one, as long as that saves anything, in a few rounds."""
+        """The options after a local search: in a few rounds, each node takes its cheapest."""
         options = list(options)
         for _ in range(4):
             changed = False
@@ -102,7 +102,7 @@ class Quadratic:
 
 
 class _Reduction:
-    """Nodes are taken out, fewest neighbours first, and decided in reverse order."""
+    """Takes nodes out, fewest neighbours first, and decides them in reverse order."""
 
     def __init__(self, costs: Sequence[Costs], edges: Sequence[dict[int, Costs]]) -> None:
         self._costs = list(costs)
@@ -152,7 +152,7 @@ class _Reduction:
         self._enqueue(edges)
 
     def _decide(self, node: int) -> None:
-        """Take the option that is best if each neighbour could then do what is best for it."""
+        """Take the option that is best if each neighbour alone may then choose its best."""
         edges = self._detach(node)
         seen = self._costs[node].copy()
         for other, costs in edges.items():

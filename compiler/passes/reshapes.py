@@ -5,8 +5,8 @@ Before:                                     After:
     %2 = relu(%1)                               %3 = reshape(%2) {shape=(2, 16)}
     %3 = reshape(%2) {shape=(2, 16)}
 
-A reshape is a view and costs nothing, but it keeps an elementwise operator from joining the
-kernel before it: so reshapes sink below elementwise operators that follow a kernel.
+A reshape is a view and costs nothing, but it keeps an elementwise operator out of the kernel before
+it. So reshapes sink below elementwise operators that follow a kernel.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Local rewriting of a graph: one walk in topological order, one rule asked at each node.
 
-A rule sees the node with its operands already rewritten, may look back at their producers, and
-answers with the value that takes the place of the node's output, or None to keep the node. A value
-of another type never takes its place. What nothing uses any more is dropped at the end, so a rule
-never deletes.
+A rule sees the node with its operands already rewritten, and may look back at their producers. It
+returns the value that takes the place of the node's output, or None to keep the node. A value of
+another type is not taken. Unused nodes are dropped at the end, so a rule never deletes.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Rewriter:
     def uses(self, value: str) -> int:
         """How often the value is an operand of a node or an output of the graph.
 
-        A value that stands for several old ones counts the uses of all: it may be too many.
+        A value that replaces several others counts the uses of all of them, which may be too many.
         """
         return self._uses.get(value, 1)
 
@@ -103,7 +102,7 @@ class Rewriter:
         return value
 
     def apply(self, rule: Rule) -> bool:
-        """Ask the rule at each node of the source graph, in order; whether any node changed."""
+        """Ask the rule at each node of the source graph, in order; returns whether any changed."""
         changed = False
         for original in self.source.nodes:
             node = original
@@ -113,7 +112,7 @@ class Rewriter:
             self._emitted.clear()
             result = rule(self, node)
             output = node.outputs[0]
-            # A number of higher rank widens what a pattern describes: its result is another type.
+            # Patterns ignore the rank of numbers: one of higher rank would widen the result.
             if result is None or self._types[result] != self._types[output]:
                 self._nodes[output] = node
                 continue
@@ -126,7 +125,7 @@ class Rewriter:
         return changed
 
     def finish(self) -> Graph:
-        """The new graph, with what its outputs do not need left out."""
+        """The new graph, without what its outputs do not need."""
         self._name_outputs()
         alive = set(self.source.outputs)
         for node in reversed(self._nodes.values()):
@@ -145,7 +144,7 @@ class Rewriter:
         )
 
     def _name_outputs(self) -> None:
-        # An output of the graph keeps its name where it became equal to another value.
+        # A graph output that another value replaces keeps its name.
         names: dict[str, str] = {}
         for output in self.source.outputs:
             value = self._replaced.get(output)
@@ -172,7 +171,7 @@ class Rewriter:
             self._nodes = {node.outputs[0]: node for node in nodes}
 
     def _rename(self, value: str, output: str, name: str) -> None:
-        # The node that a rule ends in takes over the name of the value that it replaces.
+        # The last node that a rule emits takes the name of the value that it replaces.
         node = self._nodes.pop(value)
         self._types[output] = self._types.pop(value)
         self._nodes[output] = Node(name, node.op, node.inputs, (output,), node.attrs)

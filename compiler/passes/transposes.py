@@ -59,7 +59,7 @@ def permutation(node: Node, rank: int) -> tuple[int, ...]:
 
 
 def _sink(rewriter: Rewriter, node: Node) -> str | None:
-    """`f(transpose(x), c)` -> `transpose(f(x, c'))`, c' being a constant, transposed back."""
+    """`f(transpose(x), c)` -> `transpose(f(x, c'))`, where c' is c transposed back."""
     rank = len(rewriter.shape(node.outputs[0]))
     moved = [v for v in node.inputs if rewriter.producer(v, "transpose") is not None]
     if not moved or not any(rewriter.used_once(v) for v in moved):

@@ -4,9 +4,9 @@ Before:                                 After, for a width of 2:
     %4 = concat(%0, %1, %2, %3)             %5 = concat(%0, %1); %6 = concat(%2, %3)
                                             %4 = concat(%5, %6)
 
-Each piece is a stage of a kernel. One kernel of 50,000 stages takes minutes to compile; a tree has
-many kernels of one kind, and what lies in place is not copied again. Elsewhere: a balanced tree
-rewrite, as XLA's tree reduction rewriter makes of wide reductions.
+Each piece is a stage of a kernel. One kernel of 50,000 stages takes minutes to compile. In a tree,
+many kernels are equal and compiled once, and pieces that lie in place are not copied again.
+Elsewhere: a balanced tree rewrite, as XLA's tree reduction rewriter does for wide reductions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _is_wide(node: Node) -> bool:
 
 
 def _part(node: Node, at: int, types: dict[str, TensorType]) -> Node:
-    """The concatenation of the operands from a place on."""
+    """The concatenation of `WIDTH` operands from number `at` on, or fewer at the end."""
     inputs = node.inputs[at : at + WIDTH]
     name = inputs[0]
     if len(inputs) > 1:
