@@ -13,7 +13,7 @@ class CancelToken:
         self.reason = ""
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """Ask everything that holds this token to stop."""
+        """Ask all holders of this token to stop."""
         if not self._event.is_set():
             self.reason = reason
             self._event.set()
@@ -23,5 +23,5 @@ class CancelToken:
         return self._event.is_set()
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Sleep, but not beyond a cancellation; whether there was one."""
+        """Sleep until the timeout or a cancellation; returns whether there was a cancellation."""
         return self._event.wait(timeout_seconds)

@@ -1,4 +1,7 @@
-"""What a tuning run reports while it goes on, and what it ends with. Seconds are of one run."""
+"""What a tuning run reports while it goes on, and at its end.
+
+The seconds of tasks and of the model are those of one inference.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ class Ended(StrEnum):
     TRIALS = "trials"
     TIME = "time"
     GAIN = "gain"
-    """Less was expected of another minute than `stop_gain`."""
+    """Another minute was expected to gain less than `stop_gain`."""
     TARGET = "target"
-    """The kernels add up to no more than `target_seconds`."""
+    """The kernels together take at most `target_seconds`."""
     SPACES = "spaces"
-    """Every task is used up, at the bound of the machine, or fails whatever is tried."""
+    """Every task has no candidates left, is at the bound of the machine, or always fails."""
     DEVICE = "device"
     """The device was lost again and again."""
     CANCELLED = "cancelled"
@@ -33,8 +36,8 @@ class Ended(StrEnum):
 class TaskSnapshot:
     """A task as it stands. `from_store` tasks had a record already and cost no trial.
 
-    `origins` counts the candidates by who suggested them, those too whose code was measured before.
-    `best_origin` is who suggested the fastest.
+    `origins` counts the candidates by who suggested them, including those whose code was measured
+    before. `best_origin` is who suggested the fastest.
     """
 
     name: str
@@ -51,9 +54,11 @@ class TaskSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TaskInputs:
-    """What a run knew of a task before its first trial: `known_trials` is how many the store had,
-    the oldest first, `incumbent` the record to beat, `bound_seconds` the least time that the
-    machine allows (0: unknown)."""
+    """What a run knew of a task before its first trial.
+
+    `known_trials` is the number of its trials in the store: the oldest so many. `incumbent` is the
+    record to beat. `bound_seconds` is the least time that the machine allows (0: unknown).
+    """
 
     key: RecordKey
     name: str
@@ -67,8 +72,8 @@ class TaskInputs:
 class Started:
     """A run knows its tasks. It can be repeated from its options, its inputs and what it adopted.
 
-    `adopted` are requests that an earlier process of the job sent. This one waits for them. They
-    are in the order of their numbers.
+    `adopted` are requests that an earlier process of the job sent and this one waits for, in the
+    order of their numbers.
     """
 
     tasks: tuple[TaskSnapshot, ...]
@@ -99,7 +104,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The finalists of a task were compared; `improved` says whether the record is a new one."""
+    """The finalists of a task were compared; `improved` says whether a new schedule won."""
 
     task: TaskSnapshot
     record: TuningRecord
@@ -108,7 +113,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Screened:
-    """What a run did before it compared finalists: candidates that it measured, and its seconds."""
+    """The candidates that a run measured before it compared finalists, and the seconds it took."""
 
     candidates: int
     seconds: float
@@ -116,11 +121,11 @@ class Screened:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a run: also what `tune` returns.
+    """The end of a run. `tune` returns it, too.
 
-    `forecast` says what further trials were expected to gain when the screening ended,
-    `forecast_error` how well forecasts came true. `journal` is the order in which batches were sent
-    and taken (see `tuner.pipeline`).
+    `forecast` says what further trials were expected to gain when the screening ended, and
+    `forecast_error` how well the forecasts came true. `journal` is the order in which batches were
+    sent and taken (see `tuner.pipeline`).
     """
 
     tasks: tuple[TaskSnapshot, ...]

@@ -1,14 +1,14 @@
-"""What more trials are expected to gain: of one task, of a whole model, and how well that was said.
+"""Forecasts: what more trials are expected to gain, for a task or a model, and how true that was.
 
-Trials of a task are taken as draws whose times lie evenly near the fastest that there is. The
-fastest of n draws then stands `scale / n` above the end of the distribution in expectation, its
-neighbours in the sorted times stand as far apart, and the next draw is a record with chance
-1 / (n + 1) (Renyi 1962, the theory of records). So the sorted times of what was measured say how
-much m more trials gain: scale * (1 / n - 1 / (n + m)).
+The model takes trials of a task as random draws whose times lie evenly near the fastest possible
+one. Then the fastest of n draws is expected `scale / n` above that end of the distribution, and
+neighbours in the sorted times as far apart. The next draw is a record with chance 1 / (n + 1)
+(Renyi 1962, the theory of records). So the sorted times measured so far tell what m more trials
+gain: scale * (1 / n - 1 / (n + m)).
 
-A search that learns is no even draw: it finds the best early. Two factors correct for that. When
-the record is old, less is expected: half, once four times as many trials were made (`freshness`).
-And gains are compared with those that were expected as the run goes on (`trust`).
+But a search that learns finds the best early. Two factors correct for that. `freshness` lowers what
+is expected as the record grows old: to a half when eight times as many trials were made as up to
+the record. `trust` compares gains with those that were expected, as the run goes on.
 """
 
 from __future__ import annotations
@@ -20,47 +20,46 @@ from math import log, sqrt
 from statistics import fmean
 
 WINDOW_SECONDS = 60.0
-"""What a forecast is made for."""
+"""The time that a forecast looks ahead."""
 
 NEIGHBOURS = 2
-"""Distances between sorted times, from the fastest on, that tell the scale: those further away are
-of the slow end, which is much longer."""
+"""How many distances between the fastest times tell the scale. Those further on belong to the slow
+end of the distribution, which is much longer."""
 
 NEAR_SHARE = 0.25
-"""Share of the times that also tell it, where that is more: several schedules may do the same in
-other words, and such a cluster at the fast end says nothing of what lies beyond it."""
+"""The share of the times that also tells the scale, if that is more of them. Several schedules may
+differ in form alone, and such a cluster at the fast end says nothing of the times beyond it."""
 
 UNKNOWN_SCALE = 0.06
-"""Scale of a task of which one time is known and of which nothing like it was tuned, as a share of
-its time: 6 % to gain after one trial. 22 trials after the first two, the untuned default and the
-estimate's best, gained 2.8 % on 153 tasks, which is this scale."""
+"""Scale of a task before anything tells it, as a share of its time: 6 % to gain after one trial.
+
+On 153 tasks, 22 trials after the first two (the untuned default and the estimate's best) gained
+2.8 %, which is this scale."""
 
 VOICES = 4
-"""How many distances of its own a task needs before they count as much as what is known of tasks
-like it."""
+"""The scale of similar tasks counts as much as so many distances of the task's own."""
 
 MOST_SCALE = 1.0
-"""Slow candidates that lie far apart say little of the fast end: of n trials no more than 1 / n of
-the time is expected to be left."""
+"""The largest scale: after n trials, at most 1 / n of the time is left to gain. Slow candidates
+that lie far apart would tell a larger one, but they say little of the fast end."""
 
 DOUBT = 0.02
-"""Gain, as a share, that must have been expected before what came of it counts as much as the
-expectation itself."""
+"""The weight of full trust at the start, as an expected gain (a share) that came true."""
 
 MOST_TRUST = 3.0
-"""A lucky start does not multiply what is expected by more."""
+"""The largest factor for what is expected, so that a lucky start does not count too much."""
 
 STEPS = 48
-"""Parts into which the trials of a window are divided between the tasks."""
+"""The trials of a window are divided into so many parts, and each part goes to one task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A task's improvement so far, as far as a forecast needs it. Times are of one run.
+    """A task's improvement so far, as far as a forecast needs it. Times are of one kernel run.
 
-    `scale` is a share of `best_seconds`, `bound_seconds` what no schedule can beat (0: unknown),
-    `space` how many schedules there are (0: unknown), `weight` how often the model runs the task,
-    `open` whether it gets more trials.
+    `scale` is a share of `best_seconds`. No schedule can beat `bound_seconds` (0: unknown). `space`
+    is the number of schedules (0: unknown). `weight` is how often the model runs the task, and
+    `open` says whether the task gets more trials.
     """
 
     weight: float
@@ -78,7 +77,7 @@ class Curve:
         first = max(1, trials)
         share = self.scale * more / (first * (first + more))
         if self.space:
-            # of a space that is nearly used up little is left to be drawn
+            # A space that is nearly used up has few draws left.
             share *= max(0.0, 1.0 - first / self.space)
         possible = max(0.0, self.best_seconds - self.bound_seconds)
         return self.weight * min(self.best_seconds * share, possible)
@@ -86,7 +85,7 @@ class Curve:
 
 @dataclass(slots=True)
 class History:
-    """The times of one task as they come in: what a curve is made of."""
+    """The times of one task as they come in, from which its curve is made."""
 
     trials: int = 0
     failures: int = 0
@@ -94,18 +93,18 @@ class History:
     """Times of distinct code, sorted."""
     codes: set[str] = field(default_factory=set)
     expected: float = 0.0
-    """Sum of the gains that were expected of the batches, as shares."""
+    """Sum of the gains expected of the batches, as shares."""
     gained: float = 0.0
-    """Sum of what they gained."""
+    """Sum of the gains that the batches brought, as shares."""
     record_at: int = 0
-    """The trial that was the fastest so far, from 1."""
+    """Number of the fastest trial so far, from 1."""
 
     @property
     def best_seconds(self) -> float | None:
         return self.fastest[0] if self.fastest else None
 
     def add(self, seconds: float | None, object_digest: str = "") -> None:
-        """A trial; None for a failure. Code that was measured before is a draw without news."""
+        """Count a trial (None: it failed). Code that was measured before adds no time."""
         self.trials += 1
         if seconds is None:
             self.failures += 1
@@ -129,12 +128,12 @@ class History:
 
     @property
     def freshness(self) -> float:
-        """1 while the record is among the later half of the trials, then less and less."""
+        """1 while the record is in the later half of the trials, then less and less."""
         return min(1.0, sqrt(2 * self.record_at / self.trials)) if self.trials else 1.0
 
     def own_scale(self) -> tuple[float, int]:
-        """The scale that the sorted times tell, as a share, and how many distances it is of."""
-        # From the second fastest on: the first is hardly a draw, the default or a model chose it.
+        """The scale that the sorted times tell, as a share, and from how many distances."""
+        # From the second fastest on: the fastest is hardly a draw, a model or the default chose it.
         most = len(self.fastest) - 2
         if most < 1:
             return 0.0, 0
@@ -146,19 +145,19 @@ class History:
         return min(MOST_SCALE, distance * self.trials), near
 
     def scale(self, alike: float) -> float:
-        """The scale of the task: its own, and with VOICES that of tasks like it."""
+        """The mean of the task's own scale and that of similar tasks, which counts VOICES times."""
         own, known = self.own_scale()
         return self.trust * self.freshness * (own * known + VOICES * alike) / (known + VOICES)
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What another `seconds` of tuning are expected to gain: a share of the model's time now."""
+    """What `seconds` more of tuning are expected to gain, as a share of the model's time now."""
 
     gain: float
     seconds: float
     trials: int
-    """Candidates that the time is expected to suffice for."""
+    """Candidates for which the time is expected to suffice."""
     model_seconds: float
     """Sum of the best times of all tasks, each as often as the model runs it."""
 
@@ -174,13 +173,13 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class ForecastError:
-    """How the forecasts of a run compare with what came of them, as shares of the model's time."""
+    """How a run's forecasts compare with the gains that followed, as shares of the model's time."""
 
     checks: int
     expected: float
-    """Mean of what was forecast for the trials that really followed."""
+    """Mean forecast for the trials that did follow."""
     gained: float
-    """Mean of what these trials gained."""
+    """Mean gain of these trials."""
     absolute_error: float
     """Mean distance between the two."""
 
@@ -193,7 +192,7 @@ def model_seconds(curves: Sequence[Curve]) -> float:
 def expected_gain(curves: Sequence[Curve], trials: int) -> float:
     """Share of the model's time that `trials` are expected to save.
 
-    They are spent in parts, each on the task where it is expected to save most.
+    They are spent in parts, and each part on the task where it is expected to save most.
     """
     total = model_seconds(curves)
     if not total or trials <= 0:
@@ -223,7 +222,7 @@ def forecast(
 
 
 class ForecastLog:
-    """Forecasts of a run as they were made, to be compared with what came of them."""
+    """The forecasts of a run, kept to be compared with the gains that followed."""
 
     def __init__(self) -> None:
         self._made: list[tuple[float, int, tuple[Curve, ...]]] = []
@@ -235,7 +234,7 @@ class ForecastLog:
     def error(self, window_seconds: float = WINDOW_SECONDS) -> ForecastError | None:
         """Compare every forecast with what was known a window later, or at the end.
 
-        None where nothing followed the first forecast.
+        None if nothing followed the first forecast.
         """
         pairs = []
         for number, (at, trials, curves) in enumerate(self._made[:-1]):

@@ -13,10 +13,10 @@ FINALS_SHARE = 0.2
 """Share of the time budget kept for comparing finalists."""
 
 FINALS_SECONDS_PER_TASK = 0.5
-"""The most time that is kept for the finalists of one task."""
+"""The most time kept for the finalists of one task."""
 
 LOST_BATCHES = 5
-"""Batches in a row with which the device was lost, after which the run ends."""
+"""The run ends after so many batches in a row with which the device was lost."""
 
 
 class RunLimits:
@@ -29,41 +29,41 @@ class RunLimits:
         self._losses: list[str] = []
         self._log = ForecastLog()
         self.ended: Ended | None = None
-        """Why no further candidates are tried; None as long as some are."""
+        """Why no more candidates are tried; None while the run goes on."""
         self.forecast: Forecast | None = None
         """What more trials are expected to gain, as of the last batch."""
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start, more than none."""
+        """Seconds since the start, always above 0: rates divide by it."""
         return max(self._clock() - self._started, 1e-9)
 
     @property
     def seconds_left(self) -> float | None:
-        """None where time is no limit."""
+        """Seconds until the time limit, negative after it; None without a limit."""
         if self._options.seconds is None:
             return None
         return self._options.seconds - (self._clock() - self._started)
 
     def finals_seconds(self, tasks: int) -> float:
-        """Time that comparing the finalists of so many tasks may take."""
+        """Seconds that the comparison of the finalists of so many tasks may take."""
         most = FINALS_SECONDS_PER_TASK * tasks
         if self._options.seconds is None:
             return most
         return min(FINALS_SHARE * self._options.seconds, most)
 
     def is_late(self, tasks: int) -> bool:
-        """Whether the time that is left is for finalists alone."""
+        """Whether the time left is needed for the finalists."""
         left = self.seconds_left
         return left is not None and left <= self.finals_seconds(tasks)
 
     def is_over(self, tasks: int) -> bool:
-        """Whether not even results are waited for any longer."""
+        """Whether it is too late even to wait for results that are on their way."""
         left = self.seconds_left
         return left is not None and left <= self.finals_seconds(tasks) / 2
 
     def look_after_device(self, trials: Sequence[Trial]) -> None:
-        """End the run when nothing but losses comes back, batch after batch."""
+        """End the run if all trials of `LOST_BATCHES` batches in a row lost the device."""
         lost = [t.measurement.error for t in trials if t.measurement.status is Status.WORKER_LOST]
         if trials and len(lost) == len(trials):
             self._losses.append(f"the device was lost: {lost[-1] or 'no reason was given'}")
@@ -82,12 +82,12 @@ class RunLimits:
     ) -> None:
         """Forecast what another window gains at the rate of candidates so far.
 
-        The run ends if the target is met, or if nothing that counts is to be gained.
+        The run ends if the target is met, or if less than `stop_gain` is expected.
 
         Args:
             curves: what is known of each task.
             measured: candidates that this process measured.
-            trials: those of the whole job.
+            trials: trials of the whole job.
             binding: whether the forecast may end the run.
         """
         self.forecast = forecast(curves, measured / self.elapsed)

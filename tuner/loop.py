@@ -1,7 +1,7 @@
-"""The tune loop: propose, build, measure, learn - overlapped - then compare the finalists.
+"""The tune loop: propose, build, measure and learn, overlapped; then compare the finalists.
 
-While the runner measures one batch the builder compiles the next ones. All state that must survive
-is in the record store; a run that was killed goes on from the trials that it finds there.
+While the runner measures one batch, the builder compiles the next ones. All state that must survive
+is in the record store: a run that was killed continues from the trials that it finds there.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from tuner.task_state import TaskState
 from tuner.tasks import Task
 
 POLL_SECONDS = 0.02
-"""How long to wait for a result before looking after builds and the cancellation token."""
+"""How long to wait for a result before the loop looks at builds and the cancellation token."""
 
 CANCEL_SECONDS = 5.0
-"""How long results are still taken, and finalists compared, after a cancellation."""
+"""How long the run still takes results and compares finalists after a cancellation."""
 
 LEAST_BATCH = 2
-"""Candidates of a batch where the budget would have it smaller, and of the first one of a task."""
+"""Candidates that a batch may have in any case: with a small budget, or few results of its task."""
 
 RETRAIN_SHARE = 0.1
-"""New samples, as a share of all, that the cost model is trained anew for."""
+"""The cost model is trained again when so large a share of all samples is new."""
 
 
 def tune(
@@ -79,7 +79,7 @@ def tune(
 
 
 class _TuningRun:
-    """The decisions of one run; what they come from is on the board."""
+    """The decisions of one run; the board has what they are made from."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class _TuningRun:
     # ---- before the first batch
 
     def _load(self) -> tuple[TaskInputs, ...]:
-        """Take over records and trials from the store, and find what the machine allows."""
+        """Take over records and trials from the store, and ask what the machine allows."""
         known = []
         for state in self._board:
             record = self._store.best_record(state.task.key)
@@ -170,7 +170,7 @@ class _TuningRun:
                 state.finished = True
                 state.from_store = state.trials == 0
             elif state.finals:
-                # Killed after the comparison, before the record: no need to compare again.
+                # The process was killed between comparison and record: no need to compare again.
                 self._decide(state, state.finals)
         if self._board.unfinished:
             bounds = None
@@ -182,7 +182,7 @@ class _TuningRun:
         return tuple(state.inputs(trials) for state, trials in zip(self._board, known, strict=True))
 
     def _adopt(self) -> tuple[MeasureRequest, ...]:
-        """Wait for what an earlier process of this job had sent off; those requests."""
+        """Wait for the requests that an earlier process of this job sent; returns them."""
         adopted = []
         for request in self._pipeline.resume():
             state = self._board.find(request.key)
@@ -208,7 +208,7 @@ class _TuningRun:
             if self._pipeline.is_empty:
                 return
             self._drain_some()
-        # Late: what is on its way is still taken, up to the end of the budget.
+        # Late, or ended: results of batches on their way still count, until the budget is spent.
         while not self._pipeline.is_empty and not self._token.cancelled:
             if not self._pipeline.repeats and self._limits.is_over(self._board.unfinished):
                 self._pipeline.cancel()
@@ -217,14 +217,14 @@ class _TuningRun:
             self._drain_some()
 
     def _is_late(self) -> bool:
-        """Whether time is up; a run that is repeated has as much as the first one had."""
+        """Whether time is up. A repeated run has no time limit: its journal says when it ends."""
         if self._pipeline.repeats or not self._limits.is_late(self._board.unfinished):
             return False
         self._limits.ended = Ended.TIME
         return True
 
     def _send_next(self) -> bool:
-        """Propose and send one batch; False when there is nothing left to try or no budget."""
+        """Propose and send one batch; False if nothing is left to try, or no budget."""
         left = self._options.trials - self._board.trials - self._pipeline.candidates(Phase.SCREEN)
         if left <= 0:
             return False
@@ -233,10 +233,10 @@ class _TuningRun:
             if not state.progress.batches:
                 share = self._options.trials // (2 * max(1, self._board.unfinished))
                 size = min(size, max(1, share))
-            # Of a small budget most is proposed when something is known.
+            # If the budget is small, most of it is spent when something is known.
             size = min(size, max(LEAST_BATCH, left // 4))
-            # So is most of any task: no more is on its way than was measured. A run that is
-            # repeated sends when its journal says so.
+            # Likewise for each task: no more candidates are on their way than were measured. A
+            # repeated run sends when its journal says so.
             known = max(LEAST_BATCH, len(state.measured))
             unknown = state.progress.in_flight
             if unknown >= known and not self._pipeline.repeats:
@@ -262,7 +262,7 @@ class _TuningRun:
         return True
 
     def _train(self) -> None:
-        """Train the cost model anew, unless it knows nearly everything already."""
+        """Train the cost model again, unless it has seen nearly all samples already."""
         if self._new_samples and self._new_samples >= RETRAIN_SHARE * self._board.measured:
             with timed(self._timings, "train"):
                 self._model.train(self._board.samples())
@@ -307,13 +307,13 @@ class _TuningRun:
 
     def _finals(self, go_on: Callable[[], bool]) -> None:
         """Compare each task's fastest few with its old record, or its default, in pairs."""
-        # What matters most first, should the time run out.
+        # The costliest tasks first, in case the time runs out.
         waiting = self._board.waiting_for_finals()
         while (waiting or not self._pipeline.is_empty) and go_on():
             while waiting and self._pipeline.has_room(Phase.FINAL):
                 self._send_finalists(waiting.pop(0))
             if self._pipeline.is_empty:
-                return  # by the journal of a run that ended before
+                return  # the run that the journal repeats ended here
             self._drain_some()
 
     def _send_finalists(self, state: TaskState) -> None:
@@ -321,7 +321,7 @@ class _TuningRun:
         repeat = RepeatSettings(
             samples=self._options.final_samples,
             sample_seconds=self._options.sample_seconds,
-            # pairs are so close that a burst lengthens both
+            # The samples of a pair follow each other so closely that a burst lengthens both.
             round_seconds=0.0,
             limit_seconds=self._options.limit_seconds,
             seed=self._options.seed,
@@ -329,11 +329,11 @@ class _TuningRun:
         self._pipeline.send(state, state.finalists(), Phase.FINAL, repeat)
 
     def _decide(self, state: TaskState, trials: Sequence[Trial]) -> None:
-        """The record: a challenger that is shown to be faster, or else the incumbent.
+        """Make the record: a challenger that is shown to be faster, or else the incumbent.
 
-        Without a certificate there is none. A comparison whose device was lost is repeated, and
-        where all finalists failed the next ones are compared: else every later run would, and no
-        model with such a task were ever known.
+        Nothing becomes a record without a certificate. If the device was lost, the comparison is
+        repeated. If all finalists failed, the next fastest are compared. Otherwise every later run
+        would compare them in vain, and no model with such a task could be tuned.
         """
         winner = winner_of(trials)
         if winner is not None:
@@ -359,10 +359,10 @@ class _TuningRun:
     # ---- the end, early or late
 
     def _stop(self) -> None:
-        """After a cancellation: take what was measured, and compare the best of it.
+        """After a cancellation or a lost device: take what was measured, and compare the best.
 
-        Nothing becomes a record without its comparison and certificate. What there is no time for,
-        or no device, is compared by the next run, which finds the trials in the store.
+        Nothing becomes a record without its comparison and certificate. If time or a device is
+        missing, the next run compares: it finds the trials in the store.
         """
         self._pipeline.cancel()
         deadline = self._clock() + CANCEL_SECONDS

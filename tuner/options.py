@@ -8,8 +8,8 @@ from compiler.device import DeviceFacts
 from compiler.errors import CompilerError
 
 DEFAULT_STOP_GAIN = 0.005
-"""What users are given where they do not choose: nobody notices half a percent, and most runs are
-done long before their trials are spent."""
+"""The `stop_gain` of users who choose none. Nobody notices half a percent, and most runs get there
+long before their trials are spent."""
 
 
 class TuningError(CompilerError):
@@ -20,10 +20,10 @@ class TuningError(CompilerError):
 class TuneOptions:
     """Settings of one tuning run.
 
-    `trials` counts screened candidates over all tasks: failures too, and those of an earlier
-    process with the same `job_id`. The comparison of finalists is not counted. `seconds` bounds the
-    wall time, finals included. The run ends early when another minute is expected to gain less than
-    `stop_gain`, a share of the model's time (0: off), or when the kernels add up to no more than
+    `trials` bounds the screened candidates of all tasks together, including failures and those of
+    an earlier process with the same `job_id`, but not the comparison of finalists. `seconds` bounds
+    the wall time, finals included. The run ends early if another minute is expected to gain less
+    than `stop_gain`, a share of the model's time (0: off), or if the kernels together take at most
     `target_seconds` (None: off). `codegen_version` is kept with every trial: measurements of
     another version are not used.
     """
@@ -36,15 +36,15 @@ class TuneOptions:
     strategy: str = "portfolio"
     model: str = "xgboost"
     base_model: bytes = field(default=b"", repr=False)
-    """A saved cost model that this run starts from and corrects; empty: from nothing."""
+    """A saved cost model from which this run starts, and which it corrects; empty: none."""
     seed: int = 0
     unconstrained: bool = False
-    """Search all that lowers, not only what the target's registers and caches let pass: for devices
-    that are not what their target says."""
+    """Search every schedule that lowers, whether or not it fits the target's registers and caches:
+    for devices that are not what their target says."""
     estimates: bool = True
-    """Rank candidates by estimates of their times as long as no measurement tells of them. Off, the
-    run's own measurements alone rank, and tell how far estimates can be trusted: for devices that
-    are not what their target says."""
+    """Rank candidates by estimated times until measurements tell. If off, only the run's own
+    measurements rank, and they tell how far estimates can be trusted: for devices that are not what
+    their target says."""
     finalists: int = 3
     screen_samples: int = 5
     final_samples: int = 15
@@ -56,7 +56,7 @@ class TuneOptions:
     codegen_version: str = ""
     compiler_version: str = ""
     reuse_records: bool = True
-    """Leave tasks alone that have a record of this codegen version."""
+    """Spend nothing on tasks that have a record of this codegen version."""
     in_order: bool = True
     """Learn from batches in the order in which they were proposed, so that a run can be repeated.
     Off for fleets, where one slow worker would hold up the others."""

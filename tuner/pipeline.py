@@ -1,9 +1,9 @@
 """Batches on their way through builder and runner, in the background of the tune loop.
 
-The loop decides by what it knows, so by the order in which it sent and took batches. The pipeline
-writes that order down in a journal: SCREEN_SENT or FINAL_SENT where a batch was sent, the number of
-the batch (sent or adopted, from 0) where it was taken. A run is repeated by giving its journal to a
-pipeline, which keeps to that order, whatever is ready before.
+The decisions of the loop depend on the order in which it sent and took batches. The pipeline writes
+this order down in a journal. Its entries are SCREEN_SENT or FINAL_SENT for a batch that was sent,
+and the number of the batch (sent or adopted, from 0) for one that was taken. To repeat a run, its
+journal is given to a pipeline, which keeps to that order even if other batches are ready earlier.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SCREEN_SENT, FINAL_SENT = -1, -2
 """Entries of a journal: a batch of this phase was sent."""
 
 AHEAD = 2
-"""Batches beside those that the runner has its fill of: one that is built, and one that waits for
-the builders, so that they have work while the loop takes a batch and proposes another."""
+"""Batches beyond the runner's capacity: one that is built, and one that waits for the builders, so
+that they have work while the loop takes a batch and proposes another."""
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Candidates of one task on their way. `trials` is complete when it is finished."""
+    """Candidates of one task on their way. `trials` is complete when the batch is `finished`."""
 
     number: int
     state: TaskState
@@ -65,8 +65,10 @@ class Pipeline:
         beside: Timings | None = None,
         journal: Sequence[int] | None = None,
     ) -> None:
-        """`timings` counts what sending takes and waiting, `beside` how long the runner was busy;
-        `journal` is the order to keep to."""
+        """`timings` counts the time of sending and waiting, `beside` how long the runner was busy.
+
+        `journal` is the order to keep to.
+        """
         self._builder = builder
         self._runner = runner
         self._link = link
@@ -91,9 +93,9 @@ class Pipeline:
         return self._given is not None
 
     def has_room(self, phase: Phase) -> bool:
-        """Whether to propose another batch: so many that the builders always have work.
+        """Whether to propose another batch, so that the builders always have work.
 
-        With a journal: whether it says that one was sent next.
+        With a given journal: whether a batch of this phase was sent next.
         """
         if self._given is not None:
             return self._next_given() == _sent(phase)
@@ -114,7 +116,7 @@ class Pipeline:
         phase: Phase,
         repeat: RepeatSettings,
     ) -> None:
-        """Start to build a batch; measuring follows by itself."""
+        """Start to build a batch; it is measured when it is built."""
         self._references.prepare(state.task.workload, phase)
         named = tuple((state.new_trial_id(schedule, phase), schedule) for schedule in schedules)
         self._journal.append(_sent(phase))
@@ -131,7 +133,7 @@ class Pipeline:
         )
 
     def resume(self) -> list[MeasureRequest]:
-        """The requests that an earlier process left with the runner."""
+        """The requests that an earlier process left with the runner, which are now waited for."""
         return self._runner.resume()
 
     def adopt(self, state: TaskState, request: MeasureRequest) -> None:
@@ -148,12 +150,12 @@ class Pipeline:
         )
 
     def discard(self, request: MeasureRequest) -> None:
-        """Forget a request of an earlier process that is of no use any more."""
+        """Cancel and forget a request of an earlier process that is no longer needed."""
         self._runner.cancel([request.request_id])
         self._runner.acknowledge(request.request_id)
 
     def finished(self, timeout_seconds: float) -> list[Batch]:
-        """Batches that are done, oldest first, waiting up to the timeout for one."""
+        """Batches that are done, oldest first; waits for one up to the timeout."""
         self._forward()
         with timed(self._timings, "idle"):
             results = self._runner.poll(timeout_seconds)
@@ -171,7 +173,7 @@ class Pipeline:
             self._journal.append(done.number)
             ready.append(done)
             if self._options.in_order or self._given is not None:
-                # The loop learns from it and proposes the next before it sees another.
+                # The loop must learn from this one and propose the next before it sees another.
                 break
         if self._given is not None and not ready and all(b.finished for b in self._batches):
             raise TuningError("the run cannot go on in the order of the journal that was given")
@@ -209,12 +211,12 @@ class Pipeline:
         self._busy_since = now if waiting else None
 
     def acknowledge(self, batch: Batch) -> None:
-        """The trials of a batch are stored."""
+        """Tell the runner that the trials of a batch are stored."""
         if batch.request is not None:
             self._runner.acknowledge(batch.request.request_id)
 
     def cancel(self) -> None:
-        """Stop everything; batches come back finished, without what was not measured."""
+        """Stop everything; batches still come back finished, with what was measured."""
         for batch in self._batches:
             if batch.ticket is not None and batch.request is None:
                 batch.ticket.cancel()
@@ -222,7 +224,7 @@ class Pipeline:
         self._runner.cancel([b.request.request_id for b in self._batches if b.request is not None])
 
     def _forward(self) -> None:
-        """Hand what is built on to the runner, in order."""
+        """Hand built batches on to the runner, in order."""
         for batch in self._batches:
             if batch.finished or batch.request is not None or batch.ticket is None:
                 continue
@@ -236,7 +238,7 @@ class Pipeline:
         state = batch.state
         entries: list[BuiltCandidate] = []
         first: dict[str, BuiltCandidate] = {}
-        default = state.task.space.default()  # measured anyhow: gains are gains over it
+        default = state.task.space.default()  # measured even if it spills: gains are relative to it
         for (name, _), result in zip(batch.schedules, built, strict=True):
             entry = BuiltCandidate(name, result, state.origins.get(result.schedule, ""))
             if result.status is not Status.OK:
@@ -302,8 +304,11 @@ class Pipeline:
 
 
 def _put_in_order(batch: Batch) -> None:
-    """The trials as they were proposed: that some were known without the runner, or failed before,
-    depends on how long builds took, and what is learned would depend on it, too."""
+    """Put the trials in the order in which they were proposed.
+
+    Trials that need no runner come first, and which these are depends on how long builds took. What
+    is learned must not depend on it.
+    """
     places = {name: place for place, (name, _) in enumerate(batch.schedules)}
     batch.trials.sort(key=lambda trial: places.get(trial.id, 0))
 

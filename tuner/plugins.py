@@ -1,4 +1,4 @@
-"""Members of a package that find themselves: adding a cost model or a strategy is adding a file."""
+"""Finds the members of a package: to add a cost model or a strategy is to add a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def members(package: ModuleType, attribute: str) -> dict[str, Any]:
-    """What each module of a package calls `attribute`, by the module's name with dashes."""
+    """The attribute of this name of each module of a package, by the module's name with dashes."""
     found: dict[str, Any] = {}
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
         module = importlib.import_module(f"{package.__name__}.{info.name}")

@@ -1,4 +1,4 @@
-"""What a run is repeated from, and its JSON form."""
+"""What is needed to repeat a run, and its JSON form."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tuner.measure.wire import MeasureRequest
 from tuner.options import TuneOptions
 
 _STORED = {"estimates": "draft"}
-"""Options whose stored name is another, so that recordings of earlier releases read as before."""
+"""Options stored under another name, so that recordings of earlier releases can be read."""
 
 
 class ReplayError(CompilerError):
-    """A run cannot be repeated: it did not end, or other code took other decisions."""
+    """A run cannot be repeated: it did not end, or the code has changed and decides differently."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RecordedRun:
 
     `known` are the trials that the store had at the start, oldest first. `trials` are those of the
     run. `adopted` are requests that an earlier process left with the runner. If a run was killed
-    and taken up again, this is its last process: what the others measured is `known`.
+    and continued, this is its last process: `known` has what the earlier ones measured.
     """
 
     options: TuneOptions
@@ -42,7 +42,7 @@ class RecordedRun:
 
 
 def options_to_json(options: TuneOptions) -> dict[str, Any]:
-    """Plain data for `json`; the base model compressed, as text."""
+    """Plain data for `json`; the base model is compressed and written as text (base64)."""
     packed = base64.b64encode(zlib.compress(options.base_model)).decode()
     device = options.device and options.device.to_json()
     plain = {**asdict(options), "base_model": packed, "device": device}
@@ -54,7 +54,7 @@ def options_from_json(data: Mapping[str, Any]) -> TuneOptions:
 
     Raises:
         ReplayError: if there is an option that this release does not have.
-        InvalidFactsError: if its device is none.
+        InvalidFactsError: if the facts of its device are not valid.
     """
     names = {_STORED.get(f.name, f.name): f.name for f in fields(TuneOptions)}
     unknown = set(data) - set(names)

@@ -1,11 +1,11 @@
-"""Tuning without a device: from what was recorded.
+"""Tuning without a device, from recorded measurements.
 
 A run is repeated from its options, what it knew at its start, its journal and its trials
-(`RecordedRun`). Builder and runner answer with what was recorded, so the loop decides the same
-again, and its decisions can be looked at.
+(`RecordedRun`). Builder and runner answer with what was recorded, so the loop takes the same
+decisions again, and they can be examined.
 
-A table holds measurements of many candidates of a workload. With a task that is `restricted` to
-them, any strategy and cost model can be tried offline, with any seed.
+A table holds measurements of many candidates of a workload. With a task `restricted` to them, any
+strategy and cost model can be tried offline, with any seed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tuner.tasks import Task
 
 
 class Answers(Protocol):
-    """What is known instead of a device."""
+    """Known results, in place of a device."""
 
     def built(self, key: RecordKey, schedule: Schedule) -> Measurement | None:
         """A measurement that says how the build of a schedule ended; None: unknown."""
@@ -41,7 +41,7 @@ class Answers(Protocol):
 
 
 class TableAnswers:
-    """Every schedule has one measurement, whoever asks."""
+    """Answers from a table with one measurement for each schedule of a key."""
 
     def __init__(self, known: Mapping[RecordKey, Mapping[Schedule, Measurement]]) -> None:
         self._known = known
@@ -54,10 +54,10 @@ class TableAnswers:
 
 
 class RunAnswers:
-    """The trials of one run, by their ids: a schedule may have been measured more than once.
+    """Answers from the trials of one run, by id: a schedule may have been measured more than once.
 
-    `earlier` are trials from before it. An adopted request may hold some of them: their process
-    stored them, and was killed before it acknowledged the request.
+    `earlier` are trials from before the run. An adopted request may contain some of them: its
+    process stored them, and was killed before it acknowledged the request.
     """
 
     def __init__(self, trials: Sequence[Trial], earlier: Sequence[Trial] = ()) -> None:
@@ -66,7 +66,7 @@ class RunAnswers:
         for trial in trials:
             identity = trial.key, trial.schedule
             known = self._built.get(identity)
-            # of a lost device nothing is known of the code
+            # A trial that lost its device says nothing about the code.
             if known is None or known.status is Status.WORKER_LOST:
                 self._built[identity] = trial.measurement
 
@@ -79,7 +79,7 @@ class RunAnswers:
 
 @dataclass(slots=True)
 class _Ready:
-    """A batch that was built long ago."""
+    """The ticket of a batch that is built already."""
 
     built: list[Built]
 
@@ -94,9 +94,9 @@ class _Ready:
 
 
 class AnswerBuilder:
-    """A builder that compiles nothing: objects are the names of those that were built.
+    """A builder that compiles nothing: its objects are the digests of those that were built.
 
-    What is unknown is CANCELLED, so that it leaves no trial.
+    A schedule without an answer is CANCELLED, so that it leaves no trial.
     """
 
     def __init__(self, answers: Answers) -> None:
@@ -130,9 +130,9 @@ class AnswerBuilder:
 
 
 class AnswerRunner:
-    """A runner that measures nothing: what is known of a candidate is its result.
+    """A runner that measures nothing: the result of a candidate is its answer.
 
-    `adopted` are requests that were left with it.
+    `adopted` are requests that an earlier process left with it.
     """
 
     def __init__(self, answers: Answers, adopted: Sequence[MeasureRequest] = ()) -> None:
@@ -156,7 +156,7 @@ class AnswerRunner:
         """Nothing is kept."""
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:
-        """What waits is answered by the next poll."""
+        """Nothing to cancel: the next poll answers all requests."""
 
     def resume(self) -> list[MeasureRequest]:
         self._waiting.extend(self._adopted)
@@ -177,7 +177,7 @@ class AnswerRunner:
 
 
 class NoReferences(ReferenceCache):
-    """References that nothing is compared with: the answers hold the outcome."""
+    """Empty references: the answers already say how each comparison ended."""
 
     def prepare(self, workload: Workload, phase: Phase) -> None:
         """There is nothing to compute."""
@@ -221,11 +221,11 @@ def replay(
 ) -> tuple[Finished, MemoryStore]:
     """Repeat a run: the same candidates in the same order, the same records.
 
-    A run that was taken up again is repeated from where its last process began.
+    A run that was killed and continued is repeated from where its last process began.
 
     Raises:
-        ReplayError: if other candidates are proposed than were measured: the code has changed that
-            decides, counts features or makes spaces.
+        ReplayError: if a task's key is another one today, or if the candidates proposed are not
+            those that were measured: code that decides, counts features or makes spaces changed.
     """
     store = MemoryStore()
     for task, inputs in zip(tasks, run.inputs, strict=True):
@@ -260,10 +260,10 @@ def replay(
 
 
 def restricted(task: Task, schedules: Sequence[Schedule]) -> Task:
-    """The task with a space of these schedules alone, and of its default.
+    """The task with a space of these schedules alone.
 
     Raises:
-        ReplayError: if none of them is of the default's algorithm, or it is not among them.
+        ReplayError: if the default of the task's space is not among them.
     """
     default = task.space.default()
     if default not in schedules:

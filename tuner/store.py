@@ -16,10 +16,10 @@ class RecordStore(Protocol):
         """The record of a key, or None."""
 
     def add_record(self, record: TuningRecord) -> None:
-        """Make this the record of its key, whatever was there."""
+        """Make this the record of its key, and replace any earlier one."""
 
     def add_trials(self, trials: Sequence[Trial]) -> None:
-        """Keep trials, failures too; a trial whose id is known already is left as it is."""
+        """Keep trials, including failures; a trial whose id is known already stays as it is."""
 
     def trials(self, key: RecordKey) -> list[Trial]:
         """Every trial of a key, oldest first."""

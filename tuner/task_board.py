@@ -1,4 +1,4 @@
-"""All tasks of a run: their states, who is next, and what they add up to."""
+"""All tasks of a run: their states, which one is next, and their totals."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tuner.tasks import Task
 
 
 class TaskBoard:
-    """The states of a run's tasks, in the order of the tasks. Seconds are of one run of the model.
+    """The states of a run's tasks, in the order of the tasks.
 
-    No task is next before `schedule` was called.
+    The scheduler has no tasks before `schedule` is called. Seconds of the model are those of one
+    inference.
     """
 
     def __init__(
@@ -41,14 +42,14 @@ class TaskBoard:
         return iter(self._states)
 
     def find(self, key: RecordKey) -> TaskState | None:
-        """The task of a record key."""
+        """The task of a record key, or None."""
         return self._by_key.get(key)
 
     def schedule(self, bounds: Sequence[float] | None) -> None:
-        """Tell the scheduler of all tasks, and of the bounds of the machine, where they are known.
+        """Tell the scheduler of all tasks, and of what the machine allows each.
 
         Args:
-            bounds: the least seconds of each task's kernel.
+            bounds: the least seconds of each task's kernel; None if they are unknown.
         """
         known = [0.0] * len(self._states) if bounds is None else bounds
         for state, bound in zip(self._states, known, strict=True):
@@ -67,12 +68,15 @@ class TaskBoard:
 
     @property
     def measured(self) -> int:
-        """How many candidates something is known of, of all jobs."""
+        """The number of schedules with a result, from this job or others."""
         return sum(len(state.measured) for state in self._states)
 
     @property
     def model_seconds(self) -> float | None:
-        """The best known times, each as often as the model runs it; None if one is unknown."""
+        """The sum of the best known times, each as often as the model runs the task.
+
+        None if one of them is unknown.
+        """
         found = self.snapshots()
         known = [s.best_seconds * s.count for s in found if s.best_seconds is not None]
         return sum(known) if len(known) == len(found) else None
@@ -88,7 +92,7 @@ class TaskBoard:
         return [sample for state in self._states for sample in state.samples()]
 
     def curves(self) -> list[Curve] | None:
-        """What is known of every task that can work; None as long as one was not tried."""
+        """The improvement curves of all tasks that may work; None until each of them has a time."""
         found = []
         for state, curve in zip(self._states, self.scheduler.curves(), strict=True):
             if curve is not None:
@@ -100,6 +104,6 @@ class TaskBoard:
         return found
 
     def waiting_for_finals(self) -> list[TaskState]:
-        """Tasks whose finalists are to be compared; what takes most of the model's time first."""
+        """Tasks whose finalists are to be compared; the largest share of the model's time first."""
         waiting = [state for state in self._states if state.needs_finals]
         return sorted(waiting, key=lambda state: -state.model_seconds)

@@ -1,8 +1,8 @@
 """Which task the next batch of trials goes to: the one with the largest expected gain.
 
-A gradient scheduler (Ansor, Zheng et al. 2020): the gain of a task is what a batch is expected to
-save of the whole model, from its own improvement curve, from tasks like it, and from the bound of
-the machine. See `tuner.forecast` for the estimate. Nothing in it is chance.
+A gradient scheduler (Ansor, Zheng et al. 2020). The gain of a task is what another batch is
+expected to save of the whole model's time. It follows from the task's own improvement curve, from
+similar tasks, and from the bound of the machine (`tuner.forecast`). The choice is deterministic.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Generic, Protocol, TypeVar
 from tuner.forecast import UNKNOWN_SCALE, VOICES, Curve, History
 
 AT_BOUND = 0.02
-"""A task is done that is so near to its bound: the measurement is no finer."""
+"""A task is done if it is within this share of its bound: measurements are no finer."""
 
 MOST_FAILURES = 64
-"""Trials of a task without any that worked, after which it gets no more: the fault lies with the
-task, not with its candidates."""
+"""A task gets no more trials if so many failed and none worked: the fault lies with the task, not
+with its candidates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     """What is known of a task before its first trial.
 
-    `operations` are vector operations of the default schedule: they compare the work of tasks, and
-    are no number of FLOPs. Tasks of one `kind` are alike. `bound_seconds` is what the machine
-    allows at best, `space` how many schedules there are; both are 0 if unknown.
+    `operations` are vector operations of the default schedule. They compare the work of tasks, and
+    are not FLOPs. Tasks of one `kind` are alike. `bound_seconds` is the least time that the machine
+    allows, and `space` the number of schedules; both are 0 if unknown.
     """
 
     weight: float
@@ -38,7 +38,7 @@ class Profile:
 
     @property
     def work(self) -> float:
-        """Operations of the whole model."""
+        """The task's operations in one inference."""
         return self.weight * self.operations
 
 
@@ -52,9 +52,9 @@ class TaskProgress:
     in_flight: int = 0
     """Candidates on their way."""
     exhausted: bool = False
-    """Nothing is left to try, or nothing to gain."""
+    """No candidate is left to try, or the task is finished."""
     promised: list[float] = field(default_factory=list)
-    """What each batch on its way was expected to gain, as a share; the oldest first."""
+    """The gain expected of each batch on its way, as a share; the oldest first."""
 
     @property
     def best_seconds(self) -> float | None:
@@ -62,13 +62,13 @@ class TaskProgress:
 
     @property
     def at_bound(self) -> bool:
-        """Whether the machine allows nothing better."""
+        """Whether the machine allows no faster kernel."""
         best, bound = self.best_seconds, self.profile.bound_seconds
         return best is not None and bound > 0 and best <= bound * (1 + AT_BOUND)
 
     @property
     def hopeless(self) -> bool:
-        """Whether so many trials failed, and none worked, that no more are made."""
+        """Whether no trial worked, and too many failed to make more."""
         return self.best_seconds is None and self.history.trials >= MOST_FAILURES
 
     @property
@@ -86,22 +86,25 @@ class TaskProgress:
             self.history.judge(promised, (before - after) / before)
 
     def seen(self, measured: Sequence[tuple[float | None, str]]) -> None:
-        """Take over trials without counting a batch, those of earlier jobs for example."""
+        """Take over trials without counting a batch, for example those of earlier jobs."""
         for seconds, digest in measured:
             self.history.add(seconds, digest)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What tasks that are alike have in common: sum and number of the scales that their times tell,
-    and best work a second (0: none)."""
+    """What is known of tasks that are alike.
+
+    `scales` and `told` are the sum and the number of the scales that their times tell. `rate` is
+    their best work, in operations a second (0: none).
+    """
 
     scales: float
     told: int
     rate: float
 
     def scale_beside(self, own: float, known: int) -> float:
-        """The mean scale of the other tasks of this kind, and of VOICES unknown ones.
+        """The mean scale of the other tasks of this kind and of VOICES unknown tasks.
 
         `own` is the scale that the task itself tells, from `known` distances.
         """
@@ -130,7 +133,7 @@ class TaskScheduler(Generic[T]):
         open_tasks = [task for task in self.tasks if task.progress.open]
         untouched = [task for task in open_tasks if not task.progress.batches]
         if untouched:
-            # By estimated cost: if time runs out, what matters most has been measured.
+            # The costliest by estimate: if time runs out, what matters most has been measured.
             return max(untouched, key=lambda task: task.progress.profile.work)
         if not open_tasks:
             return None
@@ -148,7 +151,7 @@ class TaskScheduler(Generic[T]):
         progress.promised.append(share)
 
     def gain(self, task: T, batch_size: int = 8) -> float:
-        """Expected saving in seconds of the whole model by one more batch."""
+        """Seconds of the whole model that one more batch is expected to save."""
         return _gain(task.progress, batch_size, self._kinds())
 
     def curves(self) -> list[Curve | None]:
@@ -173,7 +176,7 @@ class TaskScheduler(Generic[T]):
 def _gain(task: TaskProgress, batch_size: int, kinds: Mapping[Hashable, _Kind]) -> float:
     curve = _curve(task, kinds)
     if curve is None:
-        # Nothing worked so far: as urgent as its estimated cost, ever less with each failure.
+        # Nothing worked so far: the estimated cost counts, and less with each failure.
         tried = task.history.trials + task.in_flight
         return _likely_seconds(task.profile, kinds) * task.profile.weight / (1 + tried)
     return curve.gain(curve.trials + task.in_flight, batch_size)
@@ -183,7 +186,7 @@ def _curve(task: TaskProgress, kinds: Mapping[Hashable, _Kind]) -> Curve | None:
     best, profile = task.best_seconds, task.profile
     if best is None:
         return None
-    # How far tasks like it are ahead at equal work, and how much they gained.
+    # What similar tasks tell: how much faster they are at equal work, and how much they gained.
     behind = max(0.0, 1.0 - _likely_seconds(profile, kinds) / best)
     alike = kinds[profile.kind].scale_beside(*task.history.own_scale()) + behind
     return Curve(
@@ -198,7 +201,7 @@ def _curve(task: TaskProgress, kinds: Mapping[Hashable, _Kind]) -> Curve | None:
 
 
 def _likely_seconds(profile: Profile, kinds: Mapping[Hashable, _Kind]) -> float:
-    """The task's work at the best rate of tasks like it, else of any; at least its bound."""
-    # As long as nothing worked, operations compare tasks as well as seconds would.
+    """The task's work at the best rate of similar tasks, else of any task; at least its bound."""
+    # While no rate is known, operations compare tasks as well as seconds would.
     rate = kinds[profile.kind].rate or max(kind.rate for kind in kinds.values()) or 1.0
     return max(profile.operations / rate, profile.bound_seconds)

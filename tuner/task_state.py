@@ -1,4 +1,4 @@
-"""One task while a run goes on: everything that is known of it is here."""
+"""One task during a run: everything that is known of it."""
 
 from __future__ import annotations
 
@@ -33,45 +33,45 @@ MAX_RETRIES = 2
 
 @dataclass(slots=True, eq=False)
 class TaskState:
-    """One task: its search, its measurements, its record, and what it waits for."""
+    """One task: its search, its measurements, its record, and the results it waits for."""
 
     task: Task
     features: FeatureExtractor
     search: SearchStrategy
     options: TuneOptions
     progress: TaskProgress
-    """What the task scheduler chooses by: times, batches on their way, what they promise."""
+    """What the task scheduler chooses by: times, batches on their way, and the gains expected."""
     incumbent: TuningRecord | None = None
-    """The record that the run found, to be beaten."""
+    """The record in the store at the start of the run, which finalists have to beat."""
     record: TuningRecord | None = None
     """The record as it is now."""
     finals_adopted: bool = False
-    """An earlier process sent its finalists off: their results are waited for."""
+    """An earlier process sent its finalists, and this one waits for their results."""
     finished: bool = False
-    """A record is there: nothing is left to do."""
+    """It has its record: nothing is left to do."""
     from_store: bool = False
-    """The record is of another job: this one spends no trial."""
+    """The record is another job's: this job spends no trial."""
     trials: int = 0
     failures: int = 0
     measured: dict[Schedule, Measurement] = field(default_factory=dict)
     by_object: dict[str, Measurement] = field(default_factory=dict)
     origins: dict[Schedule, str] = field(default_factory=dict)
-    """Who suggested a schedule first: "default", or what the search says of it."""
+    """Who suggested a schedule first: "default", or the origin that the search names."""
     suggested: Counter[str] = field(default_factory=Counter)
-    """How many candidates of this job came from whom."""
+    """Origin -> number of this job's candidates."""
     retries: list[Schedule] = field(default_factory=list)
     serials: dict[tuple[Schedule, Phase], int] = field(default_factory=dict)
     requested: set[Schedule] = field(default_factory=set)
     losses: Counter[Schedule] = field(default_factory=Counter)
-    """How often a device was lost with a schedule, in all jobs."""
+    """How often a device was lost with a schedule, over all jobs."""
     known: set[str] = field(default_factory=set)
     finals: list[Trial] = field(default_factory=list)
     compared: dict[Schedule, Measurement] = field(default_factory=dict)
-    """What the comparison of finalists said: one race, so its times can be set side by side."""
+    """Results of the comparison of finalists: of one race, so that their times are comparable."""
 
     @classmethod
     def start(cls, task: Task, model: CostModel, options: TuneOptions) -> TaskState:
-        """A task before its first trial. Its chance depends on the seed and its key alone."""
+        """A task before its first trial. Its random numbers depend on seed and key alone."""
         if options.unconstrained:
             task = replace(task, space=task.space.unconstrained())
         rng = random.Random(f"{options.seed} {task.key.workload_key} {task.key.threads}")
@@ -106,7 +106,7 @@ class TaskState:
 
     @property
     def model_seconds(self) -> float:
-        """What the best candidate measured takes of a run of the model; 0 without any."""
+        """Seconds that the best candidate measured takes in one inference; 0 without any."""
         return (self.best_seconds or 0.0) * self.task.count
 
     @property
@@ -118,7 +118,7 @@ class TaskState:
         """Get ready for the task scheduler. Tasks that offer the same algorithms are alike.
 
         Args:
-            bound_seconds: the least time that the machine allows; 0 if nobody knows.
+            bound_seconds: the least time that the machine allows; 0 if unknown.
         """
         kind = frozenset(space.algorithm for space in self.task.space.subspaces)
         operations = max(self.operations, 1.0)
@@ -129,7 +129,7 @@ class TaskState:
         self.progress.seen([(m.run_seconds, m.object_digest) for m in self.measured.values()])
 
     def inputs(self, known_trials: int) -> TaskInputs:
-        """What the run began with, after `schedule`."""
+        """What the run knew at its start; call it after `schedule`."""
         task, bound = self.task, self.progress.profile.bound_seconds
         return TaskInputs(task.key, task.name, task.count, known_trials, self.incumbent, bound)
 
@@ -158,7 +158,7 @@ class TaskState:
         return self.origins.get(min(working, key=working.__getitem__), "") if working else ""
 
     def suggest(self, count: int) -> list[Suggestion]:
-        """The next candidates: the default first of all, then what was lost, then the search's."""
+        """The next candidates: first the default, then lost ones again, then the search's."""
         chosen: list[Suggestion] = []
         default = self.task.space.default()
         if default not in self.measured and default not in self.requested:
@@ -166,7 +166,7 @@ class TaskState:
             chosen.append(Suggestion(default, "default"))
         while self.retries and len(chosen) < count:
             lost = self.retries.pop(0)
-            # the trials of a killed process may hold the loss and the repetition that succeeded
+            # The trials of a killed process may have the loss and also a repetition that succeeded.
             known = lost in self.measured or self.losses[lost] > MAX_RETRIES
             if not known and all(lost != c.schedule for c in chosen):
                 chosen.append(Suggestion(lost, self.origins.get(lost, "")))
@@ -194,7 +194,7 @@ class TaskState:
                 continue
             if trial.schedule not in self.task.space:
                 continue
-            # Runs without a job id are not told apart, so that none goes on where another ended.
+            # Without a job id runs cannot be told apart, so trials of earlier ones do not count.
             self._learn(trial, counted=same and bool(trial.job_id))
 
     def adopt(self, request: MeasureRequest) -> None:
@@ -214,7 +214,7 @@ class TaskState:
             self._learn(trial, counted=True)
 
     def samples(self) -> list[Sample]:
-        """Training rows of everything measured here while the device was not disturbed."""
+        """Training rows of all measurements that were not disturbed."""
         found = []
         for schedule, measurement in self.measured.items():
             row = self.features.row(schedule)
@@ -223,8 +223,10 @@ class TaskState:
         return found
 
     def finalists(self) -> list[Schedule]:
-        """The incumbent first: the schedule of the old record, or the default. Then the default in
-        any case, and the fastest few."""
+        """The schedules to compare: the incumbent, the default, and the fastest few.
+
+        The first is what the others have to beat: the old record's schedule, else the default.
+        """
         working = {s: m.run_seconds for s, m in self.measured.items() if m.run_seconds is not None}
         chosen = []
         if self.incumbent is not None and self.incumbent.schedule in self.task.space:
@@ -236,10 +238,10 @@ class TaskState:
         return list(dict.fromkeys(chosen))
 
     def may_compare_again(self, trials: Sequence[Trial]) -> bool:
-        """Whether another comparison may find a record where this one found none.
+        """Whether another comparison may find a record after this one found none.
 
-        It failed by no fault of the finalists, and not too often; or all of them failed, which a
-        single draw of the inputs had not shown, and slower candidates are left.
+        It may in two cases. The device was lost, but not too often. Or all finalists failed, on
+        more draws of the inputs than the one of the screening, and slower candidates are left.
         """
         lost = [t for t in trials if t.measurement.status is Status.WORKER_LOST]
         if lost:
@@ -260,17 +262,17 @@ class TaskState:
                 self.finals.append(trial)
         if not measurement.status.says_something_of_the_candidate:
             if trial.phase is Phase.SCREEN:
-                # of all jobs: a candidate that takes devices down does so in the next job, too
+                # Counted over all jobs: a candidate that takes devices down will do so again.
                 self.losses[schedule] += 1
                 if self.losses[schedule] <= MAX_RETRIES:
                     self.retries.append(schedule)
-            # else the search of a restarted process would propose it, too
+            # Otherwise the search of a restarted process would propose it, too.
             self.search.update([Observed(schedule, None)])
             return
         known = self.measured.get(schedule)
         if trial.phase is Phase.SCREEN and counted:
             self.suggested[trial.origin] += 1
-            # Code that was measured under the name of another schedule took no time of the device.
+            # Code that was measured for another schedule took no time of the device.
             if known is not None or measurement.object_digest not in self.by_object:
                 self.trials += 1
                 self.failures += not measurement.ok
@@ -278,7 +280,7 @@ class TaskState:
             self.measured[schedule] = measurement
         if measurement.object_digest:
             same = self.by_object.get(measurement.object_digest)
-            # code that failed once is not tried again under the name of another schedule
+            # Code that failed once is not tried again for another schedule.
             if same is None or same.ok:
                 self.by_object[measurement.object_digest] = measurement
         seconds, digest = measurement.run_seconds, measurement.object_digest

@@ -19,8 +19,8 @@ from tuner.measure.measurement import RecordKey
 class Task:
     """A workload on a target, and how often the model runs it.
 
-    `lower` gives the loop nest of a schedule of `space`; it raises ScheduleError for one that does
-    not fit. `name` is for people.
+    `lower` gives the loop nest of a schedule of `space`, and raises ScheduleError if the schedule
+    does not fit. `name` is for people.
     """
 
     name: str
@@ -49,7 +49,7 @@ def make_task(
 ) -> Task:
     """A task over the schedule space that the compiler has for a workload.
 
-    Without constraints the space holds what lowers, whatever the target's registers are.
+    If not `constrained`, the space has every schedule that lowers, whatever the target's registers.
 
     Raises:
         ScheduleError: if no template takes the workload.
