@@ -9,7 +9,13 @@ import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _PARTIAL = re.compile(r"\.[0-9a-f]{64}")
+
+
+def is_digest(text: object) -> bool:
+    """Whether this can be the name of a blob: of a file, then, and of no other."""
+    return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
 def partial_file(target: Path) -> Path:

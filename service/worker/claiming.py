@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 from dataclasses import replace
-from typing import Any
 
+from service.worker.cache import is_digest
 from service.worker.hand import PREFETCHED, Hand, InHand, Log
-from service.worker.http import Api, Refused, Unreachable
+from service.worker.http import Api, Refused, Unreachable, field
 from service.worker.registration import Registration
 from service.worker.reporting import Reporter
 from tuner.measure.run_result import RunResult, RunStatus
@@ -16,6 +16,8 @@ from tuner.measure.run_wire import (
     read_request,
 )
 from tuner.measure.wire import ProtocolError
+
+_REQUEST_ID = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 
 
 class Claimer:
@@ -56,23 +58,27 @@ class Claimer:
                 worker_id = self._registration.worker_id
                 body = {"worker_id": worker_id, "limit": limit, "wait_seconds": wait}
                 answer = self._api.call("POST", "/v1/leases/claim", body, extra_seconds=wait)
+                for lease in field(answer, "leases", list):
+                    self._accept(lease)
                 backoff.reset()
             except Unreachable as error:
                 self._log(f"no leases: {error}")
                 backoff.wait()
-                continue
             except Refused as error:
-                if error.status == 404:
-                    self._log("the service does not know this worker any more")
-                    self._registration.register()
+                if error.ends_worker:
+                    raise
+                if error.worker_unknown:
+                    self._registration.register_again(worker_id)
                     continue
-                raise
-            for lease in answer["leases"]:
-                self._accept(lease)
+                self._log(f"no leases: {error}")
+                backoff.wait()
 
-    def _accept(self, lease: Mapping[str, Any]) -> None:
-        """Take a lease over: fetch what it needs, or use the result that lies ready for it."""
-        request_id, fencing_token = str(lease["request_id"]), int(lease["fencing_token"])
+    def _accept(self, lease: object) -> None:
+        """Take a lease over: fetch what it needs, or use the result that lies ready for it.
+
+        Raises Unreachable if the lease makes no sense.
+        """
+        request_id, fencing_token = _request_id(lease), field(lease, "fencing_token", int)
         hand, files = self._hand, self._hand.files
         with hand.changed:
             # ours already: its lease ran out while the service was away
@@ -87,7 +93,10 @@ class Claimer:
             if known is not None or spooled is not None:
                 return
         try:
-            request = read_request(lease["payload"])
+            request = read_request(field(lease, "payload", dict))
+            for digest in request.digests:
+                if not is_digest(digest):
+                    raise ProtocolError(f"{digest[:100]!r} is no digest of a blob")
         except ProtocolError as error:
             self._reporter.fail_quietly(request_id, fencing_token, str(error), retry=False)
             return
@@ -168,3 +177,11 @@ class Claimer:
     def _dropped(self, work: InHand) -> bool:
         """Whether nobody waits for this lease any more."""
         return work.lost.is_set() or self._hand.stopping.is_set()
+
+
+def _request_id(lease: object) -> str:
+    """The id, which is the name of files too. Raises Unreachable unless it can be."""
+    found = field(lease, "request_id", str)
+    if not _REQUEST_ID.fullmatch(found):
+        raise Unreachable(f"the answer is not the service's: {found[:100]!r} is no request id")
+    return found

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from service.worker.cache import partial_file
 
@@ -21,17 +21,47 @@ CHUNK_BYTES = 1 << 20
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.1, 5.0
 
 
+PROBLEM_TYPE, PROBLEM_PREFIX = "application/problem+json", "urn:tilewright:problem:"
+"""As in `service.api.errors`: by these a refusal of the service is told from a proxy's."""
+
+TRY_AGAIN = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
+
+MOST_ANSWER_BYTES = 1 << 30
+"""Of a JSON answer: the payloads of a few leases."""
+
+LONGEST_SECONDS = 3600.0
+"""What is believed of an interval that the service sets."""
+
+
 class Unreachable(Exception):
-    """No answer, or one that says to try again: nothing is known of the request's effect."""
+    """No answer of the service, or one that says to try again. Nothing is known of the effect."""
 
 
 class Refused(Exception):
-    """The service answered with a problem that trying again does not change."""
+    """The service itself answered with a problem that trying again does not change."""
 
-    def __init__(self, status: int, slug: str, detail: str) -> None:
+    def __init__(self, status: int, slug: str, detail: str, what: str = "") -> None:
         self.status = status
         self.slug = slug
+        self._what = what
         super().__init__(f"{detail} ({status})")
+
+    @property
+    def worker_unknown(self) -> bool:
+        """The service does not know this worker: it introduces itself anew."""
+        return self.slug == "not-found" and self._what == "worker"
+
+    @property
+    def ends_worker(self) -> bool:
+        """No other request can do better: the token or the release is wrong."""
+        return self.slug in ("unauthorized", "forbidden", "protocol-version")
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: followed, the token would go to whatever host it names."""
+
+    def redirect_request(self, *_: object, **__: object) -> None:
+        return None
 
 
 class Api:
@@ -41,6 +71,7 @@ class Api:
         self.server = server.rstrip("/")
         self._token = token
         self._timeout_seconds = timeout_seconds
+        self._opener = urllib.request.build_opener(_NoRedirects)
 
     def call(
         self,
@@ -54,20 +85,18 @@ class Api:
         request = self._request(method, path, data)
         try:
             timeout = self._timeout_seconds + extra_seconds
-            with urllib.request.urlopen(request, timeout=timeout) as answer:
-                text = answer.read()
+            with self._opener.open(request, timeout=timeout) as answer:
+                text = answer.read(MOST_ANSWER_BYTES)
         except urllib.error.HTTPError as error:
             raise _problem(error) from error
         except (OSError, HTTPException) as error:
             raise Unreachable(f"{self.server} does not answer: {error}") from error
-        if not text:
-            return {}
         try:
-            found = json.loads(text)
-        except ValueError as error:
-            raise Refused(200, "not-json", f"{self.server} does not answer in JSON") from error
+            found = json.loads(text) if text else {}
+        except (ValueError, RecursionError) as error:
+            raise Unreachable(f"{self.server} does not answer in JSON") from error
         if not isinstance(found, dict):
-            raise Refused(200, "not-json", f"{self.server} does not answer with a JSON object")
+            raise Unreachable(f"{self.server} does not answer with a JSON object")
         return found
 
     def download(
@@ -93,7 +122,7 @@ class Api:
         if done:
             request.add_header("Range", f"bytes={done}-")
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_seconds) as answer:
+            with self._opener.open(request, timeout=self._timeout_seconds) as answer:
                 if answer.status == 200 and done:  # all of it, though a part was asked for
                     checksum, done = hashlib.sha256(), 0
                 elif done and not answer.headers.get("Content-Range", "").startswith(
@@ -164,11 +193,39 @@ def _digest_of(file: Path) -> tuple[hashlib._Hash, int]:
 
 
 def _problem(error: urllib.error.HTTPError) -> Exception:
+    """Refused if the service itself wrote this, and not a proxy before it; else Unreachable."""
+    said = f"{error.code} {error.reason}"
+    if 300 <= error.code < 400:
+        return Unreachable(f"the answer is a redirect ({said}), which is not followed")
     try:
-        body = json.loads(error.read())
-        slug, detail = str(body["type"]).rpartition(":")[2], str(body["detail"])
-    except (OSError, HTTPException, ValueError, KeyError, TypeError):
-        slug, detail = "unknown", f"{error.code} {error.reason}"
-    if error.code >= 500 or error.code in (408, 429):
+        body = json.loads(error.read(CHUNK_BYTES))
+        kind, detail, what = str(body["type"]), str(body["detail"]), str(body.get("what", ""))
+    except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
+        return Unreachable(f"the answer is not the service's: {said}")
+    media_type = error.headers.get_content_type()
+    if media_type != PROBLEM_TYPE or not kind.startswith(PROBLEM_PREFIX):
+        return Unreachable(f"the answer is not the service's: {said}")
+    slug = kind.removeprefix(PROBLEM_PREFIX)
+    no_route = slug == "not-found" and not what
+    if error.code >= 500 or error.code in TRY_AGAIN or no_route:
         return Unreachable(f"the service failed: {detail}")
-    return Refused(error.code, slug, detail)
+    return Refused(error.code, slug, detail, what)
+
+
+_Kind = TypeVar("_Kind", str, int, list[Any], dict[str, Any])
+
+
+def field(answer: object, name: str, kind: type[_Kind]) -> _Kind:
+    """What an answer holds under a name. Raises Unreachable if that is not of the kind."""
+    found = answer.get(name) if isinstance(answer, dict) else None
+    if type(found) is not kind:
+        raise Unreachable(f"the answer is not the service's: it has no '{name}'")
+    return found
+
+
+def seconds_of(answer: Mapping[str, Any], name: str) -> float:
+    """An interval that an answer holds, within reason. Raises Unreachable if it is no number."""
+    found = answer.get(name)
+    if not isinstance(found, int | float) or isinstance(found, bool) or found != found:
+        raise Unreachable(f"the answer is not the service's: it has no '{name}'")
+    return float(min(max(found, 0.05), LONGEST_SECONDS))

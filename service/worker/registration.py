@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from service.worker.facts import registration_facts
 from service.worker.hand import Log
-from service.worker.http import LAST_PAUSE_SECONDS, Api, Backoff, Refused, Unreachable
+from service.worker.http import (
+    LAST_PAUSE_SECONDS,
+    Api,
+    Backoff,
+    Refused,
+    Unreachable,
+    field,
+    seconds_of,
+)
 from service.worker.options import WorkerOptions
 from service.worker.state import StateFolder
 from tuner.measure.wire import PROTOCOL
@@ -28,6 +37,7 @@ class Registration:
         self._files = files
         self._stopping = stopping
         self._log = log
+        self._lock = threading.Lock()
         self.worker_id = ""
         self.heartbeat_seconds = 5.0
         self.long_poll_seconds = 20.0
@@ -36,6 +46,16 @@ class Registration:
     def backoff(self) -> Backoff:
         """Pauses that end well within a lease: a service that comes back renews all leases."""
         return Backoff(self._stopping, self._longest_pause)
+
+    def register_again(self, worker_id: str) -> None:
+        """Introduce the worker anew, because the service does not know this id of it any more.
+
+        Several threads may find that out: the first one does it. Raises Refused.
+        """
+        with self._lock:
+            if self.worker_id == worker_id:
+                self._log("the service does not know this worker any more")
+                self.register()
 
     def register(self) -> None:
         """Returns when the service knows this worker, or when the worker ends.
@@ -54,7 +74,8 @@ class Registration:
                 "worker_id": self._files.worker_id,
             }
             try:
-                answer = self._api.call("POST", "/v1/workers", body)
+                self._take(self._api.call("POST", "/v1/workers", body))
+                return
             except Unreachable as error:
                 if not said:
                     self._log(f"waiting for the service: {error}")
@@ -62,20 +83,23 @@ class Registration:
                 backoff.wait()
                 continue
             except Refused as error:
-                if error.status in (403, 404) and self._files.worker_id is not None:
+                other_owner = error.slug == "forbidden"
+                if (other_owner or error.worker_unknown) and self._files.worker_id is not None:
                     # another database or another token: our id means nothing there
                     self._files.worker_id = ""
                     continue
                 raise
-            self.worker_id = str(answer["worker"]["id"])
-            self._files.worker_id = self.worker_id
-            self.heartbeat_seconds = float(answer["heartbeat_seconds"])
-            self.long_poll_seconds = float(answer["long_poll_seconds"])
-            self._longest_pause = min(LAST_PAUSE_SECONDS, float(answer["lease_seconds"]) / 4)
-            keys = answer["worker"]["target_keys"]
-            why = f": {answer['recognised']}" if answer.get("recognised") else ""
-            self._log(f"registered as {self.worker_id} for {len(keys)} targets{why}")
-            return
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        """Go by what the service answered. Raises Unreachable if it makes no sense."""
+        worker = field(answer, "worker", dict)
+        worker_id, keys = field(worker, "id", str), field(worker, "target_keys", list)
+        self.heartbeat_seconds = seconds_of(answer, "heartbeat_seconds")
+        self.long_poll_seconds = seconds_of(answer, "long_poll_seconds")
+        self._longest_pause = min(LAST_PAUSE_SECONDS, seconds_of(answer, "lease_seconds") / 4)
+        self.worker_id = self._files.worker_id = worker_id
+        why = f": {answer['recognised']}" if answer.get("recognised") else ""
+        self._log(f"registered as {worker_id} for {len(keys)} targets{why}")
 
     def leave(self) -> None:
         """Say good-bye. Raises Unreachable or Refused."""

@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 from service.worker.hand import Hand, InHand, Log
-from service.worker.http import Api, Refused, Unreachable
+from service.worker.http import Api, Refused, Unreachable, field
 from service.worker.registration import Registration
 from service.worker.state import Spooled
 from tuner.measure.run_result import RunResult
@@ -75,12 +75,15 @@ class Reporter:
         """Report the results that wait. Raises Unreachable."""
         files, hand = self._hand.files, self._hand
         for entry in files.spooled():
-            self._report(entry)
+            wanted = self._report(entry)
             with hand.changed:
                 current = files.find_spooled(entry.request_id)
                 # a new lease of the same request may have readdressed it meanwhile
                 if current is not None and current.fencing_token == entry.fencing_token:
-                    files.forget(entry.request_id)
+                    if wanted:
+                        files.forget(entry.request_id)
+                    else:
+                        files.set_aside(entry.request_id)
                     hand.unreported.discard(entry.request_id)
                     hand.changed.notify_all()
 
@@ -95,7 +98,7 @@ class Reporter:
         try:
             self._api.call("POST", f"/v1/leases/{request_id}/failure", body)
         except Refused as refusal:
-            if refusal.status in (401, 403):
+            if refusal.ends_worker:
                 raise
             self._log(f"request {request_id} is not ours any more: {refusal}")
 
@@ -120,10 +123,15 @@ class Reporter:
             except Unreachable:
                 backoff.wait()
 
-    def _report(self, entry: Spooled) -> None:
-        """Send a result. A refusal that concerns this result alone ends the matter."""
+    def _report(self, entry: Spooled) -> bool:
+        """Send a result; returns whether the service takes it.
+
+        Raises:
+            Unreachable: if nobody knows. Refused: if the service wants nothing of this worker.
+        """
+        worker_id = self._registration.worker_id
         body = {
-            "worker_id": self._registration.worker_id,
+            "worker_id": worker_id,
             "fencing_token": entry.fencing_token,
             "result_key": entry.result_key,
             "result": entry.result,
@@ -131,28 +139,37 @@ class Reporter:
         try:
             self._api.call("POST", f"/v1/leases/{entry.request_id}/result", body)
         except Refused as error:
-            if error.status in (401, 403):
+            if error.ends_worker:
                 raise
+            if error.worker_unknown:
+                # while results wait, nothing is claimed: nobody else would find this out
+                self._registration.register_again(worker_id)
+                raise Unreachable(str(error)) from error
             self._log(f"result of {entry.request_id} is not wanted: {error}")
+            return False
+        return True
 
     def _heartbeat(self) -> None:
         leases = self._hand.tokens()
+        worker_id = self._registration.worker_id
         try:
             body = {"leases": leases, "speed": self.speed}
-            path = f"/v1/workers/{self._registration.worker_id}/heartbeat"
-            answer = self._api.call("POST", path, body)
+            answer = self._api.call("POST", f"/v1/workers/{worker_id}/heartbeat", body)
         except Refused as error:
-            if error.status != 404:
+            if error.ends_worker:
                 raise
-            return  # the claiming thread registers again
-        draining = answer["health"] == "draining"
+            if error.worker_unknown:
+                self._registration.register_again(worker_id)
+            raise Unreachable(str(error)) from error
+        renewed = field(answer, "renewed", dict)
+        draining = field(answer, "health", str) == "draining"
         if draining != self._draining:
             self._draining = draining
             self._log("drained: nothing new comes" if draining else "used again")
         with self._hand.changed:
             for name, token in leases.items():
                 work = self._hand.leases.get(name)
-                lost = work is not None and name not in answer["renewed"]
+                lost = work is not None and name not in renewed
                 # unless it was claimed again since we asked
                 if work is not None and lost and work.fencing_token == token:
                     work.lost.set()

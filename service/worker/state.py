@@ -4,6 +4,7 @@
                           id          the id that the service gave
                           leases/     leases that are not measured yet
                           spool/      results that the service has not acknowledged
+                          aside/      the last results that it does not take, for people to look at
                           blobs/      shared objects and expected outputs by digest
 
 A result is finished once it lies in the spool: a worker that is killed afterwards reports it when
@@ -24,6 +25,10 @@ from typing import Any
 
 MAX_WORKERS = 256
 """Worker processes of one user for one service on one machine."""
+
+
+ASIDE_RESULTS = 64
+"""Most results that are kept although the service does not take them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class StateFolder:
             break
         else:
             raise OSError(f"{MAX_WORKERS} workers use '{base}' already")
-        for part in ("leases", "spool", "blobs"):
+        for part in ("leases", "spool", "aside", "blobs"):
             (self.path / part).mkdir(exist_ok=True)
 
     def close(self) -> None:
@@ -107,20 +112,34 @@ class StateFolder:
         write_atomically(self.path / "spool" / f"{entry.request_id}.json", data)
 
     def spooled(self) -> list[Spooled]:
-        """Results that wait for the service, the oldest first."""
+        """Results that wait for the service, the oldest first.
+
+        What cannot be read, because another release wrote it or the disk failed, is set aside.
+        """
         paths = [p for p in (self.path / "spool").iterdir() if p.suffix == ".json"]
         paths.sort(key=lambda path: path.stat().st_mtime)
-        return [Spooled(**json.loads(path.read_text())) for path in paths]
+        return [entry for path in paths if (entry := self.find_spooled(path.stem)) is not None]
 
     def find_spooled(self, request_id: str) -> Spooled | None:
+        path = self.path / "spool" / f"{request_id}.json"
         try:
-            text = (self.path / "spool" / f"{request_id}.json").read_text()
+            return Spooled(**json.loads(path.read_text()))
         except FileNotFoundError:
             return None
-        return Spooled(**json.loads(text))
+        except (ValueError, TypeError):
+            self.set_aside(request_id)
+            return None
+
+    def set_aside(self, request_id: str) -> None:
+        """Keep a result that the service does not take; the oldest of too many goes."""
+        name = f"{request_id}.json"
+        (self.path / "spool" / name).replace(self.path / "aside" / name)
+        kept = sorted((self.path / "aside").iterdir(), key=lambda path: path.stat().st_mtime)
+        for path in kept[:-ASIDE_RESULTS]:
+            path.unlink(missing_ok=True)
 
     def forget(self, request_id: str) -> None:
-        """The service has the result (or does not want it)."""
+        """The service has the result."""
         (self.path / "spool" / f"{request_id}.json").unlink(missing_ok=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,9 @@ from service.api.app import create_app
 from service.embedded import owner_token
 from service.settings import Settings
 from service.storage import open_storage
+from service.worker import process as worker_module
+from service.worker.options import WorkerOptions
+from tests.unit.service.workers import FakeSandbox, Running
 
 
 @pytest.fixture
@@ -106,3 +109,32 @@ def server(settings: Settings, storage: Storage, owner: str) -> Iterator[LiveSer
     live.start()
     yield live
     live.stop()
+
+
+@pytest.fixture
+def sandbox(monkeypatch: pytest.MonkeyPatch) -> type[FakeSandbox]:
+    FakeSandbox.measured = []
+    FakeSandbox.closed = False
+    FakeSandbox.gate = threading.Event()
+    FakeSandbox.gate.set()
+    FakeSandbox.started = threading.Event()
+    monkeypatch.setattr(worker_module, "Sandbox", FakeSandbox)
+    return FakeSandbox
+
+
+@pytest.fixture
+def options(server: LiveServer, owner: str, tmp_path: Path) -> WorkerOptions:
+    return WorkerOptions(server.url, owner, "w", tmp_path / "state", ("x86-64-v3",))
+
+
+@pytest.fixture
+def start(options: WorkerOptions, sandbox: type[FakeSandbox]) -> Iterator[Callable[[], Running]]:
+    started: list[Running] = []
+
+    def begin() -> Running:
+        started.append(Running(options))
+        return started[-1]
+
+    yield begin
+    for running in started:
+        running.end()

@@ -3,168 +3,28 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from compiler.target import known_targets
 from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState
 from db.stores.workers import Health
 from service.worker import measuring
-from service.worker import process as worker_module
 from service.worker.cache import BlobCache
 from service.worker.http import Api, Refused, Unreachable
 from service.worker.options import WorkerOptions, parse_arguments
-from service.worker.process import Worker, main
+from service.worker.process import main
 from service.worker.state import Spooled, StateFolder
-from tuner.measure.measurement import Measurement, RecordKey, Status
+from tests.unit.service.workers import TARGET, FakeSandbox, Running, queue, state, until
+from tuner.measure.measurement import Measurement, Status
 from tuner.measure.run_result import RunResult, RunStatus
 from tuner.measure.run_wire import RunRequest, SpeedsWork
-from tuner.measure.speed import SpeedWatch
-from tuner.measure.wire import Candidate, Case, MeasureRequest, MeasureResult
-
-TARGET = known_targets()["x86-64-v3"].key
-LIBRARY, REFERENCE = b"a shared object", b"an expected output"
-
-
-class FakeSandbox:
-    """Counts measurements; `gate` holds them up, once they have `started`."""
-
-    measured: list[str] = []  # noqa: RUF012 - reset by the fixture
-    gate = threading.Event()
-    started = threading.Event()
-    closed = False
-
-    def __init__(self, worker: str, device: Any, python: Sequence[str]) -> None:
-        self._worker = worker
-        self.speed = SpeedWatch()
-
-    def probe(self) -> None:
-        self.speed.take(0.25, 0.5)
-
-    def measure(
-        self,
-        requests: Sequence[MeasureRequest],
-        blob: Callable[[str], Path],
-        cancelled: Callable[[], bool],
-    ) -> list[MeasureResult]:
-        for request in requests:
-            assert blob(request.library_digest).read_bytes() == LIBRARY
-            assert blob(request.cases[0].reference_digest).read_bytes() == REFERENCE
-        self.started.set()
-        while not self.gate.is_set():
-            if cancelled():
-                return self._results(requests, Measurement(Status.CANCELLED))
-            time.sleep(0.005)
-        self.measured.extend(request.request_id for request in requests)
-        done = Measurement(Status.OK, samples_seconds=(1e-6,), worker=self._worker)
-        return self._results(requests, done)
-
-    def _results(
-        self, requests: Sequence[MeasureRequest], measurement: Measurement
-    ) -> list[MeasureResult]:
-        return [
-            MeasureResult(
-                request.request_id,
-                tuple((c.trial_id, measurement) for c in request.candidates),
-                self._worker,
-            )
-            for request in requests
-        ]
-
-    def run(
-        self, request: RunRequest, blob: Callable[[str], Path], cancelled: Callable[[], bool]
-    ) -> RunResult:
-        assert all(blob(digest).exists() for digest in request.digests)
-        self.measured.append(request.request_id)
-        return RunResult(request.request_id, RunStatus.OK, worker=self._worker)
-
-    def close(self) -> None:
-        FakeSandbox.closed = True
-
-
-@pytest.fixture(autouse=True)
-def sandbox(monkeypatch: pytest.MonkeyPatch) -> type[FakeSandbox]:
-    FakeSandbox.measured = []
-    FakeSandbox.closed = False
-    FakeSandbox.gate = threading.Event()
-    FakeSandbox.gate.set()
-    FakeSandbox.started = threading.Event()
-    monkeypatch.setattr(worker_module, "Sandbox", FakeSandbox)
-    return FakeSandbox
-
-
-def queue(storage: Storage, *ids: str) -> None:
-    digests = (storage.blobs.put(LIBRARY), storage.blobs.put(REFERENCE))
-    requests = []
-    for name in ids:
-        request = MeasureRequest(
-            request_id=name,
-            key=RecordKey("w" * 64, TARGET),
-            candidates=(Candidate(f"t-{name}", {"algorithm": "x", "choices": {}}, "d" * 64, {}),),
-            library_digest=digests[0],
-            cases=(Case((), digests[1]),),
-            tolerance=1e-4,
-        )
-        requests.append(NewRequest(name, TARGET, request.to_json(), digests))
-    storage.leases.submit(requests)
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends, "it never happened"
-        time.sleep(0.01)
-
-
-def state(storage: Storage, name: str) -> RequestState:
-    return storage.leases.status([name])[name].state
-
-
-class Running:
-    """A worker in a thread; `end` is its SIGTERM."""
-
-    def __init__(self, options: WorkerOptions) -> None:
-        self.log: list[str] = []
-        self.worker = Worker(options, self.log.append)
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.worker.run()
-        except Refused as error:
-            self.error = error
-
-    def end(self) -> None:
-        self.worker.stop()
-        self._thread.join(15)
-        assert not self._thread.is_alive()
-
-
-@pytest.fixture
-def options(server: Any, owner: str, tmp_path: Path) -> WorkerOptions:
-    return WorkerOptions(server.url, owner, "w", tmp_path / "state", ("x86-64-v3",))
-
-
-@pytest.fixture
-def start(options: WorkerOptions) -> Iterator[Callable[[], Running]]:
-    started: list[Running] = []
-
-    def begin() -> Running:
-        started.append(Running(options))
-        return started[-1]
-
-    yield begin
-    for running in started:
-        running.end()
+from tuner.measure.wire import MeasureResult
 
 
 def test_a_worker_measures_and_reports(
@@ -460,7 +320,7 @@ def test_a_spool_that_cannot_be_written_is_a_sentence(
     assert "cannot be used" in capsys.readouterr().err
 
 
-def test_json_that_is_not_an_object_is_refused(server: Any, owner: str) -> None:
-    with pytest.raises(Refused, match="JSON object"):
+def test_json_that_is_not_an_object_is_no_answer(server: Any, owner: str) -> None:
+    with pytest.raises(Unreachable, match="JSON object"):
         Api(server.url, owner).call("GET", "/v1/jobs")
     assert json.dumps(Api(server.url, owner).call("GET", "/v1/health"))

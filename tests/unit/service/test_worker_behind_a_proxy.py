@@ -1,0 +1,257 @@
+"""What a worker believes of what lies between it and the service: proxies, portals, redirects."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db.storage import Storage
+from db.stores.leases import NewRequest, RequestState
+from service.worker.http import Api, Refused, Unreachable
+from service.worker.options import WorkerOptions
+from service.worker.state import ASIDE_RESULTS, Spooled, StateFolder
+from tests.unit.service.workers import TARGET, FakeSandbox, Running, queue, state, until
+
+Answer = tuple[int, dict[str, str], bytes]
+
+PAGE: Answer = (404, {"Content-Type": "text/html"}, b"<h1>404 Not Found</h1>")
+
+
+class Proxy:
+    """Passes requests on to the service, unless `instead` has an answer of its own for a path."""
+
+    def __init__(self, upstream: str) -> None:
+        self.instead: Callable[[str], Answer | None] = lambda path: None
+        self.answered: list[str] = []  # paths that the proxy answered by itself
+        self.tokens: list[str | None] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def _serve(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                outer.tokens.append(self.headers.get("Authorization"))
+                answer = outer.instead(self.path)
+                if answer is not None:
+                    outer.answered.append(self.path)
+                else:
+                    answer = self._pass_on(body)
+                status, headers, data = answer
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def _pass_on(self, body: bytes) -> Answer:
+                kept = {n: self.headers[n] for n in ("Authorization", "Content-Type", "Range")}
+                headers = {name: value for name, value in kept.items() if value}
+                request = urllib.request.Request(
+                    upstream + self.path, body or None, headers, method=self.command
+                )
+                try:
+                    with urllib.request.urlopen(request, timeout=30) as answer:
+                        return answer.status, dict(answer.headers.items()), answer.read()
+                except urllib.error.HTTPError as error:
+                    return error.code, {"Content-Type": error.headers["Content-Type"]}, error.read()
+                except OSError:
+                    return 502, {}, b""
+
+            do_GET = do_POST = do_DELETE = _serve
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Nothing: what is asked for is kept."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def proxy(server: Any) -> Iterator[Proxy]:
+    made = Proxy(server.url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Proxy]:
+    """Another host, which notes every token that it is sent."""
+    made = Proxy("http://127.0.0.1:9")
+    made.instead = lambda path: (200, {"Content-Type": "application/json"}, b"{}")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def options(proxy: Proxy, owner: str, tmp_path: Path) -> WorkerOptions:
+    return WorkerOptions(proxy.url, owner, "w", tmp_path / "state", ("x86-64-v3",))
+
+
+def own_problem(status: int, slug: str, **extra: Any) -> Answer:
+    """A problem document as the service writes it."""
+    body = {"type": f"urn:tilewright:problem:{slug}", "title": slug, "status": status}
+    data = json.dumps({**body, "detail": f"it is {slug}", **extra}).encode()
+    return status, {"Content-Type": "application/problem+json"}, data
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_the_token_follows_no_redirect(
+    proxy: Proxy, elsewhere: Proxy, status: int, tmp_path: Path
+) -> None:
+    proxy.instead = lambda path: (status, {"Location": elsewhere.url + path}, b"")
+    api = Api(proxy.url, "secret")
+    for method in ("GET", "POST"):
+        with pytest.raises(Unreachable, match=r"redirect.*not followed"):
+            api.call(method, "/v1/workers", {"name": "w"} if method == "POST" else None)
+    with pytest.raises(Unreachable, match=r"redirect.*not followed"):
+        api.download("/v1/blobs/x", "0" * 64, tmp_path / ("0" * 64))
+    assert proxy.tokens == ["Bearer secret"] * 3 and elsewhere.tokens == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        PAGE,
+        (403, {"Content-Type": "text/html"}, b"the firewall says no"),
+        (401, {"Content-Type": "application/problem+json"}, b'{"type": "about:blank"}'),
+        (409, {"Content-Type": "application/json"}, b'{"type": "urn:tilewright:problem:x"}'),
+        (502, {}, b""),
+        (200, {"Content-Type": "text/html"}, b"<h1>please log in</h1>"),
+        (200, {"Content-Type": "application/json"}, b"[]"),
+        own_problem(503, "storage-unavailable"),
+        own_problem(429, "too-many-requests"),
+        own_problem(404, "not-found"),  # no route: another release behind the same address
+    ],
+    ids=lambda answer: f"{answer[0]}-{len(answer[2])}",
+)
+def test_only_the_service_itself_refuses(proxy: Proxy, answer: Answer) -> None:
+    proxy.instead = lambda path: answer
+    with pytest.raises(Unreachable):
+        Api(proxy.url, "t").call("GET", "/v1/workers")
+
+
+def test_the_service_itself_refuses_with_a_problem_of_its_own(proxy: Proxy) -> None:
+    proxy.instead = lambda path: own_problem(404, "not-found", what="worker")
+    with pytest.raises(Refused, match="it is not-found") as refusal:
+        Api(proxy.url, "t").call("GET", "/v1/workers")
+    assert refusal.value.worker_unknown and not refusal.value.ends_worker
+    proxy.instead = lambda path: own_problem(401, "unauthorized")
+    with pytest.raises(Refused) as refusal:
+        Api(proxy.url, "t").call("GET", "/v1/workers")
+    assert refusal.value.ends_worker
+
+
+@pytest.mark.parametrize("path", ["/v1/leases/claim", "/heartbeat", "/result", "/v1/blobs/"])
+def test_a_proxys_404_ends_nothing_and_loses_nothing(
+    proxy: Proxy,
+    storage: Storage,
+    start: Callable[[], Running],
+    sandbox: type[FakeSandbox],
+    path: str,
+) -> None:
+    """While a service is replaced, its proxy says 404 to everything for some seconds."""
+    proxy.instead = lambda asked: PAGE if path in asked else None
+    queue(storage, "a")
+    running = start()
+    until(lambda: len(proxy.answered) >= 3)
+    proxy.instead = lambda asked: None
+    until(lambda: state(storage, "a") is RequestState.DONE)
+    assert sandbox.measured == ["a"] and running.error is None
+
+
+def test_a_result_stays_in_the_spool_until_the_service_has_it(
+    proxy: Proxy, storage: Storage, start: Callable[[], Running], options: WorkerOptions
+) -> None:
+    proxy.instead = lambda path: PAGE if path.endswith("/result") else None
+    queue(storage, "a")
+    start()
+    until(lambda: len(proxy.answered) >= 3)
+    assert [path.name for path in options.spool.rglob("spool/*")] == ["a.json"]
+    proxy.instead = lambda path: None
+    until(lambda: state(storage, "a") is RequestState.DONE)
+    until(lambda: not [*options.spool.rglob("spool/*")])
+
+
+@pytest.mark.parametrize(
+    "refusal", [(409, "stale-lease"), (413, "too-large"), (422, "invalid-request")]
+)
+def test_a_result_that_the_service_never_takes_is_kept_aside(
+    proxy: Proxy,
+    storage: Storage,
+    start: Callable[[], Running],
+    options: WorkerOptions,
+    refusal: tuple[int, str],
+) -> None:
+    proxy.instead = lambda path: own_problem(*refusal) if "/a/result" in path else None
+    queue(storage, "a", "b")
+    running = start()
+    until(lambda: state(storage, "b") is RequestState.DONE)
+    assert [path.name for path in options.spool.rglob("aside/*")] == ["a.json"]
+    until(lambda: not [*options.spool.rglob("spool/*")])
+    assert any("result of a is not wanted" in line for line in running.log)
+
+
+def test_what_is_kept_aside_is_bounded(tmp_path: Path) -> None:
+    files = StateFolder(tmp_path, "s")
+    for number in range(ASIDE_RESULTS + 5):
+        entry = Spooled(f"r{number}", 1, "key", {})
+        files.spool(entry)
+        files.set_aside(entry.request_id)
+    assert len([*tmp_path.rglob("aside/*.json")]) == ASIDE_RESULTS
+    assert files.spooled() == []
+
+
+def test_a_spool_that_another_release_wrote_ends_nothing(
+    storage: Storage, start: Callable[[], Running], options: WorkerOptions
+) -> None:
+    files = StateFolder(options.spool, options.server)
+    for name, text in (("cut", '{"request_id": "cu'), ("old", '{"lease": 1}'), ("list", "[]")):
+        (files.path / "spool" / f"{name}.json").write_text(text)
+    files.close()
+    queue(storage, "a")
+    start()
+    until(lambda: state(storage, "a") is RequestState.DONE)
+    assert {p.stem for p in options.spool.rglob("aside/*.json")} == {"cut", "old", "list"}
+
+
+def test_a_worker_that_the_service_forgot_registers_before_it_reports(
+    storage: Storage,
+    start: Callable[[], Running],
+    sandbox: type[FakeSandbox],
+) -> None:
+    """Its hand is full of what it cannot report: the reporting thread must introduce it anew."""
+    sandbox.gate.clear()
+    queue(storage, "a")
+    start()
+    until(sandbox.started.is_set)
+    storage.workers.forget(-1000.0)
+    sandbox.gate.set()
+    until(lambda: state(storage, "a") is RequestState.DONE)
+
+
+@pytest.mark.parametrize("answer", [{}, {"leases": 7}, {"leases": ["x"]}, {"leases": [{}]}])
+def test_an_answer_that_makes_no_sense_ends_nothing(
+    proxy: Proxy, storage: Storage, start: Callable[[], Running], answer: dict[str, Any]
+) -> None:
+    said = (200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
+    proxy.instead = lambda path: said if path.endswith("/claim") else None
+    start()
+    until(lambda: len(proxy.answered) >= 2)
+    proxy.instead = lambda path: None
+    storage.leases.submit([NewRequest("old", TARGET, {"protocol": 99})])
+    until(lambda: state(storage, "old") is RequestState.FAILED)
