@@ -77,9 +77,7 @@ def _conv_transpose(g: Grower) -> None:
 
 def _pool(operator: str, g: Grower) -> None:
     value = _image(g)
-    kernel, attributes = _window(g, value)
-    # the same before and behind: the reference takes the one for the other
-    attributes["pads"] = [g.integer(0, k // 2) for k in kernel] * 2
+    _, attributes = _window(g, value)
     if operator == "AveragePool":
         attributes["count_include_pad"] = g.integer(0, 1)
     g.add(operator, [value], exact=operator == "MaxPool", **attributes)
