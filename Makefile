@@ -5,7 +5,8 @@
 #   test          the test suite
 #   test-devices  jobs on emulated machines alone; their parts are fetched once
 #   check         formatter, linter, type checker, tests: what .ci/run runs
-#   fuzz          property tests with other examples, and many; what fails is kept in tests/cases
+#   fuzz          property tests and random graphs with other examples, and many (ARGS=tests/unit/loops);
+#                 what fails is kept in tests/cases
 #   format        rewrite the sources as the formatter and the linter want them
 #   bench         race the models against ONNX Runtime (ARGS="--models resnet50 vgg19")
 #   mutants       put small mistakes into a package and see which no test notices (ARGS=compiler/passes)
@@ -73,9 +74,8 @@ check: $(STAMPS)/test
 	$(PY) -m pytest -q -n $(JOBS)
 
 fuzz: $(STAMPS)/test
-	$(PY) -m pytest -q -n $(JOBS) -m hypothesis --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
-	$(PY) -m pytest -q -n $(JOBS) tests/differential/test_graphs.py tests/differential/test_fusions.py \
-	  --graphs 20 --timeout=3600
+	$(PY) -m pytest -q -n $(JOBS) -m "hypothesis or graphs" --hypothesis-profile=fuzz \
+	  --timeout=3600 $(ARGS)
 
 format: $(STAMPS)/test
 	$(BIN)/ruff format .

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis.database import DirectoryBasedExampleDatabase, ReadOnlyDatabase
 
@@ -41,3 +42,9 @@ def examples(count: int) -> int:
     """A test's number of examples in the profile that is loaded."""
     assert settings.default is not None
     return count * settings.default.max_examples // _PER_HUNDRED
+
+
+def graphs(config: pytest.Config, count: int) -> int:
+    """Graphs to draw for each operator: what `--graphs` says, or as many as `examples`."""
+    stated: int | None = config.getoption("--graphs", default=None)
+    return examples(count) if stated is None else stated

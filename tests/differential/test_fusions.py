@@ -23,6 +23,7 @@ from compiler.plan import GraphPlan, KernelStep
 from compiler.schedule.select import schedule_space
 from compiler.target import Target, resolve_target
 from tests.differential.fusions import APART, Array, Grower, Rejected, drawn
+from tests.examples import graphs
 from tests.graphs import Maker, random_inputs
 
 HOST = resolve_target("host")
@@ -78,10 +79,10 @@ def test_every_operator_is_drawn() -> None:
         assert any(node.op == name for node in grown_nodes), name
 
 
+@pytest.mark.graphs
 @pytest.mark.parametrize("operator", drawn())
 def test_fusions(operator: str, request: pytest.FixtureRequest) -> None:
-    count = request.config.getoption("--graphs", default=None)
-    for number in range(EXAMPLES if count is None else count):
+    for number in range(graphs(request.config, EXAMPLES)):
         g = grown(operator, number)
         graph = g.graph()
         graph = optimise(graph) if number % 2 else graph

@@ -17,6 +17,7 @@ import compiler
 from compiler.frontend.catalogue import catalogue
 from tests.differential.graph_nodes import ELSEWHERE, OWN, drawn, generators
 from tests.differential.graphs import Draw, Grower, Rejected
+from tests.examples import graphs
 
 # Up to five nodes, each of which may multiply a relative error by a few: sums of at most 1024
 # float32 elements in another order are within 1024 * 2**-24 = 6e-5 of their largest, and functions
@@ -75,13 +76,15 @@ def test_every_operator_is_drawn_or_covered_elsewhere() -> None:
     assert set(OWN) <= set(generators())
 
 
+@pytest.mark.graphs
 @pytest.mark.parametrize("operator", drawn())
 def test_random_graphs(operator: str, request: pytest.FixtureRequest) -> None:
-    count = request.config.getoption("--graphs", default=None)
+    assert settings.default is not None
+    stated = request.config.getoption("--graphs", default=None) is not None
 
     @settings(
-        max_examples=count or EXAMPLES,
-        derandomize=count is None,
+        max_examples=graphs(request.config, EXAMPLES),
+        derandomize=settings.default.derandomize and not stated,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -89,7 +92,7 @@ def test_random_graphs(operator: str, request: pytest.FixtureRequest) -> None:
         print_blob=False,
     )
     @given(st.data())
-    def graphs(data: st.DataObject) -> None:
+    def compared(data: st.DataObject) -> None:
         g = grown(data.draw, operator)
         assume(any(node.op_type == operator for node in g.nodes))
         try:
@@ -97,7 +100,7 @@ def test_random_graphs(operator: str, request: pytest.FixtureRequest) -> None:
         except (AssertionError, compiler.CompilerError) as error:
             raise AssertionError(f"{error}\n{describe(g)}") from error
 
-    graphs()
+    compared()
 
 
 def describe(g: Grower) -> str:
