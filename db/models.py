@@ -295,10 +295,18 @@ class RequestRow(Base):
 
     __tablename__ = "measure_requests"
     __table_args__ = (
-        # what a claim looks for, in the order in which it takes them
-        sa.Index(None, "state", "target_key", "priority", "serial"),
         sa.Index(None, "state", "deadline"),
         sa.Index(None, "job_id"),
+        # what a claim looks for, in the order in which it takes them: as small as the queue,
+        # however many finished requests are kept
+        sa.Index(
+            "ix_measure_requests_queued",
+            "target_key",
+            "priority",
+            "serial",
+            sqlite_where=sa.text("state = 'queued'"),
+            postgresql_where=sa.text("state = 'queued'"),
+        ),
     )
 
     serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
@@ -333,3 +341,14 @@ class TokenRow(Base):
     created_at: Mapped[float]
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
+
+
+class NoticeRow(Base):
+    """What SQLite's transactions announce, the last few (`db.notices`); PostgreSQL has NOTIFY."""
+
+    __tablename__ = "notices"
+    # numbers that were given once are not given again: a gap tells that rows were missed
+    __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012 (SQLAlchemy's own protocol)
+
+    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    topic: Mapped[str]

@@ -17,6 +17,7 @@ from db.stores.jobs import JobStore
 from db.stores.leases import LeaseStore
 from db.stores.models import ModelStore
 from db.stores.plans import GraphPlanStore
+from db.stores.queue import QueueStore
 from db.stores.records import SqlRecordStore
 from db.stores.runs import RunStore
 from db.stores.tasks import TaskStore, WorkloadStore
@@ -45,6 +46,7 @@ class Storage:
     cost_models: CostModelStore
     runs: RunStore
     leases: LeaseStore
+    queue: QueueStore
     workers: WorkerStore
     tokens: TokenStore
 
@@ -85,6 +87,7 @@ class Storage:
             cost_models=CostModelStore(engine, blobs, clock),
             runs=RunStore(engine, clock),
             leases=LeaseStore(engine, clock),
+            queue=QueueStore(engine),
             workers=WorkerStore(engine, clock, lost_after_seconds=worker_lost_seconds),
             tokens=TokenStore(engine, clock),
         )

@@ -12,6 +12,7 @@ from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.errors import NotFoundError
 from db.models import EventRow, JobRow
+from db.notices import announce, job_topic
 from db.stores.statements import table_of
 
 _events = table_of(EventRow)
@@ -80,4 +81,5 @@ def append_events(
             for sequence, (kind, data) in enumerate(events, last - len(events) + 1)
         ]
         connection.execute(sa.insert(_events), rows)
+        announce(connection, [job_topic(job_id)])
     return last

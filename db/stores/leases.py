@@ -19,6 +19,7 @@ from db.engine import reading, writing
 from db.errors import NotFoundError, StaleLeaseError
 from db.job_states import JobState
 from db.models import JobRow, RequestRow, WorkerRow
+from db.notices import announce, is_queued, queue_topic
 from db.stores.requests import (
     Completion,
     Expiry,
@@ -81,6 +82,7 @@ class LeaseStore:
                 return []
             insert = upsert(connection, _requests).on_conflict_do_nothing()
             new = set(connection.execute(insert.returning(_requests.c.id), rows).scalars())
+            announce(connection, {queue_topic(request.target_key) for request in requests})
         return [name for name in dict.fromkeys(r.request_id for r in requests) if name in new]
 
     def status(self, request_ids: Sequence[str]) -> Mapping[str, RequestStatus]:
@@ -179,7 +181,7 @@ class LeaseStore:
         picked = (
             sa.select(_requests.c.serial)
             .where(
-                _requests.c.state == RequestState.QUEUED.value,
+                is_queued(),
                 _requests.c.target_key.in_(list(target_keys)),
                 sa.or_(_requests.c.only_worker.is_(None), _requests.c.only_worker == worker_id),
             )
@@ -254,6 +256,8 @@ class LeaseStore:
             state = RequestState.QUEUED if again else RequestState.FAILED
             finished_at = None if again else self._clock()
             _finish(connection, row, state=state.value, error=error, finished_at=finished_at)
+            if again:
+                announce(connection, [queue_topic(row.target_key)])
         return state
 
     def release(self, worker_id: str, leases: Mapping[str, int]) -> int:
@@ -275,6 +279,7 @@ class LeaseStore:
         now = self._clock()
         over = (
             sa.select(_requests.c.serial, _requests.c.id, _requests.c.worker_id)
+            .add_columns(_requests.c.target_key)
             .add_columns((_requests.c.attempt < _requests.c.max_attempts).label("again"))
             .where(_requests.c.state == RequestState.LEASED.value, _requests.c.deadline <= now)
             .order_by(_requests.c.serial)
@@ -296,6 +301,7 @@ class LeaseStore:
                 connection.execute(
                     sa.update(_requests).where(_requests.c.serial == row.serial).values(values)
                 )
+            announce(connection, {queue_topic(row.target_key) for row in rows if row.again})
             lost = Counter(row.worker_id for row in rows)
             for worker_id, count in sorted(lost.items()):
                 connection.execute(
@@ -375,9 +381,12 @@ class LeaseStore:
                         _requests.c.state == RequestState.LEASED.value,
                     )
                     .values(dict(values))
-                    .returning(_requests.c.id)
+                    .returning(_requests.c.id, _requests.c.target_key)
                 )
-                held.extend(connection.execute(update).scalars())
+                rows = connection.execute(update).all()
+                held.extend(row.id for row in rows)
+                if values.get("state") == RequestState.QUEUED.value:
+                    announce(connection, {queue_topic(row.target_key) for row in rows})
         return held
 
 

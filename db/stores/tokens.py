@@ -16,6 +16,7 @@ from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.errors import NotFoundError
 from db.models import TokenRow
+from db.notices import TOKENS, announce
 from db.stores.statements import table_of, upsert
 
 _tokens = table_of(TokenRow)
@@ -76,6 +77,7 @@ class TokenStore:
                 .on_conflict_do_update(index_elements=[_tokens.c.digest], set_=values)
                 .returning(_tokens)
             ).one()
+            announce(connection, [TOKENS])
         return secret, _token(row)
 
     def verify(self, secret: str) -> Token | None:
@@ -99,6 +101,7 @@ class TokenStore:
                 .values(revoked_at=revoked_at)
                 .returning(_tokens)
             ).first()
+            announce(connection, [TOKENS])
         if row is None:
             raise NotFoundError("token", token_id)
         return _token(row)

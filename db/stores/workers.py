@@ -14,6 +14,7 @@ from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.errors import NotFoundError
 from db.models import WorkerRow
+from db.notices import announce, worker_topic
 from db.stores.statements import table_of, upsert
 
 _workers = table_of(WorkerRow)
@@ -134,11 +135,11 @@ class WorkerStore:
 
     def drain(self, worker_id: str, draining: bool = True) -> RegisteredWorker:
         """Take it out of service, or back. Raises NotFoundError."""
-        return self._update(worker_id, {"draining": draining})
+        return self._update(worker_id, {"draining": draining}, worker_topic(worker_id))
 
     def leave(self, worker_id: str) -> None:
         """It says good-bye. Raises NotFoundError."""
-        self._update(worker_id, {"gone": True})
+        self._update(worker_id, {"gone": True}, worker_topic(worker_id))
 
     def forget(self, silent_seconds: float) -> int:
         """Delete workers that were not heard of for so long; how many.
@@ -153,10 +154,11 @@ class WorkerStore:
         with writing(self._engine) as connection:
             return connection.execute(sa.delete(_workers).where(silent)).rowcount
 
-    def _update(self, worker_id: str, values: Mapping[str, Any]) -> RegisteredWorker:
+    def _update(self, worker_id: str, values: Mapping[str, Any], *topics: str) -> RegisteredWorker:
         update = sa.update(_workers).where(_workers.c.id == worker_id)
         with writing(self._engine) as connection:
             row = connection.execute(update.values(dict(values)).returning(_workers)).first()
+            announce(connection, topics)
         if row is None:
             raise NotFoundError("worker", worker_id)
         return self._worker(row)

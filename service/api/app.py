@@ -7,17 +7,21 @@ import importlib
 import pkgutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import APIRouter, FastAPI
 from starlette.concurrency import run_in_threadpool
 
+from db.notices import open_source, topic_states
 from db.storage import Storage
 from service.api import errors, routes
 from service.api.body_limit import BodyLimitMiddleware
 from service.api.housekeeping import keep_house
 from service.api.metrics import Metrics, MetricsMiddleware
+from service.api.notifier import Notifier
 from service.api.plain_text import PlainTextMiddleware
 from service.api.schemas import ProblemView
+from service.api.waiting import WaitingRoom
 from service.settings import Settings
 from service.storage import open_storage
 from service.version import version
@@ -35,12 +39,17 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         if opened is None:
             opened = await run_in_threadpool(open_storage, settings)
         app.state.storage = opened
+        notifier = Notifier(open_source(opened.engine), partial(topic_states, opened.engine))
+        app.state.notifier = notifier
+        app.state.waiting_room = WaitingRoom(notifier)
+        await notifier.start()
         house = asyncio.create_task(keep_house(opened, settings, app.state.metrics))
         try:
             yield
         finally:
-            app.state.stopping = True
+            stop_waiting(app)
             house.cancel()
+            await notifier.stop()
             if storage is None:
                 opened.close()
 
@@ -67,6 +76,14 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
     for router in route_modules():
         app.include_router(router, prefix="/v1")
     return app
+
+
+def stop_waiting(app: FastAPI) -> None:
+    """End open event streams and long polls, since the process is about to stop."""
+    app.state.stopping = True
+    room: WaitingRoom | None = getattr(app.state, "waiting_room", None)
+    if room is not None:  # the application has begun
+        room.close()
 
 
 def route_modules() -> list[APIRouter]:

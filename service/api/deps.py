@@ -11,6 +11,8 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from db.storage import Storage
 from db.stores.tokens import Scope, Token
 from service.api.errors import forbidden, unauthorized
+from service.api.notifier import Notifier
+from service.api.waiting import WaitingRoom
 from service.settings import Settings
 
 _bearer = HTTPBearer(auto_error=False, description="A token with the scope of the route")
@@ -28,8 +30,22 @@ def get_settings(request: Request) -> Settings:
     return settings
 
 
+def get_notifier(request: Request) -> Notifier:
+    notifier = request.app.state.notifier
+    assert isinstance(notifier, Notifier)
+    return notifier
+
+
+def get_waiting_room(request: Request) -> WaitingRoom:
+    room = request.app.state.waiting_room
+    assert isinstance(room, WaitingRoom)
+    return room
+
+
 StorageDep = Annotated[Storage, Depends(get_storage)]
 SettingsDep = Annotated[Settings, Depends(get_settings)]
+NotifierDep = Annotated[Notifier, Depends(get_notifier)]
+WaitingRoomDep = Annotated[WaitingRoom, Depends(get_waiting_room)]
 
 
 def authenticated(

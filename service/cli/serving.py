@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -43,7 +44,7 @@ def serve(
     import uvicorn
 
     from service import logs
-    from service.api.app import create_app
+    from service.api.app import create_app, stop_waiting
     from service.api.listening import ListenError, listen
     from service.embedded import owner_token
     from service.storage import open_storage
@@ -75,8 +76,7 @@ def serve(
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            # open event streams and long polls end by themselves
-            app.state.stopping = True
+            asyncio.get_running_loop().call_soon_threadsafe(stop_waiting, app)
             super().handle_exit(sig, frame)
 
     server = Server(config)

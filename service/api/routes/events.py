@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -10,15 +9,17 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
+from db.notices import job_topic
 from db.storage import Storage
 from db.stores.events import JobEvent
 from db.stores.jobs import Job
-from service.api.deps import Reader, StorageDep
+from service.api.deps import NotifierDep, Reader, StorageDep
 from service.api.schemas import JobEventView
 
 router = APIRouter(tags=["jobs"])
 
-POLL_SECONDS = 0.2
+# The largest number that a database can hold: no job has more events.
+LAST_EVENT = (1 << 63) - 1
 
 
 def existing_job(job_id: str, storage: StorageDep, _: Reader) -> Job:
@@ -31,20 +32,28 @@ async def job_events(
     request: Request,
     job: Annotated[Job, Depends(existing_job)],
     storage: StorageDep,
-    last_event_id: Annotated[str | None, Header(max_length=20)] = None,
-    after: Annotated[int, Query(ge=0, description="As Last-Event-ID")] = 0,
+    notifier: NotifierDep,
+    last_event_id: Annotated[str | None, Header()] = None,
+    after: Annotated[int, Query(ge=0, le=LAST_EVENT, description="As Last-Event-ID")] = 0,
 ) -> AsyncIterator[ServerSentEvent]:
     """Every event after the given one, then those to come; ends with the job."""
-    sequence = int(last_event_id) if last_event_id and last_event_id.isdecimal() else after
-    while not request.app.state.stopping:
-        events, final = await run_in_threadpool(_look, storage, job.id, sequence)
-        for event in events:
-            sequence = event.sequence
-            yield _encode(event)
-        if final and not events:
-            return
-        if not events:
-            await asyncio.sleep(POLL_SECONDS)
+    sequence = after if last_event_id is None else _number(last_event_id, after)
+    with notifier.listening(job_topic(job.id)) as ears:
+        while not request.app.state.stopping:
+            events, final = await run_in_threadpool(_look, storage, job.id, sequence)
+            for event in events:
+                sequence = event.sequence
+                yield _encode(event)
+            if final and not events:
+                return
+            if not events:
+                await ears.woken()
+
+
+def _number(last_event_id: str, default: int) -> int:
+    """The event that a client saw last. What no stream of ours has sent is as if nothing was."""
+    known = last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 20
+    return min(int(last_event_id), LAST_EVENT) if known else default
 
 
 def _look(storage: Storage, job_id: str, sequence: int) -> tuple[list[JobEvent], bool]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Sequence
+from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 
 from db.storage import Storage
-from db.stores.leases import Lease, RequestState
 from db.stores.workers import Health, RegisteredWorker
-from service.api.deps import Measurer, SettingsDep, StorageDep
+from service.api.deps import Measurer, SettingsDep, StorageDep, WaitingRoomDep
 from service.api.routes.workers import check_version, own_worker
 from service.api.schemas import (
     ClaimRequest,
@@ -25,10 +22,9 @@ from service.api.schemas import (
     ResultView,
 )
 from service.api.views import lease_view
+from service.api.waiting import Look
 
 router = APIRouter(tags=["leases"])
-
-FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 0.01, 0.1
 
 
 @router.post("/leases/claim")
@@ -37,40 +33,32 @@ async def claim(
     request: Request,
     storage: StorageDep,
     settings: SettingsDep,
+    room: WaitingRoomDep,
     token: Measurer,
 ) -> ClaimView:
     """Up to `limit` measurements for the worker's targets, waiting for a first one if asked to."""
     worker = await run_in_threadpool(own_worker, storage, body.worker_id, token)
     # one that was registered by the release before, and has not been started again since
     check_version(worker.name, worker.protocol)
-    ends = time.monotonic() + min(body.wait_seconds, settings.long_poll_seconds)
-    pause = FIRST_POLL_SECONDS
-    while True:
-        leases = await run_in_threadpool(
-            _claim, storage, worker, body.limit, settings.lease_seconds
-        )
-        over = time.monotonic() >= ends or request.app.state.stopping
-        if leases is None or leases or over or await request.is_disconnected():
-            return ClaimView(leases=[lease_view(lease) for lease in leases or ()])
-        await asyncio.sleep(min(pause, max(0.0, ends - time.monotonic())))
-        pause = min(pause * 2, LAST_POLL_SECONDS)
+    look = partial(_claim, storage, worker, body.limit, settings.lease_seconds)
+    seconds = min(body.wait_seconds, settings.long_poll_seconds)
+    leases = await room.first_work(worker, look, seconds, request)
+    return ClaimView(leases=[lease_view(lease) for lease in leases])
 
 
-def _claim(
-    storage: Storage, worker: RegisteredWorker, limit: int, lease_seconds: float
-) -> Sequence[Lease] | None:
-    """Leases for a worker; None for one that has left and waits only for this answer to end."""
+def _claim(storage: Storage, worker: RegisteredWorker, limit: int, lease_seconds: float) -> Look:
+    """Leases for a worker, and whether it is worth to look again."""
     # read anew: a worker may be drained, or leave, while its long poll waits
     current = storage.workers.get(worker.id)
-    if current.health is Health.GONE:
-        return None
-    if current.draining:
-        return ()
+    if current.health is Health.GONE or current.draining:
+        return Look(leaves=current.health is Health.GONE)
     # a read first: on SQLite a claim takes the write lock even when there is nothing to claim
-    if not storage.leases.depth(worker.target_keys).get(RequestState.QUEUED, 0):
-        return ()
-    return storage.leases.claim(
-        worker.id, worker.target_keys, limit=limit, lease_seconds=lease_seconds
+    if not storage.queue.waiting(worker.target_keys):
+        return Look(empty=True)
+    return Look(
+        storage.leases.claim(
+            worker.id, worker.target_keys, limit=limit, lease_seconds=lease_seconds
+        )
     )
 
 

@@ -1,0 +1,212 @@
+"""Notices: a transaction says what it changed, and who waits for that is woken when it commits.
+
+On PostgreSQL they are LISTEN and NOTIFY. SQLite has neither: there a transaction adds a row to the
+table `notices`, which keeps the last few, and one poller a process sees that the file has changed
+(`PRAGMA data_version`, which reads no table) and reads the rows that are new.
+
+A notice may be lost (a connection broke, the reader was away for too long), so who waits also asks
+`topic_states` now and then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+
+from db.engine import reading, translated_errors
+from db.models import JobRow, NoticeRow, RequestRow, WorkerRow
+from db.stores.statements import chunks, table_of
+
+CHANNEL = "tilewright"
+
+KEPT = 1000
+"""Rows of `notices` that stay: a reader that is further behind takes everything for changed."""
+
+POLL_SECONDS = 0.02
+"""How often the SQLite file is asked whether it has changed."""
+
+TOKENS = "tokens"
+"""The topic of tokens that were made or revoked."""
+
+_notices = table_of(NoticeRow)
+_jobs = table_of(JobRow)
+_requests = table_of(RequestRow)
+_workers = table_of(WorkerRow)
+
+
+def job_topic(job_id: str) -> str:
+    """Events of a job."""
+    return f"job:{job_id}"
+
+
+def queue_topic(target_key: str) -> str:
+    """Requests for a target that may be claimed."""
+    return f"queue:{target_key}"
+
+
+def worker_topic(worker_id: str) -> str:
+    """A worker that was drained, taken back or told to leave."""
+    return f"worker:{worker_id}"
+
+
+def announce(connection: sa.Connection, topics: Iterable[str]) -> None:
+    """Wake who waits for these topics, once and only if the connection's transaction commits."""
+    named = sorted(set(topics))
+    if not named:
+        return
+    match connection.dialect.name:
+        case "postgresql":
+            notify = sa.select(sa.func.pg_notify(CHANNEL, sa.bindparam("topic")))
+            for topic in named:
+                connection.execute(notify, {"topic": topic})
+        case _:
+            rows = [{"topic": topic} for topic in named]
+            connection.execute(sa.insert(_notices), rows)
+            newest = sa.select(sa.func.max(_notices.c.serial)).scalar_subquery()
+            connection.execute(sa.delete(_notices).where(_notices.c.serial <= newest - KEPT))
+
+
+def topic_states(engine: sa.Engine, topics: Collection[str]) -> Mapping[str, int]:
+    """A number for each topic that is another one once something has happened to it.
+
+    Topics that stand for nothing in the database are left out. Raises StorageError.
+    """
+    wanted: dict[str, list[str]] = defaultdict(list)
+    for topic in topics:
+        kind, _, name = topic.partition(":")
+        wanted[kind].append(name)
+    gone, draining = (sa.cast(_workers.c[name], sa.Integer) for name in ("gone", "draining"))
+    queries = {
+        "job": sa.select(_jobs.c.id, _jobs.c.event_sequence).where(_jobs.c.id.in_(_names)),
+        "queue": sa.select(_requests.c.target_key, sa.func.max(_requests.c.serial))
+        .where(is_queued(), _requests.c.target_key.in_(_names))
+        .group_by(_requests.c.target_key),
+        "worker": sa.select(_workers.c.id, gone * 2 + draining).where(_workers.c.id.in_(_names)),
+    }
+    found: dict[str, int] = {}
+    with reading(engine) as connection:
+        for kind, query in queries.items():
+            for some in chunks(wanted[kind]):
+                rows = connection.execute(query, {"names": list(some)})
+                found.update({f"{kind}:{name}": int(state) for name, state in rows})
+    return found
+
+
+_names: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
+
+
+def is_queued() -> sa.ColumnElement[bool]:
+    """The condition of the index of requests that wait.
+
+    The state is part of the text: of a bound value no planner knows that it is the index's.
+    """
+    return _requests.c.state == sa.literal_column("'queued'")
+
+
+class NoticeSource(Protocol):
+    """Where a process hears notices from. One thread uses it."""
+
+    def wait(self, seconds: float) -> Sequence[str] | None:
+        """The topics of the notices that came, at most so long after the call; may be none.
+
+        None says that some may be lost, and that anything may have changed. It is the answer of
+        the first call, and of the first after a connection broke. Raises StorageError.
+        """
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+def open_source(engine: sa.Engine) -> NoticeSource:
+    """What hears the notices of a database. It connects when it is first asked."""
+    return PostgresSource(engine) if engine.dialect.name == "postgresql" else SqliteSource(engine)
+
+
+class _OwnConnection:
+    """A connection that is made like those of the pool, and is none of them."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._held = engine.connect()
+        self._held.detach()
+        self.driver: Any = self._held.connection.dbapi_connection
+
+    def close(self) -> None:
+        self._held.close()
+
+
+class PostgresSource:
+    """LISTEN on a connection of its own."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._own: _OwnConnection | None = None
+
+    def wait(self, seconds: float) -> Sequence[str] | None:
+        with translated_errors(self._engine):
+            try:
+                if self._own is None:
+                    self._own = _OwnConnection(self._engine)
+                    self._own.driver.autocommit = True
+                    self._own.driver.execute(f"LISTEN {CHANNEL}")
+                    return None
+                heard = self._own.driver.notifies(timeout=seconds, stop_after=1)
+                return [notice.payload for notice in heard]
+            except self._engine.dialect.loaded_dbapi.Error as error:
+                self.close()
+                raise sa.exc.OperationalError(f"LISTEN {CHANNEL}", {}, error) from error
+
+    def close(self) -> None:
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+
+
+class SqliteSource:
+    """Looks whether the file has changed, and reads the rows of `notices` that are new."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._own: _OwnConnection | None = None
+        self._version = 0
+        self._last = 0
+
+    def wait(self, seconds: float) -> Sequence[str] | None:
+        ends = time.monotonic() + seconds
+        with translated_errors(self._engine):
+            try:
+                if self._own is None:
+                    self._own = _OwnConnection(self._engine)
+                    self._version = self._one("PRAGMA data_version")
+                    self._last = self._one("SELECT coalesce(max(serial), 0) FROM notices")
+                    return None
+                while (version := self._one("PRAGMA data_version")) == self._version:
+                    if time.monotonic() >= ends:
+                        return ()
+                    time.sleep(POLL_SECONDS)
+                self._version = version
+                return self._new_topics()
+            except self._engine.dialect.loaded_dbapi.Error as error:
+                self.close()
+                raise sa.exc.OperationalError("notices", {}, error) from error
+
+    def _new_topics(self) -> Sequence[str] | None:
+        assert self._own is not None
+        query = "SELECT serial, topic FROM notices WHERE serial > ? ORDER BY serial"
+        rows = self._own.driver.execute(query, (self._last,)).fetchall()
+        if not rows:
+            return ()
+        expected, self._last = self._last + 1, rows[-1][0]
+        return [topic for _, topic in rows] if rows[0][0] == expected else None
+
+    def _one(self, query: str) -> int:
+        assert self._own is not None
+        return int(self._own.driver.execute(query).fetchone()[0])
+
+    def close(self) -> None:
+        if self._own is not None:
+            self._own.close()
+            self._own = None

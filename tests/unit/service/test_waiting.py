@@ -1,0 +1,192 @@
+"""Streams and long polls are woken; while nothing happens they ask nothing and hold nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import urllib.request
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from fastapi.testclient import TestClient
+
+from compiler.target import known_targets
+from db.storage import Storage
+from db.stores.leases import NewRequest
+from service.api.notifier import Notifier
+from service.api.routes.events import LAST_EVENT
+from tuner.measure.wire import PROTOCOL
+
+TARGET = known_targets()["x86-64-v3"].key
+
+
+class Silent:
+    """A source whose notices are all lost."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def wait(self, seconds: float) -> Sequence[str] | None:
+        self.ended.wait(seconds)
+        return ()
+
+    def close(self) -> None:
+        self.ended.set()
+
+
+def states(values: Mapping[str, int]) -> Any:
+    def ask(topics: Collection[str]) -> Mapping[str, int]:
+        return {topic: values[topic] for topic in topics if topic in values}
+
+    return ask
+
+
+@contextmanager
+def statements(storage: Storage, table: str) -> Iterator[list[str]]:
+    """What is asked of a table meanwhile."""
+    seen: list[str] = []
+
+    def note(_c: Any, _cu: Any, statement: str, *_: Any) -> None:
+        if f"FROM {table}" in statement.replace("\n", ""):
+            seen.append(statement)
+
+    sa.event.listen(storage.engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        sa.event.remove(storage.engine, "before_cursor_execute", note)
+
+
+@pytest.fixture
+def worker(client: TestClient) -> str:
+    body = {"name": "w", "protocol": PROTOCOL, "targets": ["x86-64-v3"]}
+    worker_id: str = client.post("/v1/workers", json=body).json()["worker"]["id"]
+    return worker_id
+
+
+def poll(client: TestClient, worker: str) -> list[Any]:
+    body = {"worker_id": worker, "limit": 1, "wait_seconds": 30}
+    leases: list[Any] = client.post("/v1/leases/claim", json=body).json()["leases"]
+    return leases
+
+
+def test_a_long_poll_that_finds_nothing_asks_the_queue_once(
+    client: TestClient, storage: Storage, worker: str
+) -> None:
+    with statements(storage, "measure_requests") as asked:
+        assert poll(client, worker) == []
+    queue = [text for text in asked if "deadline" not in text]  # housekeeping looks at deadlines
+    assert len(queue) == 1
+
+
+def test_one_request_is_looked_for_by_one_of_many_that_wait(
+    client: TestClient, storage: Storage, worker: str
+) -> None:
+    """The others learn that nothing is left; none of them asks for itself."""
+    found: list[list[Any]] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(poll(client, worker))) for _ in range(8)
+    ]
+    room = client.app.state.waiting_room  # type: ignore[attr-defined]
+    notifier = client.app.state.notifier  # type: ignore[attr-defined]
+    for thread in threads:
+        thread.start()
+    while sum(len(ears) for ears in list(notifier._ears.values())) < 2 * len(threads):
+        assert any(thread.is_alive() for thread in threads)
+    with statements(storage, "measure_requests") as asked:
+        storage.leases.submit([NewRequest(request_id="a", target_key=TARGET, payload={})])
+        for thread in threads:
+            thread.join()
+    assert sorted(map(len, found)) == [0] * 7 + [1]
+    looks = [text for text in asked if "LIMIT" in text and "only_worker" not in text]
+    assert len([text for text in looks if "deadline" not in text]) <= 4
+    assert not room.closed
+
+
+def test_an_idle_stream_asks_nothing(server: Any, storage: Storage) -> None:
+    secret = server.settings.token_file.read_text().strip()
+    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host")
+    request = urllib.request.Request(
+        f"{server.url}/v1/jobs/{job.id}/events", headers={"Authorization": f"Bearer {secret}"}
+    )
+    worker = storage.workers.register("w", [TARGET], {}, protocol=PROTOCOL)
+    claim = urllib.request.Request(
+        f"{server.url}/v1/leases/claim",
+        data=b'{"worker_id": "%s", "wait_seconds": 30}' % worker.id.encode(),
+        headers={"Authorization": f"Bearer {secret}", "Content-Type": "application/json"},
+    )
+    with (
+        statements(storage, "job_events") as asked,
+        urllib.request.urlopen(request, timeout=30) as stream,
+    ):
+        while b"queued" not in stream.readline():
+            pass
+        # two long polls that find nothing take longer than any poll of a stream did
+        for _ in range(2):
+            urllib.request.urlopen(claim, timeout=30).read()
+        assert len(asked) == 2  # one that found the first event, one that found no other
+        storage.jobs.request_cancel(job.id)
+        assert b"cancelled" in stream.read()
+
+
+@pytest.mark.parametrize(
+    "number", ["9" * 19, "9" * 20, "9" * 5000, "99999999999999999999", "-1", "1.5", "²"]
+)
+def test_an_event_number_that_nobody_sent_breaks_no_stream(
+    client: TestClient, storage: Storage, number: str
+) -> None:
+    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host")
+    storage.jobs.request_cancel(job.id)
+    path = f"/v1/jobs/{job.id}/events"
+    answer = client.get(path, headers={"Last-Event-ID": number.encode("latin-1")})
+    assert answer.status_code == 200
+    # a number that is larger than all leaves nothing to send; what is none is as if it was not sent
+    assert ("cancelled" in answer.text) == (not (number.isascii() and len(number) == 19))
+    assert client.get(path, params={"after": LAST_EVENT + 1}).status_code == 422
+
+
+def test_a_lost_notice_is_made_up_for() -> None:
+    values = {"job:a": 1, "job:b": 1}
+
+    async def run() -> None:
+        notifier = Notifier(Silent(), states(values), fallback_seconds=3600)
+        await notifier.start()
+        with notifier.listening("job:a") as first, notifier.listening("job:b") as second:
+            before = await notifier.ask({})
+            # new to it: it cannot know whether something was lost before
+            assert await first.woken(0) == {"job:a"}
+            assert await second.woken(0) == {"job:b"}
+            values["job:b"] = 2
+            await notifier.ask(before)
+            assert await second.woken(0) == {"job:b"}
+            assert await first.woken(0) == frozenset()
+        await notifier.stop()
+
+    asyncio.run(run())
+
+
+def test_the_one_task_that_makes_up_runs_by_itself() -> None:
+    async def run() -> None:
+        notifier = Notifier(Silent(), states({"queue:t": 7}), fallback_seconds=0.001)
+        await notifier.start()
+        with notifier.listening("queue:t") as ears:
+            assert await ears.woken(30) == {"queue:t"}
+        await notifier.stop()
+
+    asyncio.run(run())
+
+
+def test_a_notice_between_a_look_and_the_wait_is_heard() -> None:
+    async def run() -> None:
+        notifier = Notifier(Silent(), states({}))
+        with notifier.listening("job:a") as ears:
+            notifier.wake(["job:a", "job:b"])
+            assert await ears.woken(30) == {"job:a"}
+            assert await ears.woken(0) == frozenset()
+            notifier.wake_all()
+            assert await ears.woken(30) == {"job:a"}
+
+    asyncio.run(run())
