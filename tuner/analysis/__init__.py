@@ -1,1 +1,1 @@
-"""A loop nest, counted, and its time estimated: what candidates are ranked by."""
+"""Counts what a loop nest does and estimates its time; candidates are ranked by both."""

@@ -1,7 +1,7 @@
-"""Where a load or store leads: its axes, its strides, and what it touches when axes have a size.
+"""Which memory a load or store accesses: its axes, its strides, and the bytes it touches.
 
-All of it is remembered by expression: candidates of one workload differ in tile sizes, and mostly
-load the same elements of the same tensors.
+Results are cached by expression: candidates of one workload differ in tile sizes, but mostly load
+the same elements of the same tensors.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from compiler.loops.expr import Cast, Expr, Load, Op, Operation, Space, Tensor, 
 from compiler.loops.index import Axis, FloorDiv
 
 LINE_BYTES = 64
-"""A cache line, of all CPUs that are described."""
+"""A cache line, the same on all CPUs that are described."""
 
 
 class OperationKind(StrEnum):
-    """Operations that cost alike."""
+    """Kinds of operations of about the same cost."""
 
     FMA = "fma"
     ADD = "add"
@@ -40,7 +40,7 @@ _KINDS: Mapping[Operation, OperationKind] = {
     Operation.DIV: OperationKind.DIV,
     Operation.REM: OperationKind.DIV,
     Operation.SQRT: OperationKind.DIV,
-    # exp, log, erf and their like are polynomials around one of these
+    # exp, log, erf and the like are polynomials around one of these two.
     Operation.SCALE: OperationKind.TRANSCENDENTAL,
     Operation.EXPONENT: OperationKind.TRANSCENDENTAL,
     Operation.MANTISSA: OperationKind.TRANSCENDENTAL,
@@ -54,14 +54,14 @@ _KINDS: Mapping[Operation, OperationKind] = {
     Operation.NOT: OperationKind.COMPARE,
     Operation.SELECT: OperationKind.COMPARE,
 }
-"""The kind of each operation on floats; ADD where none is named."""
+"""The kind of each operation on floats; ADD for all others."""
 
 _COSTS: Mapping[Operation, float] = {
     Operation.DIV: 8.0,
     Operation.REM: 12.0,
     Operation.SQRT: 10.0,
 }
-"""Cost of an operation in additions, as a CPU's throughput tables have it; 1 where not named."""
+"""Cost of an operation in additions, from throughput tables of CPUs; 1 for all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +95,16 @@ def expression_facts(expr: Expr) -> ExprFacts:
 
 
 FormTerm = tuple[int, int, int]
-"""An axis, by its number among those of a form, a divisor, and the coefficient without its sign."""
+"""The number of an axis among those of a form, a divisor, and the absolute coefficient."""
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """What accesses to one tensor have in common that differ in constants only (quadrants, taps).
+    """The common part of accesses to one tensor that differ in constants only (quadrants, taps).
 
-    Equal forms are one object. `dims` holds extent and terms of each dimension, `moving` those that
-    have terms; `numbers` are those of the axes in terms, in order. `overlaps` is whether several
-    axes move one dimension: then different points may read one place, as the taps of a window do.
+    Equal forms are one object. `dims` has the extent and the terms of each dimension, `moving` only
+    dimensions that have terms. `numbers` numbers the axes as terms name them. If several axes move
+    one dimension (`overlaps`), different points may read one place, as the taps of a window do.
     """
 
     tensor: Tensor
@@ -122,27 +122,29 @@ class Form:
         object.__setattr__(self, "overlaps", any(len(terms) > 1 for _, terms in self.moving))
 
     def touched(self, sizes: Mapping[Axis, int]) -> float:
-        """Bytes that are touched while each axis runs over its size; the whole tensor, if the
-        access is indirect."""
+        """Bytes touched while each axis runs over its size; for indirect accesses, all bytes."""
         return _touched(self, self._sizes(sizes))
 
     def touched_by(self, sizes: tuple[int, ...]) -> float:
-        """`touched`, with a size for each of `numbers`."""
+        """`touched`, with the sizes in the order of `numbers`."""
         return _touched(self, sizes)
 
     def places(self, points: tuple[tuple[int, int], ...]) -> int:
-        """Different places among points, of which each of `numbers` has a count and a step."""
+        """The number of different places that points access.
+
+        `points` has a count and a step for each axis, in the order of `numbers`.
+        """
         return _places(self, points)
 
     def axes_beside(self, axis: Axis) -> frozenset[Axis]:
-        """The axes that move a dimension which this one moves."""
+        """The other axes of the dimensions that this axis moves."""
         number = self.numbers.get(axis)
         moved = [{n for n, *_ in terms} for _, terms in self.moving]
         beside = set().union(*[numbers for numbers in moved if number in numbers])
         return frozenset(other for other, n in self.numbers.items() if n in beside) - {axis}
 
     def lines(self, sizes: Mapping[Axis, int]) -> float:
-        """Cache lines of `touched`: whole runs of neighbours, each rounded up."""
+        """Cache lines of `touched`: each run of adjacent elements is rounded up to whole lines."""
         return _lines(self, self._sizes(sizes))
 
     def _sizes(self, sizes: Mapping[Axis, int]) -> tuple[int, ...]:
@@ -172,7 +174,7 @@ def _places(form: Form, points: tuple[tuple[int, int], ...]) -> int:
             if count == 1:
                 continue
             if least and step % least == 0 and step <= reach + least:
-                here = (reach + step * (count - 1)) // least + 1  # without a gap
+                here = (reach + step * (count - 1)) // least + 1  # the runs leave no gap
             else:
                 here *= count
             least = least or step
@@ -197,7 +199,7 @@ def _lines(form: Form, sizes: tuple[int, ...]) -> float:
 
 
 def _reach(extent: int, terms: tuple[FormTerm, ...], sizes: tuple[int, ...]) -> int:
-    """How many places of a dimension lie between the first and the last that are touched."""
+    """How many places of a dimension lie from the first to the last one touched."""
     reach = 1
     for number, divisor, coefficient in terms:
         reach += coefficient * ((sizes[number] - 1) // divisor)
@@ -214,13 +216,13 @@ class MemoryAccess:
     axes: frozenset[Axis]
 
     def step(self, axis: Axis) -> int:
-        """Bytes between the elements at 0 and at 1 of an axis; 0: the same one."""
+        """Bytes from the element at 0 of an axis to that at 1; 0 if they are the same element."""
         return _byte_step(self.load, axis)
 
 
 @lru_cache(maxsize=16384)
 def access(load: Load) -> MemoryAccess | None:
-    """The facts of a load; None if it leads to registers or constants."""
+    """The facts of a load; None if it reads registers or constants."""
     if load.tensor.space is not Space.MEMORY:
         return None
     axes = load_axes(load)
@@ -246,7 +248,7 @@ _form = lru_cache(maxsize=16384)(Form)
 
 @lru_cache(maxsize=16384)
 def load_axes(load: Load) -> frozenset[Axis]:
-    """The axes that the place of a load depends on."""
+    """The axes on which the address of a load depends."""
     return frozenset(axis for index in load.index for axis in index.axes())
 
 
@@ -260,7 +262,7 @@ def forms_by_tensor(accesses: Iterable[MemoryAccess]) -> dict[str, dict[Form, No
 
 @lru_cache(maxsize=16384)
 def alignment(load: Load, vector: Axis | None) -> int:
-    """Bytes, a cache line at most, that the place of the first lane is always a multiple of."""
+    """Bytes, at most a cache line, to which the address of the first lane is always aligned."""
     axes = [axis for axis in load_axes(load) if axis != vector]
     return gcd(LINE_BYTES, _address(load, None, 0), *[_byte_step(load, axis) for axis in axes])
 

@@ -1,7 +1,8 @@
-"""What a statement does with each tensor in memory: bytes, lines, strides, and how it is reused.
+"""What a statement does with each tensor in memory: bytes, lines, strides, and reuse.
 
-The kinds of reuse are those of Ansor (Zheng et al. 2020): a loop that the place does not depend on
-brings the same elements back; else an earlier statement may have left them in a cache.
+The kinds of reuse are those of Ansor (Zheng et al. 2020). A loop on which the address does not
+depend accesses the same elements again. Otherwise an earlier statement may have left them in a
+cache.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tuner.analysis.compute_costs import ComputeCosts, PlacedCompute, Use
 
 
 class Reuse(StrEnum):
-    """What brings an element back."""
+    """How elements are reused: not at all, by a loop, or after an earlier statement."""
 
     NONE = "none"
     LOOP = "loop"
@@ -26,10 +27,11 @@ class Reuse(StrEnum):
 class BufferUse:
     """One tensor in one statement.
 
-    `bytes` moves between registers and memory in all, over `unique_bytes` in `unique_lines` cache
-    lines. An element comes back `reuse_count` times, after `distance_iterations` executions of the
-    register tile that touch `distance_bytes` of all tensors. `lane_step` is bytes from one lane to
-    the next (0: broadcast), of the access that is executed most.
+    `bytes` are all that move between registers and memory; they touch `unique_bytes` in
+    `unique_lines` cache lines. An element is accessed `reuse_count` times, each
+    `distance_iterations` executions of the register tile after the last, which touch
+    `distance_bytes` of all tensors. `lane_step` is the bytes from one lane to the next
+    (0: broadcast), of the access that is executed most.
     """
 
     name: str
@@ -48,7 +50,7 @@ class BufferUse:
 
 @lru_cache(maxsize=2048)
 def uses_in_loops(statement: ComputeCosts, most: int) -> tuple[BufferUse, ...]:
-    """The `most` tensors with the most traffic, the busiest first; nothing comes before it."""
+    """The `most` tensors with the most traffic, in that order, as if no statement came before."""
     tensors: dict[str, list[Use]] = {}
     for use in statement.uses:
         tensors.setdefault(use.access.form.tensor.name, []).append(use)
@@ -58,7 +60,7 @@ def uses_in_loops(statement: ComputeCosts, most: int) -> tuple[BufferUse, ...]:
 
 
 def after_others(use: BufferUse, found: Sequence[PlacedCompute], number: int) -> BufferUse:
-    """A use by statement `number`, with its reuse where it owes that to an earlier statement."""
+    """The use by statement `number`, with reuse after an earlier statement if no loop reuses it."""
     earlier = _earlier(found, number, use.name) if use.reuse is Reuse.NONE else None
     if earlier is None:
         return use
@@ -116,7 +118,7 @@ def _earlier(found: Sequence[PlacedCompute], number: int, name: str) -> int | No
 
 
 def _between(found: Sequence[PlacedCompute], first: int, last: int) -> tuple[float, float]:
-    """Executions and bytes of one turn of the loops that two statements share."""
+    """Executions and bytes from one statement to another, in one turn of the loops they share."""
     shared = 0
     for ours, theirs in zip(found[first].path, found[last].path, strict=False):
         if ours != theirs:

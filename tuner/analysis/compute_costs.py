@@ -1,7 +1,7 @@
 """What one Compute of a loop nest does, counted: trips, accumulators, operations, loads, bytes.
 
 The counts ignore ragged tails: they are inputs of a cost model, not a simulation. Candidates of one
-workload have much in common: what a nest, an expression or an access is, is found out once.
+workload have much in common, so equal nests, expressions and accesses are analysed once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tuner.analysis.loop_counts import (
 )
 
 PAGE_BYTES = 4096
-"""Rows whose addresses differ by a multiple of this fall into the same sets of an L1 cache."""
+"""Rows whose addresses differ by a multiple of this share the same sets of an L1 cache."""
 
 _FMA, _ADD, _MUL, _COMPARE = map(
     KINDS.index, (OperationKind.FMA, OperationKind.ADD, OperationKind.MUL, OperationKind.COMPARE)
@@ -45,8 +45,8 @@ _FMA, _ADD, _MUL, _COMPARE = map(
 class LoopLevel:
     """A loop around (or inside) a statement: how often its body runs, and what it touches.
 
-    `trips` counts the iterations of this loop alone; `footprint_bytes` is what one whole execution
-    of the loop touches, over all tensors in memory.
+    `trips` counts the iterations of this loop alone. `footprint_bytes` are the bytes of all tensors
+    in memory that one whole execution of the loop touches.
     """
 
     trips: int
@@ -55,7 +55,7 @@ class LoopLevel:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """An access of a statement: how often it is executed in all, and its step along the lanes.
+    """An access of a statement: how often the nest executes it, and its step along the lanes.
 
     It belongs to the body (`in_body`), or to the start or the end of a sum. The address of its
     first lane is always a multiple of `alignment` bytes.
@@ -71,13 +71,13 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class ComputeCosts:
-    """What one statement costs: a Compute in its loops. Equal ones in equal loops share it.
+    """What one statement, a Compute in its loops, costs. Equal ones in equal loops share it.
 
-    `operations` is scalar arithmetic in all. `vector_operations` is what is issued for it, weighted
-    by cost, and `counts` the same by kind, in the order of `accesses.KINDS`. `operands` are the
-    vectors that one step of the innermost reduction loads: registers hold them beside the
-    accumulators. `is_extremum`: a maximum or minimum, whose steps compare, too. `ending` is what
-    the end of one sum costs, in additions.
+    `operations` are all scalar operations. `vector_operations` are the instructions issued for
+    them, weighted by cost; `counts` has the instructions by kind, in the order of `accesses.KINDS`.
+    `operands` are the vectors that one step of the innermost reduction loads: registers hold them
+    beside the accumulators. `is_extremum` marks a maximum or minimum, whose steps also compare.
+    `ending` is what the end of one sum costs, in additions.
     """
 
     operations: float
@@ -107,12 +107,12 @@ class ComputeCosts:
     parallel_tiles: int
     uses: tuple[Use, ...] = field(repr=False)
     tensors: tuple[tuple[Form, ...], ...] = field(repr=False)
-    """The distinct forms of its loads and stores, of each tensor together."""
+    """The distinct forms of its loads and stores, grouped by tensor."""
     loop_counts: LoopCounts = field(repr=False)
 
     @property
     def around(self) -> tuple[EnclosingLoop, ...]:
-        """The loops that run, innermost first, reduction loops included."""
+        """The run-time loops, innermost first, including reduction loops."""
         return self.loop_counts.around
 
     @property
@@ -127,17 +127,17 @@ class ComputeCosts:
 
     @property
     def footprints(self) -> tuple[float, ...]:
-        """Bytes that one execution of the tile touches, then of each loop of `around`."""
+        """Bytes that one execution of the tile touches, then one of each loop of `around`."""
         return self.loop_counts.footprints(self.tensors)
 
     @cached_property
     def weight(self) -> float:
-        """Vector instructions that it issues: what orders the statements of a nest."""
+        """Vector instructions that it issues; the statements of a nest are ordered by it."""
         return self.vector_operations + self.vector_loads + self.broadcast_loads
 
     @cached_property
     def totals(self) -> tuple[float, float, float, float]:
-        """Operations, loads, scattered accesses and stores, as they count for the whole nest."""
+        """Operations, loads, scattered accesses and stores, which are summed over the nest."""
         return (
             self.vector_operations,
             self.vector_loads + self.broadcast_loads,
@@ -164,9 +164,9 @@ class ComputeCosts:
 class PlacedCompute:
     """A statement at its place in a nest.
 
-    `path` names the loops around it: the place of each among its neighbours, outermost first.
-    `prefetches`: it asks for weights ahead of their use. `in_program_order`: its points are
-    computed as they are written. Neither changes its costs.
+    `path` names the loops around it by the place of each among its neighbours, outermost first. If
+    it `prefetches`, it asks for weights ahead of their use. If `in_program_order`, its points are
+    computed in the order in which they are written. Neither changes its costs.
     """
 
     statement: ComputeCosts
@@ -195,7 +195,7 @@ def _in_loops(
 
 
 def _visit(node: Node, path: tuple[int, ...], loops: EnclosingLoops) -> tuple[PlacedCompute, ...]:
-    """The statements of a node, with its own place at the end of the path."""
+    """The statements of a node; `path` ends with the node's own place."""
     while True:
         match node:
             case Compute():
@@ -210,18 +210,19 @@ def _visit(node: Node, path: tuple[int, ...], loops: EnclosingLoops) -> tuple[Pl
 
 
 _remembered = lru_cache(maxsize=1024)(_visit)
-"""Where several nests follow each other, most are those of other candidates: halos, transforms."""
+"""If a candidate has several nests, it shares most of them with others: halos, transforms."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Facts:
-    """What a Compute does at one point, whatever its loops and tiles are.
+    """What a Compute does at one point, independent of its loops and tiles.
 
-    `loads` and `stores` have the step along the lanes, which `vector` runs along; loads also
-    whether they are in the body, and the axes of the output that they depend on. All have the
-    alignment of the first lane. `body` and `ending` are what is issued for a step of a sum and for
-    its end, by kind, then weighted. `density` is the share of the steps that is left where a matrix
-    of constants has zeros. `aliased` are the axes whose neighbours lie pages apart.
+    Each load has its access, its step along the axis `vector`, whether it is in the body, the axes
+    of the output that it depends on, and the alignment of its first lane. Each store has its
+    access, step and alignment. `body` and `ending` are the instructions of one step of a sum and of
+    its end, by kind; `body_cost` and `ending_cost` are the same, weighted. `density` is the share
+    of the steps that is left because a matrix of constants has zeros. Along the axes in `aliased`,
+    neighbours lie whole pages apart.
     """
 
     vector: Axis | None
@@ -275,10 +276,10 @@ def _facts(
     issued = list(inner.counts)
     is_fused = isinstance(body, Op) and body.operation is Operation.MUL
     if combines:
-        # one multiplication and the addition of the sum are one instruction
+        # A multiplication and the addition of the sum are one instruction.
         issued[_FMA if is_fused else _ADD] += 1
         issued[_MUL] -= is_fused
-        issued[_COMPARE] += is_extremum  # does a NaN stay
+        issued[_COMPARE] += is_extremum  # the comparison that keeps a NaN
     return _Facts(
         vector=vector,
         combines=combines,
@@ -302,7 +303,7 @@ def _facts(
 
 
 def _density(loads: Iterable[Load]) -> float:
-    """The share of a matrix of constants that is not zero: no code is made for what is."""
+    """The share of a matrix of constants that is not zero; no code is made for zeros."""
     share = 1.0
     for load in loads:
         if load.tensor.space is Space.CONSTANT:
@@ -320,7 +321,7 @@ def _statement(compute: Compute, loops: EnclosingLoops) -> ComputeCosts:
 def _cost_in(
     facts: _Facts, counted: LoopCounts, joined: tuple[Axis, ...], skips_padding: bool
 ) -> ComputeCosts:
-    """The costs of a statement, which depend on no other statement and not on its place."""
+    """The costs of a statement; they depend on no other statement, nor on its place."""
     counts, output_axes, outer = counted.counts, facts.output_axes, counted.outer_trips
     points = prod(counts.values()) * counted.reduce_unroll
     spatial = counted.points_along(output_axes)
@@ -331,7 +332,7 @@ def _cost_in(
     operands = 0
     uses: list[Use] = []
     for found, step, is_inner, held_axes, aligned in facts.loads:
-        # What starts or ends a sum is loaded once a tile, not in every step.
+        # Loads of the start or the end of a sum run once a tile, not in every step.
         distinct = counted.points_along(found.axes)
         count = distinct * (executions if is_inner else float(outer))
         uses.append(Use(found, False, count, step, is_inner, aligned))

@@ -1,11 +1,11 @@
 """A candidate's time, estimated from its loop nest and a few facts of the machine.
 
-The core takes as long as the slowest of a statement's ports, loads and chains of sums. Added to
-that is what they do not hide: stores, the ends of register tiles, registers that spill. Memory
-delivers what each cache lacks, at the speed of the level behind it. The two overlap. This is the
-roofline of Williams, Waterman and Patterson (2009) with more than one roof, as the analytical
+The core takes as long as the slowest of a statement's ports, loads and chains of sums, and in
+addition what these do not hide: stores, the ends of register tiles, registers that spill. Memory
+delivers what each cache lacks, at the speed of the level behind it. Core and memory overlap. This
+is the roofline of Williams, Waterman and Patterson (2009) with several roofs, as in the analytical
 models of Yotov et al. (2005, "Is search really necessary to generate high-performance BLAS?") and
-Low et al. (2016, BLIS) put it. It ranks candidates of one workload; its seconds are a guess.
+Low et al. (2016, BLIS). It ranks candidates of one workload; its seconds are a guess.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from tuner.analysis.machine import CYCLES_PER_SECOND, Machine
 from tuner.analysis.register_tile import CORE_PARTS, RegisterTile, cases
 
 COLD_BYTES = 1 << 20
-"""Weights of this size and more come from memory in each run, as they are measured."""
+"""Weights of this size and more come from memory in each run, because measurements do so, too."""
 
 _BESIDE_LEVEL1 = 4.0
 _BESIDE_OTHERS = 2.0
-"""Exponents of the norms that join the core with what comes from behind the first cache, and both
-with what comes from further away: 1 adds them, infinity takes the larger. The first is fetched
-ahead nearly always."""
+"""Exponents of two norms. The first joins the core's time with that of traffic behind the first
+cache, which is nearly always fetched ahead; the second joins both with traffic from further away.
+An exponent of 1 would add the times, infinity would take the larger."""
 
 _BURST_LINES = 250.0
-"""Cache lines in a register tile for which memory takes twice as long: it is asked for them at
-once, and waits while the tile is computed and stored. Of pools that copy, tiles of 16 outputs take
+"""With so many cache lines in a register tile, memory takes twice as long: it gets all requests at
+once, and waits while the tile is computed and stored. In pools that copy, tiles of 16 outputs take
 a quarter longer than tiles of one."""
 
 PARTS = (*CORE_PARTS, "behind_level1", "behind_level2", "behind_level3")
-"""What cycles go to: those of the core, then the traffic behind each cache."""
+"""The parts into which cycles are divided: the core's, then the traffic behind each cache."""
 
 _CORE = slice(PARTS.index("busiest"), len(CORE_PARTS))
 _BEHIND_CACHES = slice(len(CORE_PARTS), len(PARTS))
@@ -53,14 +53,14 @@ class Estimate:
 
     @property
     def core_cycles(self) -> float:
-        """Cycles of the core, were there no memory behind its first cache."""
+        """Cycles of the core alone, without the traffic behind its first cache."""
         return sum(self.parts[_CORE])
 
 
 def estimate_nest(
     nest: LoopNest, found: Sequence[PlacedCompute], machine: Machine, threads: int = 1
 ) -> Estimate:
-    """Estimate the time of a nest; `found` are its computations, with their costs."""
+    """Estimate the time of a nest; `found` are its statements, with their costs."""
     costs = [_cost(one.statement, one.in_program_order, machine, threads) for one in found]
     cycles = sum([each for each, _ in costs])
     cold = sum(b.bytes for b in nest.buffers if b.role is Role.WEIGHT and b.bytes >= COLD_BYTES)
@@ -75,7 +75,7 @@ def estimate_nest(
 def _cost(
     statement: ComputeCosts, in_program_order: bool, machine: Machine, threads: int
 ) -> tuple[float, tuple[float, ...]]:
-    """Cycles that the busiest thread takes for a statement; those of all threads by PARTS."""
+    """A statement's cycles: those of the busiest thread, and those of all threads by PARTS."""
     parts = (*_core(statement, in_program_order, machine), *_behind(statement, machine))
     return _with_memory(statement, parts) * _share(statement, threads), parts
 
@@ -104,9 +104,9 @@ def _behind(statement: ComputeCosts, machine: Machine) -> list[float]:
 def traffic(statement: ComputeCosts, cache_bytes: Sequence[int]) -> tuple[float, ...]:
     """Bytes that come from beyond each of these caches in one run of the nest.
 
-    A loop that brings a tensor back fetches it again in each iteration, unless all that its body
-    touches fits into the cache. What fits as a whole stays from run to run. No more is fetched than
-    is loaded and stored.
+    A loop that reuses a tensor fetches it again in each iteration, unless everything that its body
+    touches fits into the cache. If the whole nest fits, its data stay from run to run. No more is
+    fetched than is loaded and stored.
     """
     footprints = statement.footprints
     if footprints[-1] <= cache_bytes[0]:
@@ -128,7 +128,7 @@ def traffic(statement: ComputeCosts, cache_bytes: Sequence[int]) -> tuple[float,
 
 
 def _share(statement: ComputeCosts, threads: int) -> float:
-    """The share of the work that the busiest thread has."""
+    """The busiest thread's share of the work."""
     tiles = max(1, statement.parallel_tiles)
     return -(-tiles // threads) / tiles
 

@@ -1,8 +1,8 @@
 """Features of a candidate for the cost model: named columns, computed from its loop nest.
 
-The heaviest statement and the next one are described in full, the rest is summed. Everything that
-spans orders of magnitude is a base-2 logarithm. Columns that compare a candidate with its task's
-default schedule make tasks of different size comparable. `docs/features.md` says what each means.
+The two heaviest statements are described in full; totals cover all statements. What spans orders of
+magnitude is a base-2 logarithm. Columns that compare a candidate with its task's default schedule
+make tasks of different size comparable. `docs/features.md` says what each column means.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from tuner.analysis.estimate import PARTS, Estimate, estimate_nest
 from tuner.analysis.machine import describe
 
 FEATURE_VERSION = 5
-"""Raise it when a column's meaning changes; models saved with another version are refused."""
+"""Raise it if a column's meaning changes: models saved with another version are refused."""
 
 CACHE_BYTES = (32 << 10, 256 << 10, 1 << 20, 8 << 20)
-"""Sizes at which traffic is counted: they bracket the caches of common CPUs, so that one set of
-columns serves all devices; the model learns which of them matter."""
+"""Cache sizes for which traffic is counted. They bracket the caches of common CPUs, so that one set
+of columns serves all devices; the model learns which of them matter."""
 
 BUFFERS = 3
-"""Tensors of a statement that are described, those with the most traffic first."""
+"""How many tensors of a statement are described: those with the most traffic."""
 
 CURVE = 8
 """Points at which the curve of arithmetic intensity is sampled, from the tile to all loops."""
 
 ALGORITHM_BITS = 8
-"""Columns that algorithms are hashed to: a new template needs no new columns."""
+"""Columns into which an algorithm's name is hashed, so that new templates need no new columns."""
 
 STATEMENT_COLUMNS = (
     "vector_operations",
@@ -144,7 +144,7 @@ COLUMNS: tuple[str, ...] = (
 """Names of the columns of a feature row, in order."""
 
 _LEAST_PART = 2.0**-8
-"""Share of the default's cycles below which a part of the estimate is as good as none."""
+"""Parts of the estimate below this share of the default's cycles look alike."""
 
 _WIDTH = len(STATEMENT_COLUMNS) + BUFFERS * len(BUFFER_COLUMNS)
 _NO_BUFFER = [0.0] * len(BUFFER_COLUMNS)
@@ -152,7 +152,7 @@ _NO_BUFFER = [0.0] * len(BUFFER_COLUMNS)
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """What a candidate's speed depends on beside its code; caches of 0 bytes are unknown."""
+    """What a candidate's speed depends on beside its code; a cache of 0 bytes is unknown."""
 
     vector_bits: int
     vector_registers: int
@@ -192,9 +192,9 @@ def nest_features(
     facts: TargetFacts,
     found: Sequence[PlacedCompute] | None = None,
 ) -> np.ndarray:
-    """The columns that a nest has by itself, without a default beside it. float32, one row.
+    """The columns of a nest by itself, without comparison to a default: one row, float32.
 
-    `found` are its statements, where they were counted already.
+    `found` are its statements, if they were counted already.
     """
     if found is None:
         found = placed_computes(nest)
@@ -211,10 +211,10 @@ def nest_features(
 
 
 class FeatureExtractor:
-    """Features of the candidates of one task, and estimates of their times, remembered by schedule.
+    """Features of one task's candidates, and estimates of their times, cached by schedule.
 
-    `lower` gives the loop nest of a schedule and raises ScheduleError for one that does not fit.
-    `timings` counts what it takes, under "features".
+    `lower` gives the loop nest of a schedule, and raises ScheduleError if the schedule does not
+    fit. `timings` counts the time it takes, under "features".
     """
 
     timings: Timings | None = None
@@ -243,7 +243,7 @@ class FeatureExtractor:
             return row
 
     def estimated_seconds(self, schedule: Schedule) -> float | None:
-        """What `tuner.analysis.estimate` thinks of it; None if the schedule cannot be lowered."""
+        """Seconds by `tuner.analysis.estimate`; None if the schedule cannot be lowered."""
         return None if self.row(schedule) is None else self._estimates[schedule].seconds
 
     def rows(self, schedules: Sequence[Schedule]) -> tuple[list[Schedule], np.ndarray]:
@@ -291,9 +291,9 @@ def _log(value: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _traffic(statement: ComputeCosts) -> tuple[float, ...]:
-    """Bytes that come from beyond a cache of each of CACHE_BYTES.
+    """Bytes that come from beyond a cache, for each size of CACHE_BYTES.
 
-    The outermost loop whose footprint fits is loaded once for each time that it is entered.
+    The footprint of the outermost loop that fits is loaded each time that the loop is entered.
     """
     around, footprints = statement.around, statement.footprints
     result = []
@@ -318,8 +318,11 @@ def _describe(found: Sequence[PlacedCompute], number: int, facts: TargetFacts) -
 def _own_columns(
     statement: ComputeCosts, registers: int
 ) -> tuple[list[float], list[float], list[tuple[BufferUse, list[float]]]]:
-    """What a statement's columns are in any nest: those before `prefetches`, those after it, and
-    those of its buffers, if nothing comes before it."""
+    """The columns of a statement that do not depend on its nest.
+
+    These are the columns before `prefetches`, those after it, and those of its buffers, as if no
+    statement came before.
+    """
     work = max(statement.vector_operations, 1.0)
     issued = max(sum(statement.counts), 1.0)
     loads = statement.vector_loads + statement.broadcast_loads + statement.scattered_loads

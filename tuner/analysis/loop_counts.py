@@ -1,7 +1,7 @@
-"""The loops and the tiles of a Compute, counted: how often each runs, whatever it computes.
+"""The loops and tiles of a Compute, counted: how often each runs, whatever it computes.
 
 Candidates of one workload are tiled alike, and so are the several products of one candidate. Equal
-loops are one object, and so are equal counts: what an access touches in them is found out once.
+loops are one object, and so are equal counts: the bytes that an access touches are counted once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tuner.analysis.accesses import Form
 
 @dataclass(frozen=True, slots=True)
 class EnclosingLoop:
-    """A run-time loop around a statement: `axes` is its own and those that it derives."""
+    """A run-time loop around a statement; `axes` has its own axis and those derived from it."""
 
     axis: Axis
     axes: frozenset[Axis]
     trips: int
     extent: int
     sizes: tuple[tuple[Axis, int], ...] = field(init=False)
-    """What each of its axes runs over: its own the extent that it splits, others all values."""
+    """The size of each of its axes: its own has the extent that the loop splits, others theirs."""
 
     def __post_init__(self) -> None:
         own = self.axis
@@ -37,7 +37,7 @@ class EnclosingLoop:
 class EnclosingLoops:
     """Loops around a node: `fors` outermost first, each without its body, `around` innermost first.
 
-    `sizes` is of each axis inside them.
+    `sizes` has the size of each axis inside these loops.
     """
 
     fors: tuple[For, ...] = ()
@@ -45,7 +45,7 @@ class EnclosingLoops:
     sizes: Mapping[Axis, int] = field(default_factory=dict)
 
     def inside(self, loop: For) -> EnclosingLoops:
-        """The loops around what is in the body of one more."""
+        """These loops and one more inside them."""
         return _inside(self, loop.axis, loop.step, loop.binding, loop.peel, loop.unroll, loop.lets)
 
 
@@ -77,10 +77,10 @@ def _inside(
 class LoopCounts:
     """A Compute's loops and register tile.
 
-    `around` is innermost first, with `reduce_levels` reduction loops. `reduce_unroll` steps of
+    `around` is innermost first, including `reduce_levels` reduction loops. `reduce_unroll` steps of
     reductions are written out. `tile` is the size of each axis inside all loops, `counts` the
-    points along each axis of the register tile. A vector has `lanes` along the axis `vector`; the
-    share `useful` of them computes something that is needed.
+    number of points along each axis of the register tile. A vector has `lanes` along the axis
+    `vector`; the share `useful` of them computes results that are needed.
     """
 
     loops: EnclosingLoops
@@ -111,7 +111,7 @@ class LoopCounts:
         return known
 
     def places(self, form: Form, fixed: tuple[Axis, ...] = ()) -> int:
-        """How many different places the points of the tile access; `fixed` axes stand still."""
+        """How many different places the tile's points access, with the `fixed` axes held still."""
         known = self._places.get((form, fixed))
         if known is None:
             counts = [1 if axis in fixed else self.counts.get(axis, 1) for axis in form.numbers]
@@ -123,7 +123,7 @@ class LoopCounts:
         return known
 
     def overlap(self, form: Form) -> float:
-        """Places of a form, over points that differ in its axes: below 1 if points share some."""
+        """Places per point along the axes of a form: below 1 if points share places."""
         return self.places(form) / self.points_along(form.axes)
 
     @cached_property
@@ -149,7 +149,7 @@ class LoopCounts:
         return known
 
     def footprints(self, tensors: tuple[tuple[Form, ...], ...]) -> tuple[float, ...]:
-        """Bytes of all tensors that are touched in the tile, then in one run of each loop."""
+        """Bytes of all tensors touched in the tile, then in one run of each loop of `around`."""
         known = self._footprints.get(tensors)
         if known is None:
             self._footprints[tensors] = known = self._sum_of_spans(tensors)
@@ -158,7 +158,7 @@ class LoopCounts:
     def _sum_of_spans(self, tensors: tuple[tuple[Form, ...], ...]) -> tuple[float, ...]:
         if not tensors:
             return (0.0,) * (len(self.around) + 1)
-        # Several accesses of one tensor mostly overlap (taps of a stencil): the largest is all.
+        # Accesses of one tensor mostly overlap (taps of a stencil), so only the largest counts.
         spans = [
             map(max, zip(*map(self.span, forms), strict=True))
             if len(forms) > 1

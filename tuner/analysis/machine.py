@@ -1,4 +1,4 @@
-"""One core, as estimates see it: its registers, what its ports take in a cycle, its caches."""
+"""One core as estimates see it: its registers, the rates of its ports, its caches."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from tuner.analysis.features import TargetFacts
 
 CYCLES_PER_SECOND = 3.5e9
-"""A clock to count in; only ratios of estimates are used."""
+"""An assumed clock: only ratios of estimates are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLevel:
-    """A cache: its bytes, and how many bytes a cycle come from the level behind it."""
+    """A cache: its size, and the bytes a cycle that the level behind it delivers."""
 
     bytes: int
     bytes_per_cycle_behind: float
@@ -29,11 +29,13 @@ class Machine:
 
     Attributes:
         registers: vector registers.
-        operations: whole vectors that are multiplied and added; `loads` and `stores` likewise.
+        operations: whole vectors multiplied and added in a cycle.
+        loads: whole vectors loaded in a cycle.
+        stores: whole vectors stored in a cycle.
         in_flight: how many operations the core looks ahead.
-        page_rows: rows a page apart that the first cache holds side by side.
+        page_rows: how many rows a page apart the first cache holds at once.
         caches: from the first level to the third.
-        core: what does not depend on the width.
+        core: the facts that do not depend on the width.
     """
 
     registers: int
@@ -54,21 +56,21 @@ class Machine:
 
 
 _OURS = (1.0, 1.0, 0.5)
-"""The share of each cache that one core can count on: the third is everybody's."""
+"""The share of each cache that one core can count on: cores share the third level."""
 
 _PAGE_BYTES = 4096
-"""Rows that are a multiple of this apart are `ComputeCosts.aliased_rows`."""
+"""Rows a multiple of this apart are aliased (`ComputeCosts.aliased_rows`)."""
 
 _LOOKED_AHEAD = 0.5
-"""The share of the reorder buffer that operations of a sum take; addresses, loops and what waits to
-retire take the rest."""
+"""The share of the reorder buffer for the operations of a sum. Addresses, loops and operations that
+wait to retire take the rest."""
 
 
 @lru_cache(maxsize=64)
 def describe(facts: TargetFacts) -> Machine:
-    """The machine by its facts; where they do not tell a cache, the one that its core usually has.
+    """The machine by its facts. Unknown caches are those that its core usually has.
 
-    A level that a device lacks is as large as the one inside.
+    A level that a device lacks gets the size of the level before it.
     """
     core = facts.core
     sizes, ways = core.cache_bytes, core.level1_ways
@@ -93,5 +95,5 @@ def describe(facts: TargetFacts) -> Machine:
 
 
 def _rate(units: float, unit_bits: int, vector_bits: int) -> float:
-    """Vectors a cycle: one that is wider than a unit goes through it in several passes."""
+    """Vectors a cycle; a vector wider than the unit takes several passes."""
     return units * min(1.0, unit_bits / vector_bits)

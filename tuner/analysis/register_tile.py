@@ -1,7 +1,7 @@
-"""Cycles of the core for one execution of a statement's register tile, by what they go to.
+"""Cycles of the core for one execution of a statement's register tile, divided into parts.
 
-Ports, loads and chains of sums run beside each other, so that the longest counts; stores, starts
-and ends of tiles, joins of lanes and spills are added. What they take is the target's
+Ports, loads and chains of sums run at the same time, so that the longest counts. Stores, starts and
+ends of tiles, joins of lanes, and spills are added to it. The target says what each of them takes
 (`compiler.targets.CoreModel`).
 """
 
@@ -27,19 +27,19 @@ CORE_PARTS = (
     "joins",
     "spills",
 )
-"""What cycles of the core go to. `busiest` is what the first three take together; with those after
-it, it is the core's time."""
+"""The parts of the core's cycles. `busiest` is the time of the first three together; the core's
+time is the sum of `busiest` and the parts after it."""
 
 _TOGETHER = 6.0
-"""Exponent of the norm that joins operations, loads and chains: what is nearly as long as the
-longest is not hidden completely."""
+"""Exponent of the norm that joins operations, loads and chains: a part that is nearly as long as
+the longest is not hidden completely."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileCase:
-    """Executions of the register tile that are alike: how many, and how much of it they fill.
+    """Executions of the register tile that are alike: their number, and the share of it they fill.
 
-    `parts` holds loops whose last tile is narrower, each with the share that is left of it.
+    `parts` has the loops whose last, narrower tile this is, each with the share of a full tile.
     """
 
     count: float
@@ -51,16 +51,16 @@ class TileCase:
 def cases(loops: EnclosingLoops, vector: Axis | None, lanes: int) -> list[TileCase]:
     """Full tiles, and the narrower ones at the ends of ragged loops.
 
-    Along the vectors' axis the last, narrower vector has code of its own. It takes as long as a
-    whole one, or half of that if a vector of half the width holds it.
+    Along the axis of vectors, the last, narrower vector has code of its own. It takes as long as a
+    whole vector, or half of that if half a vector holds it.
     """
     found = [TileCase(1.0)]
     for loop, around in zip(loops.fors, reversed(loops.around), strict=True):
         full, rest = divmod(around.extent, loop.step)
-        if not rest or loop.lets:  # with lets the last tile is moved back, and full
+        if not rest or loop.lets:  # lets move the last tile back, so that it is full
             found = [TileCase(c.count * around.trips, c.share, c.parts) for c in found]
             continue
-        width = min(loop.step, around.extent)  # of the tile, as it is counted
+        width = min(loop.step, around.extent)  # the tile's, as it was counted
         shares = [rest / width]
         if loop.axis == vector:
             width = -(-width // lanes) * lanes
@@ -88,14 +88,14 @@ class RegisterTile:
         self._window = _window(statement, in_program_order) if statement.is_reduction else None
 
     def parts(self, case: TileCase) -> tuple[float, ...]:
-        """Cycles of one execution, its whole sum included, by CORE_PARTS."""
+        """Cycles of one execution with all steps of its sum, by CORE_PARTS."""
         statement, machine, core = self._statement, self._machine, self._machine.core
         shuffles, loads = self._operands(case)
         operations = (self._operations * case.share + shuffles) / machine.operations
         stores = self._stores * case.share
         chains = joins = spills = 0.0
         if statement.is_reduction:
-            # Steps of a sum wait for each other, and its end for them; the core runs ahead.
+            # Each step of a sum waits for the last, and the end for all; but the core looks ahead.
             steps = statement.reduce_trips * statement.points
             latency = core.fma_latency * (core.extremum_latency if statement.is_extremum else 1.0)
             waiting = (
@@ -108,7 +108,7 @@ class RegisterTile:
                 reloads, saves = self._window.spills(statement, case, machine)
                 loads, stores = loads + reloads, stores + saves
         if statement.lane_reduction:
-            # halves are added to each other: shuffle and addition for each halving
+            # The lanes are halved until one is left: each time a shuffle and an addition.
             joins = statement.accumulators * case.share * 2 * (statement.lanes.bit_length() - 1)
         has_loops = statement.reduce_trips > 1
         started = core.tile_cycles if has_loops else core.written_out_cycles
@@ -125,7 +125,7 @@ class RegisterTile:
         )
 
     def _operands(self, case: TileCase) -> tuple[float, float]:
-        """Instructions that put into place what is loaded, and cycles to load it."""
+        """Shuffles that put loaded elements into place, and cycles of the loads."""
         beyond = self._statement.aliased_rows * case.share - self._machine.page_rows - 2
         waiting = max(0.0, beyond) * self._machine.core.set_miss_cycles
         shuffles = cycles = 0.0
@@ -141,10 +141,10 @@ class RegisterTile:
 def _loads(
     statement: ComputeCosts, machine: Machine
 ) -> list[tuple[frozenset[Axis], float, float, float]]:
-    """Loads of a whole tile: their axes, how many, shuffles and cycles of each.
+    """Loads of a whole tile: the axes of each, its number, and shuffles and cycles of one load.
 
-    A place that several points read is loaded once. What is the same in each turn of the loops
-    inside is loaded before them, as far as registers are left.
+    A place that several points read is loaded once. If the inner loops always read the same places,
+    these are loaded before the loops, as far as registers are left.
     """
     found = []
     counted, tiles = statement.loop_counts, statement.outer_trips
@@ -170,8 +170,11 @@ def _loads(
 
 
 def _vectors(statement: ComputeCosts, use: Use, machine: Machine) -> tuple[float, float]:
-    """Shuffles and cycles of one load along the lanes: of lanes a few elements apart as many
-    vectors, permuted into one; those further apart are loaded one by one."""
+    """Shuffles and cycles of one load along the lanes.
+
+    If lanes lie a few elements apart, as many vectors are loaded and permuted into one. Lanes
+    further apart are loaded one by one.
+    """
     stride = use.lane_step // use.access.element_bytes
     if 1 <= stride <= statement.lanes // 2:
         vector = (1 + machine.core.crossing_load * _crossing(statement, use)) / machine.loads
@@ -180,7 +183,7 @@ def _vectors(statement: ComputeCosts, use: Use, machine: Machine) -> tuple[float
 
 
 def _stores(statement: ComputeCosts, machine: Machine) -> float:
-    """Stores of one execution of the tile, in those of one whole line."""
+    """Stores of one execution of the tile, counted in stores that cross no cache line."""
     stored = 0.0
     for use in statement.uses:
         if use.is_store:
@@ -190,7 +193,7 @@ def _stores(statement: ComputeCosts, machine: Machine) -> float:
 
 
 def _crossing(statement: ComputeCosts, use: Use) -> float:
-    """The share of a vector's places at which it lies in two cache lines."""
+    """The share of a vector's possible addresses at which it crosses into a second cache line."""
     if use.lane_step == 0 or use.alignment == LINE_BYTES:
         return 0.0
     width = min(LINE_BYTES, statement.lanes * use.access.element_bytes)
@@ -198,10 +201,10 @@ def _crossing(statement: ComputeCosts, use: Use) -> float:
 
 
 def _spills(statement: ComputeCosts, case: TileCase, machine: Machine) -> float:
-    """Cycles for what the registers do not hold: it is stored, and loaded in each step of the sum.
+    """Cycles for accumulators that do not fit: each step of the sum loads and stores them.
 
-    An outer product keeps a row of vectors and one broadcast beside the accumulators; vectors that
-    one product each needs are not kept.
+    An outer product keeps a row of vectors and one broadcast beside the accumulators. Vectors that
+    only one product needs are not kept.
     """
     kept = statement.operands if statement.operands < statement.accumulators else 1
     held = statement.accumulators * case.share + kept + 1
@@ -211,10 +214,10 @@ def _spills(statement: ComputeCosts, case: TileCase, machine: Machine) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A window that is written out: places that its points share.
+    """A window whose taps are written out, and the places that its points share.
 
-    Of `places` in all, `waiting` are read by one tap and read again by the next along the outermost
-    axis of `taps` that shares any.
+    The tile reads `places` in all. Along the outermost axis whose taps share places, there are
+    `taps`; `waiting` places are read by one of them and again by the next.
     """
 
     places: int
@@ -225,10 +228,11 @@ class _Window:
     def spills(
         self, statement: ComputeCosts, case: TileCase, machine: Machine
     ) -> tuple[float, float]:
-        """Loads and stores of what the registers do not hold, for one execution of the tile.
+        """Cycles of reloads, and number of stores, of one execution of the tile due to spills.
 
-        An accumulator goes to the stack once for each of `taps`. Points in the order of the program
-        keep what waits for the next tap; the greedy order reads each place once for all.
+        An accumulator that does not fit goes to the stack once for each of `taps`. In program
+        order, places that wait for the next tap need registers, too; the greedy order reads each
+        place once for all taps.
         """
         accumulators = statement.accumulators * case.share
         saved = max(0.0, accumulators + 2 - machine.registers) * self.taps

@@ -1,4 +1,4 @@
-"""Cost models: which of many candidates is worth a measurement. One file a model."""
+"""Cost models: they predict which candidates are worth a measurement. One file each."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["CostModel", "Sample", "cost_models", "make_cost_model"]
 
 
 def cost_models() -> dict[str, Callable[[int], CostModel]]:
-    """Every cost model by name; each is made from a seed."""
+    """Every cost model by name, as a function that makes one from a seed."""
     return members(sys.modules[__name__], "make_model")
 
 
 def make_cost_model(name: str, seed: int, base: bytes = b"") -> CostModel:
-    """The cost model of this name; with `base`, one that was saved and goes on from there.
+    """The cost model of this name; with `base`, it goes on from this saved model.
 
     Raises:
         ValueError: if there is none, or the base is not of its kind and feature version.

@@ -1,4 +1,4 @@
-"""Trials as they are stored, made into samples for training."""
+"""Makes samples for training from stored trials."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def samples_of(
     workload: Callable[[str], Workload | None],
     target: Callable[[str], Target | None],
 ) -> list[Sample]:
-    """One sample for each schedule of each record key, its fastest time on the device that took it.
+    """One sample for each schedule of each record key: its fastest time, with the device's facts.
 
-    `workload` and `target` give what a key stands for, None for one that is not known. Trials of
-    unknown keys, of lost workers, and of schedules that no longer lower are left out.
+    `workload` and `target` give what a key stands for, None if it is unknown. Trials of unknown
+    keys, of lost workers, and of schedules that no longer lower are left out.
     """
     best: dict[RecordKey, dict[Schedule, Measurement]] = {}
     for trial in trials:
@@ -58,7 +58,7 @@ def samples_of(
 
 
 def _device(measurement: Measurement) -> DeviceFacts | None:
-    """The device that took a measurement; None for one that says nothing that can be read."""
+    """The device that took a measurement; None if its facts cannot be read."""
     try:
         return DeviceFacts.from_json(measurement.device)
     except InvalidFactsError:
@@ -66,7 +66,7 @@ def _device(measurement: Measurement) -> DeviceFacts | None:
 
 
 def task_name(key: RecordKey) -> str:
-    """What samples call the task of a record key."""
+    """The name that samples give the task of a record key."""
     return f"{key.workload_key} {key.target_key} {key.threads} {key.numerics}"
 
 

@@ -1,6 +1,7 @@
-"""How good an order of candidates is, on tasks that the model has not seen.
+"""Measures how good an order of candidates is, on tasks that the model has not seen.
 
-Every figure is of one task and then averaged: candidates of different tasks are never compared.
+Every figure is computed for each task and then averaged: candidates of different tasks are never
+compared.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ import numpy as np
 from tuner.cost_model.protocol import Sample
 
 SAME = 0.03
-"""Times that differ by less are not told apart by the measurement either."""
+"""Times that differ by a smaller share count as equal: measurements hardly tell them apart."""
 
 RECALL = 30
 
 LEAST_SAMPLES = 4
-"""Tasks with fewer measured candidates say nothing of an order."""
+"""Tasks with fewer measured candidates say nothing about an order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
     """Means over tasks, each from 0 to 1.
 
-    `pairwise`: share of the pairs whose times differ by more than SAME that are in order; equal
-    scores count half. `top1`, `top5`: the fastest time over that of the fastest among the first
-    picks. `recall30`: share of the fastest 30 that are among the first 30 picks; of a quarter of
-    the candidates, where there are fewer than 120.
+    `pairwise`: the share of pairs in order, of those whose times differ by more than SAME; equal
+    scores count half. `top1`, `top5`: the fastest time over the fastest of the first 1 or 5 picks.
+    `recall30`: the share of the fastest 30 that are among the first 30 picks; a quarter of the
+    candidates instead of 30 if there are fewer than 120.
     """
 
     pairwise: float
@@ -40,7 +41,7 @@ class Scores:
 
     @property
     def quality(self) -> float:
-        """One figure to compare models by: what a batch and a single pick depend on."""
+        """One figure to compare models by: the mean of what batches and single picks depend on."""
         return (self.pairwise + self.top1 + self.top5) / 3
 
     def to_json(self) -> dict[str, float]:
@@ -68,7 +69,7 @@ def evaluate(samples: Sequence[Sample], predict: Predict) -> Scores:
 
 
 def evaluate_order(samples: Sequence[Sample], scores: np.ndarray) -> Scores:
-    """The same of samples that have their predicted scores (number,) already."""
+    """As `evaluate`, from the predicted scores (number,) of the samples."""
     seconds: dict[str, list[float]] = {}
     predicted: dict[str, list[float]] = {}
     for sample, score in zip(samples, scores, strict=True):
@@ -85,7 +86,7 @@ def evaluate_order(samples: Sequence[Sample], scores: np.ndarray) -> Scores:
 
 
 def random_order(samples: Iterable[Sample], seed: int = 0, draws: int = 20) -> Scores:
-    """What an order by chance scores, on average."""
+    """The scores of a random order, averaged over `draws`."""
     random = np.random.default_rng(seed)
     groups = [g for g in by_task(samples).values() if len(g) >= LEAST_SAMPLES]
     return average(
@@ -102,7 +103,7 @@ def average(scores: Sequence[Scores], tasks: int | None = None) -> Scores:
     """The mean of each figure.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there are none.
     """
     if not scores:
         raise ValueError("no task has enough measured candidates to judge an order by")

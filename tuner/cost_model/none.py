@@ -1,4 +1,4 @@
-"""No model: all candidates score the same, so that a strategy falls back on chance."""
+"""No model: all candidates score the same, so that strategies choose at random."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tuner.cost_model.protocol import CostModel, Sample
 
 
 class NoModel:
-    """Learns nothing and prefers nothing."""
+    """Learns nothing and prefers no candidate."""
 
     trained = False
 
@@ -29,5 +29,5 @@ class NoModel:
 
 
 def make_model(seed: int) -> CostModel:
-    """The model is the same for any seed."""
+    """Make the model, which is the same for any seed."""
     return NoModel()

@@ -1,9 +1,9 @@
-"""All pairs of a task, in order: an objective for boosting.
+"""An objective for boosting: to put all pairs of a task in order.
 
-RankNet (Burges et al. 2005) with targets as sure as the measurement: the scores of two candidates
-say with which probability the first is the faster one. They are pulled to the probability that
-their two times differ by more than chance. XGBoost's own ranking losses sample a few pairs, and are
-as sure of a hundredth as of a factor.
+It is RankNet (Burges et al. 2005) with targets as certain as the measurement. The scores of two
+candidates give the probability that the first is faster. Training pulls it to the probability that
+their measured times give, noise considered. XGBoost's own ranking losses sample a few pairs, and
+are as certain about a difference of a hundredth as about a factor.
 """
 
 from __future__ import annotations
@@ -15,29 +15,33 @@ from typing import Any
 import numpy as np
 
 NOISE = 0.05
-"""Deviation of a time, as a logarithm: what differs by less is hardly told apart."""
+"""Deviation of a time, as a logarithm: times that differ by less are hardly told apart."""
 
 FAILURE = 0.05
-"""A failure counts as a candidate of this share of the best throughput."""
+"""A failure counts as a candidate with this share of the best throughput."""
 
 PARTNERS = 64
-"""Others of its task that a candidate is compared with at most, and on average."""
+"""A candidate is compared with at most so many others of its task."""
 
 _LEAST = 1e-6
-"""Second derivative of a candidate that no pair is left of."""
+"""The least second derivative, for candidates without pairs."""
 
 
 class AllPairs:
     """Gradients of the cross entropy of all pairs of the same task.
 
-    A pair weighs as much as the faster of its two over the best of the task: the fast end is what
-    candidates are picked from. Two failures have no order. Each candidate weighs 1 at the start, on
-    average over its task: second derivatives are then those of a squared error.
+    A pair weighs as much as the throughput of the faster of its two, over the best of the task:
+    candidates are picked from the fast end. Two failures have no order. At the start, candidates
+    weigh 1 on average over their task, so that second derivatives are those of a squared error.
     """
 
     def __init__(self, tasks: Sequence[str], throughputs: np.ndarray) -> None:
-        """`tasks` (number,), those of one side by side; throughputs over the task's best, 0 for a
-        failure (`normalised_throughput`)."""
+        """Prepare the pairs of all tasks.
+
+        Args:
+            tasks: the task of each sample, with samples of one task side by side.
+            throughputs: (number,), over the task's best, 0 for a failure (`normalised_throughput`).
+        """
         self._number = len(tasks)
         firsts, seconds, weights = [], [], []
         start = 0
@@ -50,7 +54,7 @@ class AllPairs:
             if total > 0:
                 firsts.append(first)
                 seconds.append(second)
-                # A pair is part of two candidates, and at first its second derivative is a quarter.
+                # A pair counts for two candidates, and its second derivative starts at a quarter.
                 weights.append(weight * (2 * size / total))
             start += size
         empty = np.zeros(0, dtype=np.intp)
@@ -61,7 +65,7 @@ class AllPairs:
         self._target = _sigmoid((logarithms[self._first] - logarithms[self._second]) / NOISE)
 
     def __call__(self, predicted: np.ndarray, matrix: Any) -> tuple[np.ndarray, np.ndarray]:
-        """First and second derivatives by each score, both (number,)."""
+        """First and second derivatives with respect to the scores, both (number,)."""
         faster = _sigmoid(predicted[self._first] - predicted[self._second])
         slope = self._weight * (faster - self._target)
         curvature = self._weight * faster * (1 - faster)
@@ -74,8 +78,10 @@ class AllPairs:
 
 
 def _pairs_of(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places of the two of each pair among `size` candidates, no pair twice: all that there are, or
-    each with PARTNERS others by chance, the same ones every time."""
+    """The places of the first and second of each pair among `size` candidates, no pair twice.
+
+    These are all pairs, or each candidate with PARTNERS others, drawn at random but always alike.
+    """
     if size <= PARTNERS + 1:
         return np.triu_indices(size, 1)
     order = np.random.default_rng(size).permutation(size)

@@ -19,20 +19,20 @@ class Sample:
 
 
 class CostModel(Protocol):
-    """Predicts scores of candidates from features; higher is better, scales are the model's own."""
+    """Predicts scores of candidates from features: higher is better, in a scale of its own."""
 
     @property
     def trained(self) -> bool:
-        """Whether predictions say anything yet."""
+        """Whether predictions mean anything yet."""
 
     def train(self, samples: Sequence[Sample]) -> None:
         """Learn from all samples of all tasks, replacing what earlier calls learned.
 
-        What `load` took over is kept and corrected: a model that is loaded starts warm.
+        A model taken over by `load` is kept and corrected.
         """
 
     def predict(self, rows: np.ndarray) -> np.ndarray:
-        """Scores of rows (number, columns): (number,), float64. Before training all are equal."""
+        """Scores (number,), float64, of rows (number, columns); all equal before training."""
 
     def save(self) -> bytes:
         """The trained model as bytes that `load` reads; empty if untrained."""
@@ -41,7 +41,7 @@ class CostModel(Protocol):
         """Take over a saved model.
 
         Raises:
-            ValueError: if the bytes are no saved model of this kind and feature version.
+            ValueError: if the bytes are not a saved model of this kind and feature version.
         """
 
 

@@ -1,4 +1,4 @@
-"""Base models: trained on all records of a target, judged on tasks that none is trained on."""
+"""Base models: trained on all records of a target, and judged on tasks held out from training."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tuner.cost_model.protocol import Sample
 from tuner.cost_model.xgboost import DEFAULT_OBJECTIVE, Objective, XGBoostModel
 
 HELD_OUT = 5
-"""One task in this many is never trained on: what versions are compared by."""
+"""One workload in this many is never trained on: versions of the model are compared by it."""
 
 LEAST_HELD_OUT = 2
 LEAST_TASKS = 6
-"""Tasks to judge by and to learn from: a model of fewer knows those tasks, and no others."""
+"""Least numbers of tasks to judge by and to learn from: with fewer, a model knows only those."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Samples by what they are for; no task is in two parts."""
+    """Samples to train on, to decide when to stop, and to judge by; no task is in two of them."""
 
     training: tuple[Sample, ...]
     stopping: tuple[Sample, ...]
@@ -37,13 +37,14 @@ class BaseModel:
     tasks: int
     scores: Scores
     chance: Scores
-    """Of a random order of the same candidates."""
+    """The scores of a random order of the same candidates."""
 
 
 def split(samples: Sequence[Sample], target_key: str) -> Split:
-    """Held out are tasks of the target itself, by their workload's key: always the same ones.
+    """Split samples by the key of their workload, so that a task is always in the same part.
 
-    A workload is held out with all its targets: a relative's times would give it away.
+    Only tasks of the target itself are judged by. But a workload that is held out is not trained on
+    for any target, because times of a similar target would give it away.
     """
     training, stopping, held_out = [], [], []
     for sample in samples:
@@ -78,12 +79,12 @@ def train_base_model(
         scores = evaluate(parts.held_out, model.predict)
         chance = random_order(parts.held_out, seed)
     except ValueError:
-        return None  # every held-out task has too few candidates that worked
+        return None  # each held-out task has too few candidates that worked
     return BaseModel(model.save(), objective, len(learned), len(_tasks(learned)), scores, chance)
 
 
 def judge(data: bytes, samples: Sequence[Sample], target_key: str) -> Scores | None:
-    """How a saved model ranks the held-out tasks of today; None if it cannot be used any more."""
+    """How a saved model ranks today's held-out tasks; None if it can no longer be used."""
     model = XGBoostModel(0)
     try:
         model.load(data)

@@ -1,8 +1,8 @@
 """Gradient-boosted trees over loop-nest features (Chen & Guestrin 2016; as AutoTVM and Ansor do).
 
-What is predicted is comparable within a task only, so that one model serves all tasks and carries
-what it learned of one workload to the next. A base model, trained on everything that was ever
-measured for a target, is corrected by a run's own samples: boosting goes on from its predictions.
+Predictions are comparable within a task only, so that one model serves all tasks and carries what
+it learned from one workload to the next. A run's own samples correct a base model, which was
+trained on everything ever measured for a target: boosting goes on from its predictions.
 """
 
 from __future__ import annotations
@@ -20,42 +20,44 @@ from tuner.cost_model.pairs import AllPairs
 from tuner.cost_model.protocol import CostModel, Sample, normalised_throughput
 
 ROUNDS = 60
-"""Rounds of a model that is trained from scratch, some twenty times in a run: 80 took 0.1 s of CPU
-time at 100 samples and 0.3 s at 800."""
+"""Rounds of a model trained from scratch, which happens some twenty times in a run: 80 rounds took
+0.1 s of CPU time with 100 samples, and 0.3 s with 800."""
 
 LOCAL_ROUNDS = 30
-"""Trees that correct a base model."""
+"""Rounds that correct a base model."""
 
 MOST_ROUNDS = 400
 PATIENCE = 60
-"""Rounds of a base model at most, and how many in a row may bring nothing on the held-out tasks."""
+"""Most rounds of a base model; and after how many without a gain on the held-out tasks it stops."""
 
 FOREST = 4
-"""Trees of a round of a base model. Single ones, of different seeds, ordered between 0.838 and
-0.853 of the pairs of 153 unseen tasks, a forest of four 0.858."""
+"""Trees in a round of a base model. On 153 unseen tasks, single trees of different seeds put 0.838
+to 0.853 of the pairs in order, and a forest of four 0.858."""
 
 MINIMUM_SAMPLES = 8
-"""Below this a model knows less than the order in which knobs are listed."""
+"""With fewer samples, a model knows less than the order in which knobs are listed."""
 
 
 class Objective(StrEnum):
     """What training minimises."""
 
     THROUGHPUT = "throughput"
-    """Squared error of the throughput over the task's best; the fast end weighs more."""
+    """Squared error of the throughput, as a share of the task's best; the fast end weighs more."""
     NDCG = "ndcg"
     """Discounted cumulative gain of each task's order (LambdaMART, Burges 2010)."""
     PAIRWISE = "pairwise"
-    """Some pairs of a task in the wrong order (RankNet, as XGBoost does it)."""
+    """Sampled pairs of a task in the wrong order (RankNet, as in XGBoost)."""
     ALL_PAIRS = "all-pairs"
-    """All pairs of a task, each as sure as times are (`AllPairs`)."""
+    """All pairs of a task in the wrong order, each as certain as its times (`AllPairs`)."""
 
 
 DEFAULT_OBJECTIVE = Objective.ALL_PAIRS
-"""What models are trained for, unless told otherwise. With families left out, on 633 tasks and with
-150 rounds, it orders 0.901 of the pairs and its first pick is at 0.970 of the best, `throughput`
-0.840 and 0.963; of a task's own samples alone, eight, 0.861 and 0.963, `throughput` 0.767 and
-0.949. Averages of the ranks of several objectives were no better."""
+"""What models are trained for, unless told otherwise.
+
+On 633 tasks, judged on families left out of training, 150 rounds put 0.901 of the pairs in order,
+and the first pick is at 0.970 of the best; with `throughput`, 0.840 and 0.963. Trained on eight of
+a task's own samples alone: 0.861 and 0.963; with `throughput`, 0.767 and 0.949. Averages of the
+ranks of several objectives were no better."""
 
 _PARAMETERS: dict[Objective, dict[str, Any]] = {
     Objective.THROUGHPUT: {"objective": "reg:squarederror"},
@@ -64,7 +66,7 @@ _PARAMETERS: dict[Objective, dict[str, Any]] = {
         "ndcg_exp_gain": False,
         "lambdarank_pair_method": "topk",
         "lambdarank_num_pair_per_sample": 8,
-        # second derivatives of ranking losses are small: with 1 hardly a leaf would be made
+        # Second derivatives of ranking losses are small: with 1, there would be hardly any leaves.
         "min_child_weight": 0.01,
     },
     Objective.PAIRWISE: {
@@ -74,27 +76,29 @@ _PARAMETERS: dict[Objective, dict[str, Any]] = {
         "lambdarank_num_pair_per_sample": 8,
         "min_child_weight": 0.01,
     },
-    # The derivatives come from AllPairs; this is for predictions, which are its scores as they are.
+    # AllPairs gives the derivatives. This is for predictions, which are the scores as they are.
     Objective.ALL_PAIRS: {"objective": "reg:squarederror", "base_score": 0.0},
 }
 
 _MONOTONE = tuple(-int(column in ESTIMATE_COLUMNS) for column in COLUMNS)
-"""Of two candidates that differ in a part of the estimate alone, the one with more cycles is never
-the faster. Where times say otherwise it is so for a few tasks, and their own samples may say so:
-only base models are held to it, and of those only `all-pairs`, whose scores do not say how far the
-candidates of a task are from its best (`throughput` lost 2 of 100 pairs by it)."""
+"""A constraint: of two candidates that differ in one part of the estimate alone, the one with more
+cycles is never predicted the faster. In a few tasks times say otherwise, and their own samples may
+say so, too. So only base models are held to it. Of these, only `all-pairs`, whose scores do not say
+how far candidates are from the best of their task: `throughput` lost 2 of 100 pairs by it."""
 
 _ESTIMATE = COLUMNS.index("estimate")
 _TRUST = 2.0
-"""Scores for `all-pairs` start from the estimate, this much for each doubling of its time: a
-candidate that it finds twice as fast is the faster one with a probability of 0.88. Pairs in order
-0.901 for 0.893, and of rows of an operator that was left out 0.985 for 0.960."""
+"""Scores for `all-pairs` start from the estimate, and fall by this for each doubling of its time: a
+candidate estimated twice as fast is the faster one with a probability of 0.88. This raised the
+share of pairs in order from 0.893 to 0.901, and from 0.960 to 0.985 on rows of an operator that was
+left out of training."""
 
 
 class XGBoostModel:
-    """Trees trained anew on every call: some tenths of a second for hundreds of rows.
+    """Trees that each call of `train` trains anew: some tenths of a second for hundreds of rows.
 
-    After `load`, `train` goes on from the loaded model and replaces only what it added before.
+    After `load`, `train` goes on from the loaded model, and replaces only trees that it added
+    before.
     """
 
     def __init__(
@@ -106,7 +110,7 @@ class XGBoostModel:
             "max_depth": 6,
             "min_child_weight": 1.0,
             "subsample": 0.8,
-            # Anew for each split: most columns say nearly what others do, and none should take over
+            # Drawn for each split: many columns say nearly the same, and none should take over.
             "colsample_bynode": 0.3,
             "lambda": 1.0,
             "tree_method": "hist",
@@ -124,12 +128,12 @@ class XGBoostModel:
 
     @property
     def objective(self) -> Objective:
-        """What it was trained for; that of the loaded model after `load`."""
+        """What the model is trained for; after `load`, the loaded model's objective."""
         return self._objective
 
     @property
     def rounds(self) -> int:
-        """Trees."""
+        """Rounds of boosting; 0 if untrained."""
         return int(self._booster.num_boosted_rounds()) if self._booster is not None else 0
 
     def train(self, samples: Sequence[Sample]) -> None:
@@ -139,12 +143,12 @@ class XGBoostModel:
         self._fit(samples, rounds, self._parameters())
 
     def train_base(self, samples: Sequence[Sample], held_out: Sequence[Sample]) -> None:
-        """Learn from scratch, with as many rounds as order the held-out samples best.
+        """Learn from scratch, with the number of rounds that orders the held-out samples best.
 
-        Rounds are judged by the pairs that they order, whatever the objective: by the squared error
-        training ended after 22 to 54 rounds, and 150 ordered more pairs. The held-out samples must
-        be of other tasks: else the rounds that remember best would be chosen. In the end they are
-        trained on, too.
+        Rounds are judged by the pairs in order, whatever the objective: judged by squared error,
+        training ended after 22 to 54 rounds, while 150 put more pairs in order. The held-out
+        samples must be of other tasks, or the rounds that remember best would be chosen. In the end
+        the model is trained on them, too.
         """
         import xgboost
 
@@ -152,7 +156,7 @@ class XGBoostModel:
         ordered = _by_task(held_out)
         try:
             evaluate_order(ordered, np.zeros(len(ordered)))
-        except ValueError:  # nothing to judge by
+        except ValueError:  # too few samples to judge by
             self._fit([*samples, *held_out], ROUNDS, self._base_parameters())
             return
 
@@ -180,7 +184,7 @@ class XGBoostModel:
         return np.asarray(predicted, dtype=np.float64)
 
     def save(self) -> bytes:
-        """XGBoost's own JSON, which any of its versions reads."""
+        """The model in XGBoost's own JSON, which all its versions read."""
         return bytes(self._booster.save_raw("json")) if self._booster is not None else b""
 
     def load(self, data: bytes) -> None:
@@ -195,7 +199,7 @@ class XGBoostModel:
         version = booster.attr("feature_version")
         if version != str(FEATURE_VERSION) or booster.num_features() != len(COLUMNS):
             raise ValueError(f"a model of feature version {version}, not {FEATURE_VERSION}")
-        # An unknown objective is a ValueError, too
+        # An unknown objective raises ValueError, too.
         self._objective = Objective(booster.attr("objective") or "")
         booster.set_param({"nthread": self._common["nthread"], "verbosity": 0})
         self._base = self._booster = booster
@@ -223,19 +227,19 @@ class XGBoostModel:
         return found
 
     def _derivatives(self, ordered: Sequence[Sample]) -> AllPairs | None:
-        """Those of the samples in the order of `_by_task`; None where XGBoost has them."""
+        """The derivatives for samples in the order of `_by_task`; None if XGBoost has its own."""
         if self._objective is not Objective.ALL_PAIRS:
             return None
         return AllPairs([sample.task for sample in ordered], normalised_throughput(ordered))
 
     def _start(self, rows: np.ndarray) -> np.ndarray | None:
-        """Scores (number,) that boosting starts from; None for those that it takes from labels."""
+        """Scores (number,) from which boosting starts; None if XGBoost takes them from labels."""
         if self._objective is not Objective.ALL_PAIRS:
             return None
         return np.asarray(-_TRUST * rows[:, _ESTIMATE], dtype=np.float32)
 
     def _matrix(self, ordered: Sequence[Sample]) -> Any:
-        """Rows in the order of `_by_task` with the target; for a ranking, tasks are numbered."""
+        """Samples in the order of `_by_task` as rows with labels; rankings need numbered tasks."""
         import xgboost
 
         scores = normalised_throughput(ordered)
@@ -243,7 +247,7 @@ class XGBoostModel:
         if self._objective is Objective.ALL_PAIRS:
             return xgboost.DMatrix(rows, label=scores, base_margin=self._start(rows))
         if self._objective is Objective.THROUGHPUT:
-            # A slow candidate only has to be known as slow: the fast ones are to be ranked.
+            # It is enough to know a slow candidate as slow: the fast ones are to be ranked.
             return xgboost.DMatrix(rows, label=scores, weight=0.25 + scores)
         numbers = {task: n for n, task in enumerate(dict.fromkeys(s.task for s in ordered))}
         return xgboost.DMatrix(
@@ -252,7 +256,7 @@ class XGBoostModel:
 
 
 def _by_task(samples: Sequence[Sample]) -> list[Sample]:
-    """In the order of the rows of their matrix."""
+    """The samples in the order of the rows of their matrix."""
     return sorted(samples, key=lambda sample: sample.task)
 
 

@@ -1,1 +1,1 @@
-"""The choice above the workloads: fusion, passes and layouts of a whole graph, by measurement."""
+"""Chooses for a whole graph, by measurement: fusion, passes and layouts."""

@@ -1,8 +1,8 @@
-"""Which other plans of a model are worth measuring: one decision turned round in each.
+"""Which other plans of a model are worth measuring: each reverses one decision of the rule.
 
 The rule decides by estimates. A decision is in doubt if its opposite is estimated to cost about the
-same. Equal decisions (in the twelve layers of an encoder) are turned round together, so that an
-alternative has few kernels that the rule's plan has not.
+same. Equal decisions (in the twelve layers of an encoder) are reversed together, so that an
+alternative has few kernels that the rule's plan lacks.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from compiler.workload import make_workload
 from tuner.graph.planner import Difference, Planner, difference, operations
 
 DOUBT = 0.1
-"""How far an estimate may be off, as a share of what the kernels cost that it is about."""
+"""How far an estimate may be off, as a share of the cost of its kernels."""
 
 LEAST = 0.001
-"""Alternatives that promise less than this share of the model are not worth a measurement."""
+"""Alternatives that promise to save less than this share of the model are not measured."""
 
 OPTIONAL_PASSES = ("attention", "merge_matmuls", "pool_first")
-"""Passes that a graph may be faster without."""
+"""Passes without which a graph may be faster."""
 
 LAYOUTS = 16
-"""Most alternatives that are made of layouts."""
+"""At most so many alternatives differ in layouts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
     """A choice that differs from the rule, with its plan.
 
-    `potential` is what it may save, in operations: the doubt in the kernels that it changes, less
-    its estimated cost.
+    `potential` is what it may save, in operations: the doubt about the kernels that it replaces,
+    minus what it is estimated to cost more.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Alternative:
 
 
 def alternatives(planner: Planner) -> list[Alternative]:
-    """Every alternative to the rule's plan that may save anything, the most promising first."""
+    """The alternatives to the rule's plan that may save enough, the most promising first."""
     rule = planner.plan(RULE)
     least = LEAST * sum(count * operations(w) for w, count in rule.tasks())
     found: dict[frozenset[tuple[str, int]], Alternative] = {}
@@ -59,7 +59,7 @@ def alternatives(planner: Planner) -> list[Alternative]:
         try:
             plan = planner.plan(choice)
         except CompilerError:
-            continue  # a layout that only the rule's groups can have
+            continue  # it asks for a layout that only the rule's groups can have
         made = _judged(name, choice, plan, rule)
         same = frozenset((w.key, count) for w, count in plan.tasks())
         if made is not None and made.potential > least and same not in found:
@@ -75,7 +75,8 @@ def _judged(
 ) -> Alternative | None:
     """An alternative with its potential; None if it has the rule's kernels.
 
-    `cost` is what it costs more than the rule by a better estimate than its kernels' operations.
+    `cost` is how much more it costs than the rule, if there is a better estimate of this than the
+    operations of the kernels.
     """
     changes = difference(rule, plan)
     if not changes.old and not changes.new:
@@ -97,7 +98,7 @@ def _proposals(planner: Planner, rule: GraphPlan) -> Iterator[tuple[str, GraphCh
 
 
 def _seams(graph: Graph, groups: Sequence[Group]) -> Iterator[tuple[str, GraphChoice]]:
-    """Places where a group could end: what is behind them costs more than registers."""
+    """Places where a group could end, because the next operator may be better off elsewhere."""
     makers = {group.output: group for group in groups}
     classes: dict[tuple[str, int], list[frozenset[str]]] = {}
     names: dict[tuple[str, int], str] = {}
@@ -124,8 +125,11 @@ def _seams(graph: Graph, groups: Sequence[Group]) -> Iterator[tuple[str, GraphCh
 
 
 def _is_seam(graph: Graph, group: Group, node: Node, after: Node) -> bool:
-    """Whether to cut between a node and the next: before an expensive operator or one that reads
-    another tensor, and after anything that comes before the anchor."""
+    """Whether to cut between a node and the next one.
+
+    The cut may be before an expensive operator, before one that reads another tensor, and after
+    each node that comes before the anchor.
+    """
     if group.anchor is not None and _position(group, node) < _position(group, group.anchor):
         return True
     if ops.get(after.op).kind is not OpKind.ELEMENTWISE:
@@ -141,7 +145,7 @@ def _position(group: Group, node: Node) -> int:
 
 
 def _rivals(after: Node, node: Node, makers: dict[str, Group]) -> list[str]:
-    """Other operands of an elementwise operator that an anchor makes: it could go there, too."""
+    """The operator's other operands that a group with an anchor makes: it could join that group."""
     return [
         value
         for value in after.inputs
@@ -154,7 +158,7 @@ def _title(group: Group) -> str:
 
 
 def _torn_concats(rule: GraphPlan) -> list[str]:
-    """Concatenations in place whose whole or pieces a reader copies: the place has a price."""
+    """Concatenations in place of which a reader copies the whole or a piece."""
     copied = {
         step.inputs[0]
         for step in rule.kernels
@@ -170,7 +174,7 @@ def _torn_concats(rule: GraphPlan) -> list[str]:
 
 
 def _layouts(planner: Planner, rule: GraphPlan, worth: float) -> Iterator[Alternative]:
-    """The dearest groups in each of their other layouts, with what suits that best around them."""
+    """The alternatives that give alike groups another layout, with the best layouts around them."""
     graph, groups = planner.groups()
     made = Assignment(graph, groups, planner.lanes, weight_macs=planner.weight_macs)
     best = made.solve()
@@ -204,7 +208,10 @@ def _layouts(planner: Planner, rule: GraphPlan, worth: float) -> Iterator[Altern
 
 
 def _likeness(graph: Graph, group: Group) -> str:
-    """Groups that differ in how much they read alone: the layers of a dense block."""
+    """A text that is equal for groups that differ only in the size of their inputs.
+
+    The layers of a dense block are such groups.
+    """
     kernel: tuple[int, ...] = ()
     if group.anchor is not None and group.anchor.op == "conv":
         kernel = graph.types[group.anchor.inputs[1]].shape[2:]

@@ -1,4 +1,4 @@
-"""Untuned defaults, measured once each: what plans are compared by before anything is tuned."""
+"""Measures untuned defaults, once each: plans are compared by these times before tuning."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tuner.store import RecordStore
 from tuner.tasks import Task
 
 AHEAD = 8
-"""Builds that are under way while the runner measures."""
+"""How many builds are under way while the runner measures."""
 
 WAITING = 6
-"""Requests beside those that the runner has its fill of. What is measured does not hang on results,
-so the device never waits for a build, and takes as many at a time as it can."""
+"""Requests beyond the runner's capacity. What is measured here does not depend on results. So the
+device never waits for a build, and takes as many requests at a time as it can."""
 
 POLL_SECONDS = 0.05
-"""How long to wait for a result before looking at the clock."""
+"""How long to wait for a result before `stopped` is asked again."""
 
 
 @dataclass(slots=True)
 class Defaults:
-    """Measures the untuned default of tasks, as trials of the job that the options name.
+    """Measures the untuned defaults of tasks, as trials of the job that the options name.
 
-    Such a trial counts for the job that tunes the task: its search starts from it.
+    Such a trial counts in the job that tunes the task, and the search starts from it.
     """
 
     builder: Builder
@@ -43,13 +43,13 @@ class Defaults:
     link: Link = link_to_bytes
 
     def measure(self, tasks: Iterable[Task], stopped: Callable[[], bool]) -> int:
-        """Measure each task once, in this order, until `stopped`; how many trials that took.
+        """Measure each task once, in this order, until `stopped`; returns the number of trials.
 
-        A default that fails is a trial, too. Tasks are taken from the iterator when the builders
-        want them: making one takes time, and those before it are built meanwhile.
+        A default that fails is a trial, too. A task is taken from the iterator when the builders
+        have room: to make one takes time, in which earlier ones are built.
 
         Raises:
-            CompilerError: if a task cannot be made; what was under way is stopped before.
+            CompilerError: if a task cannot be made; everything under way is stopped first.
         """
         coming = iter(tasks)
         task = next(coming, None)
@@ -97,7 +97,7 @@ class Defaults:
         return done
 
     def _send(self, task: Task, built: Built) -> MeasureRequest | None:
-        """Send a default off; None if it failed before, which is stored."""
+        """Send a default to the runner; None if its build failed, which is stored as a trial."""
         name = trial_id(task.key, built.schedule.digest, Phase.SCREEN, self.options.job_id, 0)
         entry = BuiltCandidate(name, built, "default")
         failure = Measurement(built.status, built.error, build_seconds=built.build_seconds)

@@ -21,7 +21,7 @@ from compiler.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Optimised:
-    """A graph after all passes; only those that are `changing` had an effect."""
+    """A graph after all passes; `changing` names the passes that had an effect."""
 
     graph: Graph
     changing: frozenset[str]
@@ -47,16 +47,16 @@ def optimise(
 
     made = driver.optimise(graph, numerics, observe, timings)
     if any(node.bodies for node in made.nodes):
-        # nobody observes what passes make of bodies
+        # Passes over bodies are not observed: any of them may have had an effect.
         changing.update(step.__name__ for step in PASSES)
     return Optimised(made, frozenset(changing))
 
 
 @dataclass(slots=True)
 class Planner:
-    """Plans a model's graph, as it was imported; what was planned once is kept.
+    """Makes plans of a model's graph as it was imported, and keeps them.
 
-    `rule` is the graph after all passes, where somebody has it.
+    `rule` is the graph after all passes, if the caller has it.
     """
 
     graph: Graph
@@ -68,16 +68,16 @@ class Planner:
 
     @property
     def lanes(self) -> int:
-        """Vector lanes that layouts are made for."""
+        """The vector lanes for which layouts are made."""
         return self.target.lanes(DType.FLOAT32)
 
     @property
     def weight_macs(self) -> float:
-        """What layouts are told of the core (`compiler.targets.CoreModel`)."""
+        """The fact of the core that layout costs need (`compiler.targets.CoreModel`)."""
         return self.target.core.weight_macs
 
     def optimised(self, choice: GraphChoice) -> Graph:
-        """The graph after the passes that a choice leaves in."""
+        """The graph after all passes but those that the choice leaves out."""
         if self.rule is None:
             self.rule = optimise(self.graph, self.numerics)
         if choice.without.isdisjoint(self.rule.changing):
@@ -89,7 +89,7 @@ class Planner:
         return self._optimised[choice.without]
 
     def groups(self, choice: GraphChoice = RULE) -> tuple[Graph, tuple[Group, ...]]:
-        """The graph that is cut, and its groups."""
+        """The graph that is cut into kernels, and its groups."""
         return fused(self.optimised(choice), choice)
 
     def plan(self, choice: GraphChoice = RULE) -> GraphPlan:
@@ -107,27 +107,27 @@ class Planner:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The kernels that one plan has and the other has not, with how often."""
+    """The kernels that only one of two plans runs, or runs more often, with their counts."""
 
     old: Counter[Workload]
     new: Counter[Workload]
 
     @property
     def workloads(self) -> set[Workload]:
-        """All whose times decide between the plans."""
+        """All kernels whose times decide between the plans."""
         return {*self.old, *self.new}
 
 
 def difference(old: GraphPlan, new: GraphPlan) -> Difference:
-    """What changes from one plan to another; what both run is left out."""
+    """The kernels that change from one plan to another, without those that both run."""
     before, after = Counter(dict(old.tasks())), Counter(dict(new.tasks()))
     return Difference(before - after, after - before)
 
 
 def operations(workload: Workload) -> float:
-    """What a kernel costs, in operations: its arithmetic, and its bytes as `layout_costs` has them.
+    """A kernel's cost in operations: its arithmetic, and its bytes as in `layout_costs`.
 
-    Nothing of layouts is in it, beyond the bytes that they take.
+    Layouts count only by the bytes that they take.
     """
     moved = costs.bytes_read(workload) + costs.bytes_written(workload)
     return costs.flops(workload) + OPERATIONS_A_BYTE * moved

@@ -1,10 +1,10 @@
-"""Which plan of a model is fastest: by measured kernels, then as a whole.
+"""Finds the fastest plan of a model: by measured kernels, then by runs of the whole model.
 
-Alternatives are judged by the kernels that only one of the two plans runs, and layouts are found
-anew with measured costs. But a model does not take what its kernels add up to: caches hold what the
-kernel before left. So the best few are compiled and their runs interleaved, and only a plan that is
-faster as a whole takes the place of the rule's. For the layouts see Anderson and Gregg, "Optimal
-DNN Primitive Selection with Partitioned Boolean Quadratic Programming" (2018).
+Alternatives are judged by the kernels that only one of the two plans runs, and layouts are chosen
+again with measured costs. But a model's time is not the sum of its kernels' times: caches hold what
+the last kernel left. So the best few plans are compiled and their runs interleaved, and only a plan
+that is faster as a whole replaces the rule's. For the layouts see Anderson and Gregg, "Optimal DNN
+Primitive Selection with Partitioned Boolean Quadratic Programming" (2018).
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from tuner.measure.model_runs import Race
 from tuner.measure.statistics import Outcome
 
 NOISE = 0.01
-"""Kernels that are measured apart differ by chance: an alternative goes on if those that it changes
-take this much less."""
+"""Kernels that are measured apart differ by chance: an alternative goes on only if the kernels that
+it changes take less by this share."""
 
 VISIBLE = 0.005
-"""A plan whose kernels save less of the whole is not run: where the buffers of two programs happen
-to lie makes as much of a difference."""
+"""A plan whose kernels save less than this share of the whole is not run: the addresses that the
+buffers of two programs happen to have make as much of a difference."""
 
 CLEARLY = 0.03
-"""By how much less, where nothing but their sum can decide."""
+"""As `NOISE`, if plans cannot be run and only the sum of their kernels can decide."""
 
 SINGLES = 2
-"""Alternatives that are compared as a whole beside all that promise something, taken together."""
+"""So many single alternatives are run as a whole, beside all good ones joined in one plan."""
 
 
 Measure = Callable[[Sequence[Workload]], None]
-"""Have the untuned defaults of these measured, as far as the budget goes, and stored."""
+"""Measures the untuned defaults of these workloads, as far as the budget goes, and stores them."""
 
 Compare = Callable[[GraphPlan, Sequence[GraphPlan]], Race | None]
-"""Run plans interleaved with the rule's, the first; None where the device cannot run them. Where
-time ran out there are fewer comparisons than plans."""
+"""Runs plans interleaved with the rule's, which comes first; None if the device cannot run them. If
+time runs out, there are fewer comparisons than plans."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One alternative, in seconds of a run. `kernels` are those that it and the rule do not share.
+    """One alternative. `kernels` counts the workloads that it and the rule's plan do not share.
 
-    `old_seconds` is what the rule's plan takes for its own, `new_seconds` what this one does; None
-    if some were not measured. If the whole models were compared, `ratio` is this one's time over
-    the rule's, and `outcome` what the comparison says of it.
+    Of these, the rule's plan spends `old_seconds` on its own in each run, and the alternative
+    `new_seconds`; None if some were not measured. If the whole models were compared, `ratio` is the
+    alternative's time over the rule's, and `outcome` the result of the comparison.
     """
 
     name: str
@@ -77,10 +77,10 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The plan that was chosen, why, and what else was tried.
+    """The plan that was chosen, the reason, and the alternatives tried.
 
-    `rule_seconds` and `seconds` are whole runs of the rule's plan and of this one, with untuned
-    kernels; None if they were not compared as a whole.
+    `rule_seconds` and `seconds` are the times of one whole run of the rule's plan and of this one,
+    with untuned kernels; None if they were not compared as a whole.
     """
 
     choice: GraphChoice
@@ -91,7 +91,7 @@ class Decision:
     seconds: float | None
     tried: tuple[Tried, ...]
     limited: bool = False
-    """Whether alternatives were left out because too few kernels may be measured."""
+    """Whether alternatives were left out, because only so many kernels may be measured."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json`, without the plan."""
@@ -114,11 +114,11 @@ def search_graph(
     """Choose a plan of a model.
 
     Args:
-        planner: plans the model.
-        times: what is known of its kernels.
-        limit: how many kernels that are not known yet may be measured.
+        planner: makes the model's plans.
+        times: the known times of its kernels.
+        limit: how many kernels without a known time may be measured.
         measure: measures them.
-        compare: measures plans as a whole.
+        compare: runs plans as a whole.
     """
     rule = planner.plan(RULE)
     offered = alternatives(planner)
@@ -156,7 +156,7 @@ def search_graph(
 def _affordable(
     offered: Sequence[Alternative], times: KernelTimes, limit: int
 ) -> list[Alternative]:
-    """The most promising alternatives whose kernels are known, or may be measured."""
+    """The most promising alternatives whose kernels' times are known or may be measured."""
     found: list[Alternative] = []
     unknown: set[Workload] = set()
     for each in offered:
@@ -184,7 +184,7 @@ def _tried(alternative: Alternative, times: KernelTimes) -> Tried:
 
 
 def _gain(tried: Tried, noise: float = NOISE) -> float:
-    """Seconds that measured kernels save, but for what may be noise."""
+    """Seconds that an alternative saves by its measured kernels, beyond what may be noise."""
     if tried.old_seconds is None or tried.new_seconds is None:
         return 0.0
     return tried.old_seconds * (1 - noise) - tried.new_seconds
@@ -193,13 +193,13 @@ def _gain(tried: Tried, noise: float = NOISE) -> float:
 def _finalists(
     planner: Planner, times: KernelTimes, good: Sequence[Alternative], *, has_layouts: bool
 ) -> list[Alternative]:
-    """All good alternatives together, with layouts by measured costs, and the best single ones."""
+    """All good alternatives joined, with layouts by measured costs, and the best single ones."""
     rule = planner.plan(RULE)
     best, names = RULE, []
     least = 0.0
     for each in good:
         if each.choice.layouts:
-            continue  # found together, below
+            continue  # `_measured_layouts` chooses all layouts together
         joined = best | each.choice
         gain = _saved(planner, times, joined)
         if gain > least:
@@ -224,13 +224,13 @@ def _finalists(
 
 
 def _saved(planner: Planner, times: KernelTimes, choice: GraphChoice) -> float:
-    """Seconds that a choice saves by its kernels, those that were not measured estimated."""
+    """Seconds that a choice saves by its kernels; those that were not measured are estimated."""
     changes = difference(planner.plan(RULE), planner.plan(choice))
     return times.total(changes.old) * (1 - NOISE) - times.total(changes.new)
 
 
 def _measured_layouts(planner: Planner, times: KernelTimes, choice: GraphChoice) -> GraphChoice:
-    """The choice with the layouts that cost least by what was measured."""
+    """The choice with the layouts that cost least by measured times."""
     graph, groups = planner.groups(choice)
     lanes, macs = planner.lanes, planner.weight_macs
     costs = MeasuredCosts(graph, groups, lanes, choice, times.bare(), macs)
@@ -241,7 +241,7 @@ def _measured_layouts(planner: Planner, times: KernelTimes, choice: GraphChoice)
 def _by_kernels(
     rule: GraphPlan, finalists: Sequence[Alternative], tried: dict[GraphChoice, Tried]
 ) -> Decision:
-    """Where plans cannot be run here, the sum of kernels has to do."""
+    """Decide by the sum of kernels, if plans cannot be run."""
     best = max(finalists, key=lambda each: _gain(tried[each.choice], CLEARLY))
     if _gain(tried[best.choice], CLEARLY) <= 0:
         reason = "no alternative's kernels are clearly faster; none was run as a whole"

@@ -1,4 +1,4 @@
-"""What kernels and relayouts of a target are known to take, and layout costs made of that."""
+"""Known times of a target's kernels and relayouts, and layout costs made from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COPY = "copy"
 
 
 def kind_of(workload: Workload) -> str:
-    """Whose times a workload's are compared with: those of its anchor's operator, if it has one."""
+    """The kind of a workload, within which times are compared: its anchor's operator, if any."""
     main = anchor(workload)
     if main is not None:
         return main.op
@@ -34,33 +34,33 @@ def kind_of(workload: Workload) -> str:
 
 
 class Ratio:
-    """Seconds over what was expected: a sum over what is known of each kind, and of all kinds."""
+    """The ratio of seconds to what was expected, of each kind of kernel and of all kinds."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[float, float]] = {}
 
     def add(self, kind: str, seconds: float, expected: float) -> None:
-        """Take what is known of one kernel into account."""
+        """Count one kernel in."""
         for name in (kind, ""):
             known = self._sums.get(name, (0.0, 0.0))
             self._sums[name] = known[0] + seconds, known[1] + expected
 
     def known(self, kind: str = "") -> float | None:
-        """The ratio of a kind, or of all kinds, if anything is known of it."""
+        """The ratio of a kind, or of all kinds without a name; None if nothing is known of it."""
         seconds, expected = self._sums.get(kind, (0.0, 0.0))
         return seconds / expected if seconds and expected else None
 
     def of(self, kind: str) -> float:
-        """The ratio of a kind; of all kinds where nothing is known of it, and 1 without any."""
+        """The ratio of a kind; else that of all kinds, else 1."""
         return self.known(kind) or self.known() or 1.0
 
 
 class KernelTimes:
     """Seconds of kernels, from the store of records and trials.
 
-    A kernel with a record takes what its record says. An untuned default counts as what tuning
-    would probably leave of it, by the gain of kernels of its kind that are known both ways: so
-    tuned kernels and others can be added up. A kernel that was never measured is estimated from its
+    A kernel with a record takes the time of the record. One with an untuned default takes the time
+    that tuning will probably leave, by the gain of kernels of its kind that have both: so tuned
+    kernels and others can be added up. A kernel that was never measured is estimated from its
     operations, at the rate of its kind.
     """
 
@@ -83,7 +83,7 @@ class KernelTimes:
         self._rates = Ratio()
 
     def load(self, workloads: Sequence[Workload], *, again: bool = False) -> None:
-        """Read what the store knows of these; `again` also of those that were unknown before."""
+        """Read what the store knows of these; with `again`, also of those without a time so far."""
         for workload in workloads:
             if workload in self._best and not (again and not self.is_known(workload)):
                 continue
@@ -100,7 +100,7 @@ class KernelTimes:
                 self._rates.add(kind, best or default or 0.0, operations(workload))
 
     def is_known(self, workload: Workload) -> bool:
-        """Whether it was measured, tuned or not."""
+        """Whether it was measured, be it tuned or not."""
         self._ensure(workload)
         return self._best[workload] is not None or self._default[workload] is not None
 
@@ -124,7 +124,7 @@ class KernelTimes:
         return sum(count * self.seconds(workload) for workload, count in counts.items())
 
     def bare(self) -> dict[str, float]:
-        """The fastest time measured of each workload, by its text without halos."""
+        """The fastest time measured of each workload, by the workload's text without halos."""
         found: dict[str, float] = {}
         for workload in self._best:
             seconds = self.measured(workload)
@@ -151,16 +151,16 @@ class KernelTimes:
 
 
 def without_halos(workload: Workload) -> Workload:
-    """The workload with no zeros kept around its values: halos hardly change what it takes."""
+    """The workload without halos, which hardly change its time."""
     inputs = tuple(replace(boundary, halo=()) for boundary in workload.inputs)
     return Workload(workload.graph, inputs, replace(workload.output, halo=()))
 
 
 class MeasuredCosts:
-    """Layout costs in seconds: measured kernels and relayouts, and estimates made comparable.
+    """Layout costs in seconds: measured kernels and relayouts, and estimates scaled to them.
 
-    An option that was not measured costs its estimate times a ratio of seconds to estimates: that
-    of the group's other options, else of all groups of its kind, else of the whole graph.
+    If an option was not measured, its cost is its estimate times a ratio of seconds to estimates:
+    that of the group's other options, else of all groups of its kind, else of the whole graph.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class MeasuredCosts:
         times: Mapping[str, float],
         weight_macs: float = WEIGHT_MACS,
     ) -> None:
-        """`times` holds seconds by the texts of workloads without halos."""
+        """`times` has seconds by the texts of workloads without halos."""
         self._graph = graph
         self._times = times
         self._ratios = Ratio()
@@ -187,9 +187,9 @@ class MeasuredCosts:
                     self._ratios.add(_kind(group), seconds, option.cost)
 
     def kernel(self, group: Group, option: Option) -> float:
-        """Seconds of a group's kernel as the option has it."""
+        """Seconds of a group's kernel with this option."""
         if option.cost == 0.0:
-            return 0.0  # a view, or a kernel with this option alone
+            return 0.0  # a view, or a kernel that has no other option
         seconds = self._measured(group, option)
         if seconds is not None:
             return seconds
@@ -197,7 +197,7 @@ class MeasuredCosts:
         return option.cost * (own or self._ratios.of(_kind(group)))
 
     def copy(self, kind: TensorType, source: Placement, target: Placement) -> float:
-        """Seconds of a relayout; nothing where the bytes are the same."""
+        """Seconds of a relayout; 0 if both placements are the same bytes."""
         if same_bytes(kind.shape, source, target):
             return 0.0
         seconds = self._times.get(relayout(kind, source, target).text())
@@ -211,7 +211,7 @@ class MeasuredCosts:
         return self._times.get(self.cut(group, option).text())
 
     def cut(self, group: Group, option: Option) -> Workload:
-        """The workload that a group would be, without halos."""
+        """The workload that a group would be with this option, without halos."""
         types = self._graph.types
         boundaries = {
             value: Boundary(types[value], wish.layout or ROW_MAJOR)
@@ -227,7 +227,7 @@ def _kind(group: Group) -> str:
 
 
 def relayout(kind: TensorType, source: Placement, target: Placement) -> Workload:
-    """The workload that brings a value from one layout to another; halos are left out."""
+    """The workload that copies a value from one layout to another, without halos."""
     graph = Graph(
         "relayout",
         ("x",),

@@ -1,4 +1,4 @@
-"""Search strategies: which candidates of a space to measure next. One file a strategy."""
+"""Search strategies: they choose which candidates of a space to measure next. One file each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 def strategies() -> dict[str, Callable[[SearchContext], SearchStrategy]]:
-    """Every strategy by name; each is made for one task."""
+    """Every strategy by name, as a function that makes one for a task."""
     return members(sys.modules[__name__], "make_search")
 
 

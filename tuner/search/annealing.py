@@ -1,12 +1,12 @@
 """Simulated annealing on measured times (Kirkpatrick, Gelatt and Vecchi 1983), no model needed.
 
-Two walks at once, since candidates are measured in batches. They start at the fastest that were
-measured. A walk suggests a step from where it stands. It takes the step if that was faster; if it
-was slower, with a chance that falls with the difference and with the number of measurements.
-Turning knobs never leads from one algorithm to another, so some steps are draws from all
-algorithms; they are taken or not like any other. A walk goes back to the best if the temperature
-would hardly have led it from there to where it stands: with few trials there is no time to walk out
-of a bad region.
+There are two walks at once, since candidates are measured in batches. They start at the fastest
+candidates measured so far. A walk suggests a step from its place. It takes the step if that was
+faster; if it was slower, it takes it with a probability that falls with the difference and with the
+number of measurements. Turning knobs never leads from one algorithm to another, so some steps are
+draws from all algorithms; they are taken or not like any other. A walk goes back to the best if the
+temperature would hardly have led it from there to its place: with few trials there is no time to
+walk out of a bad region.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Sugge
 
 WALKS = 2
 START = 0.03
-"""Temperature of the first step: a step that takes this much longer is accepted one time in e. Half
-of a constrained space lies within some percent of the best: with more this would be chance."""
+"""Temperature of the first step: a step that takes so much longer (a share) is accepted one time in
+e. Half of a constrained space lies within some percent of the best, so a higher temperature would
+make the walk random."""
 COOLING = 0.95
-"""Factor on the temperature for each measurement."""
+"""Each measurement multiplies the temperature by this."""
 FAR = 2.0
-"""A walk that is slower than the best by more than so many temperatures starts there again."""
+"""If a walk is slower than the best by more than so many temperatures, it goes back to the best."""
 JUMP = 0.1
-"""Share of steps that are draws from all algorithms, where there are several."""
+"""Share of steps that are draws from all algorithms, if there are several."""
 STEPS = 8
-"""Steps that are tried for one that is new, before the walk goes elsewhere at random."""
+"""Attempts at a step that is new, before the walk makes a random draw instead."""
 
 
 class SimulatedAnnealing:
@@ -74,7 +75,7 @@ class SimulatedAnnealing:
         return worse <= 0 or self._rng.random() < exp(-worse / max(self._temperature, 1e-6))
 
     def _step(self, walk: int) -> Schedule | None:
-        """A new schedule beside where the walk stands; None for a draw."""
+        """A new schedule next to the walk's place; None if a random draw is to be made."""
         place = self._place(walk)
         if place is None or self._rng.random() < self._jump:
             return None
@@ -85,7 +86,7 @@ class SimulatedAnnealing:
         return None
 
     def _place(self, walk: int) -> Schedule | None:
-        """Where the walk stands; None before anything was measured."""
+        """The walk's present place; None before anything was measured."""
         fastest = self._memory.elites(WALKS)
         if not fastest:
             return None

@@ -1,9 +1,10 @@
-"""Bayesian optimisation around estimate, rules and model: take what may improve the most.
+"""Bayesian optimisation: suggest the candidates that are expected to improve most on the best.
 
-Expected improvement (Jones, Schonlau and Welch 1998) under a Gaussian process over the knobs around
-what the estimate, the rules behind the untuned default and the model say. With few trials it learns
-where these are wrong: for an algorithm as a whole, along each knob, and how far each can be trusted
-in this task. Within a batch, what was taken counts as measured at its mean.
+Expected improvement (Jones, Schonlau and Welch 1998) under a Gaussian process over the knobs. Its
+prior is what three opinions say: the estimate, the rules behind the untuned default, and the model.
+From few trials it learns where these are wrong: for an algorithm as a whole, along each knob, and
+how far each opinion can be trusted in this task. Within a batch, candidates chosen before count as
+measured, at their mean.
 """
 
 from __future__ import annotations
@@ -22,37 +23,40 @@ from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Sugge
 from tuner.search.ranking import Ranking
 
 REMEMBERED = 200
-"""Measurements, the fastest first, that are regressed on."""
+"""The regression uses so many measurements: the fastest."""
 
 ESTIMATE_SHARE, ESTIMATE_DEVIATION = 0.5, 0.4
-"""How much of a difference that the estimate sees between schedules of one algorithm is there."""
+"""The share of a difference that the estimate sees between schedules of one algorithm and that is
+real: its mean and deviation."""
 
 RULES_SHARE, RULES_DEVIATION = 0.03, 0.03
-"""What it costs to turn a knob through its whole range from where the rules put it. Of 153 tasks
-(constrained) and 272 (not), tables of some 35 candidates each, a fifth to a quarter of what turns
-one or two knobs from the untuned default is faster than it, a tenth of what turns five."""
+"""What it costs (as a logarithm) to turn a knob through its whole range, away from where the rules
+put it: mean and deviation. In tables of some 35 candidates each, of 153 constrained tasks and 272
+others, a fifth to a quarter of the candidates that turn one or two knobs of the untuned default are
+faster than it, and a tenth of those that turn five."""
 
 OTHER_ALGORITHM = 0.3
 LEVEL_SHARE = 0.65
-"""How much slower an algorithm is than the one that the rules chose where the estimate sees no
-difference, and how much of a difference that it sees between the two is there. Regression on the 68
-algorithms beside the default's in those 153 tasks says 0.15 and 0.64; with 0.15 what is merely
-uncertain is tried too early (20 seeds on the twelve tables: a regret of 0.91 % after 8 trials, with
-0.3 0.80 %; the same on the 153)."""
+"""How much slower (as a logarithm) an algorithm is than the one that the rules chose, if the
+estimate sees no difference; and the share of a difference seen between the two that is real.
+
+Regression on the 68 algorithms other than the default's in those 153 tasks says 0.15 and 0.64. But
+with 0.15, candidates that are merely uncertain are tried too early: with 20 seeds on the twelve
+tables, the regret after 8 trials is 0.91 %, and 0.80 % with 0.3. The 153 tasks show the same."""
 
 UNTRUSTED_DEVIATION = 0.6
-"""Estimates that are not trusted are not believed at first; so much may be learned of them."""
+"""Deviation of the real share of estimates that are not trusted: at first that share is 0."""
 
 MODEL_SHARE, MODEL_DEVIATION = 0.5, 0.4
-"""The same of the model, whose scores are brought to the scale of the estimate."""
+"""The same for the model, whose scores are brought to the scale of the estimate."""
 
 SLOW = 0.7
-"""Measured times count as no slower than so much (as a logarithm) beside the fastest: how slow
-the slow ones are says nothing of the fast ones."""
+"""Measured times count as at most so much slower than the fastest (as a logarithm): how slow the
+slow ones are says nothing about the fast ones."""
 
 
 PATIENCE = 32
-"""Suggestions after which an algorithm that had none gets one: none is given up for good."""
+"""An algorithm that had none of so many suggestions gets the next: none is given up for good."""
 
 
 class Bayesian:
@@ -82,7 +86,7 @@ class Bayesian:
         chosen: list[Schedule] = []
         for _ in range(min(count, len(pool))):
             means, deviations = self._kriging.predict(pool, levels, opinions, measured)
-            # Before anything is measured the first is the estimate's own, and the rest spread out.
+            # Before anything is measured, the first is the best by estimate, and others spread out.
             best = min(measured.values(), default=float(means.min()))
             gains = _expected_improvement(means, deviations, best)
             late = np.array([self._waited[s.algorithm] >= PATIENCE for s in pool])
@@ -98,10 +102,11 @@ class Bayesian:
     def _beforehand(
         self, estimates: Mapping[Schedule, float], measured: Mapping[Schedule, float]
     ) -> tuple[dict[str, float], list[Opinion]]:
-        """What is expected of each algorithm, and what the estimate and the rules see beside that.
+        """The expected level of each algorithm, and the opinions of estimate and rules.
 
-        Estimates that are not trusted say nothing until measurements bear them out, and neither do
-        rules that choose for the same target: the first candidates are spread over the space.
+        If estimates are not trusted, they say nothing until measurements confirm them. The rules
+        then say nothing at all, as they choose for the same target. So the first candidates are
+        spread over the space.
         """
         levels = _levels(estimates)
         if self._ranking.trusts_estimates:
@@ -127,7 +132,7 @@ def _levels(estimates: Mapping[Schedule, float]) -> dict[str, float]:
 
 
 def _beside_rules(levels: Mapping[str, float], home: str) -> dict[str, float]:
-    """Levels of the estimate, those of other algorithms brought to what the rules' choice says."""
+    """Levels of the estimate; those of other algorithms are moved towards that of the rules'."""
     if home not in levels:
         return dict(levels)
     return {
@@ -139,7 +144,7 @@ def _beside_rules(levels: Mapping[str, float], home: str) -> dict[str, float]:
 
 
 def _expected_improvement(means: np.ndarray, deviations: np.ndarray, best: float) -> np.ndarray:
-    """How far below `best` normal variables are on average, where they are below it."""
+    """The mean of how far normal variables lie below `best`, counting 0 above it."""
     away = (best - means) / deviations
     below = np.array([0.5 * (1 + erf(z / sqrt(2))) for z in away])
     density = np.exp(-(away**2) / 2) / sqrt(2 * pi)

@@ -1,4 +1,4 @@
-"""Take what the model ranks first (the estimate, until there is one), and a share at random."""
+"""Take the candidates that the model ranks first (at first the estimate), and a share at random."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Sugge
 from tuner.search.ranking import Ranking
 
 EPSILON = 0.15
-"""Share of the candidates that is drawn at random, whatever the model says."""
+"""Share of the candidates that are drawn at random, whatever the model says."""
 
 
 class EpsilonGreedy:

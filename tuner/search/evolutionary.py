@@ -1,9 +1,9 @@
 """Evolutionary search on the scores of the cost model: tournament, mutation, crossover.
 
 The population is bred on predictions, which cost about a millisecond a candidate, and only its best
-are measured (as Ansor does, Zheng et al. 2020); until the model is trained, it is bred on
-estimates. It starts from what was measured fastest and from a fresh draw of every algorithm, so
-that no algorithm is given up on the word of the model alone.
+members are measured (as in Ansor, Zheng et al. 2020). Until the model is trained, it is bred on
+estimates. It starts from the fastest measured candidates and from a fresh draw of every algorithm,
+so that the model alone cannot rule out an algorithm.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tuner.search.ranking import Ranking
 POPULATION = 64
 GENERATIONS = 3
 ELITES = 12
-"""Measured schedules, fastest first, that are parents in every generation."""
+"""So many of the fastest measured schedules are parents in every generation."""
 TOURNAMENT = 3
 CROSSOVER = 0.3
 """Share of children with two parents; the others are mutations of one."""
 EPSILON = 0.15
-"""Share of each batch that is drawn at random, whatever the model says."""
+"""Chance of each candidate of a batch to be drawn at random, whatever the model says."""
 
 
 class Evolutionary:
@@ -47,7 +47,7 @@ class Evolutionary:
         self._memory.update(results)
 
     def _breed(self) -> list[Schedule]:
-        """New schedules, the best predicted first."""
+        """New schedules, the best predicted ones first."""
         elites = self._memory.elites(ELITES)
         fresh = self._memory.draw(POPULATION - len(elites))
         self._origins = dict.fromkeys(fresh, self._ranking.origin)
@@ -60,7 +60,7 @@ class Evolutionary:
             scores = self._ranking.scores([*elites, *children])
             known.update(scores)
         found = [schedule for schedule in known if self._memory.is_new(schedule)]
-        # Ties (equal leaves of the trees) are broken by chance, not by the order of the knobs.
+        # Ties (equal leaves of the trees) are broken at random, not by the order of the knobs.
         self._rng.shuffle(found)
         return sorted(found, key=lambda schedule: -known[schedule])
 

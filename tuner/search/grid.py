@@ -1,7 +1,7 @@
 """Every schedule once, in an order that covers the space early: for small spaces.
 
 The order is van der Corput's over the points of each algorithm (first the ends and the middle, then
-the quarters, ...), the algorithms in turn. It depends on the space alone: there is no chance in it.
+the quarters, ...), with the algorithms in turn. It depends on the space alone and is deterministic.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Gaussian-process regression over the knobs of each algorithm, around what is believed beforehand.
+"""Gaussian-process regression over the knobs of each algorithm, with opinions as its prior.
 
-The logarithm of a schedule's seconds is a sum of independent parts, all of them normal beforehand
-(Rasmussen and Williams 2006, sections 2.7 and 5.4): how wrong the estimate is for the task, and for
+The logarithm of a schedule's seconds is a sum of independent parts, each with a normal prior
+(Rasmussen and Williams 2006, sections 2.7 and 5.4): the error of the estimate for the task, and for
 the algorithm; a share of every opinion's distance from its mean over the algorithm; a function of
-each knob; and a function of all knobs together. How far an opinion can be trusted in this task is
-thus learned with everything else, and an algorithm that was never measured stays uncertain.
+each knob; and a function of all knobs together. So the regression also learns how far an opinion
+can be trusted in this task, and an algorithm that was never measured stays uncertain.
 """
 
 from __future__ import annotations
@@ -19,26 +19,25 @@ from compiler.schedule.space import ScheduleSpace
 from tuner.search.moves import is_ordered
 
 TASK_DEVIATION = 0.5
-"""How far (as a logarithm) the estimate may be off for a task, and for an algorithm."""
+"""How far the estimate may be off for a task, and for an algorithm, as logarithms."""
 ALGORITHM_DEVIATION = 0.3
 
 KNOB_DEVIATION = 0.1
-"""What one knob may change that no opinion knows of, and all of them together."""
+"""What one knob, and all knobs together, may change beyond what the opinions say."""
 SCHEDULE_DEVIATION = 0.1
 
 NOISE = 0.01
-"""Of a measurement, and of what the knobs do not explain."""
+"""Deviation of measurements, and of what the knobs do not explain."""
 
 REACH = 0.25
-"""Share of a knob's range over which schedules are alike; any two words are this far apart."""
+"""Share of a knob's range within which schedules are alike; any two words are this far apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """Log seconds that somebody expects of schedules. Of schedules left out there is no opinion.
+    """Logarithms of the seconds expected of schedules; it has no opinion on those left out.
 
-    `share` is how much of a difference that it sees is believed to be there, give or take
-    `deviation`.
+    The real share of a difference that it sees is believed to be `share`, give or take `deviation`.
     """
 
     expected: Mapping[Schedule, float]
@@ -68,8 +67,10 @@ class Kriging:
         self._defaults = {sub.algorithm: sub.default for sub in space.subspaces}
 
     def turned(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """How far the knobs of schedules are from those of the default of their algorithm: a knob
-        of numbers counts by the share of its range, words count 1."""
+        """How far the knobs of schedules are from those of their algorithm's default.
+
+        A knob of numbers counts by the share of its range, any other by 1.
+        """
         found = {}
         for schedule in schedules:
             default, steps = self._defaults[schedule.algorithm], 0.0
@@ -89,10 +90,10 @@ class Kriging:
         """Means and deviations of log seconds: (len(schedules),) each, float64.
 
         Args:
-            schedules: what is asked for.
-            levels: log seconds that are expected of each algorithm.
-            opinions: what is expected of schedules beside that.
-            measured: log seconds that were measured.
+            schedules: schedules to predict.
+            levels: log seconds expected of each algorithm.
+            opinions: what is expected of single schedules in addition.
+            measured: measured log seconds.
         """
         known = list(measured)
         everything = [*known, *schedules]
@@ -138,7 +139,7 @@ class Kriging:
 
 
 def _centred(expected: Mapping[Schedule, float], schedules: Sequence[Schedule]) -> np.ndarray:
-    """Distances from the mean of each schedule's algorithm; none where nothing is expected."""
+    """Distances from the mean over each schedule's algorithm; 0 for schedules without opinion."""
     found = np.zeros(len(schedules))
     for algorithm in {s.algorithm for s in schedules}:
         places = [n for n, s in enumerate(schedules) if s.algorithm == algorithm and s in expected]

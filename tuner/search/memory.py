@@ -1,4 +1,4 @@
-"""What a strategy remembers of its task: what was suggested, what was measured, what is left."""
+"""What a strategy remembers of its task: candidates suggested, measured, and left to draw."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tuner.search.protocol import Observed, Suggestion
 class Memory:
     """Suggestions and results of one task.
 
-    Candidates that came out as the same code are one candidate: the first of them stands for all.
+    Candidates with the same code count as one: the first of them stands for all.
     """
 
     def __init__(self, space: ScheduleSpace, rng: random.Random) -> None:
         self.space = space
         self.seconds: dict[Schedule, float] = {}
-        """What was measured, one schedule for each code."""
+        """Seconds measured, of one schedule for each code."""
         self._rng = rng
         self._seen: set[Schedule] = set()
         self._codes: dict[str, Schedule] = {}
@@ -30,11 +30,11 @@ class Memory:
         return min(self.seconds.values(), default=None)
 
     def is_new(self, schedule: Schedule) -> bool:
-        """Whether nobody has suggested it."""
+        """Whether nobody has suggested or measured it."""
         return schedule not in self._seen
 
     def update(self, results: Iterable[Observed]) -> None:
-        """Remember what was measured, and leave it out from now on."""
+        """Remember results; their schedules are not new any more."""
         for observed in results:
             schedule, seconds = observed.schedule, observed.seconds
             self._seen.add(schedule)
@@ -45,20 +45,20 @@ class Memory:
             self.seconds[schedule] = min(seconds, self.seconds.get(schedule, seconds))
 
     def take(self, schedules: Iterable[Schedule], origin: str) -> list[Suggestion]:
-        """Suggest these; they are not new any more."""
+        """Suggest these schedules; they are not new any more."""
         taken = [Suggestion(schedule, origin) for schedule in schedules]
         self._seen.update(suggestion.schedule for suggestion in taken)
         return taken
 
     def elites(self, count: int) -> list[Schedule]:
-        """What was measured fastest."""
+        """The fastest schedules measured, at most `count`."""
         return sorted(self.seconds, key=self.seconds.__getitem__)[:count]
 
     def draw(self, count: int) -> list[Schedule]:
-        """New schedules at random, every algorithm in turn; fewer when the space is used up.
+        """New schedules at random, every algorithm in turn; fewer if the space is used up.
 
-        Spaces of different algorithms differ in size by orders of magnitude; drawing over all
-        points would hardly ever try the small ones. What is drawn and not taken may come again.
+        The spaces of algorithms differ in size by orders of magnitude: a draw over all points would
+        hardly ever try the small ones. Schedules that are drawn and not taken may come again.
         """
         decks = self._shuffled()
         drawn: list[Schedule] = []

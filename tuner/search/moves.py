@@ -1,7 +1,8 @@
 """Steps inside a schedule space: one knob turned, or the knobs of two schedules mixed.
 
-Numbers are ordered, so that a step mostly goes to a neighbouring value; words and switches have no
-neighbours, and any other value is a step. What leaves the space is tried again: constraints hold.
+Numbers are ordered, so a step mostly goes to a neighbouring value. Words and switches have no
+neighbours: a step goes to any other value. A step out of the space, which constraints limit, is
+tried again.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from compiler.schedule.schedule import Choice, Schedule
 from compiler.schedule.space import Knob, ScheduleSpace
 
 NEIGHBOUR = 0.7
-"""Share of steps of an ordered knob that go to a neighbouring value rather than to any."""
+"""Share of an ordered knob's steps that go to a neighbouring value; the others go to any."""
 
 TWO_KNOBS = 0.25
-"""Share of mutations that turn two knobs: constraints tie some of them together."""
+"""Share of mutations that turn two knobs, because constraints tie some knobs together."""
 
 ATTEMPTS = 8
 """Tries for a schedule inside the space."""
 
 
 def is_ordered(knob: Knob) -> bool:
-    """Whether the values are numbers; True and False are no numbers here."""
+    """Whether the knob's values are numbers; True and False do not count as such."""
     return all(isinstance(v, int) and not isinstance(v, bool) for v in knob.values)
 
 

@@ -1,7 +1,7 @@
-"""Several strategies share the trials of a task, and who finds faster candidates gets more of them.
+"""Several strategies share a task's trials; those that find faster candidates get more of them.
 
-Each place of a batch goes to a member drawn by Thompson sampling (1933): a member's chance to
-improve the best is a beta distribution over its suggestions so far, old ones counting less. All
+Thompson sampling (1933) draws a member for each place of a batch: a member's chance to improve on
+the best is a beta distribution over its suggestions so far, of which older ones count less. All
 members see all results.
 """
 
@@ -18,15 +18,18 @@ from tuner.search.protocol import Observed, SearchContext, SearchStrategy, Sugge
 from tuner.search.random import RandomSampling
 
 IMPROVED = 0.002
-"""A candidate that is faster by less than this share of the best is no improvement."""
+"""A candidate must be faster than the best by this share to count as an improvement."""
 
 FORGETTING = 0.95
-"""Factor on what was counted, for each result."""
+"""Each result multiplies all earlier counts by this."""
 
 
 @dataclass(slots=True)
 class _Member:
-    """A strategy, and how often its suggestions improved the best; both counts start as priors."""
+    """A strategy, and how often its suggestions improved on the best or failed to.
+
+    Both counts start from a prior.
+    """
 
     search: SearchStrategy
     improved: float
@@ -34,7 +37,7 @@ class _Member:
 
 
 class Portfolio:
-    """Members: regression around the estimate, evolution on the model's scores, and chance."""
+    """Members: regression around the estimate, evolution on the model's scores, random draws."""
 
     def __init__(self, context: SearchContext) -> None:
         self._rng = context.rng
@@ -51,7 +54,7 @@ class Portfolio:
         chosen: list[Suggestion] = []
         for number, member in enumerate(self._members):
             chosen += self._ask(member, shares[number])
-        # Members that are used up leave their places to chance.
+        # If members have nothing left to suggest, random draws take their places.
         return chosen + self._ask(self._members[-1], count - len(chosen))
 
     def update(self, results: Sequence[Observed]) -> None:

@@ -15,9 +15,9 @@ from tuner.cost_model.protocol import CostModel
 
 @dataclass(frozen=True, slots=True)
 class SearchContext:
-    """One task as a strategy sees it. `rng` is the only source of chance.
+    """One task as a strategy sees it. `rng` is the only source of randomness.
 
-    Without `estimates` nothing is thought of a candidate before the model is trained.
+    Without `estimates`, all candidates are equal until the model is trained.
     """
 
     space: ScheduleSpace
@@ -37,10 +37,10 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What came of a candidate, whoever suggested it.
+    """The result of a candidate, whoever suggested it.
 
-    `seconds` is one run of the kernel; None for a failure, and for a candidate that is on its way.
-    `object_digest` names the code that was measured, if any: equal digests are equal code.
+    `seconds` is the time of one run of the kernel; None for a failure, and for a candidate on its
+    way. `object_digest` names the code that was measured, if any: equal digests mean equal code.
     """
 
     schedule: Schedule
@@ -51,11 +51,12 @@ class Observed:
 class SearchStrategy(Protocol):
     """Chooses candidates of one task.
 
-    A strategy suggests members of the space only, and none twice, nor one that it was shown.
+    A strategy suggests members of the space only. It suggests none twice, and none that `update`
+    has shown it.
     """
 
     def suggest(self, count: int) -> list[Suggestion]:
-        """Up to `count` new candidates; fewer (down to none) when the space is used up."""
+        """Up to `count` new candidates; fewer, or none, if the space is used up."""
 
     def update(self, results: Sequence[Observed]) -> None:
-        """What was measured, or is about to be: also candidates that others suggested."""
+        """Take results, and candidates about to be measured, including those others suggested."""

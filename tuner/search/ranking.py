@@ -1,4 +1,4 @@
-"""What is thought of candidates before they are measured: by the model, or else by the estimate."""
+"""Ranks candidates before they are measured: by the model or, until it is trained, the estimate."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tuner.search.moves import mutate
 from tuner.search.protocol import SearchContext
 
 POOL = 192
-"""New candidates that are ranked: lowering one takes about a millisecond, measuring one ten."""
+"""New candidates that are ranked. To lower one takes about 1 ms, to measure one 10 ms."""
 
 NEAR = 48
-"""Of these, steps from what was measured fastest."""
+"""How many of these are steps from the fastest measured candidates."""
 
 ELITES = 8
-"""How many of the fastest such steps start from."""
+"""The steps start from so many of the fastest."""
 
 DEVIATION = 0.3
-"""How far apart (as a logarithm) candidates of a task lie where no estimate says so."""
+"""Deviation of the times of a task's candidates, as a logarithm, if estimates do not tell it."""
 
 
 class Ranking:
-    """Scores of one task's candidates: higher is better. Ties are broken by chance."""
+    """Scores of one task's candidates: higher is better. Ties are broken at random."""
 
     def __init__(self, context: SearchContext) -> None:
         self._context = context
@@ -35,21 +35,21 @@ class Ranking:
 
     @property
     def origin(self) -> str:
-        """Who ranks: `model`, or `estimate` until there is one."""
+        """Who ranks: `model`, or `prior` until it is trained."""
         return "model" if self._context.model.trained else self.prior
 
     @property
     def prior(self) -> str:
-        """Who ranks before anything is known: `estimate`, or chance where those are not wanted."""
+        """Who ranks before the model is trained: `estimate`, or `random` if estimates are off."""
         return "estimate" if self._context.estimates else "random"
 
     @property
     def trusts_estimates(self) -> bool:
-        """Whether an estimate says something by itself, before measurements bear it out."""
+        """Whether estimates count before measurements confirm them."""
         return self._context.estimates
 
     def estimates(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """Logarithms of estimated seconds, without what cannot be lowered."""
+        """Logarithms of estimated seconds; schedules that cannot be lowered are left out."""
         found = {}
         for schedule in dict.fromkeys(schedules):
             seconds = self._context.features.estimated_seconds(schedule)
@@ -63,11 +63,11 @@ class Ranking:
         estimates: Mapping[Schedule, float],
         measured: Iterable[Schedule],
     ) -> dict[Schedule, float]:
-        """What the model expects of a pool, and what it expected of the measured before they were.
+        """What the model expects of a pool, and of measured schedules before they were measured.
 
-        A model that was trained on a measurement knows it by heart: only what it said beforehand
-        shows what it is worth. Its scores have a scale of their own; here they have the mean and
-        the deviation of the estimates of the pool, or DEVIATION where these are not wanted.
+        A model that was trained on a measurement knows it by heart: only what it said before shows
+        what the model is worth. Its scores have a scale of their own. Here they are centred and
+        have the deviation of the pool's estimates, or DEVIATION if estimates are off.
         """
         if not self._context.model.trained or not pool:
             return {}
@@ -85,9 +85,9 @@ class Ranking:
         }
 
     def scores(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """The model's, or the estimate's; without what cannot be lowered."""
+        """Scores by the model, or by the estimate, of the schedules that can be lowered."""
         if not self._context.model.trained:
-            believed = float(self._context.estimates)  # not wanted, they make all alike
+            believed = float(self._context.estimates)  # if estimates are off, all scores are equal
             return {s: -believed * value for s, value in self.estimates(schedules).items()}
         distinct = [s for s in dict.fromkeys(schedules) if s not in self._unusable]
         kept, rows = self._context.features.rows(distinct)
@@ -96,14 +96,14 @@ class Ranking:
         return dict(zip(kept, predicted.tolist(), strict=True))
 
     def best_first(self, schedules: Iterable[Schedule]) -> list[Schedule]:
-        """The schedules that can be lowered, the best score first."""
+        """The schedules that can be lowered, in the order of their scores, the best first."""
         scores = self.scores(schedules)
         ranked = list(scores)
         self._context.rng.shuffle(ranked)
         return sorted(ranked, key=lambda schedule: -scores[schedule])
 
     def pool(self, memory: Memory) -> list[Schedule]:
-        """New candidates that are worth a look: a fresh draw, and steps from the fastest."""
+        """New candidates to rank: steps from the fastest, and a fresh draw."""
         space, rng = memory.space, self._context.rng
         elites = memory.elites(ELITES)
         steps = [mutate(space, rng.choice(elites), rng) for _ in range(NEAR if elites else 0)]
