@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import structlog
 
 from db.errors import StorageError, StorageKind
 from db.storage import Storage
 from db.stores.tokens import Scope
 from service.settings import Settings
 
+log = structlog.get_logger("tilewright.embedded")
+
 
 def owner_token(settings: Settings, storage: Storage) -> str:
     """The owner's token: read from the data folder, or made and kept there for its owner alone.
 
+    A token that was revoked stays revoked: a new one takes its place, and the log says so.
+
     Raises:
         StorageError: if the folder cannot be written, or its token file cannot be used.
     """
-    secret = read_token(settings) or _make(settings.token_file)
-    storage.tokens.create("owner", [Scope.ADMIN], secret=secret)
+    with _alone(settings.data_folder):
+        secret = read_token(settings) or _make(settings.token_file)
+        known = storage.tokens.find(secret)
+        if known is not None and known.revoked_at is not None:
+            settings.token_file.unlink(missing_ok=True)
+            secret = _make(settings.token_file)
+            file = str(settings.token_file)
+            log.warning("the owner's token was revoked; there is a new one", file=file)
+        storage.tokens.create("owner", [Scope.ADMIN], secret=secret)
     return secret
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Of processes that start together, one after the other looks at the token file."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise StorageError(
+            f"the data folder '{folder}' cannot be used: {error.strerror}", StorageKind.DENIED
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read_token(settings: Settings) -> str:

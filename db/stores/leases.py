@@ -338,6 +338,16 @@ class LeaseStore:
             found = {row[0]: row[1] for row in connection.execute(query)}
         return {state: found.get(state.value, 0) for state in RequestState}
 
+    def names_blob(self, token_id: str, digest: str) -> bool:
+        """Whether a request that a worker of this token has leased just now names the blob."""
+        query = (
+            sa.select(_requests.c.blob_digests)
+            .join(_workers, _workers.c.id == _requests.c.worker_id)
+            .where(_requests.c.state == RequestState.LEASED.value, _workers.c.owner == token_id)
+        )
+        with reading(self._engine) as connection:
+            return any(digest in named for named in connection.execute(query).scalars())
+
     def in_hand(self) -> Mapping[str, int]:
         """How many requests each worker has leased: what a drained one still finishes."""
         query = (

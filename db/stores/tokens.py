@@ -59,7 +59,8 @@ class TokenStore:
         """(secret, token). The secret is shown once and not kept.
 
         A secret that is given (the embedded mode has one in a file) makes this idempotent: the
-        token of that secret gets this name, these scopes and this lifetime.
+        token of that secret gets this name, these scopes and this lifetime. One that was revoked
+        stays so.
         """
         secret = secret if secret is not None else secrets.token_urlsafe(32)
         now = self._clock()
@@ -68,7 +69,6 @@ class TokenStore:
             "scopes": sorted(scope.value for scope in scopes),
             "created_at": now,
             "expires_at": None if lifetime_seconds is None else now + lifetime_seconds,
-            "revoked_at": None,
         }
         with writing(self._engine) as connection:
             row = connection.execute(
@@ -82,14 +82,20 @@ class TokenStore:
 
     def verify(self, secret: str) -> Token | None:
         """The token, unless it is unknown, revoked or over."""
+        token = self.find(secret)
+        if token is None:
+            return None
+        over = token.expires_at is not None and token.expires_at <= self._clock()
+        return None if over or token.revoked_at is not None else token
+
+    def find(self, secret: str) -> Token | None:
+        """The token of a secret, also one that is revoked or over."""
         digest = _digest(secret)
         with reading(self._engine) as connection:
             row = connection.execute(sa.select(_tokens).where(_tokens.c.digest == digest)).first()
         if row is None or not hmac.compare_digest(row.digest, digest):
             return None
-        token = _token(row)
-        over = token.expires_at is not None and token.expires_at <= self._clock()
-        return None if over or token.revoked_at is not None else token
+        return _token(row)
 
     def revoke(self, token_id: str) -> Token:
         """End a token; one that is revoked already keeps its time. Raises NotFoundError."""

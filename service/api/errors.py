@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -126,13 +127,28 @@ def database_problem(error: DatabaseError) -> ApiProblem:
         case StateError():
             return ApiProblem(409, "conflicting-state", str(error))
         case SchemaVersionError():
-            return ApiProblem(503, "wrong-schema-version", str(error))
+            return _storage_problem(
+                error, 503, "wrong-schema-version", "the database is of another release"
+            )
         case StorageError(kind=StorageKind.FULL):
-            return ApiProblem(507, "insufficient-storage", str(error))
-        case StorageError(kind=StorageKind.LOCKED | StorageKind.UNREACHABLE):
-            return ApiProblem(503, "storage-unavailable", str(error), headers={"Retry-After": "1"})
+            sentence = "the service's disk is full; nothing of this request was saved"
+            return _storage_problem(error, 507, "insufficient-storage", sentence)
+        case StorageError(kind=StorageKind.LOCKED):
+            sentence = "the database is busy: try again"
+            return _storage_problem(error, 503, "storage-unavailable", sentence)
+        case StorageError(kind=StorageKind.UNREACHABLE):
+            sentence = "the database cannot be reached just now: try again"
+            return _storage_problem(error, 503, "storage-unavailable", sentence)
         case _:
-            return ApiProblem(500, "storage-error", str(error))
+            return _storage_problem(error, 500, "storage-error", "the service's storage failed")
+
+
+def _storage_problem(error: DatabaseError, status: int, slug: str, sentence: str) -> ApiProblem:
+    """The sentence for anybody. Addresses and paths are in the log, under the request's id."""
+    request_id = uuid.uuid4().hex
+    log.error("storage", request_id=request_id, kind=slug, error=str(error))
+    retry = {"Retry-After": "1"} if slug == "storage-unavailable" else None
+    return ApiProblem(status, slug, sentence, {"request_id": request_id}, retry)
 
 
 def validation_problem(error: RequestValidationError) -> ApiProblem:

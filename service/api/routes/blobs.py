@@ -5,14 +5,22 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import FileResponse
 
+from db.errors import NotFoundError
+from db.stores.tokens import Scope
 from service.api.deps import Measurer, StorageDep
 
 router = APIRouter(tags=["blobs"])
 
 
 @router.get("/blobs/{digest}", response_class=FileResponse)
-def get_blob(digest: str, storage: StorageDep, _: Measurer) -> FileResponse:
-    """The bytes with this SHA-256, which the reader checks."""
+def get_blob(digest: str, storage: StorageDep, token: Measurer) -> FileResponse:
+    """The bytes with this SHA-256, which the reader checks.
+
+    A worker's token reads what the leases of its workers name, as long as these hold. Of any other
+    blob it is told what it is told of one that is not there.
+    """
+    if not token.allows(Scope.ADMIN) and not storage.leases.names_blob(token.id, digest):
+        raise NotFoundError("blob", digest)
     return FileResponse(
         storage.blobs.path(digest),
         media_type="application/octet-stream",

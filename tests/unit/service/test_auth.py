@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import stat
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fastapi.testclient import TestClient
+from structlog.testing import capture_logs
 
 from db.storage import Storage
 from db.stores.tokens import Scope
@@ -77,3 +79,35 @@ def test_the_owner_token_is_made_once_and_for_its_owner_alone(
     assert token is not None
     assert token.allows(Scope.ADMIN)
     assert len(first) >= 43  # 256 bits in base64
+
+
+def test_a_revoked_owner_token_stays_revoked_after_a_restart(
+    settings: Settings, storage: Storage
+) -> None:
+    first = owner_token(settings, storage)
+    token = storage.tokens.verify(first)
+    assert token is not None
+    storage.tokens.revoke(token.id)
+    with capture_logs() as lines:
+        second = owner_token(settings, storage)
+    assert storage.tokens.verify(first) is None
+    assert second != first and second == read_token(settings)
+    assert storage.tokens.verify(second) is not None
+    assert stat.S_IMODE(settings.token_file.stat().st_mode) == 0o600
+    assert [line["event"] for line in lines] == [
+        "the owner's token was revoked; there is a new one"
+    ]
+    assert lines[0]["file"] == str(settings.token_file)
+    assert owner_token(settings, storage) == second
+
+
+def test_processes_that_start_together_agree_on_the_new_owner_token(
+    settings: Settings, storage: Storage
+) -> None:
+    token = storage.tokens.verify(owner_token(settings, storage))
+    assert token is not None
+    storage.tokens.revoke(token.id)
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(lambda _: owner_token(settings, storage), range(8)))
+    assert len(found) == 1
+    assert sum(t.revoked_at is None for t in storage.tokens.list()) == 1

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
+from structlog.testing import capture_logs
 
 from compiler.schedule.schedule import Schedule
 from compiler.target import resolve_target
-from db.errors import StorageError, StorageKind
+from db.errors import DatabaseError, SchemaVersionError, StorageError, StorageKind
 from db.job_states import JobState
 from db.storage import Storage
 from db.stores.jobs import JobProgress
@@ -465,6 +466,43 @@ def test_a_locked_database_says_when_to_try_again(
     answer = client.get("/v1/jobs")
     assert problem(answer)[:2] == (503, "storage-unavailable")
     assert answer.headers["retry-after"] == "1"
+
+
+SECRETS = "postgresql://u@db.internal:5432/x: connection to 10.0.0.7 refused; /srv/data/blobs/ab"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "slug", "sentence"),
+    [
+        (StorageError(SECRETS, StorageKind.FULL), 507, "insufficient-storage", "disk is full"),
+        (StorageError(SECRETS, StorageKind.LOCKED), 503, "storage-unavailable", "is busy"),
+        (StorageError(SECRETS, StorageKind.UNREACHABLE), 503, "storage-unavailable", "reached"),
+        (StorageError(SECRETS, StorageKind.DENIED), 500, "storage-error", "storage failed"),
+        (StorageError(SECRETS, StorageKind.CORRUPT), 500, "storage-error", "storage failed"),
+        (StorageError(SECRETS, StorageKind.OTHER), 500, "storage-error", "storage failed"),
+        (SchemaVersionError(SECRETS), 503, "wrong-schema-version", "another release"),
+    ],
+)
+def test_a_problem_of_the_storage_names_no_address_and_no_path(
+    client: TestClient,
+    storage: Storage,
+    monkeypatch: pytest.MonkeyPatch,
+    error: DatabaseError,
+    status: int,
+    slug: str,
+    sentence: str,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(type(storage.jobs), "list", refuse)
+    with capture_logs() as lines:
+        answer = client.get("/v1/jobs")
+    assert problem(answer)[:2] == (status, slug) and sentence in answer.json()["detail"]
+    for secret in ("db.internal", "10.0.0.7", "/srv", "postgresql"):
+        assert secret not in answer.text
+    (line,) = (line for line in lines if line["event"] == "storage")
+    assert line["request_id"] == answer.json()["request_id"] and SECRETS in line["error"]
 
 
 def test_metrics_count_requests_by_route(client: TestClient) -> None:

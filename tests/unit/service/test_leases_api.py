@@ -283,6 +283,40 @@ def test_blobs_are_served_by_digest(client: TestClient, storage: Storage) -> Non
         assert client.get(f"/v1/blobs/{missing}").status_code == 404
 
 
+def test_a_measure_token_reads_the_blobs_of_its_leases_alone(
+    anonymous: TestClient, storage: Storage
+) -> None:
+    """By digest a worker could read every model; who is not told of a blob has no such file."""
+    mine, other, model = (storage.blobs.put(data) for data in (b"mine", b"other", b"a model"))
+    for name, digest in (("a", mine), ("b", other)):
+        storage.leases.submit([NewRequest(name, TARGET, {}, (digest,))])
+    clients = []
+    for name in ("one", "two"):
+        secret, _ = storage.tokens.create(name, [Scope.MEASURE])
+        header = {"Authorization": f"Bearer {secret}"}
+        body = {"name": "w", "protocol": PROTOCOL, "targets": ["x86-64-v3"]}
+        made = anonymous.post("/v1/workers", json=body, headers=header).json()["worker"]["id"]
+        clients.append((header, made))
+
+    def status(header: dict[str, str], digest: str) -> int:
+        answer = anonymous.get(f"/v1/blobs/{digest}", headers=header)
+        assert answer.status_code == 200 or answer.json()["what"] == "blob"
+        return answer.status_code
+
+    (one, first), (two, second) = clients
+    assert status(one, mine) == 404, "it has no lease yet"
+    for header, worker, name in ((one, first, "a"), (two, second, "b")):
+        body = {"worker_id": worker, "limit": 1}
+        answer = anonymous.post("/v1/leases/claim", json=body, headers=header)
+        assert [lease["request_id"] for lease in answer.json()["leases"]] == [name]
+    assert [status(one, digest) for digest in (mine, other, model)] == [200, 404, 404]
+    assert [status(two, digest) for digest in (mine, other, model)] == [404, 200, 404]
+    storage.leases.cancel(request_ids=["a"])
+    assert status(one, mine) == 404, "its lease is over"
+    admin, _ = storage.tokens.create("root", [Scope.ADMIN])
+    assert status({"Authorization": f"Bearer {admin}"}, model) == 200
+
+
 def test_leases_get_a_new_term_at_the_start_and_run_out_later(
     settings: Settings, storage: Storage
 ) -> None:
