@@ -193,16 +193,34 @@ class TrialRow(Base):
     comparison: Mapped[Json | None]  # with the incumbent, in pairs
     speed: Mapped[Json | None]  # of the reference kernel meanwhile
     stored_at: Mapped[float]
+    withdrawn: Mapped[bool]  # nobody learns from it any more
 
 
 class RecordRow(Base):
-    __tablename__ = "records"
-    __table_args__ = (sa.Index(None, "target_key"),)
+    """A schedule that was the best of its key when it was made, and what became of it.
 
-    workload_key: Mapped[str] = mapped_column(primary_key=True)
-    target_key: Mapped[str] = mapped_column(primary_key=True)
-    threads: Mapped[int] = mapped_column(primary_key=True)
-    numerics: Mapped[str] = mapped_column(primary_key=True)
+    Served is the newest `confirmed` one of a key.
+    """
+
+    __tablename__ = "records"
+    __table_args__ = (
+        sa.Index(None, "workload_key", "target_key", "threads", "numerics", "state"),
+        sa.Index(None, "target_key"),
+        sa.Index(None, "job_id"),
+        sa.Index(None, "worker"),
+    )
+
+    # `serial` is the order in which they became records; `id` names the evidence
+    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(unique=True)
+    workload_key: Mapped[str]
+    target_key: Mapped[str]
+    threads: Mapped[int]
+    numerics: Mapped[str]
+    state: Mapped[str]
+    reason: Mapped[str]  # why it is disputed or withdrawn
+    job_id: Mapped[str]
+    worker: Mapped[str]
     trial_id: Mapped[str]
     algorithm: Mapped[str]
     schedule: Mapped[Json]
@@ -216,8 +234,19 @@ class RecordRow(Base):
     spread: Mapped[float]  # (median - fastest) / fastest of the samples
     # the certificate, and what measured it: Measurement as JSON
     measurement: Mapped[Json]
+    # what a second measurement said: Measurement as JSON
+    confirmation: Mapped[Json | None]
     measured_at: Mapped[float]
     stored_at: Mapped[float]
+
+
+class RecordUseRow(Base):
+    """A job whose artifact was built with a record."""
+
+    __tablename__ = "record_uses"
+
+    record_id: Mapped[str] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(primary_key=True, index=True)
 
 
 class GraphPlanRow(Base):

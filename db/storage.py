@@ -18,6 +18,7 @@ from db.stores.leases import LeaseStore
 from db.stores.models import ModelStore
 from db.stores.plans import GraphPlanStore
 from db.stores.queue import QueueStore
+from db.stores.record_ledger import RecordLedger
 from db.stores.records import SqlRecordStore
 from db.stores.runs import RunStore
 from db.stores.tasks import TaskStore, WorkloadStore
@@ -41,6 +42,7 @@ class Storage:
     tasks: TaskStore
     workloads: WorkloadStore
     records: SqlRecordStore
+    ledger: RecordLedger
     plans: GraphPlanStore
     verdicts: VerdictStore
     cost_models: CostModelStore
@@ -82,6 +84,7 @@ class Storage:
             tasks=TaskStore(engine, clock),
             workloads=WorkloadStore(engine, clock),
             records=SqlRecordStore(engine, clock),
+            ledger=RecordLedger(engine, clock),
             plans=GraphPlanStore(engine, clock),
             verdicts=VerdictStore(engine, clock),
             cost_models=CostModelStore(engine, blobs, clock),

@@ -1,9 +1,15 @@
-"""Trials (every one, failures too) and records (the best of each record key)."""
+"""Trials (every one, failures too) and the records that are served.
+
+What becomes of a record is in `record_ledger`: it is served while it is the newest confirmed one of
+its key. Trials that were withdrawn are kept, and nobody sees them here.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,11 +18,31 @@ from compiler.schedule.schedule import Schedule
 from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.models import RecordRow, TrialRow
-from db.stores.statements import chunks, insert_new, table_of, upsert
+from db.stores.statements import chunks, insert_new, table_of
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial, TuningRecord
 
 _trials = table_of(TrialRow)
 _records = table_of(RecordRow)
+
+
+_believed = _trials.c.withdrawn.is_(False)
+
+_KEY = ("workload_key", "target_key", "threads", "numerics")
+
+
+class RecordState(StrEnum):
+    """What became of a record."""
+
+    PROVISIONAL = "provisional"
+    """Measured once, by a device that is not ours: not served yet."""
+    CONFIRMED = "confirmed"
+    """Measured again, or by our own device. The newest one of a key is served."""
+    SUPERSEDED = "superseded"
+    """A later one is served."""
+    DISPUTED = "disputed"
+    """The second measurement contradicts the first."""
+    WITHDRAWN = "withdrawn"
+    """Somebody took it back."""
 
 
 class SqlRecordStore:
@@ -37,7 +63,8 @@ class SqlRecordStore:
 
     def trials(self, key: RecordKey, limit: int | None = None) -> list[Trial]:
         """The trials of a record key in the order of their arrival; with a limit, the last ones."""
-        newest = sa.select(_trials).where(*_matches(_trials, key)).order_by(_trials.c.serial.desc())
+        newest = sa.select(_trials).where(*_matches(_trials, key), _believed)
+        newest = newest.order_by(_trials.c.serial.desc())
         with reading(self._engine) as connection:
             rows = connection.execute(newest if limit is None else newest.limit(limit)).all()
         return [_trial(row) for row in reversed(rows)]
@@ -68,6 +95,7 @@ class SqlRecordStore:
             .where(
                 _trials.c.target_key.in_(target_keys),
                 _trials.c.codegen_version == codegen_version,
+                _believed,
             )
             .order_by(_trials.c.serial.desc())
             .limit(limit)
@@ -79,7 +107,7 @@ class SqlRecordStore:
         """How many trials of one version each target has."""
         query = (
             sa.select(_trials.c.target_key, sa.func.count())
-            .where(_trials.c.codegen_version == codegen_version)
+            .where(_trials.c.codegen_version == codegen_version, _believed)
             .group_by(_trials.c.target_key)
         )
         with reading(self._engine) as connection:
@@ -88,17 +116,12 @@ class SqlRecordStore:
     # records
 
     def add_record(self, record: TuningRecord) -> None:
-        """Make this the record of its key, whatever was there.
+        """Serve this as the record of its key, whatever was served before.
 
         Raises ValueError for the record of a failed measurement.
         """
-        values = _record_values(record, self._clock())
         with writing(self._engine) as connection:
-            connection.execute(
-                upsert(connection, _records)
-                .values({**record.key.to_json(), **values})
-                .on_conflict_do_update(index_elements=[*_records.primary_key], set_=values)
-            )
+            serve(connection, record_values(record, self._clock()))
 
     def best_record(self, key: RecordKey) -> TuningRecord | None:
         """The best verified schedule of a record key, or None."""
@@ -119,36 +142,13 @@ class SqlRecordStore:
                         _records.c.target_key == target_key,
                         _records.c.threads == threads,
                         _records.c.numerics == numerics,
+                        _records.c.state == RecordState.CONFIRMED.value,
                     )
-                    for row in connection.execute(query):
-                        record = _record(row)
+                    # two tuners may have confirmed one each at the same moment: the later counts
+                    for row in connection.execute(query.order_by(_records.c.serial)):
+                        record = record_of(row)
                         found[record.key] = record
         return found
-
-    def find(
-        self,
-        *,
-        workload_key: str | None = None,
-        target_key: str | None = None,
-        threads: int | None = None,
-        numerics: str | None = None,
-        limit: int = 100,
-    ) -> Sequence[TuningRecord]:
-        """Records that match all that is given, newest first."""
-        wanted = {
-            _records.c.workload_key: workload_key,
-            _records.c.target_key: target_key,
-            _records.c.threads: threads,
-            _records.c.numerics: numerics,
-        }
-        query = (
-            sa.select(_records)
-            .where(*(column == value for column, value in wanted.items() if value is not None))
-            .order_by(_records.c.stored_at.desc(), *_records.primary_key)
-            .limit(limit)
-        )
-        with reading(self._engine) as connection:
-            return [_record(row) for row in connection.execute(query)]
 
     # the compiler's ScheduleSource
 
@@ -184,6 +184,7 @@ def _trial_row(trial: Trial, now: float) -> dict[str, Any]:
         "codegen_version": trial.codegen_version,
         "origin": trial.origin,
         "stored_at": now,
+        "withdrawn": False,
     }
 
 
@@ -200,12 +201,27 @@ def _trial(row: sa.Row[Any]) -> Trial:
     )
 
 
-def _record_values(record: TuningRecord, now: float) -> dict[str, Any]:
-    """The columns of a record that are not its key."""
+def record_id(key: RecordKey, schedule_digest: str, trial_id: str) -> str:
+    """A name for a record, the same for the same evidence: 32 hexadecimal digits.
+
+    Code of a later generation that comes out the same keeps the record, so that is no part of it.
+    """
+    parts = (*map(str, key.to_json().values()), schedule_digest, trial_id)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def record_values(record: TuningRecord, now: float, *, job_id: str = "") -> dict[str, Any]:
+    """The columns of a new record, which is confirmed."""
     run_seconds = record.run_seconds
     samples = record.measurement.samples_seconds
     spread = (statistics.median(samples) - run_seconds) / run_seconds if run_seconds > 0 else 0.0
     return {
+        **record.key.to_json(),
+        "id": record_id(record.key, record.schedule.digest, record.trial_id),
+        "state": RecordState.CONFIRMED.value,
+        "reason": "",
+        "job_id": job_id,
+        "worker": record.measurement.worker,
         "trial_id": record.trial_id,
         "algorithm": record.schedule.algorithm,
         "schedule": record.schedule.to_json(),
@@ -217,12 +233,30 @@ def _record_values(record: TuningRecord, now: float) -> dict[str, Any]:
         "samples": len(samples),
         "spread": spread,
         "measurement": record.measurement.to_json(),
+        "confirmation": None,
         "measured_at": record.measurement.measured_at,
         "stored_at": now,
     }
 
 
-def _record(row: sa.Row[Any]) -> TuningRecord:
+def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
+    """Make a confirmed record the newest one of its key; the one before is superseded.
+
+    One that was there by the same name is replaced.
+    """
+    served = sa.and_(
+        *(_records.c[name] == values[name] for name in _KEY),
+        _records.c.state == RecordState.CONFIRMED.value,
+    )
+    connection.execute(sa.delete(_records).where(_records.c.id == values["id"]))
+    connection.execute(
+        sa.update(_records).where(served).values(state=RecordState.SUPERSEDED.value)
+    )
+    connection.execute(sa.insert(_records).values(values))
+
+
+def record_of(row: sa.Row[Any]) -> TuningRecord:
+    """The record in a row."""
     return TuningRecord(
         key=_key(row),
         schedule=Schedule.from_json(row.schedule),

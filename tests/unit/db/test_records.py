@@ -133,7 +133,6 @@ def test_one_target_is_not_another_in_any_question(records: SqlRecordStore) -> N
     assert records.best(KEY.workload_key, KEY.target_key, KEY.threads, KEY.numerics) is None
     assert records.newest_trials([KEY.target_key], "cg1", 10) == []
     assert records.count_by_target("cg1") == {other.target_key: 1}
-    assert records.find(target_key=KEY.target_key) == []
 
 
 def test_failures_are_kept_with_their_text(records: SqlRecordStore) -> None:
@@ -214,21 +213,6 @@ def test_the_compilers_schedule_source(records: SqlRecordStore) -> None:
     records.add_record(TuningRecord(KEY, SCHEDULE, GOOD))
     assert records.best(KEY.workload_key, KEY.target_key, 2, "strict") == SCHEDULE
     assert records.best(KEY.workload_key, KEY.target_key, 1, "strict") is None
-
-
-def test_finding(records: SqlRecordStore, clock: Any) -> None:
-    made = []
-    for number in range(4):
-        key = RecordKey(f"w{number % 2}", "t1", 1 + number // 2, "fast")
-        made.append(TuningRecord(key, SCHEDULE, GOOD))
-        records.add_record(made[-1])
-        clock.advance(1)
-    newest = made[::-1]
-    assert records.find() == newest
-    assert records.find(limit=1) == newest[:1]
-    assert records.find(workload_key="w1") == [made[3], made[1]]
-    assert records.find(threads=2, target_key="t1", workload_key="w0") == [made[2]]
-    assert records.find(numerics="strict") == []
 
 
 def test_what_was_saved_is_there_after_a_restart(

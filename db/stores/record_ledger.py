@@ -1,0 +1,329 @@
+"""What became of every record: proposed, confirmed or disputed, superseded, withdrawn.
+
+A record that a device measured which is not ours is provisional: it is confirmed by a second
+measurement before it is served to other jobs. Records are never deleted here, so that whatever was
+built on one can be told when it is taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from db.clock import Clock, system_clock
+from db.engine import reading, writing
+from db.errors import NotFoundError
+from db.models import RecordRow, RecordUseRow, TrialRow
+from db.stores.records import RecordState, SqlRecordStore, record_of, record_values, serve
+from db.stores.statements import chunks, insert_new, table_of
+from tuner.measure.measurement import Measurement, RecordKey, Trial, TuningRecord
+
+_records = table_of(RecordRow)
+_trials = table_of(TrialRow)
+_uses = table_of(RecordUseRow)
+
+_KEY = ("workload_key", "target_key", "threads", "numerics")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record, and what became of it.
+
+    `worker` measured it for the job `job_id`; both are empty for records of earlier releases.
+    `confirmation` is the second measurement of its schedule. `stored_at` is in Unix seconds.
+    """
+
+    id: str
+    record: TuningRecord
+    state: RecordState
+    reason: str
+    job_id: str
+    worker: str
+    confirmation: Measurement | None
+    stored_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """What was taken back.
+
+    `restored` are records that are served again in the place of withdrawn ones. `jobs` were built
+    with a withdrawn record, or measured by the worker.
+    """
+
+    records: tuple[StoredRecord, ...]
+    restored: tuple[str, ...]
+    trials: int
+    jobs: tuple[str, ...]
+
+
+class RecordLedger:
+    """Every record ever made. All methods are safe to repeat."""
+
+    def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
+        self._engine = engine
+        self._clock = clock
+
+    def propose(self, record: TuningRecord, job_id: str) -> None:
+        """Keep a provisional record of a job; one that is there by its name stays as it is.
+
+        Raises ValueError for the record of a failed measurement.
+        """
+        values = record_values(record, self._clock(), job_id=job_id)
+        with writing(self._engine) as connection:
+            insert_new(
+                connection, _records, [{**values, "state": RecordState.PROVISIONAL.value}]
+            )
+
+    def provisional(self, job_id: str) -> Sequence[StoredRecord]:
+        """The records of a job that nobody confirmed or disputed yet, oldest first."""
+        query = sa.select(_records).where(
+            _records.c.job_id == job_id, _records.c.state == RecordState.PROVISIONAL.value
+        )
+        with reading(self._engine) as connection:
+            rows = connection.execute(query.order_by(_records.c.serial))
+            return [_stored(row) for row in rows]
+
+    def confirm(self, record_id: str, second: Measurement) -> bool:
+        """Serve a provisional record; False if it is none any more."""
+        with writing(self._engine) as connection:
+            row = _locked(connection, record_id)
+            if row.state != RecordState.PROVISIONAL.value:
+                return False
+            values = dict(row._mapping)
+            del values["serial"]  # it becomes the newest
+            confirmed = {
+                "state": RecordState.CONFIRMED.value,
+                "confirmation": second.to_json(),
+                "stored_at": self._clock(),
+            }
+            serve(connection, {**values, **confirmed})
+        return True
+
+    def dispute(self, record_id: str, second: Measurement, reason: str) -> bool:
+        """Keep a provisional record from being served; False if it is none any more."""
+        with writing(self._engine) as connection:
+            row = _locked(connection, record_id)
+            if row.state != RecordState.PROVISIONAL.value:
+                return False
+            connection.execute(
+                sa.update(_records)
+                .where(_records.c.serial == row.serial)
+                .values(
+                    state=RecordState.DISPUTED.value,
+                    confirmation=second.to_json(),
+                    reason=reason,
+                )
+            )
+        return True
+
+    def served(self, keys: Sequence[RecordKey]) -> dict[RecordKey, StoredRecord]:
+        """The records that are served for these keys, with what is known of them."""
+        found: dict[RecordKey, StoredRecord] = {}
+        with reading(self._engine) as connection:
+            for key in dict.fromkeys(keys):
+                query = sa.select(_records).where(_is(key), _confirmed)
+                row = connection.execute(query.order_by(_records.c.serial.desc())).first()
+                if row is not None:
+                    found[key] = _stored(row)
+        return found
+
+    def use(self, record_ids: Collection[str], job_id: str) -> None:
+        """A job's artifact is built with these records."""
+        rows = [{"record_id": name, "job_id": job_id} for name in sorted(set(record_ids))]
+        with writing(self._engine) as connection:
+            insert_new(connection, _uses, rows)
+
+    def uses(self, record_id: str) -> Sequence[str]:
+        """The jobs whose artifacts were built with a record."""
+        query = sa.select(_uses.c.job_id).where(_uses.c.record_id == record_id)
+        with reading(self._engine) as connection:
+            return sorted(connection.execute(query).scalars())
+
+    def get(self, record_id: str) -> StoredRecord:
+        """Raises NotFoundError."""
+        with reading(self._engine) as connection:
+            row = connection.execute(sa.select(_records).where(_records.c.id == record_id)).first()
+        if row is None:
+            raise NotFoundError("record", record_id)
+        return _stored(row)
+
+    def list(
+        self,
+        *,
+        workload_key: str | None = None,
+        target_key: str | None = None,
+        threads: int | None = None,
+        numerics: str | None = None,
+        worker: str | None = None,
+        state: RecordState | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Sequence[StoredRecord]:
+        """Records that match all that is given, the newest first, `after` one by its id.
+
+        Raises NotFoundError if `after` names none.
+        """
+        wanted = {
+            _records.c.workload_key: workload_key,
+            _records.c.target_key: target_key,
+            _records.c.threads: threads,
+            _records.c.numerics: numerics,
+            _records.c.worker: worker,
+            _records.c.state: None if state is None else state.value,
+        }
+        query = sa.select(_records).where(
+            *(column == value for column, value in wanted.items() if value is not None)
+        )
+        with reading(self._engine) as connection:
+            if after is not None:
+                last = connection.execute(
+                    sa.select(_records.c.serial).where(_records.c.id == after)
+                ).scalar()
+                if last is None:
+                    raise NotFoundError("record", after)
+                query = query.where(_records.c.serial < last)
+            rows = connection.execute(query.order_by(_records.c.serial.desc()).limit(limit))
+            return [_stored(row) for row in rows]
+
+    def withdraw(
+        self,
+        reason: str,
+        *,
+        record_ids: Collection[str] = (),
+        workers: Collection[str] = (),
+    ) -> Withdrawn:
+        """Take records back: those that are named, and all that these workers measured.
+
+        For each that was served, the newest one before it is served again. The trials of the
+        workers, and those behind the named records, teach nobody any more.
+        """
+        with writing(self._engine) as connection:
+            rows = _to_withdraw(connection, record_ids, workers)
+            touched = [row for row in rows if row.state != RecordState.WITHDRAWN.value]
+            ids = [row.id for row in rows]
+            for some in chunks(ids):
+                connection.execute(
+                    sa.update(_records)
+                    .where(_records.c.id.in_(some))
+                    .values(state=RecordState.WITHDRAWN.value, reason=reason)
+                )
+            restored = _restore(connection, touched)
+            trials, measured_for = _withdraw_trials(
+                connection, [row.trial_id for row in rows], workers
+            )
+            jobs = set(measured_for)
+            for some in chunks(ids):
+                query = sa.select(_uses.c.job_id).where(_uses.c.record_id.in_(some))
+                jobs.update(connection.execute(query).scalars())
+        records = tuple(_stored(row) for row in touched)
+        return Withdrawn(records, restored, trials, tuple(sorted(jobs - {""})))
+
+
+class JobRecords:
+    """The record store of one job whose device is not ours: what it records is provisional.
+
+    It finds what is served, and the trials of all jobs.
+    """
+
+    def __init__(self, served: SqlRecordStore, ledger: RecordLedger, job_id: str) -> None:
+        self._served = served
+        self._ledger = ledger
+        self._job_id = job_id
+
+    def best_record(self, key: RecordKey) -> TuningRecord | None:
+        """The record that is served, or None."""
+        return self._served.best_record(key)
+
+    def add_record(self, record: TuningRecord) -> None:
+        """Propose it. Raises ValueError for the record of a failed measurement."""
+        self._ledger.propose(record, self._job_id)
+
+    def add_trials(self, trials: Sequence[Trial]) -> None:
+        """Save trials; one whose id is known already is left as it is."""
+        self._served.add_trials(trials)
+
+    def trials(self, key: RecordKey) -> list[Trial]:
+        """The trials of a record key in the order of their arrival."""
+        return self._served.trials(key)
+
+
+_confirmed = _records.c.state == RecordState.CONFIRMED.value
+
+
+def _is(key: RecordKey) -> sa.ColumnElement[bool]:
+    return sa.and_(*(_records.c[name] == value for name, value in key.to_json().items()))
+
+
+def _locked(connection: sa.Connection, record_id: str) -> sa.Row[Any]:
+    query = sa.select(_records).where(_records.c.id == record_id).with_for_update()
+    row = connection.execute(query).first()
+    if row is None:
+        raise NotFoundError("record", record_id)
+    return row
+
+
+def _to_withdraw(
+    connection: sa.Connection, record_ids: Collection[str], workers: Collection[str]
+) -> list[sa.Row[Any]]:
+    """Raises NotFoundError if a record that is named is not there."""
+    found: dict[str, sa.Row[Any]] = {}
+    for column, values in ((_records.c.id, record_ids), (_records.c.worker, workers)):
+        for some in chunks(sorted(values)):
+            query = sa.select(_records).where(column.in_(some)).order_by(_records.c.serial)
+            for row in connection.execute(query.with_for_update()):
+                found[row.id] = row
+    for name in record_ids:
+        if name not in found:
+            raise NotFoundError("record", name)
+    return list(found.values())
+
+
+def _restore(connection: sa.Connection, withdrawn: Sequence[sa.Row[Any]]) -> tuple[str, ...]:
+    """Serve the newest superseded record of each key that lost what it had; their ids."""
+    restored = []
+    lost = [row for row in withdrawn if row.state == RecordState.CONFIRMED.value]
+    for key in dict.fromkeys(tuple(row._mapping[name] for name in _KEY) for row in lost):
+        same = sa.and_(*(_records.c[n] == v for n, v in zip(_KEY, key, strict=True)))
+        if connection.execute(sa.select(_records.c.id).where(same, _confirmed)).first() is not None:
+            continue
+        query = sa.select(_records.c.id).where(
+            same, _records.c.state == RecordState.SUPERSEDED.value
+        )
+        row = connection.execute(query.order_by(_records.c.serial.desc()).limit(1)).first()
+        if row is not None:
+            update = sa.update(_records).where(_records.c.id == row.id)
+            connection.execute(update.values(state=RecordState.CONFIRMED.value))
+            restored.append(row.id)
+    return tuple(restored)
+
+
+def _withdraw_trials(
+    connection: sa.Connection, trial_ids: Sequence[str], workers: Collection[str]
+) -> tuple[int, set[str]]:
+    """How many trials were believed until now, and the jobs that the workers measured for."""
+    count, jobs = 0, set()
+    for column, values in ((_trials.c.id, trial_ids), (_trials.c.worker, sorted(workers))):
+        for some in chunks(list(values)):
+            if column is _trials.c.worker:
+                query = sa.select(_trials.c.job_id).where(column.in_(some)).distinct()
+                jobs.update(connection.execute(query).scalars())
+            update = sa.update(_trials).where(column.in_(some), _trials.c.withdrawn.is_(False))
+            count += connection.execute(update.values(withdrawn=True)).rowcount
+    return count, jobs
+
+
+def _stored(row: sa.Row[Any]) -> StoredRecord:
+    return StoredRecord(
+        id=row.id,
+        record=record_of(row),
+        state=RecordState(row.state),
+        reason=row.reason,
+        job_id=row.job_id,
+        worker=row.worker,
+        confirmation=None if row.confirmation is None else Measurement.from_json(row.confirmation),
+        stored_at=row.stored_at,
+    )

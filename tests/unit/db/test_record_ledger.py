@@ -1,0 +1,216 @@
+"""What becomes of a record: a lie is not served, and what a bad device said can be taken back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from compiler.schedule.schedule import Schedule
+from db.errors import NotFoundError
+from db.stores.record_ledger import JobRecords, RecordLedger, StoredRecord
+from db.stores.records import RecordState, SqlRecordStore, record_id
+from tuner.measure.measurement import (
+    Measurement,
+    Phase,
+    RecordKey,
+    Status,
+    Trial,
+    TuningRecord,
+    trial_id,
+)
+
+KEY = RecordKey("w" * 64, "t" * 64, 1, "fast")
+OTHER = replace(KEY, workload_key="v" * 64)
+
+
+@pytest.fixture
+def records(engine: sa.Engine, clock: Any) -> SqlRecordStore:
+    return SqlRecordStore(engine, clock)
+
+
+@pytest.fixture
+def ledger(engine: sa.Engine, clock: Any) -> RecordLedger:
+    return RecordLedger(engine, clock)
+
+
+def measured(seconds: float, worker: str = "board") -> Measurement:
+    return Measurement(
+        Status.OK,
+        samples_seconds=(seconds, seconds * 1.1),
+        worker=worker,
+        object_digest="o" * 64,
+        checks=3,
+    )
+
+
+def record(
+    seconds: float, key: RecordKey = KEY, worker: str = "board", tile: int = 1
+) -> TuningRecord:
+    schedule = Schedule.of("direct", tile_n=tile)
+    name = trial_id(key, schedule.digest, Phase.FINAL, f"{seconds} {worker}")
+    return TuningRecord(key, schedule, measured(seconds, worker), name, "cg1", "0.1")
+
+
+def trial_of(made: TuningRecord, job_id: str = "job") -> Trial:
+    return Trial(
+        made.trial_id, made.key, made.schedule, made.measurement, Phase.FINAL, job_id, "cg1"
+    )
+
+
+def id_of(made: TuningRecord) -> str:
+    return record_id(made.key, made.schedule.digest, made.trial_id)
+
+
+def states(ledger: RecordLedger) -> dict[str, RecordState]:
+    return {one.id: one.state for one in ledger.list()}
+
+
+def test_a_provisional_record_is_not_served_until_it_is_confirmed(
+    records: SqlRecordStore, ledger: RecordLedger
+) -> None:
+    old, new = record(2e-3), record(1e-3, tile=2)
+    records.add_record(old)
+    ledger.propose(new, "job")
+    assert records.best_record(KEY) == old
+    (waiting,) = ledger.provisional("job")
+    assert waiting.record == new and waiting.job_id == "job" and waiting.worker == "board"
+    assert ledger.provisional("another") == []
+
+    second = measured(1.05e-3, "another board")
+    assert ledger.confirm(waiting.id, second)
+    assert records.best_record(KEY) == new
+    assert ledger.get(waiting.id).confirmation == second
+    assert states(ledger) == {
+        id_of(old): RecordState.SUPERSEDED,
+        id_of(new): RecordState.CONFIRMED,
+    }
+    assert not ledger.confirm(waiting.id, second), "once is enough"
+
+
+def test_a_disputed_record_is_never_served(records: SqlRecordStore, ledger: RecordLedger) -> None:
+    old, lie = record(2e-3), record(1e-12, tile=2)
+    records.add_record(old)
+    ledger.propose(lie, "job")
+    assert ledger.dispute(id_of(lie), measured(3e-3, "honest"), "1 ps, then 3 ms")
+    assert records.best_record(KEY) == old
+    kept = ledger.get(id_of(lie))
+    assert kept.state is RecordState.DISPUTED and kept.reason == "1 ps, then 3 ms"
+    assert not ledger.confirm(id_of(lie), measured(1e-12)), "what is disputed stays so"
+    assert records.best_record(KEY) == old
+    ledger.propose(lie, "job")
+    assert ledger.get(id_of(lie)).state is RecordState.DISPUTED, "nor is it proposed again"
+
+
+def test_a_record_that_comes_again_is_the_newest(
+    records: SqlRecordStore, ledger: RecordLedger
+) -> None:
+    first, second = record(2e-3), record(1e-3, tile=2)
+    for one in (first, second, first):
+        records.add_record(one)
+    assert records.best_record(KEY) == first
+    assert states(ledger) == {
+        id_of(first): RecordState.CONFIRMED,
+        id_of(second): RecordState.SUPERSEDED,
+    }
+
+
+def test_withdrawing_a_worker_takes_back_all_that_it_said(
+    records: SqlRecordStore, ledger: RecordLedger
+) -> None:
+    honest, lie, waiting = record(2e-3), record(1e-9, worker="liar", tile=2), record(3e-3, OTHER)
+    waiting = record(1e-9, OTHER, worker="liar")
+    for job, one in (("first", honest), ("second", lie), ("third", waiting)):
+        records.add_trials([trial_of(one, job)])
+    records.add_record(honest)
+    records.add_record(lie)
+    ledger.propose(waiting, "third")
+    ledger.use([id_of(lie)], "built with it")
+    ledger.use([id_of(honest)], "built with another")
+
+    done = ledger.withdraw("its clock stands still", workers=["liar"])
+
+    assert {one.id for one in done.records} == {id_of(lie), id_of(waiting)}
+    assert done.restored == (id_of(honest),) and records.best_record(KEY) == honest
+    assert done.trials == 2 and done.jobs == ("built with it", "second", "third")
+    assert records.trials(OTHER) == [], "nobody learns from them"
+    assert [t.id for t in records.trials(KEY)] == [honest.trial_id]
+    assert records.count_by_target("cg1") == {KEY.target_key: 1}
+    assert len(records.newest_trials([KEY.target_key], "cg1", 9)) == 1
+    assert not ledger.confirm(id_of(waiting), measured(1.0)), "withdrawn stays withdrawn"
+    assert ledger.get(id_of(lie)).reason == "its clock stands still"
+
+    again = ledger.withdraw("once more", workers=["liar"])
+    assert (again.records, again.restored, again.trials) == ((), (), 0)
+
+
+def test_withdrawing_one_record_leaves_the_others_of_its_worker(
+    records: SqlRecordStore, ledger: RecordLedger
+) -> None:
+    first, other = record(2e-3), record(2e-3, OTHER)
+    for one in (first, other):
+        records.add_trials([trial_of(one)])
+        records.add_record(one)
+    done = ledger.withdraw("wrong", record_ids=[id_of(first)])
+    assert [one.id for one in done.records] == [id_of(first)] and done.restored == ()
+    assert records.best_record(KEY) is None and records.best_record(OTHER) == other
+    assert done.trials == 1 and records.trials(OTHER) == [trial_of(other)]
+
+
+def test_unknown_records_are_named(ledger: RecordLedger) -> None:
+    for ask in (ledger.get, lambda name: ledger.withdraw("", record_ids=[name])):
+        with pytest.raises(NotFoundError, match="record 'nothing'"):
+            ask("nothing")
+    with pytest.raises(NotFoundError, match="record 'nothing'"):
+        ledger.list(after="nothing")
+
+
+def test_the_list_has_filters_and_pages(
+    records: SqlRecordStore, ledger: RecordLedger, clock: Any
+) -> None:
+    made = [record(1e-3, KEY), record(2e-3, OTHER, "b"), record(3e-3, KEY, "b", 2)]
+    for one in made:
+        records.add_record(one)
+        clock.advance(1)
+    newest = [id_of(one) for one in made[::-1]]
+
+    def listed(**wanted: Any) -> list[str]:
+        return [one.id for one in ledger.list(**wanted)]
+
+    assert listed() == newest and listed(limit=2) == newest[:2]
+    assert listed(limit=2, after=newest[1]) == newest[2:]
+    assert listed(workload_key=KEY.workload_key) == [newest[0], newest[2]]
+    assert listed(worker="b") == newest[:2] and listed(state=RecordState.SUPERSEDED) == newest[2:]
+    assert listed(threads=2) == listed(numerics="strict") == listed(target_key="x") == []
+
+
+def test_served_records_come_with_their_history(
+    records: SqlRecordStore, ledger: RecordLedger
+) -> None:
+    one = record(1e-3)
+    records.add_record(one)
+    found = ledger.served([KEY, OTHER])
+    assert set(found) == {KEY} and isinstance(found[KEY], StoredRecord)
+    assert found[KEY].record == one and found[KEY].state is RecordState.CONFIRMED
+
+
+def test_who_used_a_record(ledger: RecordLedger) -> None:
+    ledger.use(["a", "b", "a"], "job")
+    ledger.use(["a"], "job")
+    ledger.use(["a"], "another")
+    assert ledger.uses("a") == ["another", "job"] and ledger.uses("c") == []
+
+
+def test_the_store_of_a_job_proposes_and_reads_what_is_served(
+    records: SqlRecordStore, ledger: RecordLedger
+) -> None:
+    store = JobRecords(records, ledger, "job")
+    old, new = record(2e-3), record(1e-3, tile=2)
+    records.add_record(old)
+    store.add_trials([trial_of(new)])
+    store.add_record(new)
+    assert store.best_record(KEY) == old
+    assert store.trials(KEY) == [trial_of(new)]
+    assert [one.record for one in ledger.provisional("job")] == [new]
