@@ -185,6 +185,8 @@ class _TuningRun:
         """Wait for the requests that an earlier process of this job sent; returns them."""
         adopted = []
         for request in self._pipeline.resume():
+            if request.phase is Phase.CONFIRM:
+                continue  # who confirms records asks for it again
             state = self._board.find(request.key)
             if state is None or state.finished:
                 self._pipeline.discard(request)

@@ -319,6 +319,8 @@ def _sent(phase: Phase) -> int:
             return SCREEN_SENT
         case Phase.FINAL:
             return FINAL_SENT
+        case Phase.CONFIRM:
+            raise ValueError("the tune loop confirms nothing")
         case _:
             assert_never(phase)
 

@@ -17,7 +17,14 @@ from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.errors import NotFoundError
 from db.models import RecordRow, RecordUseRow, TrialRow
-from db.stores.records import RecordState, SqlRecordStore, record_of, record_values, serve
+from db.stores.records import (
+    RecordState,
+    SqlRecordStore,
+    record_of,
+    record_values,
+    serve,
+    served_rows,
+)
 from db.stores.statements import chunks, insert_new, table_of
 from tuner.measure.measurement import Measurement, RecordKey, Trial, TuningRecord
 
@@ -74,9 +81,7 @@ class RecordLedger:
         """
         values = record_values(record, self._clock(), job_id=job_id)
         with writing(self._engine) as connection:
-            insert_new(
-                connection, _records, [{**values, "state": RecordState.PROVISIONAL.value}]
-            )
+            insert_new(connection, _records, [{**values, "state": RecordState.PROVISIONAL.value}])
 
     def provisional(self, job_id: str) -> Sequence[StoredRecord]:
         """The records of a job that nobody confirmed or disputed yet, oldest first."""
@@ -124,12 +129,21 @@ class RecordLedger:
         """The records that are served for these keys, with what is known of them."""
         found: dict[RecordKey, StoredRecord] = {}
         with reading(self._engine) as connection:
-            for key in dict.fromkeys(keys):
-                query = sa.select(_records).where(_is(key), _confirmed)
-                row = connection.execute(query.order_by(_records.c.serial.desc())).first()
-                if row is not None:
-                    found[key] = _stored(row)
+            for row in served_rows(connection, keys):
+                stored = _stored(row)
+                found[stored.record.key] = stored
         return found
+
+    def carry_over(
+        self, record_ids: Collection[str], codegen_version: str, compiler_version: str
+    ) -> None:
+        """The present code generation emits the same code for these records: they are of it."""
+        values = {"codegen_version": codegen_version, "compiler_version": compiler_version}
+        with writing(self._engine) as connection:
+            for some in chunks(sorted(record_ids)):
+                connection.execute(
+                    sa.update(_records).where(_records.c.id.in_(some)).values(values)
+                )
 
     def use(self, record_ids: Collection[str], job_id: str) -> None:
         """A job's artifact is built with these records."""
@@ -254,10 +268,6 @@ class JobRecords:
 _confirmed = _records.c.state == RecordState.CONFIRMED.value
 
 
-def _is(key: RecordKey) -> sa.ColumnElement[bool]:
-    return sa.and_(*(_records.c[name] == value for name, value in key.to_json().items()))
-
-
 def _locked(connection: sa.Connection, record_id: str) -> sa.Row[Any]:
     query = sa.select(_records).where(_records.c.id == record_id).with_for_update()
     row = connection.execute(query).first()
@@ -305,7 +315,7 @@ def _withdraw_trials(
     connection: sa.Connection, trial_ids: Sequence[str], workers: Collection[str]
 ) -> tuple[int, set[str]]:
     """How many trials were believed until now, and the jobs that the workers measured for."""
-    count, jobs = 0, set()
+    count, jobs = 0, set[str]()
     for column, values in ((_trials.c.id, trial_ids), (_trials.c.worker, sorted(workers))):
         for some in chunks(list(values)):
             if column is _trials.c.worker:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -129,26 +129,9 @@ class SqlRecordStore:
 
     def best_records(self, keys: Sequence[RecordKey]) -> dict[RecordKey, TuningRecord]:
         """Those that are known, in one query for each kind of key: a whole model at once."""
-        workloads: dict[tuple[str, int, str], list[str]] = {}
-        for key in dict.fromkeys(keys):
-            kind = (key.target_key, key.threads, key.numerics)
-            workloads.setdefault(kind, []).append(key.workload_key)
-        found: dict[RecordKey, TuningRecord] = {}
         with reading(self._engine) as connection:
-            for (target_key, threads, numerics), names in workloads.items():
-                for some in chunks(names):
-                    query = sa.select(_records).where(
-                        _records.c.workload_key.in_(some),
-                        _records.c.target_key == target_key,
-                        _records.c.threads == threads,
-                        _records.c.numerics == numerics,
-                        _records.c.state == RecordState.CONFIRMED.value,
-                    )
-                    # two tuners may have confirmed one each at the same moment: the later counts
-                    for row in connection.execute(query.order_by(_records.c.serial)):
-                        record = record_of(row)
-                        found[record.key] = record
-        return found
+            found = map(record_of, served_rows(connection, keys))
+            return {record.key: record for record in found}
 
     # the compiler's ScheduleSource
 
@@ -239,6 +222,27 @@ def record_values(record: TuningRecord, now: float, *, job_id: str = "") -> dict
     }
 
 
+def served_rows(connection: sa.Connection, keys: Sequence[RecordKey]) -> Iterator[sa.Row[Any]]:
+    """The rows that are served for these keys, in one query for each kind of key.
+
+    Two tuners may have confirmed one each at the same moment: the later comes last, and counts.
+    """
+    workloads: dict[tuple[str, int, str], list[str]] = {}
+    for key in dict.fromkeys(keys):
+        kind = (key.target_key, key.threads, key.numerics)
+        workloads.setdefault(kind, []).append(key.workload_key)
+    for (target_key, threads, numerics), names in workloads.items():
+        for some in chunks(names):
+            query = sa.select(_records).where(
+                _records.c.workload_key.in_(some),
+                _records.c.target_key == target_key,
+                _records.c.threads == threads,
+                _records.c.numerics == numerics,
+                _records.c.state == RecordState.CONFIRMED.value,
+            )
+            yield from connection.execute(query.order_by(_records.c.serial))
+
+
 def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
     """Make a confirmed record the newest one of its key; the one before is superseded.
 
@@ -249,9 +253,7 @@ def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
         _records.c.state == RecordState.CONFIRMED.value,
     )
     connection.execute(sa.delete(_records).where(_records.c.id == values["id"]))
-    connection.execute(
-        sa.update(_records).where(served).values(state=RecordState.SUPERSEDED.value)
-    )
+    connection.execute(sa.update(_records).where(served).values(state=RecordState.SUPERSEDED.value))
     connection.execute(sa.insert(_records).values(values))
 
 

@@ -88,6 +88,13 @@ class Device(Protocol):
     def runner(self) -> Runner:
         """Measures kernels."""
 
+    @property
+    def trusted(self) -> bool:
+        """Whether it is ours: what it measures needs no second opinion."""
+
+    def second_runner(self, worker: str) -> Runner:
+        """Measures kernels on another machine than this worker, if there is one."""
+
     def runs(self, target: Target) -> bool:
         """Whether code for this target runs there."""
 

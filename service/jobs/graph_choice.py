@@ -27,7 +27,7 @@ from service.jobs.planning import ModelRequest, Planned, task_of, tasks_of
 from service.version import version
 from tuner.cancel import CancelToken
 from tuner.events import Finished
-from tuner.graph.defaults import Defaults
+from tuner.fixed_trials import FixedTrials, default_of
 from tuner.graph.planner import Planner
 from tuner.graph.search import RULE_NAME, Decision, search_graph
 from tuner.graph.times import KernelTimes
@@ -136,11 +136,11 @@ def choose_plan(
             codegen_version=CODEGEN_VERSION,
             compiler_version=version(),
         )
-        defaults = Defaults(builder, device.runner, storage.records, options, references)
+        trials = FixedTrials(builder, device.runner, storage.records, options, references)
         make = partial(task_of, target=target, threads=request.threads, numerics=request.numerics)
-        done = defaults.measure(map(make, workloads), stopped)
+        done = trials.measure((default_of(make(one)) for one in workloads), stopped)
         measured.extend(workloads)
-        complete = done >= len(workloads)
+        complete = len(done) >= len(workloads)
 
     def compare(rule: GraphPlan, others: Sequence[GraphPlan]) -> Race | None:
         nonlocal complete

@@ -122,6 +122,13 @@ class LeasedDevice:
         return self._runner
 
     @property
+    def trusted(self) -> bool:
+        return False
+
+    def second_runner(self, worker: str) -> RemoteRunner:
+        return self._runner.beside(worker)
+
+    @property
     def workers(self) -> int:
         """Living workers that measure for the job."""
         return self._runner.workers

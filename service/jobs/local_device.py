@@ -57,6 +57,13 @@ class LocalDevice:
         return self.local_runner
 
     @property
+    def trusted(self) -> bool:
+        return True
+
+    def second_runner(self, worker: str) -> Runner:
+        return self.runner
+
+    @property
     def local_runner(self) -> LocalRunner:
         if self._runner is None:
             self._runner = LocalRunner("local", self._facts.brief().to_json())

@@ -28,6 +28,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
 from compiler.workload import Workload
 from db.storage import Storage
+from db.stores.records import record_id
 from service.jobs.device import Device, DeviceError, Variant
 from service.jobs.loadables import of_compiled
 from service.jobs.planning import Planned
@@ -112,7 +113,8 @@ class Settled:
     """The plans and schedules that one model is built from, at one or several sizes, and why.
 
     `planned` are the plans that were asked about, or the rules' plans if the untuned program is
-    served. `known` of the `workloads` have a record in the database.
+    served. `known` of the `workloads` have a record in the database; `records` are the ids of those
+    that are served.
     """
 
     planned: tuple[Planned, ...]
@@ -120,6 +122,7 @@ class Settled:
     verdict: Verdict
     known: int
     workloads: int
+    records: tuple[str, ...] = ()
 
 
 def settle(
@@ -149,7 +152,12 @@ def settle(
     plans = tuple(planned)
     if verdict.served is Served.DEFAULT:
         plans = tuple(_by_rules(each) for each in planned)
-    return Settled(plans, FixedSchedules(kept), verdict, len(found), len(workloads))
+    used = tuple(
+        record_id(one.key, one.schedule.digest, one.trial_id)
+        for key, one in tuned.items()
+        if key in kept
+    )
+    return Settled(plans, FixedSchedules(kept), verdict, len(found), len(workloads), used)
 
 
 def _verdict(

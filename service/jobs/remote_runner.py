@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState, RequestStatus
@@ -66,6 +67,15 @@ class RemoteRunner:
                 for worker in alive
             )
         return self._workers
+
+    def beside(self, worker_id: str) -> RemoteRunner:
+        """The same for another living worker of the target; this one if there is none."""
+        for worker in self._storage.workers.list(alive=True):
+            if worker.id != worker_id and self._target_key in worker.target_keys:
+                return RemoteRunner(
+                    self._storage, self._job_id, self._target_key, self._interrupt, worker.id
+                )
+        return self
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
         """Queue a request; its blobs are saved first, so that no worker looks for them in vain."""
@@ -155,7 +165,7 @@ def _result(request: MeasureRequest, status: RequestStatus) -> MeasureResult:
     match status.state:
         case RequestState.DONE:
             try:
-                return MeasureResult.from_json(status.result or {})
+                return _by(worker, MeasureResult.from_json(status.result or {}))
             except ProtocolError as error:
                 return _same(request, Status.WORKER_LOST, str(error), worker)
         case RequestState.CANCELLED:
@@ -164,6 +174,12 @@ def _result(request: MeasureRequest, status: RequestStatus) -> MeasureResult:
             return _same(request, Status.WORKER_LOST, status.error or "lost", worker)
         case RequestState.QUEUED | RequestState.LEASED:
             raise ValueError(f"request '{request.request_id}' is not finished")
+
+
+def _by(worker: str, result: MeasureResult) -> MeasureResult:
+    """The result with the worker's id: who it is is not what it says."""
+    named = tuple((name, replace(m, worker=worker)) for name, m in result.measurements)
+    return replace(result, measurements=named, worker=worker)
 
 
 def _same(request: MeasureRequest, status: Status, error: str, worker: str) -> MeasureResult:

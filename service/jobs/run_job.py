@@ -17,6 +17,8 @@ from compiler.runtime.artifact import Artifact
 from compiler.timings import Timings
 from db.storage import Storage
 from service.jobs.bounds import task_bounds
+from service.jobs.carry_over import carry_over
+from service.jobs.confirmation import Confirmed, confirm_records
 from service.jobs.device import Device
 from service.jobs.graph_choice import (
     SHARE,
@@ -83,7 +85,8 @@ class Workshop:
 class JobOutcome:
     """The results of a job.
 
-    `served` are the plans of the artifact, one for each size. `settled` and `verification` are None
+    `served` are the plans of the artifact, one for each size. `confirmed` tells which new records
+    hold. `settled` and `verification` are None
     if the job was cancelled before; `verification` also if no artifact was wanted.
     """
 
@@ -92,6 +95,7 @@ class JobOutcome:
     finished: Finished
     device: Device
     settled: Settled | None = None
+    confirmed: Confirmed = field(default_factory=Confirmed)
     verification: Verification | None = None
 
     @property
@@ -116,6 +120,7 @@ class JobOutcome:
             "unverified": [] if checked is None else list(checked.unverified),
             "not_verified": "" if checked is None else checked.not_run,
             "end_to_end": None if self.settled is None else self.settled.verdict.to_json(),
+            "records": self.confirmed.to_json(),
             "workloads": None if self.settled is None else self.settled.workloads,
             "workloads_known": None if self.settled is None else self.settled.known,
             "tasks": len(finished.tasks),
@@ -165,6 +170,7 @@ def run_job(
     plans = _plan(spec, workshop)
 
     watcher.phase("planning")
+    carry_over(plans, storage, workshop.builder)
     with timings.stage("compare plans"):
         chosen, budget = _choose(plans, spec, device, workshop, job_id, token)
     plans = tuple(each.planned for each in chosen)
@@ -172,18 +178,22 @@ def run_job(
         save_texts(planned, storage)
 
     with timings.stage("schedule spaces"):
+        carry_over(plans, storage, workshop.builder)  # others than the rules' plans have
         tasks = tasks_of(*plans)
     if not all_known(tasks, storage):
         workshop.builder.start()
     tracker = Tracker(tasks, budget.trials)
     watcher.tasks(tracker)
 
+    confirmed = Confirmed()
+
     def tuned(tasks: list[Task], budget: JobBudget, watched: bool = False) -> Finished:
         def on_event(event: Event) -> None:
             if watched:
                 watcher.event(event, tracker)
 
-        return tune_tasks(
+        nonlocal confirmed
+        finished = tune_tasks(
             tasks,
             storage,
             workshop.builder,
@@ -197,6 +207,17 @@ def run_job(
             timings=workshop.loop,
             beside=workshop.beside,
         )
+        if not finished.cancelled:
+            confirmed += confirm_records(
+                tasks,
+                storage,
+                workshop.builder,
+                device,
+                job_id=job_id,
+                references=workshop.references,
+                token=token,
+            )
+        return finished
 
     with timings.stage("tune"):
         finished = tuned(tasks, budget, watched=True)
@@ -227,7 +248,8 @@ def run_job(
         )
     for planned in plans:
         keep_plan(planned, storage)
-    outcome = replace(outcome, served=settled.planned, settled=settled)
+    storage.ledger.use(settled.records, job_id)
+    outcome = replace(outcome, served=settled.planned, settled=settled, confirmed=confirmed)
     if output is None:
         return outcome
 

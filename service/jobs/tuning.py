@@ -15,6 +15,7 @@ from compiler.program_builder import CompiledProgram, ScheduleSource
 from compiler.runtime.artifact import Artifact
 from compiler.timings import Timings
 from db.storage import Storage
+from service.jobs.confirmation import records_of
 from service.jobs.cost_models import base_model
 from service.jobs.device import Device
 from service.jobs.job_spec import JobBudget
@@ -71,7 +72,7 @@ def tune_tasks(
         tasks,
         builder,
         device.runner,
-        storage.records,
+        records_of(device, storage, job_id),
         options,
         on_event=keep,
         token=token,

@@ -47,9 +47,9 @@ def make_request(
 ) -> tuple[MeasureRequest, dict[str, bytes]]:
     """A request for candidates that were built, and the blobs that it names.
 
-    Candidates are checked against all `references` and timed on the first. Among finalists the
-    first candidate is the incumbent, with which the others are compared. Equal objects are linked
-    once.
+    Candidates are checked against all `references` and timed on the first. Outside of screening
+    the first candidate is the incumbent, with which the others are compared. Equal objects are
+    linked once.
 
     Raises:
         CompilerError: if they cannot be linked.
@@ -75,7 +75,7 @@ def make_request(
         library_digest=digest_bytes(library),
         cases=tuple(Case(reference.inputs, reference.digest) for reference in references),
         tolerance=references[0].tolerance,
-        incumbent=entries[0].trial_id if phase is Phase.FINAL else "",
+        incumbent="" if phase is Phase.SCREEN else entries[0].trial_id,
         repeat=repeat,
         phase=phase,
         job_id=job_id,

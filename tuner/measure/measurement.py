@@ -46,10 +46,12 @@ class Status(StrEnum):
 
 
 class Phase(StrEnum):
-    """Why a candidate was measured: to find good ones cheaply, or to choose among the best."""
+    """Why a candidate was measured: to find good ones cheaply, to choose among the best, or to see
+    whether what was chosen holds."""
 
     SCREEN = "screen"
     FINAL = "final"
+    CONFIRM = "confirm"
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class ReferenceCache:
 
 
 def _draws(phase: Phase) -> int:
-    return len(DRAWS) if phase is Phase.FINAL else 1
+    return 1 if phase is Phase.SCREEN else len(DRAWS)
 
 
 def _give_way() -> None:

@@ -27,6 +27,8 @@ class FakeDevice:
         runnable: whether it runs any target.
         error: what every run ends with.
         runner: measures kernels.
+        second: measures records again; the runner does if there is none.
+        trusted: whether its records need no second measurement.
         raced: how many programs ran beside the incumbent, race by race.
     """
 
@@ -34,12 +36,17 @@ class FakeDevice:
     runnable: bool = True
     error: DeviceError | None = None
     runner: Any = None
+    second: Any = None
+    trusted: bool = False
     raced: list[int] = field(default_factory=list)
     name: str = "the fake"
 
     @property
     def facts(self) -> Any:
         return find_device()
+
+    def second_runner(self, worker: str) -> Any:
+        return self.second or self.runner
 
     def runs(self, target: Target) -> bool:
         return self.runnable

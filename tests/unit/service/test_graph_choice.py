@@ -34,7 +34,7 @@ from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeBuilder, FakeQueue
 from tuner.cancel import CancelToken
 from tuner.events import Finished
-from tuner.graph.defaults import Defaults
+from tuner.fixed_trials import FixedTrials
 from tuner.measure.model_runs import Race
 from tuner.measure.oracle import ReferenceCache
 from tuner.measure.statistics import Comparison
@@ -101,8 +101,8 @@ def race(monkeypatch: pytest.MonkeyPatch, ratios: list[float]) -> list[int]:
         return Race(1.0, tuple(Comparison("rule", (ratio,) * 8) for _ in others))
 
     monkeypatch.setattr(graph_choice, "race_plans", run)
-    link = partial(Defaults, link=lambda objects: b"".join(objects))
-    monkeypatch.setattr(graph_choice, "Defaults", link)
+    link = partial(FixedTrials, link=lambda objects: b"".join(objects))
+    monkeypatch.setattr(graph_choice, "FixedTrials", link)
     return raced
 
 

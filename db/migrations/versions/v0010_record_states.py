@@ -1,4 +1,4 @@
-"""Records keep their history and say how sure they are; what a bad device said can be taken back."""
+"""Records keep their history and say how sure they are; those of a bad device can be withdrawn."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0009"
-down_revision = "0008"
+revision = "0010"
+down_revision = "0009"
 branch_labels = None
 depends_on = None
 

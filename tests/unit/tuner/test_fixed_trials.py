@@ -1,8 +1,8 @@
-"""Untuned defaults are measured once each, as trials of the job."""
+"""Schedules that are known beforehand are measured once each, as trials of the job."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +11,16 @@ import pytest
 from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
 from tests.unit.tuner.fakes import FakeReferences, FakeTask, World
-from tuner.graph.defaults import AHEAD, WAITING, Defaults
-from tuner.measure.measurement import Phase, Status
+from tuner.fixed_trials import AHEAD, WAITING, FixedTrials, Wanted, default_of
+from tuner.measure.measurement import Phase, Status, Trial
 from tuner.measure.wire import MeasureResult
 from tuner.options import TuneOptions
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-def defaults(world: World) -> Defaults:
-    return Defaults(
+def fixed(world: World) -> FixedTrials:
+    return FixedTrials(
         world.builder,
         world.queue,
         world.store,
@@ -30,8 +30,16 @@ def defaults(world: World) -> Defaults:
     )
 
 
+def measure(
+    world: World, tasks: Iterable[FakeTask], stopped: Callable[[], bool] = lambda: False
+) -> list[Trial]:
+    """The defaults of tasks."""
+    wanted = (default_of(task) for task in tasks)  # type: ignore[arg-type]
+    return fixed(world).measure(wanted, stopped)
+
+
 def test_each_default_is_a_trial_that_the_job_starts_from(world: World, gemm: Any) -> None:
-    assert defaults(world).measure(world.tasks, lambda: False) == 2  # type: ignore[arg-type]
+    assert len(measure(world, world.tasks)) == 2
     (first, second) = world.trials()
     assert {first.schedule, second.schedule} == {gemm.space.default()}
     assert (first.job_id, first.codegen_version, first.origin) == ("job", "1", "default")
@@ -44,7 +52,7 @@ def test_each_default_is_a_trial_that_the_job_starts_from(world: World, gemm: An
 
 def test_a_default_that_fails_is_a_trial_too(world: World) -> None:
     world.builder.refuses = lambda schedule: True
-    assert defaults(world).measure(world.tasks, lambda: False) == 2  # type: ignore[arg-type]
+    assert len(measure(world, world.tasks)) == 2
     assert {t.measurement.status for t in world.trials()} == {Status.BUILD_ERROR}
     assert {t.measurement.error for t in world.trials()} == {"refused"}
 
@@ -68,7 +76,7 @@ def test_the_device_has_several_in_hand_and_tasks_are_made_meanwhile(world: Worl
             yield task
 
     world.queue.poll = looking  # type: ignore[method-assign]
-    assert defaults(world).measure(tasks(), lambda: False) == 40  # type: ignore[arg-type]
+    assert len(measure(world, tasks())) == 40
     assert max(in_hand) == world.queue.capacity + WAITING
     assert len(world.trials()) == len(world.queue.acknowledged) == 40
 
@@ -80,14 +88,14 @@ def test_a_task_that_cannot_be_made_leaves_nothing_under_way(world: World) -> No
         raise CompilerError("no template takes it")
 
     with pytest.raises(CompilerError, match="no template takes it"):
-        defaults(world).measure(tasks(), lambda: False)  # type: ignore[arg-type]
+        measure(world, tasks())
     assert world.queue.submitted and not world.queue.waiting and not world.queue.results
 
 
 def test_it_stops_when_it_is_told_to(world: World) -> None:
     world.queue.stuck = True
     looks = iter([False, False, False, True, True, True, True])
-    assert defaults(world).measure(world.tasks, lambda: next(looks)) == 0  # type: ignore[arg-type]
+    assert len(measure(world, world.tasks, lambda: next(looks))) == 0
     assert not world.trials()
 
 
@@ -96,5 +104,26 @@ def test_code_that_is_refused_for_spilling_is_measured_all_the_same(world: World
         return True
 
     world.builder.spills = spills
-    assert defaults(world).measure(world.tasks, lambda: False) == 2  # type: ignore[arg-type]
+    assert len(measure(world, world.tasks)) == 2
     assert all(t.measurement.ok for t in world.trials())
+
+
+def test_two_schedules_are_compared_in_one_request_with_the_first(world: World, gemm: Any) -> None:
+    default = gemm.space.default()
+    other = next(s for s in gemm.space if s != default)
+    wanted = Wanted(world.tasks[0], (default, other), Phase.CONFIRM, "confirm")  # type: ignore[arg-type]
+    trials = fixed(world).measure([wanted], lambda: False)
+    (request,) = world.queue.submitted
+    assert [t.schedule for t in trials] == [default, other]
+    assert request.incumbent == trials[0].id and request.phase is Phase.CONFIRM
+    assert len(world.trials(Phase.CONFIRM)) == 2
+
+
+def test_one_of_two_that_does_not_build_leaves_the_other(world: World, gemm: Any) -> None:
+    default = gemm.space.default()
+    other = next(s for s in gemm.space if s != default)
+    world.builder.refuses = lambda schedule: schedule == other
+    wanted = Wanted(world.tasks[0], (default, other), Phase.CONFIRM, "confirm")  # type: ignore[arg-type]
+    trials = fixed(world).measure([wanted], lambda: False)
+    found = {t.schedule: t.measurement.status for t in trials}
+    assert found == {default: Status.OK, other: Status.BUILD_ERROR}

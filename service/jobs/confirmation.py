@@ -1,0 +1,185 @@
+"""Records of devices that are not ours are measured again before they are served to other jobs.
+
+A worker may lie, or be sick without knowing. What it says is the best schedule of a workload would
+be served for ever. So its schedule and the default run once more, interleaved, on another worker
+where there is one. The record is confirmed if it holds there, disputed if it does not, and stays
+provisional if nobody could tell.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.build import CODEGEN_VERSION
+from db.storage import Storage
+from db.stores.record_ledger import JobRecords, StoredRecord
+from service.jobs.device import Device
+from service.version import version
+from tuner.cancel import CancelToken
+from tuner.fixed_trials import FixedTrials, Wanted
+from tuner.measure.builder import Builder
+from tuner.measure.measurement import Measurement, Phase, Status, Trial
+from tuner.measure.oracle import ReferenceCache
+from tuner.options import TuneOptions
+from tuner.store import RecordStore
+from tuner.tasks import Task
+
+SLOWER = 2.0
+"""A record is disputed if its schedule takes so many times longer when it is measured again."""
+
+DEVICES_DIFFER = 8.0
+"""By what factor the devices of one target may differ: their defaults tell, but not more than
+this, because the first device said what its default takes."""
+
+CONFIRM_SECONDS = 120.0
+"""How long a job waits for second measurements."""
+
+_CONTRADICTS = (Status.CRASH, Status.RUN_ERROR, Status.RUN_TIMEOUT, Status.WRONG_ANSWER)
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """What the second measurements of a job's new records said.
+
+    `disputed` has a sentence for each record that was contradicted. `open` are still provisional.
+    """
+
+    confirmed: int = 0
+    disputed: tuple[str, ...] = ()
+    open: int = 0
+
+    def __add__(self, later: Confirmed) -> Confirmed:
+        """Both together; what is open is so at the end."""
+        disputed = self.disputed + later.disputed
+        return Confirmed(self.confirmed + later.confirmed, disputed, later.open)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "confirmed": self.confirmed,
+            "disputed": list(self.disputed),
+            "open": self.open,
+        }
+
+
+def records_of(device: Device, storage: Storage, job_id: str) -> RecordStore:
+    """Where a job keeps its trials and records: what our own machine measured is served at once."""
+    if device.trusted:
+        return storage.records
+    return JobRecords(storage.records, storage.ledger, job_id)
+
+
+def confirm_records(
+    tasks: Sequence[Task],
+    storage: Storage,
+    builder: Builder,
+    device: Device,
+    *,
+    job_id: str,
+    references: ReferenceCache,
+    token: CancelToken,
+    seconds: float = CONFIRM_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+) -> Confirmed:
+    """Measure the provisional records of a job again, and say which hold.
+
+    Raises:
+        CompilerError: if the kernels cannot be made.
+        DatabaseError: if the database fails.
+    """
+    by_key = {task.key: task for task in tasks}
+    proposed = storage.ledger.provisional(job_id)
+    waiting = [one for one in proposed if one.record.key in by_key]
+    if not waiting:
+        return Confirmed(open=len(proposed))
+    ends = clock() + seconds
+    options = TuneOptions(
+        trials=1,  # nothing is searched
+        job_id=job_id,
+        codegen_version=CODEGEN_VERSION,
+        compiler_version=version(),
+    )
+
+    def stopped() -> bool:
+        return token.cancelled or clock() >= ends
+
+    groups: dict[str, list[StoredRecord]] = defaultdict(list)
+    for one in waiting:
+        groups[one.worker].append(one)
+    confirmed, disputed = 0, []
+    for worker, records in groups.items():
+        trials = FixedTrials(
+            builder, device.second_runner(worker), storage.records, options, references
+        ).measure((_wanted(by_key[one.record.key], one) for one in records), stopped)
+        for one in records:
+            task = by_key[one.record.key]
+            second = _of(trials, task, one.record.schedule.digest)
+            if second is None:
+                continue
+            reason = contradiction(
+                one.record.measurement, second, _default_ratio(task, one, trials, storage)
+            )
+            if reason:
+                storage.ledger.dispute(one.id, second, reason)
+                disputed.append(f"'{task.name}': {reason}")
+            elif second.certified:
+                confirmed += storage.ledger.confirm(one.id, second)
+    return Confirmed(confirmed, tuple(disputed), len(storage.ledger.provisional(job_id)))
+
+
+def contradiction(first: Measurement, second: Measurement, devices_ratio: float | None) -> str:
+    """Why a second measurement contradicts the first; empty if it does not.
+
+    Args:
+        first: what made the record.
+        second: of the same schedule, maybe on another device.
+        devices_ratio: how many times longer the default takes on the second device; None if that
+            is not known.
+    """
+    names = f"worker '{first.worker}'", f"worker '{second.worker}'"
+    if second.status in _CONTRADICTS:
+        why = f": {second.error}" if second.error else ""
+        return f"{names[0]} found it right, on {names[1]} it ended as {second.status}{why}"
+    said, seen = first.run_seconds, second.run_seconds
+    if said is None or seen is None:
+        return ""
+    ratio = 1.0 if devices_ratio is None else devices_ratio
+    expected = said * min(max(ratio, 1.0 / DEVICES_DIFFER), DEVICES_DIFFER)
+    if seen <= SLOWER * expected:
+        return ""
+    return f"{said:.3g} s on {names[0]}, {seen:.3g} s on {names[1]}"
+
+
+def _wanted(task: Task, one: StoredRecord) -> Wanted:
+    schedules = dict.fromkeys((task.space.default(), one.record.schedule))
+    return Wanted(task, tuple(schedules), Phase.CONFIRM, "confirm")
+
+
+def _of(trials: Sequence[Trial], task: Task, digest: str) -> Measurement | None:
+    found: Mapping[str, Measurement] = {
+        trial.schedule.digest: trial.measurement for trial in trials if trial.key == task.key
+    }
+    return found.get(digest)
+
+
+def _default_ratio(
+    task: Task, one: StoredRecord, trials: Sequence[Trial], storage: Storage
+) -> float | None:
+    """The default's time on the second device over that on the first; None if one is unknown."""
+    default = task.space.default()
+    second = _of(trials, task, default.digest)
+    times = [
+        trial.measurement.run_seconds
+        for trial in storage.records.trials(task.key)
+        if trial.schedule == default
+        and trial.phase is not Phase.CONFIRM
+        and trial.measurement.worker == one.worker
+        and trial.codegen_version == CODEGEN_VERSION
+    ]
+    first = min((seconds for seconds in times if seconds), default=None)
+    if second is None or second.run_seconds is None or first is None:
+        return None
+    return second.run_seconds / first

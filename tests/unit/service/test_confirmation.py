@@ -1,0 +1,171 @@
+"""What a device that is not ours says is measured again before other jobs are served with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler.codegen.link import linkers
+from compiler.schedule.schedule import Schedule
+from compiler.target import resolve_target
+from db.storage import Storage
+from db.stores.records import RecordState
+from service.jobs.confirmation import DEVICES_DIFFER, SLOWER, contradiction
+from service.jobs.job_spec import JobBudget, JobSpec
+from service.jobs.run_job import JobOutcome, JobWatcher, Workshop, run_job
+from tests.unit.service.devices import FakeDevice
+from tests.unit.tuner.fakes import FakeQueue
+from tuner.cancel import CancelToken
+from tuner.measure.builder import ProcessBuilder
+from tuner.measure.measurement import Measurement, Phase, Status
+
+needs_linker = pytest.mark.skipif(not linkers(), reason="no linker")
+TARGET = resolve_target("x86-64-v3")
+
+
+def ok(seconds: float, worker: str = "a") -> Measurement:
+    return Measurement(Status.OK, samples_seconds=(seconds,), worker=worker, checks=3)
+
+
+class TestContradiction:
+    def test_the_same_time_agrees(self) -> None:
+        assert contradiction(ok(1e-3), ok(1e-3, "b"), 1.0) == ""
+        assert contradiction(ok(1e-3), ok(0.99 * SLOWER * 1e-3, "b"), None) == ""
+
+    def test_a_time_that_nobody_sees_again_is_told_with_both_workers(self) -> None:
+        found = contradiction(ok(1e-12), ok(3e-3, "b"), 1.0)
+        assert found == "1e-12 s on worker 'a', 0.003 s on worker 'b'"
+
+    def test_a_slower_device_is_no_contradiction(self) -> None:
+        assert contradiction(ok(1e-3), ok(5e-3, "b"), 5.0) == ""
+        assert contradiction(ok(1e-3), ok(5e-3, "b"), 1.0) != ""
+
+    def test_a_device_that_lies_about_its_default_as_well_is_not_believed(self) -> None:
+        assert contradiction(ok(1e-12), ok(1e-3, "b"), 1e9) != ""
+        limit = SLOWER * DEVICES_DIFFER
+        assert contradiction(ok(1e-3), ok(1.01 * limit * 1e-3, "b"), 1e9) != ""
+
+    def test_one_that_was_disturbed_when_it_became_a_record_is_still_the_best(self) -> None:
+        assert contradiction(ok(1e-3), ok(1e-4, "b"), 1.0) == ""
+
+    @pytest.mark.parametrize(
+        "status", [Status.WRONG_ANSWER, Status.CRASH, Status.RUN_ERROR, Status.RUN_TIMEOUT]
+    )
+    def test_what_fails_elsewhere_is_no_record(self, status: Status) -> None:
+        failed = Measurement(status, "why", worker="b")
+        found = contradiction(ok(1e-3), failed, None)
+        assert found == f"worker 'a' found it right, on worker 'b' it ended as {status}: why"
+
+    @pytest.mark.parametrize("status", [Status.WORKER_LOST, Status.CANCELLED])
+    def test_a_worker_that_was_lost_says_nothing(self, status: Status) -> None:
+        assert contradiction(ok(1e-3), Measurement(status, worker="b"), None) == ""
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[ProcessBuilder]:
+    made = ProcessBuilder(1)
+    yield made
+    made.close()
+
+
+def honest(schedule: Schedule) -> float:
+    return 1e-3 * (1 + int(schedule.digest[:4], 16) / 65536)
+
+
+def lying(schedule: Schedule) -> float:
+    """The slower a schedule, the faster it is said to be."""
+    return 1e-15 / honest(schedule)
+
+
+def model() -> bytes:
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "fc")],
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [16, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [16, 64])],
+        [numpy_helper.from_array(np.ones((32, 64), np.float32), "w")],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    return made.SerializeToString()
+
+
+def tuned(storage: Storage, builder: ProcessBuilder, device: Any, job_id: str) -> JobOutcome:
+    spec = JobSpec(model(), TARGET, budget=JobBudget(12))
+    workshop = Workshop(storage, builder)
+    return run_job(spec, device, workshop, JobWatcher(), job_id=job_id, token=CancelToken())
+
+
+def states(storage: Storage) -> list[RecordState]:
+    return [one.state for one in storage.ledger.list()]
+
+
+@needs_linker
+def test_a_lie_is_measured_again_disputed_and_not_served(
+    storage: Storage, builder: ProcessBuilder
+) -> None:
+    board = FakeDevice([0.9] * 8, runner=FakeQueue(lying), second=FakeQueue(honest))
+    outcome = tuned(storage, builder, board, "first")
+    (record,) = storage.ledger.list()
+    assert record.state is RecordState.DISPUTED
+    assert storage.records.best_record(record.record.key) is None
+    assert outcome.confirmed.confirmed == 0 and outcome.confirmed.open == 0
+    (told,) = outcome.confirmed.disputed
+    assert record.reason in told
+    assert outcome.report()["records"]["disputed"] == [told]
+    assert outcome.settled is not None and outcome.settled.known == 0 == len(
+        outcome.settled.records
+    )
+
+
+@needs_linker
+def test_a_record_that_holds_is_served_and_remembers_who_used_it(
+    storage: Storage, builder: ProcessBuilder
+) -> None:
+    board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=FakeQueue(honest))
+    outcome = tuned(storage, builder, board, "first")
+    (record,) = storage.ledger.list()
+    assert record.state is RecordState.CONFIRMED and record.job_id == "first"
+    assert record.confirmation is not None and record.confirmation.certified
+    assert storage.records.best_record(record.record.key) == record.record
+    (again,) = board.second.submitted
+    assert again.phase is Phase.CONFIRM and len(again.cases) > 1
+    assert storage.ledger.uses(record.id) == ["first"]
+    assert outcome.confirmed.confirmed == 1
+
+
+@needs_linker
+def test_a_record_that_nobody_could_measure_again_stays_provisional(
+    storage: Storage, builder: ProcessBuilder
+) -> None:
+    second = FakeQueue(honest, fails=lambda candidate, attempt: Status.WORKER_LOST)
+    board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=second)
+    outcome = tuned(storage, builder, board, "first")
+    assert states(storage) == [RecordState.PROVISIONAL] and outcome.confirmed.open == 1
+    assert outcome.settled is not None and outcome.settled.known == 0
+
+    # the next job finds the trials, compares their best once more, and has it confirmed
+    board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=FakeQueue(honest))
+    later = tuned(storage, builder, board, "second")
+    assert later.settled is not None and later.settled.known == 1
+    assert RecordState.CONFIRMED in states(storage)
+
+
+@needs_linker
+def test_our_own_device_needs_no_second_measurement(
+    storage: Storage, builder: ProcessBuilder
+) -> None:
+    ours = FakeDevice([0.9] * 8, runner=FakeQueue(honest), trusted=True)
+    outcome = tuned(storage, builder, ours, "first")
+    assert states(storage) == [RecordState.CONFIRMED]
+    assert all(request.phase is not Phase.CONFIRM for request in ours.runner.submitted)
+    assert outcome.settled is not None and outcome.settled.known == 1
+
+
+def test_the_shape_of_a_measurement_is_not_changed_by_the_second(storage: Storage) -> None:
+    first, second = ok(1e-3), replace(ok(2e-3, "b"), checks=1)
+    assert contradiction(first, second, None) == "" and not second.certified

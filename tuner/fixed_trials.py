@@ -1,0 +1,182 @@
+"""Schedules that are known beforehand, measured once each: no search.
+
+Plans are compared by the defaults of their kernels before anything is tuned. Records of devices
+that are not ours are measured a second time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from compiler.errors import CompilerError
+from compiler.schedule.schedule import Schedule
+from tuner.measure.batch import BuiltCandidate, Link, link_to_bytes, make_request, trials_of
+from tuner.measure.builder import Builder, Built, Ticket
+from tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
+from tuner.measure.oracle import ReferenceCache
+from tuner.measure.runner import Runner
+from tuner.measure.wire import MeasureRequest, RepeatSettings
+from tuner.options import TuneOptions
+from tuner.store import RecordStore
+from tuner.tasks import Task
+
+AHEAD = 8
+"""Builds that are under way while the runner measures."""
+
+WAITING = 6
+"""Requests beside those that the runner has its fill of. What is measured does not hang on results,
+so the device never waits for a build, and takes as many at a time as it can."""
+
+POLL_SECONDS = 0.05
+"""How long to wait for a result before looking at the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Schedules of one task to measure in one request, and why.
+
+    Outside of screening the others are timed in pairs with the first one. `origin` is that of the
+    trials.
+    """
+
+    task: Task
+    schedules: tuple[Schedule, ...]
+    phase: Phase
+    origin: str
+
+
+def default_of(task: Task) -> Wanted:
+    """The untuned default of a task. Its trial counts for the job that tunes the task."""
+    return Wanted(task, (task.space.default(),), Phase.SCREEN, "default")
+
+
+@dataclass(slots=True)
+class FixedTrials:
+    """Measures schedules as trials of the job that the options name."""
+
+    builder: Builder
+    runner: Runner
+    store: RecordStore
+    options: TuneOptions
+    references: ReferenceCache
+    link: Link = link_to_bytes
+
+    def measure(self, wanted: Iterable[Wanted], stopped: Callable[[], bool]) -> list[Trial]:
+        """Measure each once, in this order, until `stopped`; the trials, which are stored.
+
+        A schedule that fails is a trial, too. What is wanted is taken from the iterator when the
+        builders have room: making a task takes time, and those before it are built meanwhile.
+
+        Raises:
+            CompilerError: if a task cannot be made; what was under way is stopped before.
+        """
+        coming = iter(wanted)
+        one = next(coming, None)
+        building: deque[tuple[Wanted, Ticket]] = deque()
+        running: dict[str, MeasureRequest] = {}
+        done: list[Trial] = []
+        failed: CompilerError | None = None
+        while one is not None or building or running:
+            if failed is not None or stopped():
+                for _, ticket in building:
+                    ticket.cancel()
+                self.runner.cancel(list(running))
+                one = None
+                building.clear()
+            try:
+                while one is not None and len(building) < AHEAD:
+                    self.references.prepare(one.task.workload, one.phase)
+                    building.append((one, self.builder.submit(one.task, list(one.schedules))))
+                    one = next(coming, None)
+            except CompilerError as error:
+                failed = error
+                continue
+            room = self.runner.capacity + WAITING
+            while building and building[0][1].done() and len(running) < room:
+                built, ticket = building.popleft()
+                sent, trials = self._send(built, ticket.results())
+                done += trials
+                if sent is not None:
+                    running[sent.request_id] = sent
+            results = [r for r in self.runner.poll(POLL_SECONDS) if r.request_id in running]
+            trials = [
+                trial
+                for result in results
+                for trial in trials_of(running.pop(result.request_id), result)
+                if trial.measurement.status is not Status.CANCELLED
+            ]
+            if results:
+                self.store.add_trials(trials)
+                done += trials
+            for result in results:
+                self.runner.acknowledge(result.request_id)
+        if failed is not None:
+            raise failed
+        return done
+
+    def _send(
+        self, wanted: Wanted, built: Sequence[Built]
+    ) -> tuple[MeasureRequest | None, list[Trial]]:
+        """Send what was built; the request, and the trials of what failed before, which are
+        stored."""
+        entries = [
+            BuiltCandidate(self._trial_id(wanted, one.schedule), one, wanted.origin)
+            for one in built
+        ]
+        good = [entry for entry in entries if entry.built.status is Status.OK]
+        failed = {
+            entry.trial_id: Measurement(
+                entry.built.status, entry.built.error, build_seconds=entry.built.build_seconds
+            )
+            for entry in entries
+            if entry.built.status is not Status.OK
+        }
+        request = None
+        if good:
+            try:
+                request, blobs = make_request(
+                    wanted.task.key,
+                    good,
+                    self.references.cases(wanted.task.workload, wanted.phase),
+                    RepeatSettings(
+                        samples=self.options.screen_samples,
+                        sample_seconds=self.options.sample_seconds,
+                        limit_seconds=self.options.limit_seconds,
+                        seed=self.options.seed,
+                    ),
+                    link=self.link,
+                    phase=wanted.phase,
+                    job_id=self.options.job_id,
+                    codegen_version=self.options.codegen_version,
+                )
+            except CompilerError as error:
+                why = Measurement(Status.BUILD_ERROR, f"the code does not link: {error}")
+                failed |= {
+                    entry.trial_id: replace(why, build_seconds=entry.built.build_seconds)
+                    for entry in good
+                }
+            else:
+                self.runner.submit(request, blobs)
+        trials = [
+            Trial(
+                entry.trial_id,
+                wanted.task.key,
+                entry.built.schedule,
+                failed[entry.trial_id],
+                wanted.phase,
+                self.options.job_id,
+                self.options.codegen_version,
+                entry.origin,
+            )
+            for entry in entries
+            if entry.trial_id in failed
+        ]
+        if trials:
+            self.store.add_trials(trials)
+        return request, trials
+
+    def _trial_id(self, wanted: Wanted, schedule: Schedule) -> str:
+        key, job = wanted.task.key, self.options.job_id
+        return trial_id(key, schedule.digest, wanted.phase, job, 0)
