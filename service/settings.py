@@ -45,7 +45,27 @@ class Settings(BaseSettings):
         default=4 << 30, gt=0, description="Largest ONNX file that is accepted."
     )
     max_body_bytes: int = Field(
-        default=64 << 20, gt=0, description="Largest request body but for models."
+        default=1 << 20, gt=0, description="Largest request body but for models and results."
+    )
+    max_result_bytes: int = Field(
+        default=32 << 20,
+        gt=0,
+        description="Largest result of a worker; it may bring back outputs of 16 MiB, in base64.",
+    )
+    body_start_seconds: float = Field(
+        default=10.0, gt=0, description="Time until a request body must come at its least rate."
+    )
+    body_bytes_per_second: float = Field(
+        default=16384.0, gt=0, description="Least rate at which a request body must come."
+    )
+    body_seconds: float = Field(
+        default=3600.0, gt=0, description="Longest time that a request body may take."
+    )
+    header_seconds: float = Field(
+        default=10.0, gt=0, description="Longest time that the head of a request may take."
+    )
+    max_connections: int = Field(
+        default=8192, gt=0, description="Open connections beyond which requests are answered 503."
     )
     lease_seconds: float = Field(
         default=30.0, gt=0, description="Time a worker has to renew the lease of a measurement."

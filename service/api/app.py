@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from db.notices import open_source, topic_states
 from db.storage import Storage
 from service.api import errors, routes
-from service.api.body_limit import BodyLimitMiddleware
+from service.api.gate import Gate, TokenCache
 from service.api.housekeeping import keep_house
 from service.api.metrics import Metrics, MetricsMiddleware
 from service.api.notifier import Notifier
@@ -26,7 +26,7 @@ from service.settings import Settings
 from service.storage import open_storage
 from service.version import version
 
-_PROBLEMS = (401, 403, 404, 409, 413, 422, 503, 507)
+_PROBLEMS = (401, 403, 404, 408, 409, 413, 422, 503, 507)
 
 
 def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
@@ -42,13 +42,19 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         notifier = Notifier(open_source(opened.engine), partial(topic_states, opened.engine))
         app.state.notifier = notifier
         app.state.waiting_room = WaitingRoom(notifier)
+        tokens = TokenCache(opened.tokens)
+        app.state.gate = Gate(settings, tokens)
         await notifier.start()
-        house = asyncio.create_task(keep_house(opened, settings, app.state.metrics))
+        tasks = [
+            asyncio.create_task(keep_house(opened, settings, app.state.metrics)),
+            asyncio.create_task(tokens.follow(notifier)),
+        ]
         try:
             yield
         finally:
             stop_waiting(app)
-            house.cancel()
+            for task in tasks:
+                task.cancel()
             await notifier.stop()
             if storage is None:
                 opened.close()
@@ -70,7 +76,6 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.metrics = Metrics()
     app.add_middleware(PlainTextMiddleware)
-    app.add_middleware(BodyLimitMiddleware, limit_bytes=settings.max_body_bytes)
     app.add_middleware(MetricsMiddleware, metrics=app.state.metrics)
     errors.install(app)
     for router in route_modules():

@@ -46,6 +46,7 @@ def serve(
     from service import logs
     from service.api.app import create_app, stop_waiting
     from service.api.listening import ListenError, listen
+    from service.api.server import server_config
     from service.embedded import owner_token
     from service.storage import open_storage
 
@@ -64,22 +65,13 @@ def serve(
     url = f"http://{settings.host}:{port}"
     print(f"serving {url}/v1, the owner's token is in {settings.token_file}", file=sys.stderr)
     app = create_app(settings, storage)
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        # for what does not look at `stopping`
-        timeout_graceful_shutdown=2,
-        log_level="warning",
-        access_log=False,
-    )
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             asyncio.get_running_loop().call_soon_threadsafe(stop_waiting, app)
             super().handle_exit(sig, frame)
 
-    server = Server(config)
+    server = Server(server_config(app, settings))
 
     def stop() -> None:
         server.should_exit = True

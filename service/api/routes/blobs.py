@@ -8,8 +8,9 @@ from fastapi.responses import FileResponse
 from db.errors import NotFoundError
 from db.stores.tokens import Scope
 from service.api.deps import Measurer, StorageDep
+from service.api.gate import GatedRoute
 
-router = APIRouter(tags=["blobs"])
+router = APIRouter(tags=["blobs"], route_class=GatedRoute)
 
 
 @router.get("/blobs/{digest}", response_class=FileResponse)

@@ -7,11 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from service.api.deps import Admin, Reader, StorageDep
+from service.api.gate import GatedRoute
 from service.api.schemas import CostModelView, PromotionRequest, RollbackRequest
 from service.api.views import cost_model_view
 from service.jobs.targets import target_key
 
-router = APIRouter(tags=["cost models"])
+router = APIRouter(tags=["cost models"], route_class=GatedRoute)
 
 
 @router.get("/cost-models")

@@ -14,9 +14,10 @@ from db.storage import Storage
 from db.stores.events import JobEvent
 from db.stores.jobs import Job
 from service.api.deps import NotifierDep, Reader, StorageDep
+from service.api.gate import GatedRoute
 from service.api.schemas import JobEventView
 
-router = APIRouter(tags=["jobs"])
+router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 
 # The largest number that a database can hold: no job has more events.
 LAST_EVENT = (1 << 63) - 1

@@ -6,11 +6,12 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from service.api.deps import Reader, StorageDep
+from service.api.gate import GatedRoute
 from service.api.metrics import Metrics
 from service.api.schemas import HealthView
 from service.version import version
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], route_class=GatedRoute)
 
 
 @router.get("/health")

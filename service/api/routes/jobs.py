@@ -11,12 +11,13 @@ from db.job_states import JobState
 from db.stores.tokens import Scope
 from service.api.deps import Reader, StorageDep, Submitter
 from service.api.errors import ApiProblem, forbidden
+from service.api.gate import GatedRoute
 from service.api.model_check import check_job
 from service.api.schemas import JobRequest, JobView, TaskView
 from service.api.views import job_view, task_view
 from service.jobs.addressee import resolve_addressee
 
-router = APIRouter(tags=["jobs"])
+router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 
 
 @router.post("/jobs", status_code=201)

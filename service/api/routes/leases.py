@@ -10,6 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from db.storage import Storage
 from db.stores.workers import Health, RegisteredWorker
 from service.api.deps import Measurer, SettingsDep, StorageDep, WaitingRoomDep
+from service.api.gate import GatedRoute
 from service.api.routes.workers import check_version, own_worker
 from service.api.schemas import (
     ClaimRequest,
@@ -24,7 +25,7 @@ from service.api.schemas import (
 from service.api.views import lease_view
 from service.api.waiting import Look
 
-router = APIRouter(tags=["leases"])
+router = APIRouter(tags=["leases"], route_class=GatedRoute)
 
 
 @router.post("/leases/claim")

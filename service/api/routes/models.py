@@ -16,11 +16,12 @@ from db.errors import NotFoundError
 from db.storage import Storage
 from service.api.deps import Reader, SettingsDep, StorageDep, Submitter
 from service.api.errors import invalid, too_large
+from service.api.gate import GatedRoute
 from service.api.model_check import check_model_bytes
 from service.api.schemas import ModelView
 from service.api.views import model_view
 
-router = APIRouter(tags=["models"])
+router = APIRouter(tags=["models"], route_class=GatedRoute)
 
 _UPLOAD = {
     "requestBody": {

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 from db.errors import NotFoundError
 from service.api.deps import Reader, StorageDep
 from service.api.errors import invalid
+from service.api.gate import GatedRoute
 from service.api.lookup import lookup_model, lookup_workloads
 from service.api.schemas import (
     Digest,
@@ -22,7 +23,7 @@ from service.api.views import record_view
 from service.jobs.addressee import target_key_of
 from tuner.measure.measurement import RecordKey
 
-router = APIRouter(tags=["schedules"])
+router = APIRouter(tags=["schedules"], route_class=GatedRoute)
 
 
 @router.get("/schedules")

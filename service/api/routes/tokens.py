@@ -6,10 +6,11 @@ from fastapi import APIRouter
 
 from db.stores.tokens import Scope
 from service.api.deps import Admin, StorageDep
+from service.api.gate import GatedRoute
 from service.api.schemas import NewTokenView, TokenRequest, TokenView
 from service.api.views import token_view
 
-router = APIRouter(tags=["tokens"])
+router = APIRouter(tags=["tokens"], route_class=GatedRoute)
 
 
 @router.post("/tokens", status_code=201)

@@ -9,6 +9,7 @@ from db.stores.tokens import Scope, Token
 from db.stores.workers import RegisteredWorker
 from service.api.deps import Measurer, Reader, SettingsDep, StorageDep
 from service.api.errors import ApiProblem, forbidden
+from service.api.gate import GatedRoute
 from service.api.schemas import (
     DrainRequest,
     HeartbeatRequest,
@@ -22,7 +23,7 @@ from service.jobs.addressee import target_names
 from service.jobs.targets import recognised_as, runnable_targets
 from tuner.measure.wire import PROTOCOL
 
-router = APIRouter(tags=["workers"])
+router = APIRouter(tags=["workers"], route_class=GatedRoute)
 
 
 def own_worker(storage: Storage, worker_id: str, token: Token) -> RegisteredWorker:

@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 from db.storage import Storage
 from db.stores.tokens import Scope
 from service.api.app import create_app
+from service.api.server import server_config
 from service.embedded import owner_token
 from service.settings import Settings
 from service.storage import open_storage
@@ -80,12 +81,9 @@ class LiveServer:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        config = uvicorn.Config(
-            create_app(self.settings, self.storage),
-            port=self.port,
-            log_level="error",
-            timeout_graceful_shutdown=1,
-        )
+        settings = self.settings.model_copy(update={"port": self.port})
+        config = server_config(create_app(settings, self.storage), settings)
+        config.timeout_graceful_shutdown = 1
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()

@@ -1,0 +1,197 @@
+"""What a request passes before a byte of its body is read: its token, its scope, its length.
+
+Then its body is read with a limit, at a least rate and within a deadline, and no thread waits for
+it. A route is one of `GatedRoute`; the scope that it needs is that of its dependency `Needs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Send
+from starlette.types import Scope as Connection
+
+from db.notices import TOKENS
+from db.stores.tokens import Scope, Token, TokenStore
+from service.api.errors import forbidden, too_large, unauthorized
+from service.api.notifier import Notifier
+from service.settings import Settings
+
+KNOWN_SECONDS = 1.0
+"""How long a token that was verified is not looked up again. Who revokes it is heard of sooner."""
+
+_MOST_KNOWN = 10_000
+
+_bearer = HTTPBearer(auto_error=False, description="A token with the scope of the route")
+
+
+class Needs:
+    """The dependency of a route that needs a token with a scope. The gate has checked it."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    async def __call__(
+        self,
+        request: Request,
+        _: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+    ) -> Token:
+        token = request.scope["tilewright_token"]
+        assert isinstance(token, Token)
+        return token
+
+
+class TokenCache:
+    """Tokens that were verified a moment ago."""
+
+    def __init__(self, tokens: TokenStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tokens = tokens
+        self._clock = clock
+        self._known: dict[str, tuple[float, Token]] = {}
+
+    async def verify(self, secret: str) -> Token | None:
+        """As `TokenStore.verify`, or as it said at most `KNOWN_SECONDS` ago."""
+        found = self._known.get(secret)
+        if found is not None and self._clock() - found[0] < KNOWN_SECONDS:
+            return found[1]
+        asked = self._clock()
+        token = await run_in_threadpool(self._tokens.verify, secret)
+        if token is None:
+            self._known.pop(secret, None)
+        else:
+            if len(self._known) >= _MOST_KNOWN:
+                self.forget()
+            self._known[secret] = asked, token
+        return token
+
+    def forget(self) -> None:
+        """Look every token up again: some were made or revoked."""
+        self._known.clear()
+
+    async def follow(self, notifier: Notifier) -> None:
+        """Forget whenever a token is revoked anywhere; until it is cancelled."""
+        with notifier.listening(TOKENS) as ears:
+            while True:
+                await ears.woken()
+                self.forget()
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How slowly a body may come, and how long it may take altogether."""
+
+    start_seconds: float  # until the rate counts
+    bytes_per_second: float
+    most_seconds: float
+
+    def seconds(self, received: int) -> float:
+        """When, after its begin, more must have come than so many bytes."""
+        return min(self.start_seconds + received / self.bytes_per_second, self.most_seconds)
+
+
+class Body:
+    """The body of one request as it comes in.
+
+    Raises HTTPException, which is all that the framework passes on: 413 for too much of it, 408 if
+    it comes too slowly. The connection is closed after that.
+    """
+
+    def __init__(self, receive: Receive, what: str, limit_bytes: int, pace: Pace) -> None:
+        self._receive = receive
+        self._what = what
+        self._limit_bytes = limit_bytes
+        self._pace = pace
+        self._began = time.monotonic()
+        self._received = 0
+        self._over = False
+
+    async def receive(self) -> Message:
+        if self._over:  # whoever asks now waits for the client to go
+            return await self._receive()
+        left = self._began + self._pace.seconds(self._received) - time.monotonic()
+        try:
+            async with asyncio.timeout(left):
+                message = await self._receive()
+        except TimeoutError:
+            detail = f"{self._what} came too slowly: {self._received} bytes in time"
+            raise HTTPException(408, detail, headers={"Connection": "close"}) from None
+        self._received += len(message.get("body", b""))
+        self._over = not message.get("more_body", False)
+        if self._received > self._limit_bytes:
+            problem = too_large(self._what, self._limit_bytes)
+            raise HTTPException(413, problem.detail, headers={"Connection": "close"})
+        return message
+
+
+class Gate:
+    """What all requests to an application pass."""
+
+    def __init__(self, settings: Settings, tokens: TokenCache) -> None:
+        self.tokens = tokens
+        self._pace = Pace(
+            settings.body_start_seconds,
+            settings.body_bytes_per_second,
+            settings.body_seconds,
+        )
+        self._limit = "the request body", settings.max_body_bytes
+        self._limits = {
+            "/models": ("the model", settings.max_model_bytes),
+            "/leases/{request_id}/result": ("the result", settings.max_result_bytes),
+        }
+
+    async def authenticate(self, headers: Mapping[bytes, bytes], scope: Scope) -> Token:
+        """The token of a request, if it has the scope. Raises a 401 or 403 problem."""
+        kind, _, secret = headers.get(b"authorization", b"").partition(b" ")
+        if kind.lower() != b"bearer" or not secret.strip():
+            raise unauthorized("a bearer token is needed")
+        token = await self.tokens.verify(secret.strip().decode("latin-1"))
+        if token is None:
+            raise unauthorized("the token is unknown, revoked or over")
+        if not token.allows(scope):
+            raise forbidden(f"token '{token.name}' has no scope '{scope}'")
+        return token
+
+    def body(self, path: str, headers: Mapping[bytes, bytes], receive: Receive) -> Receive:
+        """The body of a request to a route, within its limits. Raises a 413 problem."""
+        what, limit = self._limits.get(path, self._limit)
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > limit:
+            raise too_large(what, limit)
+        return Body(receive, what, limit, self._pace).receive
+
+
+class GatedRoute(APIRoute):
+    """A route whose requests pass the gate of the application."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._needs = _needed(self.dependant)
+
+    async def handle(self, scope: Connection, receive: Receive, send: Send) -> None:
+        if scope["method"] in (self.methods or ()):
+            gate: Gate = scope["app"].state.gate
+            headers = dict(scope["headers"])
+            if self._needs is not None:
+                scope["tilewright_token"] = await gate.authenticate(headers, self._needs)
+            receive = gate.body(self.path, headers, receive)
+        await super().handle(scope, receive, send)
+        if self._needs is Scope.ADMIN:  # it may have revoked a token
+            scope["app"].state.gate.tokens.forget()
+
+
+def _needed(dependant: Dependant) -> Scope | None:
+    """The scope that a route needs, by itself or by what it depends on."""
+    if isinstance(dependant.call, Needs):
+        return dependant.call.scope
+    found = [_needed(each) for each in dependant.dependencies]
+    return next((scope for scope in found if scope is not None), None)

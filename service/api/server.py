@@ -1,0 +1,81 @@
+"""The HTTP server of the application: connections that do not get on are closed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from service.settings import Settings
+
+HEAD_BYTES = 32 << 10
+"""Largest head of a request."""
+
+
+class PromptProtocol(H11Protocol):
+    """HTTP whose clients have to finish what they begin.
+
+    uvicorn waits for ever for the rest of a head, for a first request, and for the rest of a body
+    that was answered before it came. Here the connection is closed. A body that the application
+    reads is the gate's to limit.
+    """
+
+    def __init__(self, config: uvicorn.Config, *arguments: Any, **options: Any) -> None:
+        super().__init__(config, *arguments, **options)
+        assert isinstance(config.app, FastAPI)
+        self._seconds: float = config.app.state.settings.header_seconds
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._relax()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look()
+
+    def _look(self) -> None:
+        """Expect more of a client whose request has begun and is not with the application."""
+        serving = self.cycle is not None and not self.cycle.response_complete
+        between = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        if serving or (between and self.cycle is not None):
+            self._relax()  # between requests uvicorn's own timer runs
+        elif self._deadline is None:
+            self._expect()
+
+    def _expect(self) -> None:
+        self._deadline = self.loop.call_later(self._seconds, self.transport.close)
+
+    def _relax(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    """How the application is served."""
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=PromptProtocol,
+        ws="none",
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        limit_concurrency=settings.max_connections,
+        # for what does not look at `stopping`
+        timeout_graceful_shutdown=2,
+        log_level="warning",
+        access_log=False,
+    )

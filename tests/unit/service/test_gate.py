@@ -1,0 +1,201 @@
+"""What a request passes before its body is read, and clients that do not get on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from starlette.exceptions import HTTPException
+from starlette.types import Message
+
+from db.storage import Storage
+from db.stores.tokens import Scope
+from service.api.app import create_app, route_modules
+from service.api.gate import Body, GatedRoute, Pace, TokenCache
+from service.settings import Settings
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Clients have a quarter of a second."""
+    short = {"header_seconds": 0.25, "body_start_seconds": 0.25}
+    return settings.model_copy(update=short)
+
+
+def connect(server: Any, sent: bytes) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    connection.sendall(sent)
+    return connection
+
+
+def rest(connection: socket.socket) -> bytes:
+    """All that comes until the service closes the connection."""
+    with connection:
+        received = b""
+        while data := connection.recv(65536):
+            received += data
+        return received
+
+
+def head(server: Any, path: str, length: int, secret: str = "", method: str = "POST") -> bytes:
+    return (
+        f"{method} {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n"
+        f"Content-Type: application/json\r\nAuthorization: Bearer {secret}\r\n\r\n"
+    ).encode()
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/models", "/v1/leases/x/result"])
+def test_a_half_body_without_a_token_is_answered_and_then_closed(server: Any, path: str) -> None:
+    """Nobody waits for the rest of it: 408, 413 or 422 would mean that it was read."""
+    connection = connect(server, head(server, path, 500_000, "wrong") + b"{" * 1000)
+    assert rest(connection).startswith(b"HTTP/1.1 401")
+
+
+def test_a_half_body_with_a_token_is_given_up(server: Any, owner: str) -> None:
+    for path in ("/v1/jobs", "/v1/models"):
+        received = rest(connect(server, head(server, path, 1000, owner) + b"{"))
+        assert received.startswith(b"HTTP/1.1 408"), received
+        assert b"came too slowly: 1 bytes" in received
+
+
+def test_half_requests_are_closed(server: Any) -> None:
+    halves = [b"", b"G", b"GET /v1/hea", b"GET /v1/health HTTP/1.1\r\nHost: h\r\nX-Slow: "]
+    connections = [connect(server, half) for half in halves * 10]
+    assert {rest(connection) for connection in connections} == {b""}
+
+
+def test_a_second_half_request_is_closed_too(server: Any) -> None:
+    connection = connect(server, b"GET /v1/health HTTP/1.1\r\nHost: h\r\n\r\n")
+    while b'"ok"' not in connection.recv(65536):
+        pass
+    connection.sendall(b"GET /v1/he")
+    assert rest(connection) == b""
+
+
+def test_the_head_of_a_request_has_a_limit(server: Any) -> None:
+    connection = connect(server, b"GET /v1/health HTTP/1.1\r\nX-Long: " + b"x" * 100_000)
+    with suppress(ConnectionResetError):  # what was not read any more
+        assert rest(connection).startswith(b"HTTP/1.1 400")
+
+
+def test_bodies_that_are_no_models_have_a_megabyte(client: TestClient) -> None:
+    large = json.dumps({"model": "0" * (1 << 20)}).encode()
+    kind = {"Content-Type": "application/json"}
+    assert client.post("/v1/jobs", content=large, headers=kind).status_code == 413
+    assert client.post("/v1/schedules/lookup", content=large, headers=kind).status_code == 413
+    # a worker's result may bring outputs back
+    result = client.post("/v1/leases/x/result", content=large, headers=kind)
+    assert result.status_code == 422
+    many = {"workloads": [f"{number:064x}" for number in range(10_000)], "target": "x86-64-v3"}
+    assert client.post("/v1/schedules/lookup", json=many).status_code == 200
+
+
+def test_every_route_passes_the_gate() -> None:
+    routes = [route for router in route_modules() for route in router.routes]
+    assert len(routes) > 20
+    assert all(isinstance(route, GatedRoute) for route in routes)
+
+
+# ---- a body
+
+
+def body_of(*messages: Message, pace: Pace, limit: int = 100) -> Body:
+    waiting = list(messages)
+
+    async def receive() -> Message:
+        if not waiting:
+            await asyncio.Event().wait()
+        return waiting.pop(0)
+
+    return Body(receive, "the body", limit, pace)
+
+
+def chunk(data: bytes, more: bool = True) -> Message:
+    return {"type": "http.request", "body": data, "more_body": more}
+
+
+NEVER = Pace(start_seconds=3600, bytes_per_second=1, most_seconds=3600)
+
+
+def test_more_time_is_given_for_more_bytes_up_to_the_deadline() -> None:
+    pace = Pace(start_seconds=10, bytes_per_second=100, most_seconds=60)
+    assert [pace.seconds(received) for received in (0, 1000, 10**9)] == [10, 20, 60]
+
+
+def test_a_body_that_stalls_is_408_and_says_how_much_came() -> None:
+    async def run() -> None:
+        body = body_of(chunk(b"12345"), pace=replace(NEVER, start_seconds=0.01))
+        assert (await body.receive())["body"] == b"12345"
+        body._pace = replace(NEVER, most_seconds=0.0)
+        with pytest.raises(HTTPException) as raised:
+            await body.receive()
+        assert raised.value.status_code == 408
+        assert "5 bytes" in raised.value.detail
+
+    asyncio.run(run())
+
+
+def test_a_body_is_cut_off_at_its_limit() -> None:
+    async def run() -> None:
+        body = body_of(chunk(b"1" * 60), chunk(b"2" * 41), pace=NEVER)
+        await body.receive()
+        with pytest.raises(HTTPException) as raised:
+            await body.receive()
+        assert raised.value.status_code == 413
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_the_client_to_go_is_not_hurried() -> None:
+    async def run() -> None:
+        gone: Message = {"type": "http.disconnect"}
+        body = body_of(chunk(b"", more=False), gone, pace=replace(NEVER, most_seconds=0.5))
+        await body.receive()
+        body._pace = replace(NEVER, most_seconds=-1.0)
+        assert await body.receive() == gone
+
+    asyncio.run(run())
+
+
+# ---- tokens
+
+
+def test_a_token_is_looked_up_once_a_second_and_again_once_one_was_revoked(
+    storage: Storage,
+) -> None:
+    now = 0.0
+    secret, token = storage.tokens.create("ci", [Scope.READ])
+
+    async def run() -> None:
+        nonlocal now
+        cache = TokenCache(storage.tokens, clock=lambda: now)
+        assert await cache.verify(secret) == token
+        storage.tokens.revoke(token.id)
+        assert await cache.verify(secret) == token  # not looked up again
+        now = 1.0
+        assert await cache.verify(secret) is None
+        assert await cache.verify("unknown") is None
+
+    asyncio.run(run())
+
+
+def test_a_token_that_another_process_revokes_is_refused_at_once(
+    settings: Settings, storage: Storage, owner: str
+) -> None:
+    """The notice comes within the second for which a verified token is known."""
+    with TestClient(create_app(settings, storage)) as client:
+        cache = client.app.state.gate.tokens  # type: ignore[attr-defined]
+        cache._clock = lambda: 0.0  # nothing is ever a second old
+        secret, token = storage.tokens.create("ci", [Scope.READ])
+        header = {"Authorization": f"Bearer {secret}"}
+        assert client.get("/v1/jobs", headers=header).status_code == 200
+        storage.tokens.revoke(token.id)
+        while client.get("/v1/jobs", headers=header).status_code == 200:
+            pass
+        assert client.get("/v1/jobs", headers=header).status_code == 401
