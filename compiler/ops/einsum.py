@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -98,6 +99,16 @@ def _without_ones(node: OnnxNode, term: _Term, other: _Term) -> _Term:
     return _Term(value, tuple(term.labels[d] for d in kept))
 
 
+def _spread(node: OnnxNode, term: _Term, labels: Sequence[str]) -> str:
+    """The term's dimensions in the order of the labels, of extent 1 where it has no such label."""
+    order = [term.labels.index(label) for label in labels if label in term.labels]
+    value = transposed(node, term.value, order)
+    extents = iter(node.shape(value))
+    shape = [next(extents) if label in term.labels else 1 for label in labels]
+    first = next((d for d, label in enumerate(labels) if label in term.labels), len(labels))
+    return node.reshape(value, tuple(shape[first:]))
+
+
 def _product(node: OnnxNode, a: _Term, b: _Term, kept: set[str]) -> _Term:
     """The two terms multiplied, summed over the labels of both that nothing else has."""
     a, b = _without_ones(node, a, b), _without_ones(node, b, a)
@@ -111,18 +122,19 @@ def _product(node: OnnxNode, a: _Term, b: _Term, kept: set[str]) -> _Term:
         if extents.setdefault(label, extent) != extent:
             raise node.invalid(f"label '{label}' stands for {extents[label]} and for {extent}")
 
+    labels = (*batch, *left, *right)
+    if not inner:
+        spread = [_spread(node, term, labels) for term in (a, b)]
+        return _Term(node.emit("mul", spread), labels)
+
     def arranged(term: _Term, *groups: list[str]) -> str:
         order = [term.labels.index(label) for group in groups for label in group]
         shape = [prod(extents[label] for label in group) for group in groups[1:]]
         lead = [extents[label] for label in groups[0]]
         return node.reshape(transposed(node, term.value, order), (*lead, *shape))
 
-    if inner:
-        operands = [arranged(a, batch, left, inner), arranged(b, batch, inner, right)]
-        value = node.emit("matmul", operands)
-    else:
-        value = node.emit("mul", [arranged(a, batch, left, []), arranged(b, batch, [], right)])
-    labels = (*batch, *left, *right)
+    operands = [arranged(a, batch, left, inner), arranged(b, batch, inner, right)]
+    value = node.emit("matmul", operands)
     return _Term(node.reshape(value, tuple(extents[label] for label in labels)), labels)
 
 
@@ -130,13 +142,17 @@ def _onnx_einsum(node: OnnxNode) -> str:
     values = [node.input(i) for i in range(len(node.inputs))]
     inputs, output = _parse(node, [node.shape(value) for value in values])
     terms = [_diagonal(node, _Term(v, labels)) for v, labels in zip(values, inputs, strict=True)]
-    while len(terms) > 1:
-        a, b, *rest = terms
-        kept = {*output, *(label for term in rest for label in term.labels)}
-        a = _summed(node, a, kept | set(b.labels))
-        b = _summed(node, b, kept | set(a.labels))
-        terms = [_product(node, a, b, kept), *rest]
-    result = _summed(node, terms[0], set(output))
+    result, *rest = terms
+    # how many of the result and the terms to come have a label
+    wanted = Counter(output)
+    wanted.update(label for term in rest for label in term.labels)
+    for term in rest:
+        wanted.subtract(term.labels)
+        kept = {label for label, count in wanted.items() if count}
+        result = _summed(node, result, kept | set(term.labels))
+        term = _summed(node, term, kept | set(result.labels))
+        result = _product(node, result, term, kept)
+    result = _summed(node, result, set(output))
     return transposed(node, result.value, [result.labels.index(label) for label in output])
 
 

@@ -110,6 +110,14 @@ def pieces(count: int) -> onnx.ModelProto:
     )
 
 
+def factors(count: int) -> onnx.ModelProto:
+    """As many inputs, multiplied."""
+    inputs = [value(f"x{i}", 2, 4) for i in range(count)]
+    equation = ",".join(["ij"] * count) + "->ij"
+    product = helper.make_node("Einsum", [i.name for i in inputs], ["y"], equation=equation)
+    return model([product], None, inputs)
+
+
 def nested(depth: int) -> onnx.ModelProto:
     """Branches within each other, each with another branch beside it."""
     made = model([], {"c": np.array(True)})
@@ -168,6 +176,7 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "outputs that differ": (lambda: outputs(3_000, alike=False), "is 3000 kernels that differ"),
     "fan": (lambda: fan(5_000), "compiled"),
     "pieces": (lambda: pieces(50_000), "compiled"),
+    "factors": (lambda: factors(30_000), "compiled"),
     "nested": (lambda: nested(30), "compiled"),
     "nested deeply": (lambda: nested(2000), "nested too deeply"),
     "doubling": (lambda: doubling(60, within_branches=False), "expand to"),
