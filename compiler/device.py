@@ -102,7 +102,7 @@ class DeviceFacts:
         if "caches" not in facts:
             raise InvalidFactsError("device facts: 'caches' is missing")
         caches = _items(facts.pop("caches"), "caches")
-        older = facts.pop("cpu_flags", ())  # what features were called once
+        older = facts.pop("cpu_flags", ())  # the former name of `features`
         features = _items(facts.pop("features", older), "features")
         return _made(
             cls,

@@ -250,8 +250,8 @@ def compile_model(
     )
     if not ports.open:
         with enough_memory_for("to compile the model"):
-            # The message and the graph that is read from it are as large as the weights: each goes
-            # when the next is made.
+            # The message and the graph read from it are each as large as the weights: each is freed
+            # when the next one is made.
             read = [load_graph(source, given, timings)]
             del source
             return build(read.pop(), given, 1)

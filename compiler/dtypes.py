@@ -43,7 +43,7 @@ class DType(StrEnum):
         self.is_float = "float" in name
         self.is_signed = not name.startswith("uint") and name != "bool"
 
-    __hash__ = str.__hash__  # an Enum's own is a function in Python, and types are keys everywhere
+    __hash__ = str.__hash__  # an Enum's own runs in Python, and types are keys everywhere
 
     @property
     def kind(self) -> ElementKind:

@@ -92,7 +92,7 @@ def separate_outputs(graph: Graph) -> Graph:
     each output. A field, which is a part of something larger, is copied too.
     """
     made = {node.output: node for node in graph.nodes}
-    before: dict[str, Node] = {}  # what goes before the node that gives an output
+    before: dict[str, Node] = {}  # output -> the copy that goes before the node that gives it
     after: list[Node] = []
     types = dict(graph.types)
     names: dict[str, None] = {}
@@ -245,7 +245,7 @@ class _Partition:
         for group, choice in self._work:
             value = group.output
             if group.is_view or self._graph.returns(value):
-                self._places[value] = ROW  # the same bytes: see split_outputs
+                self._places[value] = ROW  # split_outputs leaves a layout of the same bytes
             else:
                 self._places[value] = Placement(choice.output, halos[value])
             for slot in self._views.concats.get(value, ()):
@@ -284,7 +284,7 @@ class _Partition:
         boundaries: dict[str, Boundary] = {}
         for value, wish in choice.demands.items():
             if value in self._graph.constants:
-                continue  # packed by the schedule: no boundary to state
+                continue  # the schedule packs it, so its layout need not be stated
             if not self._accepts(value, wish):
                 names[value] = self._relayout(_Relayout(value, wish.layout or ROW_MAJOR))
             name = names.get(value, value)
@@ -294,7 +294,7 @@ class _Partition:
         boundaries[group.output] = self._boundary(group.output, None)
         self._cuts.append((tuple(node.name for node in nodes), boundaries))
         if nodes[0].op == "identity" and len(nodes) == 1 and self._graph.returns(group.output):
-            # The copy that made a graph output row-major serves the others who want it so.
+            # This copy makes a graph output row-major; other readers of rows may use it, too.
             (source,) = group.inputs
             for dense in (False, True):
                 key = _Relayout(source, ROW_MAJOR, dense)

@@ -212,7 +212,7 @@ def _limit_weights(
     for workload in expanded:
         if _total_weights(built, counts) <= limit:
             return
-        # Algorithms that change rounding are those that transform weights.
+        # "strict" leaves out the algorithms that change rounding: they also expand the weights.
         built[workload] = compiler.lower(workload, None, "strict")
     total = _total_weights(built, counts)
     if total > limit:

@@ -98,7 +98,7 @@ class ProgramEmitter:
                 array = places.plan.graph.constants[step.inputs[buffer.source]]
                 return BufferRef(BufferSpace.WEIGHTS, self._weights.add(buffer, array))
             case BufferRole.SHARED:
-                # At most one such buffer a kernel: the packed operand.
+                # A kernel has at most one such buffer: the packed operand.
                 (ref,) = places.temporary(position)
                 return ref
 

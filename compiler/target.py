@@ -107,7 +107,7 @@ class Target:
                 f"target '{self.name}' has no vectors of {vector_bits} bits, "
                 f"its own have {self.vector_bits}"
             )
-        # AVX-512VL encodes all 32 registers at every width; nothing else changes its count.
+        # AVX-512VL encodes all 32 registers at every width; no other set changes the count.
         return replace(self, name=f"{self.name}:{vector_bits}", vector_bits=vector_bits)
 
     def runs_on(self, host: Target) -> bool:
@@ -186,7 +186,7 @@ def host_target() -> Target:
     Raises:
         UnknownTargetError: if no family describes this machine.
     """
-    # Both ask for targets themselves, and llvmlite is an extra.
+    # Imported late: `detection` imports this module, and llvmlite is an extra.
     from compiler.detection import best_target, this_device
 
     try:

@@ -120,7 +120,7 @@ class Views:
         else:
             self._add(output, place, written=True)
             if not more and node.op == "identity" and self._graph.returns(output):
-                self._rows.setdefault(node.inputs[0], output)  # the rows of its operand
+                self._rows.setdefault(node.inputs[0], output)  # a row-major copy of the operand
 
     def _moves(self, value: str) -> bool:
         """Whether a concatenation or a slice is a kernel, wherever its operands lie."""

@@ -212,7 +212,7 @@ def _default(graph: Graph, value: str) -> Boundary:
 def _inline_constants(
     graph: Graph, inside: Mapping[str, Node], given: Mapping[str, Boundary]
 ) -> set[str]:
-    # A weight of an anchor stays an operand even when it has one element: templates pack it.
+    # A weight of an anchor stays an operand even if it has one element: templates pack it.
     users: dict[str, list[Node]] = {}
     for node in inside.values():
         for value in node.inputs:

@@ -121,7 +121,7 @@ _process: _Process | None = None
 def _ask(ir_text: str, target: Target, *, as_text: bool) -> bytes | str:
     global _process
     with _lock:
-        # a fork's pipe is its parent's
+        # After a fork, the pipe is still the parent's.
         if _process is None or _process.owner != os.getpid():
             _process = _Process()
         try:
@@ -135,7 +135,7 @@ def _ask(ir_text: str, target: Target, *, as_text: bool) -> bytes | str:
                 f"LLVM cannot compile the code for target '{target.name}': {reason}"
             ) from None
         except BaseException:
-            # interrupted: its answer must not be taken for the next one's
+            # Interrupted: the pending answer must not be taken for that of the next question.
             interrupted, _process = _process, None
             interrupted.kill()
             raise

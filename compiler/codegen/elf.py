@@ -34,5 +34,5 @@ def _undefined(data: bytes) -> Iterator[str]:
         names = sections[linked][1]
         for name_offset, _, _, section in _SYMBOL.iter_unpack(data[start : start + size]):
             begin = names + name_offset
-            if section == 0 and data[begin]:  # the table begins with a symbol without a name
+            if section == 0 and data[begin]:  # the first symbol of a table has no name
                 yield data[begin : data.index(b"\0", begin)].decode()

@@ -51,7 +51,7 @@ def link_shared(objects: Sequence[bytes], output: str | Path) -> None:
             path = Path(folder, f"{number}.o")
             path.write_bytes(code)
             names.append(path.name)
-        # a response file: a batch can be longer than a command line may be
+        # A response file, because a batch may be too long for a command line.
         Path(folder, "objects").write_text("\n".join(names))
         refusals: list[str] = []
         for command in commands:

@@ -54,7 +54,7 @@ def most_stack_accesses(code: bytes, target: Target) -> int:
     found = scan(code)
     inner: list[tuple[int, int]] = []
     for first, last in sorted(found.loops, key=lambda loop: (loop[1], -loop[0])):
-        # By the place of their branches an inner loop comes before those around it.
+        # Loops are ordered by their branches, so that an inner loop comes before those around it.
         if not inner or first > inner[-1][0]:
             inner.append((first, last))
     counts = (

@@ -63,8 +63,8 @@ class _Splitter:
     def __init__(self, stream: BinaryIO, size: int) -> None:
         self._stream = stream
         self._at = 0
-        # What is aligned takes at most so much more; pages that nothing touches take no memory.
-        # NumPy's own memory would be of huge pages: emptying those takes longer than reading.
+        # Alignment adds at most so many bytes, and pages that nothing touches take no memory. NumPy
+        # would allocate huge pages: to fill them with zeros takes longer than to read the file.
         try:
             memory = mmap.mmap(-1, size + size * aligned_bytes(1) // LEAST_BYTES)
         except OSError as error:
@@ -125,7 +125,7 @@ class _Splitter:
                 case 5:
                     parts += [_varint(tag), self._read(4)]
                 case _:
-                    raise UnusualError  # groups, which ONNX does not use
+                    raise UnusualError  # a group, which ONNX does not use
         if self._at != end:
             raise UnusualError
         return b"".join(parts)

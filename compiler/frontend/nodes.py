@@ -152,7 +152,7 @@ class NodeImporter:
         except CompilerError:
             raise
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            # a form of the operator that breaks ONNX's rules in a way that no rule foresaw
+            # The node breaks ONNX's rules in a way that no rule of ours foresees.
             raise node.invalid(f"malformed: {error}") from error
         return [emitted] if isinstance(emitted, str) else list(emitted)
 
@@ -190,7 +190,7 @@ class NodeImporter:
             _deeper(body, name),
             body.spelled,
         )
-        # a body may leave out what the node does not ask for
+        # A body may lack outputs that the node does not ask for.
         made = list(zip(function.body.output, outputs, strict=False))
         try:
             self.run(function.body, [inside for inside, outside in made if outside], inner)
@@ -255,7 +255,7 @@ class NodeImporter:
             try:
                 return branched(node, truth(node, condition), then, otherwise)
             except UnsupportedOperatorError:
-                pass  # refused below, or possible where the branches are no graphs of their own
+                pass  # inlined below, which may be possible; if not, it is refused there
         if known is None:
             return self._either(proto, name, replace(body, spelled=True), condition)
         key = "then_branch" if known.reshape(-1)[0] else "else_branch"

@@ -111,7 +111,7 @@ def with_tensors(read: ReadModel) -> ReadModel:
     for tensor in read.proto.graph.initializer:
         for field_name in _DATA_FIELDS:
             tensor.ClearField(field_name)
-    # a message frees its memory as a whole: what is left moves to another
+    # A message frees its memory only as a whole, so the rest moves to another message.
     rest = ModelProto()
     rest.ParseFromString(read.proto.SerializeToString())
     return replace(read, proto=rest, tensors=tensors)
@@ -141,7 +141,7 @@ def _load(model: str | Path | bytes | ModelProto) -> ReadModel:
             return _read(file, size, f"'{path}'", path.resolve().parent)
     except OSError as error:
         raise InvalidModelError(f"'{path}' cannot be read: {error.strerror}") from error
-    except ValueError as error:  # a null character
+    except ValueError as error:  # the path has a null character
         raise InvalidModelError(f"'{path}' cannot be read: {error}") from error
 
 
@@ -236,7 +236,7 @@ class _Importer:
             self._builder.constant(found.array, tensor.name, found.dtype, exact=True)
 
     def _inputs(self) -> None:
-        # a parameter may be listed as an input too: its initializer is the default
+        # A parameter may also be listed as an input: its initializer is the default.
         constants = set(self._values)
         for info in self._graph.input:
             if info.name in constants:

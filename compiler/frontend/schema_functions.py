@@ -45,7 +45,7 @@ def schema_function(
     try:
         schema = get_schema(node.op_type, opset, "")
     except (SchemaError, TypeError):
-        return None  # no operator of this opset, or no text
+        return None  # the opset has no such operator, or the node's type is not a text
     try:
         body = _body(schema, node, opset, types)
     except (RuntimeError, ValueError, DecodeError) as error:

@@ -111,7 +111,7 @@ def _external(tensor: TensorProto, folder: Path | None, size: int, what: str) ->
         )
     path = _inside(folder, location, what)
     try:
-        # the last component cannot become a link between the check and here
+        # O_NOFOLLOW: the file may have become a link since the check.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
         with open(descriptor, "rb") as file:
             available = os.fstat(descriptor).st_size

@@ -190,7 +190,7 @@ def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
             return _spelled_loop(node, trips, states, body, body.short, body.spelled)
         except UnsupportedOperatorError as error:
             if error.node != node.name:
-                raise  # a loop would know less of what is in it
+                raise  # a node in the body was refused, and a loop would know even less of it
     try:
         return _looped_loop(node, trips, states, body)
     except UnsupportedOperatorError as error:

@@ -167,7 +167,7 @@ def _print_constant(array: np.ndarray, dtype: DType, digests: bool) -> str:
     if array.size > INLINE_ELEMENTS:
         return f"sha256:{digest(array) if digests else ''}"
     if array.dtype.kind == "f" and np.isnan(array).any():
-        return f"bytes:{array.tobytes().hex()}"  # decimal digits do not tell NaNs apart
+        return f"bytes:{array.tobytes().hex()}"  # in decimal digits, all NaNs look alike
     return "[" + ", ".join(_print_number(item) for item in array.reshape(-1).tolist()) + "]"
 
 

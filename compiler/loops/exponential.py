@@ -34,7 +34,7 @@ def exp(x: Expr) -> Expr:
 
 def exp_of(x: Expr) -> Expr:
     """`exp` of a float32 or float64, in its own type."""
-    # beyond the limits the result is 0 or infinite; within them every step is finite
+    # Beyond the limits the result is 0 or infinite; within them every step is finite.
     lowest, highest = by_type(x, (-104.0, 89.0), (-746.0, 710.0))
     n, r = reduce_exponent(maximum(minimum(x, highest), lowest))
     return op(Operation.SCALE, fma(exp_tail(r), r * r, r) + 1.0, n)
@@ -50,10 +50,10 @@ def expm1_of(x: Expr) -> Expr:
     lowest, highest = by_type(x, (-30.0, 89.0), (-40.0, 710.0))
     n, r = reduce_exponent(maximum(minimum(x, highest), lowest))
     p = fma(exp_tail(r), r * r, r)
-    # 2**n overflows for the largest results, half of it does not
+    # For the largest results 2**n overflows, but half of it does not.
     half = op(Operation.SCALE, constant(1.0, x.dtype), n - 1.0)
     result = fma(p, half, half - 0.5) * 2.0
-    # keeps the sign of zero, and subnormal values
+    # This keeps the sign of zero, and subnormal values.
     return select(less(absolute(x), by_type(x, 1e-10, 1e-20)), x, result)
 
 
@@ -143,7 +143,7 @@ def log1p_of(x: Expr) -> Expr:
     """`log1p` of a float32 or float64, in its own type."""
     u = x + 1.0
     exponent, f = split_exponent(u)
-    # what rounding 1 + x lost: x - (u - 1), as a part of u
+    # What rounding of 1 + x lost, over u: (x - (u - 1)) / u.
     lost = x - (u - 1.0)
     large = less(by_type(x, 2.0**24, 2.0**53), u)
     correction = select(large, constant(0.0, x.dtype), lost / u)

@@ -164,7 +164,7 @@ class Load(Expr):
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
-        # with the layout: panels of several widths are told apart without comparing expressions
+        # With the layout, panels of several widths differ without a comparison of expressions.
         tensor = self.tensor
         key = (tensor.name, tensor.layout, self.index, self.indirect)
         object.__setattr__(self, "_hash", hash(key))

@@ -105,12 +105,12 @@ def _pow_double(magnitude: Expr, y: Expr) -> Expr:
     """2**(y log2(x)) with the logarithm and the product in two parts each."""
     high, low = _log2_parts(magnitude)
     product = y * high
-    # exact error of the product, where the target fuses; at 0 and inf the limits below decide
+    # The exact error of the product, if the target fuses. At 0 and inf, the limits below decide.
     rest = fma(y, low, fma(y, high, -product))
     product = maximum(minimum(product, 1200.0), -1200.0)
     rest = select(less(absolute(product), 1200.0), rest, constant(0.0, y.dtype))
     n = op(Operation.RINT, product)
-    # the part of the exponent that rounding to n leaves, and ln 2 that its product loses
+    # The rest of the exponent after rounding to n, times ln 2 in two parts.
     r = (product - n) + rest
     angle = r * LN2
     angle = fma(r, _LN2_REST, angle)
@@ -190,7 +190,7 @@ def _pow_limits(x: Expr, y: Expr, magnitude: Expr, value: Expr) -> Expr:
     infinite = constant(INFINITY, x.dtype)
     grows = op(Operation.NE, less(1.0, magnitude), less(y, 0.0))
     endless = equal(absolute(y), INFINITY)
-    # an infinite exponent, or a base that is 0 or infinite: 0 or inf by its direction
+    # An infinite exponent, or a base that is 0 or infinite, gives 0 or inf: `grows` says which.
     edge = op(
         Operation.OR,
         endless,
@@ -203,7 +203,7 @@ def _pow_limits(x: Expr, y: Expr, magnitude: Expr, value: Expr) -> Expr:
     half = y * 0.5
     integral = equal(op(Operation.FLOOR, y), y)
     odd = op(Operation.AND, integral, op(Operation.NE, op(Operation.FLOOR, half), half))
-    # the sign of -0 counts as well: 1 / -0 is -inf
+    # The sign of -0 counts as well: 1 / -0 is -inf.
     negative = op(Operation.OR, less(x, 0.0), less(one / x, 0.0))
     value = select(op(Operation.AND, negative, odd), -value, value)
     invalid = op(

@@ -297,7 +297,7 @@ def _fma_double(x: Array, y: Array, z: Array) -> Array:
     product = x_part * y_part
     (a, a_low), (b, b_low) = _split(x_part), _split(y_part)
     error = ((a * b - product) + a * b_low + a_low * b) + a_low * b_low
-    # beyond these powers of 2 one of the two is nothing beside the other
+    # Beyond these powers of 2, one of the two numbers is too small to change the other.
     addend = np.ldexp(z, np.clip(-power, -2000, 2000))
     total = product + addend
     part = total - product

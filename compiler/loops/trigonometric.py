@@ -55,7 +55,7 @@ def _even(x: Expr, function: Callable[[_Turned], Expr]) -> Expr:
             (Cast(magnitude, DType.FLOAT64),), width=29, reach=128, bits=190, scale=0
         )
         return Cast(function(_turned(n, r, _SINE, _COSINE)), DType.FLOAT32)
-    # two parts of 26 and 27 bits, out of the way of overflow and underflow
+    # Two parts of 26 and 27 bits, scaled so that they neither overflow nor underflow.
     normal = maximum(magnitude, 1e-300)
     exponent, mantissa = op(Operation.EXPONENT, normal), op(Operation.MANTISSA, normal)
     high = op(Operation.FLOOR, mantissa * 2.0 ** (_FIRST_PART - 1)) * 2.0 ** (1 - _FIRST_PART)

@@ -117,13 +117,13 @@ def _expression(
     if len(types) == 4:
         largest = maths.maximum(
             largest, _LOWEST[largest.dtype]
-        )  # -inf less -inf would be no number
+        )  # -inf - -inf would be NaN
     power = maths.exp(score - largest)
     total: Expr = Reduce(Combiner.SUM, (keys,), power)
     value = operands[2]((batch, key_head, j, element))
     mixed = Reduce(Combiner.SUM, (keys,), power * value)
     if len(types) == 4:
-        total = maths.maximum(total, 1.0)  # the largest score's power is 1, unless all are hidden
+        total = maths.maximum(total, 1.0)  # the largest power is 1, so less means all are hidden
     return mixed * (Const(1.0, total.dtype) / total)
 
 

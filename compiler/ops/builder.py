@@ -242,9 +242,9 @@ class GraphBuilder:
         kind: TensorType,
     ) -> np.ndarray | None:
         if operator.kind is ops.OpKind.CONTROL:
-            return None  # it might take any time, or never end
+            return None  # a body may run for any time, or never end
         if prod(kind.shape) == 0 and operator.name != "trim":
-            return np.zeros(kind.shape, kind.dtype.numpy)  # nothing is left to compute
+            return np.zeros(kind.shape, kind.dtype.numpy)  # there is nothing to compute
         known = [self.known(value) for value in inputs]
         arrays = [array for array in known if array is not None]
         if len(arrays) != len(inputs) or not arrays:
@@ -254,7 +254,7 @@ class GraphBuilder:
         given = self._constant_bytes - self._folded_bytes
         limit = max(GENERATED_LIMIT_BYTES, 2 * given)
         if kind.bytes > SMALL_BYTES and self._folded_bytes + kind.bytes > limit:
-            return None  # all would be in memory at once
+            return None  # all folded values are in memory at once, and this would be too much
         operands = [
             from_memory(array, self.types[value].dtype)
             for value, array in zip(inputs, arrays, strict=True)

@@ -122,7 +122,7 @@ def _extremum(operation: Operation) -> Scalar:
         joined = op(operation, left, right)
         if not left.dtype.is_float:
             return joined
-        # the native operation gives the second operand where either is NaN
+        # The native operation gives the second operand if either is NaN.
         return maths.select(op(Operation.NE, left, left), left, joined)
 
     return scalar
@@ -136,7 +136,7 @@ def _onnx_pow(node: OnnxNode) -> str:
         return node.emit("pow", [base, exponent])
     if kind.is_float or not other.is_float:
         return node.emit("pow", [base, node.emit("cast", [exponent], to=kind.value)])
-    # a fractional exponent of an integer: the float result, towards zero
+    # An integer with a fractional exponent: the result in floats, rounded towards zero.
     wide = node.emit("cast", [base], to=other.value)
     return node.emit("cast", [node.emit("pow", [wide, exponent])], to=kind.value)
 
@@ -145,7 +145,7 @@ def _pow_reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:
     base, exponent = arrays
     if base.dtype.kind != "i":
         return np.asarray(np.power(base, exponent))
-    # NumPy refuses negative exponents of integers: 1 and -1 stay, all else becomes 0
+    # NumPy refuses negative exponents of integers. 1 and -1 keep a magnitude of 1, others give 0.
     units = np.where(np.abs(base) == 1, np.where(exponent % 2 == 0, 1, base), 0)
     return np.where(exponent < 0, units, np.power(base, np.maximum(exponent, 0))).astype(base.dtype)
 

@@ -169,7 +169,7 @@ def _onnx_reverse_sequence(node: OnnxNode) -> str:
     base = node.constant(np.arange(batch, dtype=np.int64)[:, None] * length)
     picked = node.emit("gather", [flat, node.emit("add", [place, base])], axis=0)
     moved = node.reshape(picked, (batch, length, *shape[2:]))
-    return transposed(node, moved, order)  # an exchange of two axes undoes itself
+    return transposed(node, moved, order)  # two axes are swapped back by the same permutation
 
 
 RULES = (

@@ -61,7 +61,7 @@ def _run(
             blocks[node.output] = operator.control(
                 operands, node.attrs, lambda body, given: _run(body, given, float64)
             )
-            values[node.output] = np.zeros(0)  # its fields find their values in the block
+            values[node.output] = np.zeros(0)  # `field` nodes read the values in `blocks`
         else:
             with np.errstate(all="ignore"):
                 if node.op == "field":
@@ -70,7 +70,7 @@ def _run(
                     result = np.asarray(operator.reference(operands, node.attrs))
             if chosen is not None and operator.native is not None:
                 result = chosen(node, operands, result)
-            if node.op == "trim":  # the type says how large it can be
+            if node.op == "trim":  # the type states only the largest extent
                 kind = TensorType(kind.dtype, result.shape)
             values[node.output] = _rounded(result, kind, float64)
         for value in set(node.inputs):

@@ -84,7 +84,7 @@ def looped(
         known = inner.builder.known(going)
         decides = known is None or not bool(known)
         outputs = [*([going] if decides else []), *(following[k] for k in moving)]
-        # A row that is a state too is given once, and so is one that is collected twice.
+        # A row that is also a state, or is collected twice, is an output only once.
         positions = {value: k for k, value in reversed(list(enumerate(outputs))) if k >= decides}
         for value in stacking:
             if value not in positions:

@@ -87,7 +87,7 @@ def _onnx_binarizer(node: OnnxNode) -> str:
     """1 above the threshold, else 0."""
     x, threshold = node.input(0), node.number("threshold", 0.0)
     dtype = node.type(x).dtype
-    if not dtype.is_float:  # an integer is above a number where it is above its floor
+    if not dtype.is_float:  # an integer is above a number exactly if it is above its floor
         limits = np.iinfo(dtype.numpy)
         if not limits.min <= threshold < float(limits.max):
             return node.constant(np.full(node.shape(x), threshold < limits.min, dtype.numpy))

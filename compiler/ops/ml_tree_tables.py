@@ -122,7 +122,7 @@ def _check_trees(nodes: Sequence[SplitNode | None], roots: Sequence[int], featur
                 stack.pop()
                 if trees.get(number, tree) != tree:
                     raise InvalidModelError(f"tree node {number} is a node of two trees")
-            elif number in trees:  # all that follows it is done
+            elif number in trees:  # all nodes below it are done
                 finished.add(stack.pop())
             else:
                 trees[number] = tree
@@ -218,7 +218,7 @@ class _Builder:
         return self._at_most(f, t, missing, self._less(f, t, False, no, yes), no)
 
     def _member(self, node: SplitNode) -> _Test:
-        if not node.values:  # of nothing: only a missing value is
+        if not node.values:  # no value is a member of an empty set; a missing one may still be
             return self._less(node.feature, -np.inf, node.missing, node.yes, node.no)
         rest: int | _Test = node.no
         for value in reversed(node.values):

@@ -123,7 +123,7 @@ def _groups(
     np.maximum.at(own, tree_of[voters], target)
     if ((own >= 0) & (first < own)).any():
         return None
-    own = np.maximum(own, 0)  # a tree without a vote may lie in any group
+    own = np.maximum(own, 0)  # a tree without votes may be in any group
     length = int(np.bincount(own, minlength=targets).max())
     if length * targets > PADDING * len(own):
         return None

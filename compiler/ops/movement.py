@@ -73,7 +73,7 @@ def _slice_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     parts = []
     for start, step, size in zip(*_slice_parts(attrs, x.shape), strict=True):
         stop = start + size * step
-        # a negative stop would count from the end
+        # A negative stop would count from the end.
         parts.append(slice(start, stop if stop >= 0 else None, step) if size else slice(0, 0))
     return x[tuple(parts)]
 

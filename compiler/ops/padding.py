@@ -58,7 +58,7 @@ def ceil_pads(
         if (outputs - 1) * s >= extent + before[dim]:
             outputs -= 1
         after[dim] = max(after[dim], (outputs - 1) * s + reach - extent - before[dim])
-        # extra padding must not make room for one window more
+        # The padding of ceil_mode must not make room for one more window.
         while (extent + before[dim] + after[dim] - reach) // s + 1 > outputs:
             after[dim] -= 1
     return (*before, *after)

@@ -63,7 +63,7 @@ def _onnx_concat(node: OnnxNode) -> str:
     axis = node.integer("axis")
     if not -rank <= axis < rank:
         raise node.invalid(f"axis {axis} is out of range for rank {rank}")
-    # empty constants are an idiom of shape arithmetic
+    # Shape arithmetic often concatenates empty constants.
     full = [v for v in values if node.type(v).elements or len(node.shape(v)) != rank]
     values = full or values[:1]
     return values[0] if len(values) == 1 else node.emit("concat", values, axis=axis % rank)

@@ -217,7 +217,7 @@ def _onnx_average(node: OnnxNode) -> str:
         attrs["pads"][:rank],
         attrs["pads"][rank:],
     )
-    # padding counts if asked for, but not what ceil_mode adds to it
+    # Padding counts if the model asks for it, but not the padding that ceil_mode adds.
     counted = pads if include else (0,) * (2 * rank)
     try:
         counts = _counts(window, spatial, counted[:rank], counted[rank:])

@@ -183,7 +183,7 @@ def _recurrent(node: OnnxNode, gates: int, names: tuple[str, ...], step: _Step) 
         raise node.invalid(f"direction '{direction}' for {directions} directions")
     if node.shape(w)[2] != width or node.shape(r) != (directions, gates * hidden, hidden):
         raise node.invalid(f"weights {show(node.shape(w))} and {show(node.shape(r))}")
-    _activations(node, names, directions)  # complains before anything is emitted
+    _activations(node, names, directions)  # raises before anything is emitted
     ends = _ends(node, length, batch)
     count = 2 if node.op_type == "LSTM" else 1
     wholes: list[str] = []
@@ -198,7 +198,7 @@ def _recurrent(node: OnnxNode, gates: int, names: tuple[str, ...], step: _Step) 
         if bias is not None:
             both = _row(node, bias, number)
             given, recurrent = (part(node, both, 0, i * rows, rows) for i in range(2))
-            if node.op_type == "GRU":  # which multiplies one of them by a gate
+            if node.op_type == "GRU":  # a gate multiplies the recurrent bias alone
                 recurrence_bias = recurrent
             else:
                 given = node.emit("add", [given, recurrent])

@@ -74,7 +74,7 @@ def _fold(dtype: DType, *, largest: bool, last: bool) -> Fold:
     worse, better = (value, other) if largest else (other, value)
     equal = op(Operation.EQ, value, other)
     if dtype.is_float:
-        # not other <= value: it is better, or either is NaN
+        # Not `better <= worse`: so it is better, or one of the two is NaN.
         unordered = op(Operation.NOT, op(Operation.LE, better, worse))
         wins = op(Operation.AND, unordered, op(Operation.EQ, value, value))
         both = (op(Operation.NE, v, v) for v in (value, other))

@@ -127,7 +127,7 @@ def _taps(node: OnnxNode, mode: str, line: _Line) -> _Taps:
     first = floor(-reach / shrink) + 1
     offsets = np.arange(first, 2 - first)[:, None]
     base = np.floor(places).astype(np.int64)
-    # the place itself is a neighbour from the left: the ratio is in (0, 1]
+    # A sample exactly at the place counts as its right neighbour: the ratio is in (0, 1].
     base = np.where(base == places, base - 1, base)
     weights = kernel((offsets - (places - base)) * shrink)
     found = base + offsets
@@ -226,7 +226,7 @@ def _resized(node: OnnxNode, scale_position: int) -> str:
     node.reserve(f"shape {show(full)}", sum(full) * 8)
     value = x if dtype.is_float or mode == "nearest" else cast_to(node, x, DType.FLOAT32)
     outside = np.zeros((1,) * len(shape), bool)
-    # what shrinks first leaves less to do for the others
+    # Dimensions that shrink come first, which leaves less work for the others.
     for dim in sorted(range(len(shape)), key=lambda d: lines[d].outputs / lines[d].inputs):
         line = lines[dim]
         if line == _Line(line.inputs, line.inputs, 1.0, 0.0, 1.0):

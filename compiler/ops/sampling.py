@@ -121,7 +121,7 @@ def _taps(at: _Places, place: str, extent: int, mode: str, padding: str, low: fl
     high = extent - 1 - low
     if mode == "nearest":
         place = at("round", place)
-    if padding == "border" and mode != "cubic":  # whose taps are held inside one by one
+    if padding == "border" and mode != "cubic":  # cubic clips each tap by itself
         place = at.clipped(place, 0.0, extent - 1.0)
     elif padding == "reflection":
         place = at.reflected(place, low, high)
@@ -270,7 +270,7 @@ def _onnx_roi_align(node: OnnxNode) -> str:
     if mode == "avg":
         read = node.emit("where", [mask, _sampled(node, picked, taps), nothing])
         return node.emit("reduce_mean", [node.reshape(read, split)], axes=(3, 5), keepdims=0)
-    # the specification takes the largest of the weighted elements, not of their sums
+    # The specification takes the maximum over the weighted elements, not over their sums.
     best = ""
     for corner in product(*taps):
         read = _sampled(node, picked, [[tap] for tap in corner])

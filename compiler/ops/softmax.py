@@ -65,7 +65,7 @@ def _expression(logarithm: bool) -> Callable[..., Expr]:
         total = Reduce(Combiner.SUM, (second,), powers)
         shifted = element(index[axis]) - largest
         return (
-            # one of the terms is 1, so that the sum is a normal number
+            # One of the terms is 1, so the sum is a normal number.
             shifted - maths.log_normal(total)
             if logarithm
             else maths.exp(shifted) * (constant(1.0, total.dtype) / total)

@@ -87,7 +87,7 @@ def _sign(values: Sequence[Expr], _attrs: Attrs) -> Expr:
     positive = op(Operation.LT, zero(x), x)
     if not x.dtype.is_signed:
         return maths.select(positive, one, zero(x))
-    # 0 and NaN give themselves
+    # 0 and NaN stay as they are.
     negative = maths.select(op(Operation.LT, x, zero(x)), constant(-1, x.dtype), x)
     return maths.select(positive, one, negative)
 
@@ -109,7 +109,7 @@ def _bound(attrs: Attrs, key: str, dtype: np.dtype[Any]) -> float | None:
 def _clip_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     x = arrays[0]
     low, high = (_bound(attrs, key, x.dtype) for key in ("min", "max"))
-    # in this order, so that max wins where the range is empty
+    # In this order, max wins if the range is empty.
     if low is not None:
         x = np.maximum(x, np.asarray(low, x.dtype))
     if high is not None:
@@ -140,7 +140,7 @@ def _onnx_clip(node: OnnxNode) -> str:
             continue
         array = node.builder.constants.get(value)
         if array is None or node.type(x).dtype is DType.BFLOAT16:
-            # bounds computed at run time: max first, as the order of Clip is
+            # The bounds are computed at run time; as in Clip, the lower one is applied first.
             return _dynamic_clip(node, x)
         if array.size != 1:
             raise node.invalid(f"{key} is not a scalar")

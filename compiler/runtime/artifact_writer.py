@@ -66,7 +66,7 @@ class ArtifactWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with suppress(OSError):  # said before, where it matters
+        with suppress(OSError):  # `finish` and `publish` have reported errors that matter
             self.weights.close()
         shutil.rmtree(self._staging, ignore_errors=True)
         if isinstance(error, OSError):

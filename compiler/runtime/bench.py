@@ -96,7 +96,7 @@ class BoundKernel:
             seconds = float(self.time(1, inner)[0]) * inner
             if seconds >= sample_seconds / 2:
                 break
-            # a clock that shows too little grows the count tenfold at most
+            # Tenfold at most: the clock may have shown too little.
             inner = min(limit, inner * max(2, min(10, int(sample_seconds / max(seconds, 1e-9)))))
         return inner
 
@@ -110,7 +110,7 @@ REFERENCE_ROUNDS = 3
 @cache
 def _zeros() -> Bytes:
     block = aligned_zeros(REFERENCE_BYTES)
-    block.fill(0)  # untouched, all its pages would be one page of zeros, which lies in the L1
+    block.fill(0)  # otherwise all pages would map to one page of zeros, which stays in the L1
     return block
 
 

@@ -225,7 +225,7 @@ class _Context:
     def __init__(self, executable: Executable) -> None:
         program, threads = executable.program, executable.threads
         self._ports = program.inputs
-        # zeros: so that what nothing writes is no signalling garbage
+        # Zeros, so that bytes that nothing writes are not signalling NaNs.
         self._arena = aligned_zeros(program.arena_bytes)
         stride = scratch_stride(program.scratch_bytes)
         self._scratch = aligned_empty(stride * threads)
@@ -292,7 +292,7 @@ def arrays_in_order(
     Raises:
         InvalidInputError: if the names or the count are wrong.
     """
-    if type(inputs) is dict and len(inputs) == len(names):  # the quick way; errors below
+    if type(inputs) is dict and len(inputs) == len(names):  # the fast path; errors are found below
         try:
             return [inputs[name] for name in names]
         except KeyError:

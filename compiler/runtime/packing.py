@@ -120,8 +120,8 @@ def make_weight(spec: BufferSpec, source: Array, out: Bytes | None = None) -> Ar
     if spec.einsum:
         matrices = [np.array(matrix, np.float64) for matrix in spec.matrices]
         operands = [*matrices[:1], value.astype(np.float64), *matrices[1:]]
-        # Several matrices are joined first: what is left is one matrix product over the whole
-        # weight. A single one has so few columns that the product is slower than plain sums.
+        # Several matrices are joined first, which leaves one matrix product over the whole weight.
+        # A single matrix has so few columns that a product is slower than plain sums.
         joined = ["einsum_path", (0, 2), (0, 1)] if len(operands) == 3 else False
         value = np.einsum(spec.einsum, *operands, optimize=joined)
     if spec.dtype is DType.BFLOAT16 and value.dtype.kind == "f":

@@ -107,7 +107,7 @@ class Probes:
         smaller = 1 << 12
         for number, size in enumerate(cache_bytes, 1):
             if size:
-                # a block that the next smaller cache does not hold; others need not give way to it
+                # The block is too large for the next smaller cache and leaves room in this one.
                 rate = self.read_bytes_per_second(isqrt(smaller * size))
                 levels.append(Level(f"L{number}", size, rate))
                 smaller = size

@@ -43,7 +43,7 @@ class WeightFile(PackedWeights):
         self._path = path
         self._file = path.open("wb")
         self._digest = hashlib.sha256()
-        # one thread each: what they do is done in the order of the weights
+        # One thread each, so that both work in the order of the weights.
         self._writer = ThreadPoolExecutor(1, "tilewright-writer")
         self._hasher = ThreadPoolExecutor(1, "tilewright-digest")
         self._waiting: deque[tuple[list[Future[None]], int, Bytes | None]] = deque()
@@ -132,7 +132,7 @@ class WeightFile(PackedWeights):
                 del self._idle[number]
                 buffer[:size] = 0
                 return buffer
-        self._idle.clear()  # all are too small
+        self._idle.clear()  # all of them are too small
         return aligned_zeros(max(size, LEAST_BUFFER_BYTES))
 
 

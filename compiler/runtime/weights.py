@@ -113,7 +113,7 @@ class WeightBlock(PackedWeights):
         return self._block[: self._end]
 
     def _pack(self, spec: BufferSpec, source: Array, size: int) -> Bytes:
-        # one that there is no room for may be there already
+        # A weight without room is packed apart: an equal one may be in the block already.
         form = self._at(self._end, size) if size <= self.room else aligned_zeros(size)
         make_weight(spec, source, form)
         return form

@@ -46,7 +46,7 @@ def _merge(problem: Problem, first: Axis, second: Axis) -> Problem | None:
         new = _merge_load(load, first, second, joint)
         if new is None:
             return None
-        # One tensor has one shape: it is read merged everywhere or nowhere.
+        # A tensor has one shape, so either all its loads are merged or none.
         if tensors.setdefault(load.tensor.name, new.tensor) != new.tensor:
             return None
         changed[load] = new

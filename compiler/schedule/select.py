@@ -27,7 +27,7 @@ def schedule_space(
         CompilerError: if no template applies.
     """
     found = [*_applicable(workload, target, threads, numerics)]
-    # What takes anything is for what nothing else takes.
+    # Templates that take any workload are used only if no other one applies.
     serious = [space for preference, space in found if preference > FALLBACK]
     return ScheduleSpace(tuple(serious or [space for _, space in found]))
 

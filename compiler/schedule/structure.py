@@ -227,7 +227,7 @@ def halo_stage(output: Tensor, lanes: int) -> tuple[Stage, ...]:
                 if d == dim:
                     axis, start = Axis(f"h{d}", width), edge
                 elif d < dim:
-                    # Outer dimensions' own halo slices are written by their turn.
+                    # The halo slices of outer dimensions have been written already.
                     axis, start = Axis(f"h{d}", output.shape[d]), 0
                 else:
                     axis, start = Axis(f"h{d}", output.shape[d] + low + high), -low

@@ -91,12 +91,12 @@ FAMILY = Family(
     baselines=("rv64gc", "riscv64", "riscv64-zvl256b"),
     processors=_PROCESSORS,
     linux_features=_LINUX_FEATURES,
-    # older kernels do not print Zfh and Zvfh either
+    # Older kernels do not print Zfh and Zvfh either.
     known_features={"spacemit-x60": ("zfh", "zfhmin", "zvfh", "zvl256b")},
     core=_X60,
     cores={"sifive-u74": _U74},
     syntax=AssemblySyntax(
-        # Addresses of spilled vectors are computed, so that LLVM's comment is all there is.
+        # Addresses of spilled vectors are computed, so only LLVM's comments tell spills.
         vector=re.compile(r"\bv\d+\b"),
         fma=re.compile(r"^v?fn?m(add|sub|acc|sac)"),
     ),

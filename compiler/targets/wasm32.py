@@ -17,13 +17,13 @@ FAMILY = Family(
             features=("+bulk-memory", "+nontrapping-fptoint", "+simd128"),
             vector_bits=128,
             vector_registers=16,
-            # without relaxed SIMD there is none, and llvm.fma becomes a call for every lane
+            # Only relaxed SIMD has one; without it, llvm.fma becomes a call for every lane.
             fma=False,
         ),
     ),
     baselines=("wasm32",),
     core=CoreModel(
-        # Of the CPU below nothing is known: a wide core of today, with vectors of 128 bits.
+        # The CPU below is unknown: these are facts of a wide core of today, with 128-bit vectors.
         fma_units=2,
         fma_bits=128,
         fma_latency=4,
@@ -39,9 +39,9 @@ FAMILY = Family(
         tile_cycles=8,
         weight_macs=15,
     ),
-    # position-independent WebAssembly would import its tables from a dynamic linker
+    # Position-independent WebAssembly would import its tables from a dynamic linker.
     relocation="static",
-    # There are instructions for neither. LLVM cannot select bfloat16's conversions, and comparisons
-    # of float16 vectors never end in it.
+    # There are instructions for neither. LLVM cannot select bfloat16's conversions, and never ends
+    # on comparisons of float16 vectors.
     not_computed=frozenset({DType.BFLOAT16, DType.FLOAT16}),
 )

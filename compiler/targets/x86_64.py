@@ -204,7 +204,7 @@ def _vector(name: str) -> tuple[tuple[int, str], ...]:
 
 _U8, _S8, _BFLOAT = DType.UINT8, DType.INT8, DType.BFLOAT16
 _DOT = (
-    # They saturate nothing; the bfloat16 one flushes subnormal numbers to zero.
+    # Neither saturates; the bfloat16 one flushes subnormal numbers to zero.
     DotInstruction("avx512vnni", _U8, _S8, DType.INT32, DType.INT32, _vector("avx512.vpdpbusd")),
     DotInstruction(
         "avx512bf16", _BFLOAT, _BFLOAT, DType.FLOAT32, _BFLOAT, _vector("avx512bf16.dpbf16ps")

@@ -155,7 +155,7 @@ def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear
             quotient.add(Linear({part: 1}))
             rest.add(Linear({part: 1}), -divisor)
             return quotient, rest
-    # What is known to the generator must stay inside one step of what is not.
+    # The part known at compile time must stay inside one step of the part known at run time.
     runtime = rest.of(Kind.RUNTIME)
     step = gcd(divisor, *runtime.values())
     inside = Linear({v: c for v, c in rest.terms.items() if v not in runtime}, rest.constant % step)

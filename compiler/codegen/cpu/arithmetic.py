@@ -192,7 +192,7 @@ def _fma(emitter: Emitter, x: Value, y: Value, z: Value) -> Value:
     if x.const is not None:
         x, y = y, x
     if z.const == 0 and copysign(1, z.const) < 0:
-        # Only -0.0 leaves every product as it is.
+        # Adding -0.0 changes no product; adding 0.0 would change the sign of -0.0.
         return apply(emitter, Operation.MUL, x, y)
     if y.const == 1:
         return apply(emitter, Operation.ADD, z, x)
@@ -239,8 +239,8 @@ def _extremum(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Val
         sign = "s" if dtype.is_signed else "u"
         name = f"llvm.{sign}{operation.value}.{suffix(dtype, a.lanes)}"
         return emitter.call(dtype, a.lanes, name, a, b)
-    # `a > b ? a : b` is one maxps, and gives b where either is NaN: with a constant first, a NaN
-    # passes through, as ReLU and Clip want it.
+    # `a > b ? a : b` is one maxps, and gives b if either is NaN. With a constant as `a`, a NaN
+    # passes through, as ReLU and Clip require.
     if b.const is not None:
         a, b = b, a
     predicate = "ogt" if operation is Operation.MAX else "olt"

@@ -28,7 +28,7 @@ class CpuBackend:
         text = lower_nest(nest, target)
         digest = hashlib.sha256(f"{target.key}\n{text}".encode()).hexdigest()
         name = f"tw_{digest[:24]}"
-        # of all stages in one go: there are as many as pieces in a concatenation
+        # All stages are renamed in one pass: a concatenation has as many stages as pieces.
         text = text.replace(f"@{nest.name}_s", f"@{name}_s")
         stages = tuple(
             StageCode(stage_symbol(name, number), stage_extent(stage))

@@ -67,8 +67,8 @@ def combine(emitter: Emitter, combiner: Combiner, a: Value, b: Value) -> Value:
             joined = apply(emitter, operation, a, b)
             if b.dtype is None or not b.dtype.is_float:
                 return joined
-            # the native operation gives `b` where either is NaN: with this, any NaN stays (and is
-            # one masked instruction where the target has those)
+            # The native operation gives `b` if either is NaN. The selection keeps any NaN, and is
+            # one masked instruction on targets that have those.
             return apply(emitter, Operation.SELECT, apply(emitter, Operation.EQ, a, a), joined, a)
     assert_never(combiner)
 

@@ -53,7 +53,7 @@ class ComputeLowering:
             for index in store.target.index
             for axis in index.axes()
         }
-        # An axis of one value is in no index; without a reduction all points are stored.
+        # Without a reduction all points are stored. An axis of one value may be in no index.
         every = compute.combiner is None
         self.spatial = tuple(t for t in compute.unroll if every or t.axis in self.output_axes)
         self.reduces_lanes = compute.vector is not None and compute.vector not in self.output_axes
@@ -99,7 +99,7 @@ class ComputeLowering:
         result: dict[Key, Partial] = {}
         with self._points(self.spatial) as points:
             lanes = self.context.lanes if self.reduces_lanes else points.lanes
-            # Lanes that are joined in the end must see the initial value once: `_join` adds it.
+            # If lanes are joined at the end, the initial value must count once: `_join` adds it.
             items = None
             if init is not None and not self.reduces_lanes:
                 accesses = resolve(self.context, init, points, self.padding)

@@ -73,7 +73,7 @@ class RegisterBudget:
         """Whether the element at this place may stay in a register; it is counted if so."""
         key = (base.name, offset)
         if key not in self._hoisted:
-            # two are left for the operands of a multiply-add
+            # Two registers remain for the operands of a multiply-add.
             if len(self._hoisted) + self.accumulators + 2 > self.registers:
                 return False
             self._hoisted.add(key)

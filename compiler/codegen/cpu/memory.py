@@ -44,7 +44,7 @@ class Loader:
         """The element, or lanes; callable as a step of an expression."""
         access = self._access
         offset = access.constant
-        for i, stride in access.unrolled:  # `offset`, which is called for every operand
+        for i, stride in access.unrolled:  # `access.offset` inlined: it runs for every operand
             offset += stride * point[i]
         active = self._points.active(point) if self._points.is_ragged else 0
         epoch = self._context.epochs.get(access.tensor.name, 0) if self._is_written else 0
@@ -86,7 +86,7 @@ class Loader:
             value = _scalar_load(emitter, where, stored, depth, tag, tensor.dtype.bytes)
         elif access.contiguous:
             where = emitter.offset(base, offset, depth)
-            # an element of several may lie anywhere, any other at a multiple of its size
+            # A packed element may lie anywhere, any other one at a multiple of its size.
             least = 1 if access.packed > 1 else stored.bytes
             align = max(least, gcd(LINE, offset, access.alignment))
             value = _vector_load(emitter, where, stored, lanes, active, align, depth, tag)

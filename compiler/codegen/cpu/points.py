@@ -74,11 +74,11 @@ class Points:
         if bound is None:
             bound = Bound(Linear(), axis.extent)
         self._active = bound.extent
-        # A narrow power of two is a narrower vector; any other width a masked one.
+        # The next power of two: any other width is a masked vector.
         self.lanes = 1 << (bound.extent - 1).bit_length()
         start = Linear(dict(bound.start.terms), bound.start.constant)
         if self.lanes > 1:
-            # A ragged last vector ends early, for bounds; for divisions all lanes count.
+            # Bounds count the lanes of a ragged last vector that are used; divisions count all.
             last = self._ragged[2] % self._ragged[1] if self._ragged else bound.extent
             start.add(Linear({Variable(Kind.LANE, last, lanes=bound.extent): 1}))
         self._context.environment[axis] = Bound(start, 1)

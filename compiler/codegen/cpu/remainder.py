@@ -34,7 +34,7 @@ def float_remainder(emitter: Emitter, a: Value, b: Value) -> Value:
     dtype = a.dtype
     assert dtype is not None
     if dtype is not DType.FLOAT64:
-        # exact: a float64 holds every narrower number, and the remainder has no more bits than b
+        # Exact: float64 holds every narrower number, and the remainder has no more bits than b.
         wide = (cast(emitter, value, DType.FLOAT64) for value in (a, b))
         return cast(emitter, float_remainder(emitter, *wide), dtype)
     lanes = max(a.lanes, b.lanes)
@@ -61,7 +61,7 @@ def float_remainder(emitter: Emitter, a: Value, b: Value) -> Value:
         )
         rest = do(Operation.SUB, rest, do(Operation.MUL, whole, high))
         rest = do(Operation.SUB, rest, do(Operation.MUL, whole, low))
-        # the quotient may have been rounded up to a whole number
+        # The quotient may have been rounded up to a whole number.
         return do(
             Operation.SELECT, do(Operation.LT, rest, 0.0), do(Operation.ADD, rest, b_part), rest
         )

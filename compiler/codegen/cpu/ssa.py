@@ -132,7 +132,7 @@ class Emitter:
             self._names += 1
             value = scope.memo[text] = Value(f"%t{self._names}", dtype, lanes, depth)
             scope.lines.append(f"  {value.name} = {text}")
-        # int8 and uint8 are one type to LLVM: the same text may have had the other sign.
+        # int8 and uint8 are one type to LLVM: an equal text may be of the other sign.
         return value if value.dtype is dtype else value._replace(dtype=dtype)
 
     def effect(self, line: str) -> None:
@@ -141,7 +141,7 @@ class Emitter:
 
     def const(self, value: float, dtype: DType, lanes: int = 1) -> Value:
         """A constant, splatted over the lanes."""
-        # zeros of both signs are equal, their texts are not
+        # Zeros of both signs are equal, but their texts are not.
         key = (value or str(value), dtype, lanes)
         found = self._constants.get(key)
         if found is None or value != value:
@@ -247,7 +247,7 @@ class Emitter:
         phis = [Value(f"%c{number}_{j}", v.dtype, v.lanes, depth) for j, v in enumerate(carried)]
         results = body(counter, phis)
         self._scopes.pop()
-        carries = number == self._loops  # an outer loop would keep it in a register all along
+        carries = number == self._loops  # in an outer loop it would occupy a register throughout
         starts = {
             factor: self.multiple(low, factor)
             for factor in scope.multiples

@@ -135,7 +135,7 @@ def _default(found: Attention, target: Target) -> Schedule:
         tile, vectors = pair
         useful = rows / (-(-rows // tile) * tile) * keys / (-(-keys // vectors) * vectors)
         latency = min(1.0, tile * vectors / (0.62 * registers))
-        # A core loads about as often as it multiplies.
+        # A core can load about as often as it can multiply.
         return useful * latency / (1 + 0.15 * (tile + vectors) / (tile * vectors))
 
     pairs = [

@@ -71,7 +71,7 @@ def analyse(workload: Workload) -> Attention | None:
     outputs = [a for a in problem.axes if a.extent > 1]
     own = [a for a in outputs if a in axes_of(query) - axes_of(key)]
     elements = [a for a in outputs if a in axes_of(value) - axes_of(query) - axes_of(key)]
-    # Heads that share one key head are rows, too: the longest axis becomes the tile's.
+    # Heads that share one key head are rows, too; tiles run along the longest of these axes.
     rows = max(own, key=lambda axis: axis.extent, default=None)
     lanes = next(iter(elements), None)
     batch = tuple(a for a in outputs if a not in (rows, lanes))

@@ -225,7 +225,7 @@ def _packing_stage(found: Contraction, load: Load, width: int, lanes: int) -> _P
             vector=found.channel,
             store_vector=found.lanes,
         )
-        # Along the reduction innermost: as many streams as lanes, which hardware follows.
+        # The reduction is innermost: hardware can prefetch the streams, one for each lane.
         loops = [
             LoopSpec(found.lanes, width),
             LoopSpec(found.lanes, lanes),

@@ -163,7 +163,7 @@ def default_schedule(
         if "split" in values:
             choice["split"] = split
         if "prefetch" in values:
-            # A product reads a panel of weights in one stream, which hardware follows.
+            # A product reads a panel of weights as one stream, which hardware prefetches.
             choice["prefetch"] = PREFETCHES[-1] if found.window else 0
         panel = found.channel.extent * int(vectors) * target.vector_bits // 8
         score = _tile_score(
@@ -177,7 +177,7 @@ def default_schedule(
         score *= min(1.0, found.rows_in_cache(target.core) / int(tile)) ** 2
         valid = lowers(found, target, choice) and fits(found, target, choice)
         score += 10.0 if valid else 0.0
-        # Of equal scores the first order wins: panels outermost, so that each stays in the cache.
+        # If scores are equal, the first order wins: panels outermost, so each stays in the cache.
         if best is None or score > best[0]:
             best = score, Schedule.of(algorithm, **choice)
     assert best is not None
@@ -208,7 +208,7 @@ def rows_schedule(
     tile, vectors = max(allowed, key=lambda pair: score(*pair))
     spare = registers - tile * vectors - vectors - 1
     unrolls = tuple(u for u in _UNROLLS if u <= (found.channel_block or found.channel.extent))
-    # Threads share the rows where there are enough of them, else the panels.
+    # Threads share the rows if there are enough of them, else the panels.
     balance = parallel_balance([LoopSpec(found.tile, tile)], threads)
     return Schedule.of(
         algorithm,
@@ -263,7 +263,7 @@ def _tile_score(
     tiles, panels = -(-extent // tile), -(-whole // vectors)
     useful = extent * whole / (tiles * tile * panels * vectors)
     latency = min(1.0, tile * vectors / (0.62 * registers))
-    # A core loads about as often as it multiplies: a tile of one vector keeps its ports busy.
+    # A core can load about as often as multiply: a tile of one vector keeps its ports busy.
     loads = tile + vectors if near else 0.75 * tile + 1.25 * vectors
     loads_per_fma = loads / (tile * vectors)
     return useful * latency / (1 + 0.15 * loads_per_fma)

@@ -67,13 +67,13 @@ class _Template:
             tiles = _plain(problem.output, problem.axes, int(choice["unroll"]), lanes)
             return tiles is None or tiles.fits(problem.output, problem.expr)
 
-        # a long expression keeps the machine busy by itself
+        # A long expression keeps the core busy by itself.
         long = sum(isinstance(node, Op) for node in walk(problem.expr)) > _LONG
         for unroll in (1,) if wide or long else (4, 2, 1):
             default = Schedule.of("map", unroll=unroll, transpose=wide)
             if valid(dict(default.choices)):
                 return SubSpace("map", knobs, valid, default)
-        return None  # vectors along the output's rows straddle an operand's blocks
+        return None  # vectors along the output would straddle the blocks of an operand
 
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
@@ -143,7 +143,7 @@ def _plain(target: Load, axes: Sequence[Axis], unroll: int, lanes: int) -> _Tile
     if along is None:
         return None
     last = [axis for axis in axes if axis.extent > 1][-1]
-    # Blocked channels are not the innermost loop: unrolling then runs along the innermost one.
+    # With blocked channels, vectors do not run along the innermost loop, but unrolling does.
     if last == along:
         return _Tiles({along: lanes * unroll}, (Tile(along, lanes),), Tile(along, lanes))
     return _Tiles(

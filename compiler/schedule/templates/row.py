@@ -83,7 +83,7 @@ def analyse(workload: Workload) -> Rows | None:
         return None
     shared = frozenset().union(*(_free(r) for r in problem.reductions))
     if not shared <= {*problem.axes}:
-        return None  # a reduction for each step of another: a product inside a row
+        return None  # a reduction depends on the steps of another: a product inside a row
     outer = tuple(a for a in problem.axes if a.extent > 1 and a in shared)
     inner = tuple(a for a in problem.axes if a.extent > 1 and a not in shared)
     return Rows(problem, outer, inner, vector_axis(problem.output, problem.axes))
@@ -105,7 +105,7 @@ class _Template:
     def preference(self, workload: Workload, target: Target) -> float:
         node = anchor(workload)
         rows = node is not None and ops.get(node.op).kind in (OpKind.ROW, OpKind.REDUCTION)
-        # above windows, which take any reduction too, but none with lanes along what is reduced
+        # Preferred to windows, which take any reduction, but not with lanes along what is reduced.
         return 2.5 if rows else FALLBACK
 
     def space(
@@ -289,7 +289,7 @@ def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
     ]
     if passes.last is not None:
         computes += _final(found, passes.last, along, unroll, lanes, tiny=tiny)
-    # a tile of several vectors may straddle the blocks of a layout, one vector does not
+    # A tile of several vectors may straddle the blocks of a layout; a single vector does not.
     plain = not any(t.layout.factors for t in (*problem.inputs, problem.output.tensor))
     width = unroll * lanes if plain else lanes
     loops = [LoopSpec(a, width if a == along else 1) for a in found.outer]

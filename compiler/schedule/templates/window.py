@@ -96,7 +96,7 @@ def _is_depthwise(product: tuple[Expr, Expr], lanes: Axis, outputs: Sequence[Axi
 def _has_lanes(load: Load, lanes: Axis) -> bool:
     """Whether a load is a vector along the lanes: as it lies, or (weights) as it will be packed."""
     if lanes not in axes_of(load):
-        return load.tensor.role is Role.WEIGHT  # a number for all lanes
+        return load.tensor.role is Role.WEIGHT  # one number for all lanes
     return load.tensor.role is Role.WEIGHT or unit_stride(load, lanes) or short_step(load, lanes)
 
 
@@ -199,7 +199,7 @@ def _knobs(found: WindowReduction) -> tuple[Knob, ...]:
     unrolled = _can_unroll_rows(found)
     if _clips_tile(found) and not unrolled:
         tiles = (1,)
-    # Where the lanes are pixels, rows are channels: each has weights of its own in registers.
+    # If lanes are pixels, rows are channels, and each keeps weights of its own in registers.
     single = not unrolled or _has_splat_weights(found)
     heights = (1,) if single else tuple(r for r in (1, 2, 3, 4) if r <= rows)
     return (
@@ -283,7 +283,7 @@ def _lower(found: WindowReduction, schedule: Schedule, target: Target) -> Kernel
     if found.tile is not None:
         peel = found.tile in found.padded
         loops[found.tile] = LoopSpec(found.tile, schedule.integer("tile"), peel=peel)
-    # In the order of the output's axes: what neighbours read is still in the cache.
+    # In the order of the output's axes, so that what neighbours read is still in the cache.
     ordered = [loops[a] for a in problem.axes if a in loops]
     stage = parallel_stage("main", ordered, compute)
     output = problem.output.tensor

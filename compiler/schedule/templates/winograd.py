@@ -30,7 +30,7 @@ _UNROLL_REGISTERS = 2
 """Spare registers that a loop needs to be written out several times: LLVM then loads ahead."""
 
 # Costs are in fused multiply-adds of one element, at the speed of a core that does nothing else.
-# What a weight from memory takes is the target's.
+# The target says what a weight from memory costs.
 
 _CACHE_COST = 3
 """The time in which a number comes from the cache behind the second level."""
@@ -104,7 +104,7 @@ def _possible(found: Winograd) -> tuple[int, ...]:
     """Tile sizes that the image is large enough for, and that have interpolation points."""
     extent = min(found.shape[side.dim - 1] for side in found.sides)
     reach = max(side.reach for side in found.sides)
-    # A tile of 6 outputs pays only where several fit: at 7 pixels it recomputes almost all.
+    # A tile of 6 outputs pays only if several fit: with 7 pixels, it recomputes almost everything.
     return tuple(
         m for m in _OUTPUTS if m * (2 if m > 4 else 1) <= extent and m + reach - 2 in POINTS
     )
@@ -149,7 +149,7 @@ def _fits(found: Winograd, target: Target, choice: Mapping[str, Choice]) -> bool
         return False
     if int(choice["unroll"]) * tile * vectors > 128:
         return False
-    # Narrower tails cost their share of a full tile's latency.
+    # A narrower tail takes as long as a full tile, since it waits for the same latency.
     if -(-block // tile) * tile > 1.34 * block:
         return False
     whole = -(-found.filters // target.lanes(DType.FLOAT32))
@@ -215,7 +215,7 @@ def _cost(found: Winograd, weight_macs: float, m: int, block: int, useful: float
     else:
         again = _CACHE_COST if weights <= _NEAR_ELEMENTS else weight_macs
     fetches = weights * (weight_macs + (blocks - 1) * again)
-    # Both are written and read, in slices far apart.
+    # V and M are both written and read, in slices far apart.
     beyond = 8 * _CACHE_COST * max(0.0, 1 - _CACHED_ELEMENTS / numbers)
     transforms = blocks * numbers * (_TRANSFORM_COST + beyond)
     return _overlapped(blocks * products, fetches) + transforms
