@@ -1,8 +1,8 @@
 """Opening a database, and the two kinds of transaction.
 
-A writing transaction is `BEGIN IMMEDIATE` on SQLite: it takes the write lock at once and waits
-for it at most `busy_seconds`, where a deferred one would fail half-way. On PostgreSQL both kinds
-run at READ COMMITTED and rely on row locks.
+A writing transaction is `BEGIN IMMEDIATE` on SQLite. It takes the write lock at once, and waits for
+it at most `busy_seconds`; a deferred one would fail half-way. On PostgreSQL both kinds run at READ
+COMMITTED and rely on row locks.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 @contextmanager
 def translated_errors(engine: sa.Engine) -> Iterator[None]:
-    """Turn what the environment did to a database call into StorageError.
+    """Turn errors that the environment causes in database calls into StorageError.
 
-    A violated constraint or wrong SQL is a bug and passes as it is.
+    A violated constraint or wrong SQL is a bug: its error passes unchanged.
     """
     try:
         yield
@@ -198,10 +198,10 @@ def _open_sqlite(url: sa.URL, busy_seconds: float, pool_size: int) -> sa.Engine:
 
 
 def _use_wal(path: Path, engine: sa.Engine, busy_seconds: float) -> None:
-    """Switch the file to write-ahead logging, once and for good: readers then never wait.
+    """Switch the file to write-ahead logging for good, so that readers never wait.
 
-    SQLite does not call its busy handler for the switch, so that two processes which start
-    together need this loop.
+    SQLite does not call its busy handler for the switch: two processes that start together need
+    this loop.
     """
     deadline = time.monotonic() + busy_seconds
     with translated_errors(engine):
@@ -242,7 +242,7 @@ def _open_postgresql(url: sa.URL, busy_seconds: float, pool_size: int) -> sa.Eng
 
 
 def os_storage_error(error: OSError, path: Path) -> StorageError:
-    """What the file system refused, as StorageError that names the path."""
+    """An error of the file system as a StorageError that names the path."""
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             return StorageError(f"the disk is full: '{path}' was not written", StorageKind.FULL)

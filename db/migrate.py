@@ -1,7 +1,7 @@
 """Bring a database to the schema of this release.
 
-Migrations run in one transaction, also on SQLite. Whoever else starts at the same time waits: for
-an advisory lock on PostgreSQL, for the write lock on SQLite.
+Migrations run in one transaction, also on SQLite. Other processes that start at the same time wait:
+on PostgreSQL for an advisory lock, on SQLite for the write lock.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _VERSION = sa.table("alembic_version", sa.column("version_num", sa.Text))
 
 
 def upgrade(engine: sa.Engine, revision: str = "head") -> None:
-    """Apply every migration that is missing; safe when several processes start at once.
+    """Apply every missing migration; safe if several processes start at once.
 
-    A database that is up to date is only read, so nobody who writes to it is in the way. Alembic is
-    then not imported: that takes as long as all the rest of opening a database.
+    A database that is up to date is only read, so it need not wait for writers. Alembic is then not
+    imported, which takes as long as all the rest of opening a database.
 
     Raises SchemaVersionError if the database is of a newer release, StorageError.
     """
@@ -49,7 +49,7 @@ def downgrade(engine: sa.Engine, revision: str) -> None:
 
 
 def current_revision(engine: sa.Engine) -> str | None:
-    """The revision the database is at; None for one that was never migrated."""
+    """The revision of the database; None if it was never migrated."""
     with reading(engine) as connection:
         if not sa.inspect(connection).has_table(_VERSION.name):
             return None
@@ -57,7 +57,7 @@ def current_revision(engine: sa.Engine) -> str | None:
 
 
 def head_revision() -> str:
-    """The revision of this release: that of the last file of migrations."""
+    """The revision of this release, which is the last file of migrations."""
     names = [path.stem for path in _MIGRATIONS.glob("versions/v*.py")]
     assert names, "the migrations are packaged with the code"
     return max(names)[1:].partition("_")[0]
@@ -93,7 +93,7 @@ def _migrate(engine: sa.Engine, run: Callable[[Config], None]) -> None:
 
 @contextmanager
 def _exclusive(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction that no other migration runs beside."""
+    """A transaction during which no other migration runs."""
     with engine.connect() as connection:
         write_immediately(connection)
         sqlite = engine.dialect.name == "sqlite"

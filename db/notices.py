@@ -1,11 +1,11 @@
-"""Notices: a transaction says what it changed, and who waits for that is woken when it commits.
+"""Notices: a transaction says what it changed, and its commit wakes those who wait for that.
 
-On PostgreSQL they are LISTEN and NOTIFY. SQLite has neither: there a transaction adds a row to the
-table `notices`, which keeps the last few, and one poller a process sees that the file has changed
-(`PRAGMA data_version`, which reads no table) and reads the rows that are new.
+On PostgreSQL, notices are LISTEN and NOTIFY. SQLite has neither: there a transaction adds a row to
+the table `notices`, which keeps the last few. One poller in each process sees that the file has
+changed (`PRAGMA data_version`, which reads no table) and reads the new rows.
 
-A notice may be lost (a connection broke, the reader was away for too long), so who waits also asks
-`topic_states` now and then.
+A notice may be lost (a connection broke, the reader was away for too long). So those who wait also
+ask `topic_states` now and then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from db.stores.statements import chunks, table_of
 CHANNEL = "tilewright"
 
 KEPT = 1000
-"""Rows of `notices` that stay: a reader that is further behind takes everything for changed."""
+"""Rows of `notices` that stay: a reader further behind assumes that everything changed."""
 
 POLL_SECONDS = 0.02
 """How often the SQLite file is asked whether it has changed."""
@@ -54,7 +54,7 @@ def worker_topic(worker_id: str) -> str:
 
 
 def announce(connection: sa.Connection, topics: Iterable[str]) -> None:
-    """Wake who waits for these topics, once and only if the connection's transaction commits."""
+    """Wake those who wait for these topics, once, if the connection's transaction commits."""
     named = sorted(set(topics))
     if not named:
         return
@@ -71,7 +71,7 @@ def announce(connection: sa.Connection, topics: Iterable[str]) -> None:
 
 
 def topic_states(engine: sa.Engine, topics: Collection[str]) -> Mapping[str, int]:
-    """A number for each topic that is another one once something has happened to it.
+    """A number for each topic, which differs after anything happened to the topic.
 
     Topics that stand for nothing in the database are left out. Raises StorageError.
     """
@@ -100,9 +100,9 @@ _names: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
 
 
 def is_queued() -> sa.ColumnElement[bool]:
-    """The condition of the index of requests that wait.
+    """The condition of the index of waiting requests.
 
-    The state is part of the text: of a bound value no planner knows that it is the index's.
+    The state is part of the text: for a bound value, no planner knows that the index applies.
     """
     return _requests.c.state == sa.literal_column("'queued'")
 
@@ -111,10 +111,10 @@ class NoticeSource(Protocol):
     """Where a process hears notices from. One thread uses it."""
 
     def wait(self, seconds: float) -> Sequence[str] | None:
-        """The topics of the notices that came, at most so long after the call; may be none.
+        """Wait at most so long for notices; returns their topics, which may be none.
 
-        None says that some may be lost, and that anything may have changed. It is the answer of
-        the first call, and of the first after a connection broke. Raises StorageError.
+        None means that notices may be lost, so that anything may have changed. The first call
+        returns it, and the first after a connection broke. Raises StorageError.
         """
 
     def close(self) -> None:
@@ -122,12 +122,12 @@ class NoticeSource(Protocol):
 
 
 def open_source(engine: sa.Engine) -> NoticeSource:
-    """What hears the notices of a database. It connects when it is first asked."""
+    """The source of a database's notices. It connects when it is first asked."""
     return PostgresSource(engine) if engine.dialect.name == "postgresql" else SqliteSource(engine)
 
 
 class _OwnConnection:
-    """A connection that is made like those of the pool, and is none of them."""
+    """A connection made like those of the pool, but not one of them."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._held = engine.connect()
@@ -166,7 +166,7 @@ class PostgresSource:
 
 
 class SqliteSource:
-    """Looks whether the file has changed, and reads the rows of `notices` that are new."""
+    """Looks whether the file has changed, and reads the new rows of `notices`."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

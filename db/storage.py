@@ -31,7 +31,7 @@ WORKER_LOST_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What the web process, the tuner process and the embedded commands share."""
+    """The stores that the web process, the tuner process and the embedded commands share."""
 
     engine: sa.Engine
     clock: Clock

@@ -1,7 +1,7 @@
 """Column types that behave alike on SQLite and PostgreSQL, and the JSON encoding of columns.
 
-A crashed kernel or a foreign device may say anything. PostgreSQL refuses NUL in text and NaN in
-JSON, and UTF-8 has no lone surrogates. No measurement may be lost by that.
+A crashed kernel or a foreign device may report any text. PostgreSQL refuses NUL in text and NaN in
+JSON, and UTF-8 has no lone surrogates. No measurement may be lost because of that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SafeText(TypeDecorator[str]):
 
 
 def dump_json(value: Any) -> str:
-    """JSON as RFC 8259 has it.
+    """JSON as defined by RFC 8259.
 
     NaN and infinities become the strings "NaN", "Infinity", "-Infinity", which `float()` reads
     back.

@@ -115,9 +115,7 @@ def _expression(
         score = op(Operation.SELECT, seen, score, Const(float("-inf"), score.dtype))
     largest: Expr = Reduce(Combiner.MAX, (keys,), score)
     if len(types) == 4:
-        largest = maths.maximum(
-            largest, _LOWEST[largest.dtype]
-        )  # -inf - -inf would be NaN
+        largest = maths.maximum(largest, _LOWEST[largest.dtype])  # -inf - -inf would be NaN
     power = maths.exp(score - largest)
     total: Expr = Reduce(Combiner.SUM, (keys,), power)
     value = operands[2]((batch, key_head, j, element))

@@ -1,7 +1,7 @@
 """Trained cost models: a row for each version, its bytes among the blobs.
 
-Versions of a target are numbered from 1. At most one of them is promoted: tuning runs start from
-it. `promote` puts another in its place, and `roll_back` brings the one before it back.
+Versions of a target are numbered from 1. At most one of them is promoted, and tuning runs start
+from it. `promote` replaces it by another, and `roll_back` brings back the one before it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _models = table_of(CostModelRow)
 
 
 class CostModelState(StrEnum):
-    """What a version is to the tuning runs of its target."""
+    """Whether the tuning runs of its target use a version."""
 
     CANDIDATE = "candidate"
     """Trained, and never in use."""
@@ -35,8 +35,10 @@ class CostModelState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredCostModel:
-    """One version. `scores` and `chance` are figures on held-out tasks, of it and of a random
-    order; `trials` is how many the target had when it was trained."""
+    """One version. `scores` are its figures on held-out tasks, `chance` those of a random order.
+
+    `trials` is the number of trials that the target had when it was trained.
+    """
 
     target_key: str
     version: int
@@ -104,7 +106,7 @@ class CostModelStore:
             return _get(connection, target_key, version)
 
     def data(self, model: StoredCostModel) -> bytes:
-        """What `add` was given. Raises NotFoundError, StorageError(CORRUPT)."""
+        """The bytes given to `add`. Raises NotFoundError, StorageError(CORRUPT)."""
         return self._blobs.get(model.digest)
 
     def list(self, target_key: str | None = None) -> Sequence[StoredCostModel]:
@@ -118,14 +120,14 @@ class CostModelStore:
             return [_stored(dict(row._mapping)) for row in connection.execute(query)]
 
     def promoted(self, target_key: str) -> StoredCostModel | None:
-        """What tuning runs of a target start from, or None."""
+        """The version from which tuning runs of a target start, or None."""
         with reading(self._engine) as connection:
             return _promoted(connection, target_key)
 
     def promote(self, target_key: str, version: int) -> StoredCostModel:
-        """Let tuning runs start from this version; the one before it is retired.
+        """Let tuning runs start from this version, and retire the one before it.
 
-        Raises NotFoundError. A version that is promoted stays as it is.
+        Nothing happens if it is promoted already. Raises NotFoundError.
         """
         with writing(self._engine) as connection:
             _lock(connection, target_key)
@@ -133,7 +135,7 @@ class CostModelStore:
             if chosen.state is CostModelState.PROMOTED:
                 return chosen
             _retire(connection, target_key)
-            # later than any other, also within the clock's resolution
+            # Later than any other, even if the clock shows the same time.
             latest = sa.select(sa.func.max(_models.c.promoted_at)).where(
                 _models.c.target_key == target_key
             )
@@ -145,9 +147,9 @@ class CostModelStore:
             return _get(connection, target_key, version)
 
     def roll_back(self, target_key: str) -> StoredCostModel:
-        """Take the promoted version out of use, and bring back the one that was before it.
+        """Take the promoted version out of use, and bring back the one before it.
 
-        Raises StateError if there is none before it, or none promoted.
+        Raises StateError if none is promoted, or none was before.
         """
         with writing(self._engine) as connection:
             _lock(connection, target_key)
@@ -175,13 +177,13 @@ class CostModelStore:
             return _get(connection, target_key, version)
 
     def digests(self) -> frozenset[str]:
-        """The blobs of all versions: what a sweep must keep."""
+        """The blobs of all versions, which a sweep must keep."""
         with reading(self._engine) as connection:
             return frozenset(connection.execute(sa.select(_models.c.digest)).scalars())
 
 
 def _lock(connection: sa.Connection, target_key: str) -> None:
-    """One writer of a target's versions at a time: SQLite's transaction is that already."""
+    """Let one writer change a target's versions at a time; on SQLite, any transaction does."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(target_key))))
 

@@ -37,7 +37,7 @@ class EventStore:
         self._clock = clock
 
     def append(self, job_id: str, events: Sequence[EventData]) -> int:
-        """Add (kind, data) events in order; the last sequence number. Raises NotFoundError.
+        """Add (kind, data) events in order; returns the last sequence number. Raises NotFoundError.
 
         A number becomes visible only after all smaller ones: the job's row is locked meanwhile.
         """

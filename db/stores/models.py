@@ -36,7 +36,7 @@ class ModelStore:
         self._clock = clock
 
     def add(self, data: bytes, name: str, owner: str | None = None) -> Model:
-        """Save a model; the same bytes again give the first row back. Raises StorageError."""
+        """Save a model; for the same bytes again, return the first row. Raises StorageError."""
         return self.register(self._blobs.put(data), len(data), name, owner)
 
     def register(self, digest: str, size: int, name: str, owner: str | None = None) -> Model:
@@ -58,7 +58,7 @@ class ModelStore:
             return _get(connection, digest)
 
     def digests(self) -> frozenset[str]:
-        """The blobs of all models: what a sweep must keep."""
+        """The blobs of all models, which a sweep must keep."""
         with reading(self._engine) as connection:
             return frozenset(connection.execute(sa.select(_models.c.digest)).scalars())
 

@@ -1,4 +1,4 @@
-"""Graph plans: how a model was cut for a target, and what that plan was measured to cost."""
+"""Graph plans: how a model was cut for a target, and the measured time of the plan."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class GraphPlanStore:
         codegen_version: str = "",
         decision: Mapping[str, Any] | None = None,
     ) -> str:
-        """Save a plan, return its digest; the same plan again keeps the faster run_seconds.
+        """Save a plan and return its digest; the same plan again keeps the faster run_seconds.
 
-        With a `decision` it is the plan that was chosen, from now on.
+        With a `decision`, it is the chosen plan from now on.
         """
         sizes = canonical_json(dict(dims or {}))
         identity = [dict(plan), sizes, codegen_version]

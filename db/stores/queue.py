@@ -1,4 +1,4 @@
-"""Whether the queue of measurements holds anything: what every waiting worker asks."""
+"""Whether requests wait in the queue of measurements, which every waiting worker asks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _requests = table_of(RequestRow)
 
 
 class QueueStore:
-    """Reads an index of the requests that wait, so that finished ones cost nothing."""
+    """Reads the index of waiting requests, so that finished ones cost nothing."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
 
     def waiting(self, target_keys: Sequence[str], worker_id: str | None = None) -> bool:
-        """Whether a request for one of these targets waits; of a worker, for it or for anybody."""
+        """Whether a request for one of these targets waits; with a worker, one that it may take."""
         query = sa.select(_requests.c.serial).where(
             is_queued(), _requests.c.target_key.in_(list(target_keys))
         )

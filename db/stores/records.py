@@ -55,7 +55,7 @@ class SqlRecordStore:
     # trials
 
     def add_trials(self, trials: Sequence[Trial]) -> None:
-        """Save trials in one transaction; one whose id is known already is left as it is."""
+        """Save trials in one transaction; a trial whose id is known already stays as it is."""
         now = self._clock()
         rows = [_trial_row(trial, now) for trial in trials]
         with writing(self._engine) as connection:
@@ -76,7 +76,7 @@ class SqlRecordStore:
             return [_trial(row) for row in connection.execute(query)]
 
     def count_trials(self, job_id: str) -> dict[Status, int]:
-        """How many trials of a job ended how, every status named."""
+        """The number of a job's trials by the status in which they ended; every status is named."""
         query = (
             sa.select(_trials.c.status, sa.func.count())
             .where(_trials.c.job_id == job_id)
@@ -89,7 +89,7 @@ class SqlRecordStore:
     def newest_trials(
         self, target_keys: Sequence[str], codegen_version: str, limit: int
     ) -> list[Trial]:
-        """The last trials of some targets and one version, in the order of their arrival."""
+        """The last trials of some targets, of one version, in the order of their arrival."""
         query = (
             sa.select(_trials)
             .where(
@@ -104,7 +104,7 @@ class SqlRecordStore:
             return [_trial(row) for row in reversed(connection.execute(query).all())]
 
     def count_by_target(self, codegen_version: str) -> dict[str, int]:
-        """How many trials of one version each target has."""
+        """The number of trials of one version, by target."""
         query = (
             sa.select(_trials.c.target_key, sa.func.count())
             .where(_trials.c.codegen_version == codegen_version, _believed)
@@ -116,7 +116,7 @@ class SqlRecordStore:
     # records
 
     def add_record(self, record: TuningRecord) -> None:
-        """Serve this as the record of its key, whatever was served before.
+        """Serve this as the record of its key, in place of any earlier one.
 
         Raises ValueError for the record of a failed measurement.
         """
@@ -128,7 +128,7 @@ class SqlRecordStore:
         return self.best_records([key]).get(key)
 
     def best_records(self, keys: Sequence[RecordKey]) -> dict[RecordKey, TuningRecord]:
-        """Those that are known, in one query for each kind of key: a whole model at once."""
+        """The known records of these keys: a whole model at once, in one query per kind of key."""
         with reading(self._engine) as connection:
             found = map(record_of, served_rows(connection, keys))
             return {record.key: record for record in found}
@@ -155,7 +155,7 @@ def _trial_row(trial: Trial, now: float) -> dict[str, Any]:
     measurement = trial.measurement
     return {
         **trial.key.to_json(),
-        # the fields of a Measurement are columns of their own names
+        # Each field of a Measurement is a column of the same name.
         **measurement.to_json(),
         "run_seconds": measurement.run_seconds,
         "id": trial.id,

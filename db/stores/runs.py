@@ -1,4 +1,4 @@
-"""Tuning runs: what each started from, in which order it went, and what it forecast."""
+"""Tuning runs: what each started from, the order in which it went, and its forecasts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _runs = table_of(TuningRunRow)
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run of the tune loop. What is None is known at its end."""
+    """A run of the tune loop. Fields that are None are known at its end."""
 
     id: str  # the job's, with a number from the second run of a job on
     starts: int  # more than one: it was killed and taken up again
     options: TuneOptions
     inputs: tuple[TaskInputs, ...]
     adopted: Sequence[Mapping[str, Any]] | None
-    """Requests of earlier processes as JSON; None: of a release that did not keep them."""
+    """Requests of earlier processes as JSON; None if the run's release did not keep them."""
     journal: tuple[int, ...] | None
     ended: str | None  # tuner.events.Ended
     trials: int | None
@@ -47,10 +47,10 @@ class RunStore:
         self._clock = clock
 
     def start(self, started: Started) -> str:
-        """Keep what a run of a job starts from; the run's id: that of the job, or JOB.2 and so on.
+        """Keep what a run of a job starts from; returns the run's id: the job's, JOB.2 and so on.
 
-        A run that did not end was killed: the next one of its job takes it up, and what that one
-        knows replaces what the killed one had known.
+        A run that did not end was killed. The next run of its job continues it, and what that one
+        knows replaces what the killed one knew.
         """
         job_id = started.options.job_id
         values = {

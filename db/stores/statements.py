@@ -25,7 +25,7 @@ def upsert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sq
         case "sqlite":
             return sqlite.insert(table)
         case "postgresql":
-            # as long to import as the rest of the stores
+            # Imported late: it takes as long as the rest of the stores.
             from sqlalchemy.dialects import postgresql
 
             return postgresql.insert(table)
@@ -41,8 +41,8 @@ def table_of(row: type[Base]) -> sa.Table:
 def insert_new(connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
     """Insert the rows that violate no unique constraint; the others are there already.
 
-    The caller sorts the rows by key where several processes may insert the same ones: PostgreSQL
-    waits for the other's row, and a fixed order keeps two of them from waiting for each other.
+    If several processes may insert the same rows, the caller sorts them by key: PostgreSQL waits
+    for the other's row, and with a fixed order no two wait for each other.
     """
     if rows:
         connection.execute(upsert(connection, table).on_conflict_do_nothing(), rows)

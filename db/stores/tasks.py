@@ -48,7 +48,7 @@ class TaskStore:
         self._clock = clock
 
     def put(self, claim: JobClaim, tasks: Sequence[JobTask]) -> None:
-        """Save tasks of a job (new or changed) in one transaction, in the given order.
+        """Save new or changed tasks of a job in one transaction, in the given order.
 
         Raises StaleLeaseError.
         """
@@ -79,7 +79,7 @@ class TaskStore:
             )
 
     def list(self, job_id: str) -> Sequence[JobTask]:
-        """In the order in which they were first put."""
+        """The tasks of a job, in the order in which they were first put."""
         order = (_tasks.c.position, _tasks.c.workload_key)
         query = sa.select(_tasks).where(_tasks.c.job_id == job_id).order_by(*order)
         with reading(self._engine) as connection:
@@ -115,7 +115,7 @@ class WorkloadStore:
         return found[key]
 
     def workloads(self, keys: Sequence[str]) -> Mapping[str, str]:
-        """The texts of those that are known."""
+        """Key -> text of the keys that are known."""
         found: dict[str, str] = {}
         with reading(self._engine) as connection:
             for some in chunks(keys):

@@ -16,14 +16,14 @@ _verdicts = table_of(VerdictRow)
 
 
 class VerdictStore:
-    """One row each time that schedules were served; the identity says what was raced."""
+    """One row each time that schedules were served; its identity says what was raced."""
 
     def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
         self._engine = engine
         self._clock = clock
 
     def add(self, identity: str, job_id: str, served: str, verdict: Mapping[str, Any]) -> None:
-        """Say what a job was served."""
+        """Keep what a job was served, and why."""
         values = {
             "identity": identity,
             "job_id": job_id,
@@ -47,7 +47,7 @@ class VerdictStore:
         return None if row is None else row.verdict
 
     def counts(self) -> dict[str, int]:
-        """How often what was served: by the value of `served`."""
+        """The number of verdicts by the value of `served`."""
         query = sa.select(_verdicts.c.served, sa.func.count()).group_by(_verdicts.c.served)
         with reading(self._engine) as connection:
             return {row[0]: row[1] for row in connection.execute(query)}

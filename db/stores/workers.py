@@ -1,4 +1,4 @@
-"""Workers: the processes on target devices, what their device is, and when they last spoke."""
+"""Workers: the processes on target devices, the facts of their devices, and their last sign."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ class WorkerStore:
         owner: str | None = None,
         worker_id: str | None = None,
     ) -> RegisteredWorker:
-        """A new worker, or (with the id it had) the same one after a restart.
+        """Register a new worker, or the same one after a restart if it states the id that it had.
 
-        An id that another owner's worker has is not taken over: NotFoundError.
+        Raises NotFoundError for the id of another owner's worker.
         """
         now = self._clock()
         facts = {
@@ -107,7 +107,7 @@ class WorkerStore:
         device: Mapping[str, Any] | None = None,
         speed: Mapping[str, Any] | None = None,
     ) -> RegisteredWorker:
-        """It lives; device facts may have changed (governor), and so has its speed.
+        """Note that it lives, and device facts (the governor) and speed that may have changed.
 
         Raises NotFoundError.
         """
@@ -127,7 +127,7 @@ class WorkerStore:
         return self._worker(row)
 
     def list(self, *, alive: bool = False) -> Sequence[RegisteredWorker]:
-        """All workers, or those that are healthy; the longest-lived first."""
+        """All workers, or only the healthy ones; the first registered come first."""
         query = sa.select(_workers).order_by(_workers.c.created_at, _workers.c.id)
         with reading(self._engine) as connection:
             workers = [self._worker(row) for row in connection.execute(query)]
@@ -138,13 +138,13 @@ class WorkerStore:
         return self._update(worker_id, {"draining": draining}, worker_topic(worker_id))
 
     def leave(self, worker_id: str) -> None:
-        """It says good-bye. Raises NotFoundError."""
+        """Note that it said good-bye. Raises NotFoundError."""
         self._update(worker_id, {"gone": True}, worker_topic(worker_id))
 
     def forget(self, silent_seconds: float) -> int:
-        """Delete workers that were not heard of for so long; how many.
+        """Delete workers that were silent for so long; returns their number.
 
-        One that comes back after all introduces itself anew.
+        A worker that comes back after all registers again.
         """
         limit = self._clock() - silent_seconds
         silent = _workers.c.last_heartbeat < limit

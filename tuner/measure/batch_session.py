@@ -59,7 +59,7 @@ class Session:
             self._emit(event="done")
             return
         if "run" in job:
-            self._forget()  # a whole model needs the memory
+            self._forget()  # a whole model needs all memory
             run_job(RunRequest.from_json(job["run"]), job["files"], self._emit)
             self._emit(event="done")
             return
@@ -92,7 +92,7 @@ class Session:
         """
         wanted = [c for c in request.candidates if c.trial_id in only]
         library = ctypes.CDLL(part["library"], mode=os.RTLD_LOCAL | os.RTLD_NOW)
-        # The first case last: its buffers are those that are timed.
+        # The first case comes last: the runs that are timed use its buffers.
         for case, path in list(zip(request.cases, part["references"], strict=True))[:0:-1]:
             expected = self._prepare(case, path)
             agreed = []
@@ -131,7 +131,7 @@ class Session:
             found.held_bytes = sum(array.nbytes for array in found.arrays)
         self._kept[case.inputs] = self._buffers = found
         if path not in self._references:
-            # those of one request at a time: they are as large as the outputs
+            # References of one request at a time, since they are as large as the outputs.
             self._references = {path: np.load(path, allow_pickle=False)}
         return self._references[path]
 

@@ -97,7 +97,7 @@ class ProcessBuilder:
         self._limit_seconds = limit_seconds
         self._compile = compile_candidate or compile_with_compiler
         self._timings = timings
-        # Not fork: this process has threads.
+        # Not by fork, because this process has threads.
         self._pool = ProcessPool(
             max_workers=workers or max(1, (os.cpu_count() or 2) - 1),
             context=_Context(),
@@ -108,7 +108,7 @@ class ProcessBuilder:
 
     def start(self) -> None:
         """Start the processes now: they import the compiler while the caller plans."""
-        # Asked whether it is active, a pool starts.
+        # To ask a pool whether it is active starts it.
         assert self._pool.active
 
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> _PoolTicket:

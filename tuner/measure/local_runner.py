@@ -104,7 +104,7 @@ class LocalRunner:
                     self._results[result.request_id] = result
                     self._finished.put(result)
             for request in requests:
-                # The library is of no use to another request; references are shared.
+                # No other request uses the library; references are shared.
                 self._path(request.library_digest).unlink(missing_ok=True)
 
     def _measure(self, requests: Sequence[MeasureRequest]) -> list[MeasureResult]:

@@ -160,7 +160,7 @@ def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, .
         elif dtype.value == "bool":
             spec = replace(spec, distribution=Distribution.INTEGERS, low=0, high=2)
         else:
-            # One at least: integers may be divisors.
+            # At least 1, because integers may be divisors.
             low, high = (0, bounds[name]) if name in bounds else (1, 9)
             spec = replace(spec, distribution=Distribution.INTEGERS, low=low, high=high)
         specs.append(spec)

@@ -129,7 +129,7 @@ class Races:
     def _sample(self, entry: Ready) -> float:
         """One sample: seconds a run."""
         self._emit(event="begin", trial=entry.candidate.trial_id, step="time")
-        entry.kernel.run()  # untimed: brings its buffers back into the caches
+        entry.kernel.run()  # not timed: it brings its buffers back into the caches
         if entry.cold_weights:
             entry.kernel.evict(BufferRole.WEIGHT)
         seconds = float(entry.kernel.time(1, entry.runs_per_sample)[0])

@@ -55,11 +55,11 @@ class PackedProgram:
     @property
     def run_bytes(self) -> int:
         """Memory that one run takes, on one thread, beside weights."""
-        # an input is drawn as float32 or int64, converted, and copied to where it is aligned
+        # An input is drawn as float32 or int64, converted, and copied into aligned memory.
         drawn = sum(
             3 * max(port.bytes, 8 * port.bytes // port.dtype.bytes) for port in self.program.inputs
         )
-        # outputs of a run before may not be gone yet
+        # Outputs of the run before may still be in memory.
         made = sum(2 * port.bytes for port in self.program.outputs)
         return PROCESS_BYTES + self.program.arena_bytes + drawn + made
 

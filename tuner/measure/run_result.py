@@ -84,7 +84,7 @@ class RunResult:
             "worker": self.worker,
             "status": self.status.value,
             "error": self.error,
-            # JSON knows no infinity
+            # JSON has no infinity.
             "errors": {k: v if math.isfinite(v) else None for k, v in self.errors.items()},
             "fetched": {k: base64.b64encode(v).decode() for k, v in self.fetched.items()},
             "race": None

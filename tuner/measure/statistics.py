@@ -71,7 +71,7 @@ def undisturbed(samples: Sequence[float], confidence: float = CONFIDENCE) -> Int
         return None
     fastest = min(samples)
     excess = sum(sample - fastest for sample in samples) / (count - 1)
-    # the quantile of F(2, 2n - 2), divided by n
+    # The quantile of F(2, 2n - 2), divided by n.
     width = excess * ((1.0 - confidence) ** (-1.0 / (count - 1)) - 1.0) * (count - 1) / count
     return Interval(max(0.0, fastest - width), fastest, confidence)
 
@@ -91,7 +91,7 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
         raise ValueError("the median of no values")
     rank, outside = 1, 0.5**count
     while rank < (count + 1) // 2:
-        # the probability that no more than `rank` of the values lie below the median
+        # The probability that at most `rank` of the values lie below the median.
         more = outside + math.comb(count, rank) * 0.5**count
         if 1.0 - 2.0 * more < confidence:
             break
@@ -124,7 +124,7 @@ class Comparison:
         if interval.high < 1.0 and self.ratio < 1.0 - TIE_MARGIN:
             return Outcome.FASTER if interval.coverage >= CONFIDENCE else Outcome.TIE
         if interval.low > 1.0 and self.ratio > 1.0 + TIE_MARGIN:
-            # a few pairs suffice: what they say keeps the incumbent either way
+            # A few pairs suffice, because slower candidates and ties both keep the incumbent.
             return Outcome.SLOWER
         return Outcome.TIE
 
@@ -181,7 +181,7 @@ def racing(
         for sample in each
         if floor > 0.0
     ]
-    # of n samples one is the fastest and has no excess of its own
+    # Of n samples, one is the fastest and has no excess over itself.
     freedom = sum(len(each) - 1 for each in samples)
     spread = (PRIOR_SAMPLES * PRIOR_EXCESS + sum(excesses)) / (PRIOR_SAMPLES + freedom)
     if leader_seconds is not None:
