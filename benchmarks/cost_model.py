@@ -1,13 +1,14 @@
 """How well cost models rank candidates of tasks that they have never seen.
 
-`python -m benchmarks.cost_model collect FOLDER --seconds 170` measures random candidates of tasks
-of eleven networks and six operators of random sizes and keeps them as trials in a database of its
-own; run again, it goes on where it stopped. `--turn 2` measures the same candidates once more, at
-another time: the fastest counts. `--unconstrained` takes the constraints off the spaces first.
-`python -m benchmarks.cost_model report FOLDER` leaves out a sixth at a time, of the tasks and then
-of the families (a network, an operator), trains on the rest, and orders the candidates of those
-left out: every objective where tasks are left out, also with a few of a task's own samples to
-correct the model by, and the default one elsewhere. Results go to
+`python -m benchmarks.cost_model collect FOLDER --seconds 170` measures random candidates, of tasks
+of eleven networks and of six operators with random sizes. It keeps them as trials in a database of
+its own. Run again, it goes on where it stopped. `--turn 2` measures the same candidates once more,
+at another time: the fastest counts. `--unconstrained` takes the constraints off the spaces first.
+
+`python -m benchmarks.cost_model report FOLDER` leaves out a sixth at a time, first of the tasks and
+then of the families (a network, an operator). It trains on the rest, and orders the candidates that
+were left out. Where tasks are left out, it tries every objective, also with a few of a task's own
+samples to correct the model; elsewhere only the default one. Results go to
 benchmarks/results/cost_model.json and .md.
 """
 

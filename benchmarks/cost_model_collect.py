@@ -1,7 +1,7 @@
 """Measures the candidates that cost models are judged by.
 
-All candidates of a task are one request: they take turns, a round after the other for a second or
-more, and what disturbs the machine meanwhile lengthens the times of all. Measured in small batches,
+All candidates of a task are one request. They are measured in rounds, for a second or more, so that
+a disturbance of the machine lengthens the times of all. When they were measured in small batches,
 one after the other, two turns ordered 15 of 100 pairs of candidates differently.
 """
 

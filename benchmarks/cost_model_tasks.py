@@ -1,4 +1,4 @@
-"""Tasks that cost models are judged on: of networks, and of operators whose sizes are drawn."""
+"""Tasks on which cost models are judged: of networks, and of operators with drawn sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves of many seeds: as medians with quarters in a PNG, and as CSV."""
+"""Curves over many seeds: medians and quartiles in a PNG, and values as CSV."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ The child reads one JSON object a line from standard input and answers each with
     {"do": "turn", "seconds": S, "least": K}    -> {"cpu": [...], "wall": [...]}
 
 `load` leaves the outputs in the file PATH. A `turn` makes one warm-up run, then as many timed runs
-as fit S seconds, K at least. A failure answers {"error": TEXT}, and the child goes on.
+as fit in S seconds, but at least K. A failure is answered by {"error": TEXT}, and the child goes
+on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Export MobileNetV2 and BERT-base from transformers to ONNX files in benchmarks/models/.
 
-Run by `make models` in an environment of its own (torch, transformers, onnx, onnxscript): nothing
-else in the repository imports torch. The parameters are random with a fixed seed, no weight is
-downloaded.
+`make models` runs it in an environment of its own (torch, transformers, onnx, onnxscript). The
+parameters are random with a fixed seed, and no weight is downloaded.
 """
 
 from __future__ import annotations

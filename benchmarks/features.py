@@ -1,8 +1,8 @@
 """What a candidate's row of features costs: `python -m benchmarks.features`.
 
-Kernels of three networks, several of each kind: random candidates of their joint spaces are
-lowered, analysed, estimated and described, as a search asks for it. Each round is a process of its
-own, so that none finds what an earlier one remembered; the clock is CPU time, and the fastest round
+The candidates are random points of the spaces of several kernels of each kind, from three networks.
+They are lowered, analysed, estimated and described, as in a search. Each round is a process of its
+own, so that no caches remain from an earlier one. The clock is CPU time, and the fastest round
 counts. Results go to benchmarks/results/features.md.
 """
 

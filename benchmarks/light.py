@@ -1,9 +1,9 @@
 """The nine networks that ship in the onnx package, with seeded random parameters.
 
 onnx keeps them small by filling every parameter with one constant, which makes all outputs equal
-and every comparison pass. Here each parameter is drawn by the role it plays: He-scaled weights,
-positive variances, small biases. The softmax's input becomes a second output, since a softmax of
-random logits hides errors.
+and every comparison pass. Here each parameter is drawn by its role: He-scaled weights, positive
+variances, small biases. The softmax's input becomes a second output, since a softmax of random
+logits hides errors.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Our tuner beside TVM's MetaSchedule: `python -m benchmarks.metaschedule --tvm PYTHON`.
 
-Both tune the same ONNX files from nothing, each run in a process of its own, in turns, with the
-same seeds, trials and wall time. Runs are kept in build/metaschedule/: the command, given again,
-makes only those that are missing there, so that an interrupted comparison goes on and `--seeds` can
-be raised. Each tuner measures in its own way (TVM's kernels are timed with warm weights, ours with
-what a model leaves in the caches), so the best of what each made is raced in turns at the end.
+Both tune the same ONNX files from nothing, with the same seeds, trials and wall time. Their runs
+alternate, each in a process of its own. Runs are kept in build/metaschedule/. Given again, the
+command makes only runs that are missing there, so an interrupted comparison goes on, and `--seeds`
+can be raised. Each tuner measures in its own way (TVM times kernels with warm weights, ours with
+what a model leaves in the caches). So at the end, the best results of both are raced, interleaved.
 Tables, every trial and the curves go to benchmarks/results/metaschedule.{md,json,csv,png}.
 """
 

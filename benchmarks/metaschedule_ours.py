@@ -1,7 +1,8 @@
-"""Our tuner on one ONNX file, as a child that tells what it measures.
+"""Our tuner on one ONNX file, as a child process that reports what it measures.
 
 `python -m benchmarks.metaschedule_ours MODEL FOLDER TRIALS SECONDS SEED` tunes from an empty
-database in FOLDER, planning included, and prints lines as `benchmarks.metaschedule_runs` has them.
+database in FOLDER, planning included, and prints lines as `benchmarks.metaschedule_runs` defines
+them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""TVM's MetaSchedule on one ONNX file, as a child in the interpreter that has TVM.
+"""TVM's MetaSchedule on one ONNX file, as a child process in the interpreter that has TVM.
 
-`python -m benchmarks.metaschedule_peer tune MODEL FOLDER TRIALS SECONDS SEED` tunes, and with
-`defaults MODEL` it times the tasks as TVM compiles them untuned; lines are printed as
-`benchmarks.metaschedule_runs` has them. Strategy, cost model and task scheduler are TVM's own, with
-a batch and a population for small budgets. Builder and runner are in this process: TVM's start
-processes that import all of TVM again, which takes them over their time limit of 30 s on a small
-machine.
+`python -m benchmarks.metaschedule_peer tune MODEL FOLDER TRIALS SECONDS SEED` tunes; with
+`defaults MODEL` it times the tasks as TVM compiles them untuned. It prints lines as
+`benchmarks.metaschedule_runs` defines them. Strategy, cost model and task scheduler are TVM's own,
+with a batch and a population for small budgets. Builder and runner are in this process, because
+TVM's own start processes that import all of TVM again. On a small machine, that exceeds their time
+limit of 30 s.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the runs of two tuners say beside each other: factors, tables, CSV and curves.
+"""Compares the runs of two tuners: factors, tables, CSV and curves.
 
-A factor is TVM's time over ours: above 1 ours is faster. Both times are medians over the seeds of
-what was best after as many trials, or as many seconds.
+A factor is TVM's time over ours: above 1, ours is faster. Both times are medians over the seeds, of
+the best result after the same number of trials or of seconds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Tuning runs of two engines as values: which candidates were measured when, and what was best.
+"""Tuning runs of two engines as values: which candidates were measured when, and the best so far.
 
-Only the standard library: TVM's interpreter imports this too. A run is made by a child process that
-prints what it does, a JSON object a line: `start` when its imports are done and the clock starts,
-`tasks` with the weights of its tasks, `default` with what an untuned task takes, a `sample` for
-each candidate, and `end` if it ended by itself, with whether it was out of time.
+It imports only the standard library, because TVM's interpreter imports it too. A run is made by a
+child process that reports in JSON, one object a line: `start` when its imports are done and the
+clock starts, `tasks` with the weights of its tasks, `default` with the time of an untuned task, a
+`sample` for each candidate, and `end` if it ended by itself, with whether it ran out of time.
 """
 
 from __future__ import annotations

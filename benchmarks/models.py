@@ -1,8 +1,8 @@
 """The models that are raced and tested, by name, with seeded parameters and inputs.
 
-`build(name)` gives a ModelProto, `feeds(name, model)` its inputs, `check_spread` refuses outputs
-that would make a comparison worthless. Models of transformers come from benchmarks/models/, which
-`make models` fills; all others need no file and no network.
+`build(name)` gives a ModelProto, and `feeds(name, model)` its inputs. `check_spread` refuses
+outputs that would make a comparison worthless. Models from the transformers library are read from
+benchmarks/models/, which `make models` fills; all others need no file and no network.
 """
 
 from __future__ import annotations

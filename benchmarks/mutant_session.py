@@ -1,9 +1,8 @@
-"""Runs tests on one mutant after the other, each in a fork: started by `benchmarks.mutants`.
+"""Runs tests on one mutant after the other, each in a fork; `benchmarks.mutants` starts it.
 
-The session has the libraries of others imported, which takes longer than most tests; it imports no
-module of this project, so that each fork imports the mutant. It works in the copy of the project
-that is its working directory. Requests come on standard input, one JSON object a line, and each is
-answered with one line.
+The session imports third-party libraries once, which takes longer than most tests. It imports no
+module of this project, so that each fork imports the mutant. Its working directory is a copy of the
+project. Requests come on standard input, one JSON object a line, and each is answered by one line.
 """
 
 from __future__ import annotations

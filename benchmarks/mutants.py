@@ -1,10 +1,10 @@
-"""Which mistakes no test notices: `python -m benchmarks.mutants compiler/passes --count 300`.
+"""Finds mistakes that no test notices: `python -m benchmarks.mutants compiler/passes --count 300`.
 
-A mutant is a package with one small mistake (`mutations.py`). Each is judged by the tests that
-stand for its package: a test that fails, or a run past its limit, has caught it. All happens in a
-copy of the working tree. The report keeps the last run of each package, with its survivors. With
-`--again`, the last run's survivors are judged once more, and what it caught counts as caught. A run
-may be ended at any time: what was judged by then is a sample as well.
+A mutant is a package with one small mistake (`mutations.py`). The tests of its package judge it: a
+test that fails, or a run past its limit, has caught it. Everything happens in a copy of the working
+tree. The report keeps the last run of each package, with its survivors. With `--again`, only the
+last run's survivors are judged once more; mutants that it caught count as caught. A run may be
+ended at any time: the mutants judged by then are a sample, too.
 """
 
 from __future__ import annotations

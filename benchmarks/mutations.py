@@ -1,9 +1,9 @@
-"""Small mistakes to put into a package, one at a time, by the mutation operators of mutmut.
+"""Puts small mistakes into a package, one at a time, by the mutation operators of mutmut.
 
-mutmut's own command takes no sample, and it leaves decorated functions out (properties, routes),
-since it keeps all mutants of a module in one file behind switches. So only its operators are used
-here: each says which nodes of a syntax tree may take a node's place. Conditions are added to them:
-each is forced, and each part of an `and` or `or` is left out.
+mutmut's own command takes no sample, and leaves out decorated functions (properties, routes), since
+it keeps all mutants of a module in one file behind switches. So only its operators are used here:
+each says which nodes may replace a node of a syntax tree. Added to these are mutants of conditions:
+each is forced to be true or false, and each part of an `and` or `or` is left out.
 """
 
 from __future__ import annotations

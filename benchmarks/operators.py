@@ -1,7 +1,7 @@
 """Models of one operator each (or a chain of equal ones), with seeded weights.
 
-Every builder takes the extents and gives a ModelProto; weights are scaled so that a chain keeps its
-values near 1.
+Every builder takes the extents and gives a ModelProto. Weights are scaled so that the values of a
+chain stay near 1.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Small models on several engines in one process: the same arrays, interleaved runs, minima.
 
-For single operators, whose kernels take microseconds to milliseconds. Every engine is called as a
-user of Python calls it and allocates its outputs itself. The clock is the process's CPU time on one
-thread, which other processes do not add to; the fastest of many short samples is what a kernel
-takes when nothing disturbs it.
+It is for single operators, whose kernels take microseconds to milliseconds. Every engine is called
+as Python users call it, and allocates its outputs itself. The clock is the process's CPU time on
+one thread, to which other processes do not add. The fastest of many short samples is the time of an
+undisturbed kernel.
 """
 
 from __future__ import annotations

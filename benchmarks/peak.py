@@ -1,6 +1,6 @@
-"""The most floating-point operations a core of this machine does: `python -m benchmarks.peak`.
+"""The peak of one core, in floating-point operations a second: `python -m benchmarks.peak`.
 
-What a kernel executes is given as a share of this.
+Speeds of kernels are given as shares of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Engines that need not be installed: torch, torch.compile, IREE, TVM and ncnn, all in float32.
 
 Each loader has the signature of `benchmarks.engines.Engine.load`, and imports its engine itself.
-The packages of these engines do not go together; give each an environment of its own, with numpy
-and onnx beside it, and name its interpreter: `--python iree=/path/to/python`.
+The packages of these engines conflict with each other. Give each an environment of its own with
+numpy and onnx, and name its interpreter: `--python iree=/path/to/python`.
 """
 
 from __future__ import annotations

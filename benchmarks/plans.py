@@ -1,8 +1,8 @@
 """What plans other than the rules' are worth: `python -m benchmarks.plans resnet50 bert-base-128`.
 
-For each model the plans that are in doubt are tried as a job of `--trials` tries them, in a fresh
-database: kernels untuned, the best few plans in turns with the rules'. Models that were measured
-before stay in the report, so that a long run can be cut in pieces.
+For each model, the plans in doubt are tried as in a job of `--trials`, in a fresh database: kernels
+are untuned, and runs of the best few plans are interleaved with the rules'. Models measured before
+stay in the report, so that a long run can be split.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Race models against other engines: `python -m benchmarks.race --models resnet50 mobilenetv2`.
 
-One process an engine. The engines take turns, in an order that rotates from round to round; every
-turn starts with one warm-up. What counts is the ratio to ONNX Runtime of the medians within one
-round (then the median over the rounds), and the ratio of the minima; the outputs are compared.
-With one thread the clock is the process's CPU time, with more the wall's. `--scaling` races each
-engine on one thread too. Results go to benchmarks/results/ as JSON (with every sample) and
-Markdown, with date, CPU, commit and versions.
+Each engine has a process of its own. The engines take turns, in an order that rotates from round to
+round, and every turn starts with one warm-up run. There are two figures: the ratio to ONNX Runtime
+of the medians within one round, of which the median over the rounds counts, and the ratio of the
+minima. The outputs are compared, too. With one thread the clock is the process's CPU time, with
+more it is wall time. `--scaling` also races each engine on one thread. Results go to
+benchmarks/results/ as JSON (with every sample) and Markdown, with date, CPU, commit and versions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a race leaves behind: one JSON file with every sample and one Markdown table.
+"""Writes the results of a race: one JSON file with every sample, and one Markdown table.
 
-`Origin` is what every result says of the machine and the code that it comes from.
+`Origin` is what every result says about its machine and its code.
 """
 
 from __future__ import annotations

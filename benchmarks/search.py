@@ -1,13 +1,14 @@
-"""How many trials a search needs: strategies and cost models on recorded tables, many seeds.
+"""How many trials a search needs: strategies and cost models on recorded tables, with many seeds.
 
 `python -m benchmarks.search record --trials 1000` measures random candidates of twelve workloads
-once; run again, it goes on (`--seconds`: starts no further workload after that; `--unconstrained`:
-takes the constraints of the machine off the spaces). `python -m benchmarks.search compare` runs the
-tune loop on the tables, with no device: for every method, seed and workload the simple regret after
-each trial, which is how far the best so far is from the best of the table. A method is
-STRATEGY+MODEL, or STRATEGY+MODEL-estimate for one that believes no estimates of times: it has what
-it learns alone, as on a device that nobody has described. Results go to
-benchmarks/results/search.csv, .md and .png, with the error of the forecasts that the runs made.
+once. Run again, it goes on. After `--seconds` it starts no further workload, and `--unconstrained`
+takes the constraints of the machine off the spaces.
+
+`python -m benchmarks.search compare` runs the tune loop on the tables, without a device. For every
+method, seed and workload it reports the simple regret after each trial: how far the best so far is
+from the best of the table. A method is STRATEGY+MODEL. STRATEGY+MODEL-estimate believes no
+estimates of times and has only what it learns, as on a device that nobody has described. Results go
+to benchmarks/results/search.csv, .md and .png, with the error of the forecasts that the runs made.
 """
 
 from __future__ import annotations

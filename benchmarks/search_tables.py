@@ -1,8 +1,8 @@
-"""Tables of measured candidates: what strategies are compared on, without a device.
+"""Tables of measured candidates, on which strategies are compared without a device.
 
-A table is one compressed file of JSON lines, a head and a trial a line; trials are appended as they
-come, so that recording goes on where it stopped. The fastest are measured again at the end, against
-the default in pairs, which is what ranks them.
+A table is one compressed file of JSON lines: a head, then one trial a line. Trials are appended as
+they come, so that recording goes on where it stopped. At the end, the fastest are measured again
+against the default, in pairs; these comparisons rank them.
 """
 
 from __future__ import annotations

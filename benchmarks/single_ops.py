@@ -1,10 +1,10 @@
 """Single operators against ONNX Runtime: `python -m benchmarks.single_ops --trials 8 --openvino`.
 
-The layers and operators for which hand-written prototypes were made before there was a compiler,
-and what those reached on a Zen 4 core: does the compiler generate as good kernels? Each operator is
-a model of its own, in row-major order at both ends, so that changes of layout count. `--chain 4`
-puts four equal layers behind each other where the shape allows, as a network does. Speeds are ONNX
-Runtime's time over the engine's; results go to benchmarks/results/.
+These are the layers and operators of hand-written prototypes, made before there was a compiler,
+with the speeds that those reached on a Zen 4 core: does the compiler generate kernels as good? Each
+operator is a model of its own, row-major at both ends, so that changes of layout count. `--chain 4`
+puts four equal layers behind each other, as in a network, where the shape allows it. Speeds are
+ONNX Runtime's time over the engine's. Results go to benchmarks/results/.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ONNX to a torch module, for the operators of the raced models.
 
-Each node becomes one call of torch, so that eager mode runs the model operator by operator and
-torch.compile sees it whole. What depends on constants alone is computed once, on import.
+Each node becomes one call of torch: eager mode then runs the model operator by operator, and
+torch.compile sees it whole. Values that depend on constants alone are computed once, on import.
 """
 
 from __future__ import annotations

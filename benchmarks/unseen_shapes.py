@@ -1,11 +1,11 @@
 """Shapes that nobody looked at: `python -m benchmarks.unseen_shapes --family conv --count 200`.
 
-Draws shapes of an operator family from a seed, odd sizes and all, and compares Tilewright, untuned
-and with `--trials` tuned, with ONNX Runtime. A default schedule that was fitted to well-known
-networks shows here. Shapes are large enough that calling an engine is a small part of the time.
+It draws shapes of an operator family from a seed, including odd sizes, and compares Tilewright with
+ONNX Runtime: untuned, and with `--trials` also tuned. It shows default schedules that were fitted
+to well-known networks. Shapes are so large that the call of an engine is a small part of the time.
 
-Rows are written as they come; `--resume` goes on where a run of the same commit and seed ended, and
-`--first` starts at a later shape, so that a long run can be cut in pieces.
+Rows are written as they come. `--resume` goes on where a run of the same commit and seed ended, and
+`--first` starts at a later shape, so that a long run can be split.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a warm database knows of a workload that it has never seen.
+"""What a warm database knows about a workload that it has never seen.
 
-A base model is trained on the candidates that `benchmarks.cost_model collect` measured of other
-tasks, without any that does about as much work as an unseen one: a convolution with another
-activation is the same task to a cost model.
+A base model is trained on the candidates that `benchmarks.cost_model collect` measured for other
+tasks. Tasks that do about as much work as an unseen one are left out: to a cost model, a
+convolution with another activation is the same task.
 """
 
 from __future__ import annotations

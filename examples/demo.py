@@ -1,8 +1,8 @@
 """`make demo`: the whole service on one machine, on one model.
 
-Starts the service on loopback with SQLite, a tuner and one measurement worker that talks HTTP,
-submits ResNet-50 as a tuning job, shows how it goes, and ends with what the tuning was worth
-against ONNX Runtime. The database stays in .demo/, so a second run finds every task there.
+It starts the service on loopback with SQLite, a tuner, and one measurement worker that talks HTTP.
+It submits ResNet-50 as a tuning job, shows the job's progress, and at the end compares the result
+with ONNX Runtime. The database stays in .demo/, so a second run finds every task there.
 """
 
 from __future__ import annotations

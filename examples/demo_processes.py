@@ -1,4 +1,4 @@
-"""The processes of the demo: started with logs in a folder, stopped whatever happens."""
+"""The processes of the demo: they log into a folder, and are stopped whatever happens."""
 
 from __future__ import annotations
 
