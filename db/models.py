@@ -44,6 +44,27 @@ class ModelRow(Base):
     created_at: Mapped[float]
 
 
+class BlobRow(Base):
+    """Bytes that lie in the place for blobs, or are about to."""
+
+    __tablename__ = "blobs"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    bytes: Mapped[int | None] = mapped_column(sa.BigInteger)  # None: of an earlier release
+    created_at: Mapped[float]
+    touched_at: Mapped[float] = mapped_column(index=True)  # a row that names it may come soon after
+
+
+class BlobReferenceRow(Base):
+    """A row that names a blob: the blob stays while its holder is there."""
+
+    __tablename__ = "blob_references"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    holder: Mapped[str] = mapped_column(primary_key=True)
+
+
 class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (

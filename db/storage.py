@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from db.clock import Clock, system_clock
 from db.engine import open_engine
 from db.migrate import upgrade
+from db.stores.blob_folder import BlobFolder
 from db.stores.blobs import BlobStore
 from db.stores.cost_models import CostModelStore
 from db.stores.events import EventStore
@@ -73,7 +74,7 @@ class Storage:
         """
         engine = open_engine(database_url)
         upgrade(engine)
-        blobs = BlobStore(blob_folder)
+        blobs = BlobStore(engine, BlobFolder(blob_folder), clock)
         return Storage(
             engine=engine,
             clock=clock,

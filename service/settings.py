@@ -82,7 +82,12 @@ class Settings(BaseSettings):
     keep_finished_seconds: float = Field(
         default=3600.0,
         ge=60,
-        description="How long finished measurement requests and blobs that nothing names are kept.",
+        description="How long finished measurement requests are kept.",
+    )
+    keep_blobs_seconds: float = Field(
+        default=900.0,
+        ge=60,
+        description="How long blobs that nothing refers to are kept: a row may yet name one.",
     )
     keep_workers_seconds: float = Field(
         default=7 * 86400.0, ge=60, description="Silence after which a worker is forgotten."

@@ -1,39 +1,43 @@
-"""Blobs: immutable files named by the SHA-256 of their bytes, in a folder beside the database."""
+"""Blobs: immutable bytes named by their SHA-256, with a row each that says what they are for.
+
+The bytes lie in a place of their own (`BlobBytes`): a folder, or an object store. Rows that name a
+blob write a reference to it in the same transaction. Nothing but the sweep deletes a blob: when
+nothing refers to it, and nobody has touched it for long.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import os
-import re
-import tempfile
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
-from io import FileIO
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from db.clock import Clock, system_clock
-from db.engine import os_storage_error
-from db.errors import NotFoundError, StorageError, StorageKind
+import sqlalchemy as sa
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_TEMPORARY = "incoming"
+from db.clock import Clock, system_clock
+from db.engine import reading, writing
+from db.errors import NotFoundError, StorageError, StorageKind
+from db.models import BlobReferenceRow, BlobRow
+from db.stores.blob_bytes import BlobBytes, Staged, stage
+from db.stores.blob_references import held, stale
+from db.stores.statements import chunks, insert_new, table_of, upsert
+
+_blobs = table_of(BlobRow)
+_references = table_of(BlobReferenceRow)
+
+TOUCH_SECONDS = 60.0
+"""A blob that was touched so shortly ago is not touched again: it would be a write for nothing."""
+
+_BATCH = 100
 
 
 class BlobStore:
-    """Content-addressed files: `folder/ab/cdef...`.
+    """Rows in the database, bytes in their place. Bytes are checked against the digest by `get`."""
 
-    A blob appears whole or not at all: written to a temporary file, fsynced, renamed, and the
-    folder fsynced. It is checked against its digest on every read.
-    """
-
-    def __init__(self, folder: str | Path) -> None:
-        """Makes the folder if it is missing, owner-only. Raises StorageError."""
-        self.folder = Path(folder)
-        try:
-            self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-            (self.folder / _TEMPORARY).mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise os_storage_error(error, self.folder) from error
+    def __init__(self, engine: sa.Engine, place: BlobBytes, clock: Clock = system_clock) -> None:
+        self._engine = engine
+        self._clock = clock
+        self.place = place
 
     def put(self, data: bytes) -> str:
         """Save, return the SHA-256 in hex. Saving the same bytes again is free.
@@ -41,166 +45,164 @@ class BlobStore:
         Raises StorageError(FULL or DENIED).
         """
         digest = hashlib.sha256(data).hexdigest()
-        if not self._same_size(digest, len(data)):
-            self.put_stream((data,))
+        self._need(digest, len(data))
+        # one of another size is damaged: it is written again
+        if self.place.size(digest) != len(data):
+            with stage(self.place.staging, (data,)) as staged:
+                self.place.keep(staged)
         return digest
 
     def put_stream(self, chunks: Iterable[bytes], max_bytes: int | None = None) -> tuple[str, int]:
         """Save what the chunks add up to without holding it in memory; (digest, bytes).
 
-        Raises StorageError; ValueError when there is more than max_bytes.
+        Raises StorageError; TooManyBytesError when there is more than max_bytes.
         """
-        hasher = hashlib.sha256()
-        size = 0
-        with _os_errors(self.folder):
-            handle, name = tempfile.mkstemp(dir=self.folder / _TEMPORARY)
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "wb", buffering=0) as file:
-                for chunk in chunks:  # what the source raises passes as it is
-                    size += len(chunk)
-                    if max_bytes is not None and size > max_bytes:
-                        raise ValueError(f"more than {max_bytes} bytes")
-                    hasher.update(chunk)
-                    with _os_errors(self.folder):
-                        _write_all(file, chunk)
-                with _os_errors(self.folder):
-                    os.fsync(file.fileno())
-            digest = hasher.hexdigest()
-            with _os_errors(self.folder):
-                self._rename(temporary, self._file(digest))
-            return digest, size
-        finally:
-            temporary.unlink(missing_ok=True)
+        with self.staged(chunks, max_bytes) as staged:
+            self.keep(staged)
+            return staged.digest, staged.bytes
+
+    def staged(
+        self, chunks: Iterable[bytes], max_bytes: int | None = None
+    ) -> AbstractContextManager[Staged]:
+        """What the chunks add up to, to be looked at before it is kept; else it is gone.
+
+        Raises StorageError; TooManyBytesError when there is more than max_bytes.
+        """
+        return stage(self.place.staging, chunks, max_bytes)
+
+    def keep(self, staged: Staged) -> None:
+        """Save what was staged. Raises StorageError."""
+        # the row first: a sweep that is about to delete the same bytes is waited for
+        self._need(staged.digest, staged.bytes)
+        self.place.keep(staged)
 
     def touch(self, digest: str) -> bool:
         """Make a blob young again, so that no sweep takes it; whether it is there.
 
         Raises StorageError.
         """
-        if _DIGEST.fullmatch(digest) is None:
+        size = self.place.size(digest)
+        if size is None:
             return False
-        try:
-            os.utime(self._file(digest))
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise os_storage_error(error, self._file(digest)) from error
-        return True
+        self._need(digest, size)
+        # a sweep that was under way has deleted it by now, or spares it
+        return self.place.size(digest) is not None
 
     def get(self, digest: str) -> bytes:
-        """The bytes. Raises NotFoundError, or StorageError(CORRUPT) on a damaged file."""
-        path = self.path(digest)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError as error:
-            raise NotFoundError("blob", digest) from error
-        except OSError as error:
-            raise os_storage_error(error, path) from error
+        """The bytes. Raises NotFoundError, or StorageError(CORRUPT) on damaged ones."""
+        data = b"".join(self.place.read(digest))
         if hashlib.sha256(data).hexdigest() != digest:
-            raise StorageError(f"blob '{digest}' is damaged on the disk", StorageKind.CORRUPT)
+            raise StorageError(f"blob '{digest}' is damaged", StorageKind.CORRUPT)
         return data
 
-    def path(self, digest: str) -> Path:
-        """Where the file lies, for serving it without a copy (not verified).
+    def read(self, digest: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Chunks of the bytes from `start` up to but without `end`, not verified.
 
-        Raises NotFoundError; a string that is not a digest is not found, too.
+        Raises NotFoundError; a text that is no digest is not found, too.
         """
-        if digest not in self:
+        return self.place.read(digest, start, end)
+
+    def local(self, digest: str) -> AbstractContextManager[Path]:
+        """A file with the bytes, not verified, which is only read. Raises NotFoundError."""
+        return self.place.local(digest)
+
+    def size(self, digest: str) -> int:
+        """How many bytes it has. Raises NotFoundError."""
+        size = self.place.size(digest)
+        if size is None:
             raise NotFoundError("blob", digest)
-        return self._file(digest)
+        return size
 
     def __contains__(self, digest: str) -> bool:
-        return _DIGEST.fullmatch(digest) is not None and self._file(digest).is_file()
+        return self.place.size(digest) is not None
 
     def digests(self) -> Iterator[str]:
-        """All digests that lie in the folder."""
-        for path in sorted(self.folder.glob("??/*")):
-            digest = path.parent.name + path.name
-            if _DIGEST.fullmatch(digest):
-                yield digest
+        """All digests whose bytes lie in the place."""
+        return (stored.digest for stored in self.place.list())
 
-    def delete(self, digest: str) -> bool:
-        """Remove; whether there was something to remove."""
-        if digest not in self:
-            return False
-        try:
-            self._file(digest).unlink()
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise os_storage_error(error, self._file(digest)) from error
-        return True
+    def sweep(self, keep_seconds: float) -> int:
+        """Remove what nothing refers to and nobody touched for so long; bytes freed.
 
-    def sweep(
-        self, keep: Collection[str], older_than_seconds: float, clock: Clock = system_clock
-    ) -> int:
-        """Remove what is not in `keep` and old enough, and left-over temporary files; bytes freed.
+        Any process may call it at any time, several at once. The age protects a blob whose row is
+        about to be written: saving or touching it makes it young again.
 
-        The age protects a blob whose row is about to be written: `put` and `touch` of a blob that
-        is there make it young again.
+        Raises:
+            StorageError: if the place refuses; what was removed by then is gone with its rows.
         """
-        limit = clock() - older_than_seconds
-        freed = 0
-        left_over = (self.folder / _TEMPORARY).iterdir()
-        unwanted = (self._file(digest) for digest in self.digests() if digest not in keep)
-        for path in (*left_over, *unwanted):
-            try:
-                status = path.stat()
-                if status.st_mtime < limit:
-                    path.unlink()
-                    freed += status.st_size
-            except FileNotFoundError:  # another sweep was faster
-                continue
-            except OSError as error:
-                raise os_storage_error(error, path) from error
+        limit = self._clock() - keep_seconds
+        freed = self.place.remove_left_overs(limit)
+        self._adopt()
+        self._release()
+        while (bytes_gone := self._remove_some(limit)) is not None:
+            freed += bytes_gone
         return freed
 
-    def _file(self, digest: str) -> Path:
-        return self.folder / digest[:2] / digest[2:]
+    def _need(self, digest: str, size: int) -> None:
+        """The row of a blob that is there or about to be, made young."""
+        now = self._clock()
+        query = sa.select(_blobs.c.bytes).where(
+            _blobs.c.digest == digest, _blobs.c.touched_at > now - TOUCH_SECONDS
+        )
+        with reading(self._engine) as connection:
+            if connection.execute(query).scalar() == size:
+                return
+        row = {"digest": digest, "bytes": size, "created_at": now, "touched_at": now}
+        with writing(self._engine) as connection:
+            connection.execute(
+                upsert(connection, _blobs)
+                .values(row)
+                .on_conflict_do_update(
+                    index_elements=[_blobs.c.digest], set_={"bytes": size, "touched_at": now}
+                )
+            )
 
-    def _same_size(self, digest: str, size: int) -> bool:
-        """Whether the blob is there; makes it young. One of another size is damaged: rewrite."""
-        path = self._file(digest)
-        try:
-            if path.stat().st_size != size:
-                return False
-            os.utime(path)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise os_storage_error(error, path) from error
-        return True
+    def _adopt(self) -> None:
+        """Give rows to bytes that have none: of an earlier release, or of a copied folder."""
+        with reading(self._engine) as connection:
+            known = set(connection.execute(sa.select(_blobs.c.digest)).scalars())
+        rows = [
+            {
+                "digest": stored.digest,
+                "bytes": stored.bytes,
+                "created_at": stored.modified_at,
+                "touched_at": stored.modified_at,
+            }
+            for stored in self.place.list()
+            if stored.digest not in known
+        ]
+        for some in chunks(rows):
+            with writing(self._engine) as connection:
+                insert_new(connection, _blobs, list(some))
 
-    @staticmethod
-    def _rename(temporary: Path, path: Path) -> None:
-        made = not path.parent.exists()
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-        if made:
-            _sync_folder(path.parent.parent)
+    def _release(self) -> None:
+        """Drop references whose holder is gone."""
+        with reading(self._engine) as connection:  # mostly there are none: take no write lock
+            first = sa.select(_references.c.digest).where(stale()).limit(1)
+            if connection.execute(first).first() is None:
+                return
+        with writing(self._engine) as connection:
+            connection.execute(sa.delete(_references).where(stale()))
 
-
-@contextmanager
-def _os_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise os_storage_error(error, path) from error
-
-
-def _write_all(file: FileIO, chunk: bytes) -> None:
-    """An unbuffered write may take a part only, above all just before the disk is full."""
-    rest = memoryview(chunk)
-    while rest:
-        rest = rest[file.write(rest) :]
-
-
-def _sync_folder(path: Path) -> None:
-    """Make a rename in this folder survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    def _remove_some(self, limit: float) -> int | None:
+        """Delete a batch of blobs; bytes freed, or None when none was left."""
+        unwanted = (
+            sa.select(_blobs.c.digest)
+            .where(_blobs.c.touched_at < limit, sa.not_(held(_blobs.c.digest)))
+            .limit(_BATCH)
+        )
+        with reading(self._engine) as connection:
+            if connection.execute(unwanted).first() is None:
+                return None
+        with writing(self._engine) as connection:
+            locked = unwanted.with_for_update(skip_locked=True)
+            digests = list(connection.execute(locked).scalars())
+            # asked again now that the rows are locked: one may have been referred to meanwhile
+            delete = (
+                sa.delete(_blobs)
+                .where(_blobs.c.digest.in_(digests), sa.not_(held(_blobs.c.digest)))
+                .returning(_blobs.c.digest, _blobs.c.bytes)
+            )
+            gone = connection.execute(delete).all()
+            # within the transaction: whoever saves the same bytes waits, and then writes them anew
+            self.place.delete([row.digest for row in gone])
+        return sum(row.bytes or 0 for row in gone) if gone else None

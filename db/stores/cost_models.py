@@ -17,6 +17,7 @@ from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.errors import NotFoundError, StateError
 from db.models import CostModelRow
+from db.stores.blob_references import BlobKind, cost_model_holder, refer
 from db.stores.blobs import BlobStore
 from db.stores.statements import table_of
 
@@ -77,9 +78,10 @@ class CostModelStore:
         chance: Mapping[str, Any],
     ) -> StoredCostModel:
         """Save a trained model as the next version of its target, a candidate."""
-        values = {
+        digest = self._blobs.put(data)
+        values: dict[str, Any] = {
             "target_key": target_key,
-            "digest": self._blobs.put(data),
+            "digest": digest,
             "feature_version": feature_version,
             "objective": objective,
             "rows": rows,
@@ -98,6 +100,8 @@ class CostModelStore:
             )
             values["version"] = (connection.execute(newest).scalar() or 0) + 1
             connection.execute(sa.insert(_models).values(values))
+            holder = cost_model_holder(target_key, values["version"])
+            refer(connection, BlobKind.COST_MODEL, holder, [digest])
         return _stored(values)
 
     def get(self, target_key: str, version: int) -> StoredCostModel:
@@ -175,11 +179,6 @@ class CostModelStore:
             chosen = _get(connection, target_key, version)
             _set(connection, chosen, state=CostModelState.PROMOTED.value)
             return _get(connection, target_key, version)
-
-    def digests(self) -> frozenset[str]:
-        """The blobs of all versions, which a sweep must keep."""
-        with reading(self._engine) as connection:
-            return frozenset(connection.execute(sa.select(_models.c.digest)).scalars())
 
 
 def _lock(connection: sa.Connection, target_key: str) -> None:

@@ -14,6 +14,7 @@ from db.engine import reading, writing
 from db.errors import NotFoundError, StaleLeaseError
 from db.job_states import HELD_STATES, JobState, check_transition
 from db.models import JobRow, ModelRow
+from db.stores.blob_references import BlobKind, refer
 from db.stores.events import EventData, append_events
 from db.stores.statements import table_of, upsert
 
@@ -173,12 +174,6 @@ class JobStore:
             found = {row[0]: row[1] for row in connection.execute(query)}
         return {state: found.get(state.value, 0) for state in JobState}
 
-    def artifact_digests(self) -> frozenset[str]:
-        """The blobs of all artifacts: what a sweep must keep."""
-        query = sa.select(_jobs.c.artifact_digest).where(_jobs.c.artifact_digest.is_not(None))
-        with reading(self._engine) as connection:
-            return frozenset(connection.execute(query).scalars())
-
     def request_cancel(self, job_id: str) -> Job:
         """Cancel: at once when no tuner holds the job, else the tuner is told at its next renewal.
 
@@ -298,6 +293,8 @@ class JobStore:
             values["artifact_digest"] = artifact_digest
         with writing(self._engine) as connection:
             job = check_claim(connection, claim)
+            if artifact_digest is not None:
+                refer(connection, BlobKind.ARTIFACT, job.id, [artifact_digest])
             return _step(connection, job, state, self._clock(), **values)
 
     def release(self, claim: JobClaim) -> None:

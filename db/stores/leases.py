@@ -20,6 +20,7 @@ from db.errors import NotFoundError, StaleLeaseError
 from db.job_states import JobState
 from db.models import JobRow, RequestRow, WorkerRow
 from db.notices import announce, is_queued, queue_topic
+from db.stores.blob_references import BlobKind, refer
 from db.stores.requests import (
     Completion,
     Expiry,
@@ -83,6 +84,10 @@ class LeaseStore:
             insert = upsert(connection, _requests).on_conflict_do_nothing()
             new = set(connection.execute(insert.returning(_requests.c.id), rows).scalars())
             announce(connection, {queue_topic(request.target_key) for request in requests})
+            for request in requests:
+                if request.request_id in new:
+                    name = request.request_id
+                    refer(connection, BlobKind.REQUEST, name, request.blob_digests)
         return [name for name in dict.fromkeys(r.request_id for r in requests) if name in new]
 
     def status(self, request_ids: Sequence[str]) -> Mapping[str, RequestStatus]:
@@ -157,14 +162,6 @@ class LeaseStore:
                 return 0
         with writing(self._engine) as connection:
             return connection.execute(sa.delete(_requests).where(old)).rowcount
-
-    def blob_digests(self) -> frozenset[str]:
-        """Blobs that requests still name and may yet be fetched: what a sweep must keep."""
-        query = sa.select(_requests.c.blob_digests).where(_is_open)
-        with reading(self._engine) as connection:
-            return frozenset(
-                digest for some in connection.execute(query).scalars() for digest in some
-            )
 
     # the worker's side
 

@@ -12,6 +12,7 @@ from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.errors import NotFoundError
 from db.models import ModelRow
+from db.stores.blob_references import BlobKind, refer
 from db.stores.blobs import BlobStore
 from db.stores.statements import insert_new, table_of
 
@@ -55,12 +56,8 @@ class ModelStore:
         }
         with writing(self._engine) as connection:
             insert_new(connection, _models, [row])
+            refer(connection, BlobKind.MODEL, digest, [digest])
             return _get(connection, digest)
-
-    def digests(self) -> frozenset[str]:
-        """The blobs of all models, which a sweep must keep."""
-        with reading(self._engine) as connection:
-            return frozenset(connection.execute(sa.select(_models.c.digest)).scalars())
 
     def get(self, digest: str) -> Model:
         """Raises NotFoundError."""

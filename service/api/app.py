@@ -26,7 +26,7 @@ from service.settings import Settings
 from service.storage import open_storage
 from service.version import version
 
-_PROBLEMS = (401, 403, 404, 408, 409, 413, 422, 503, 507)
+_PROBLEMS = (401, 403, 404, 408, 409, 413, 416, 422, 503, 507)
 
 
 def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:

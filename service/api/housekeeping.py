@@ -40,17 +40,10 @@ def tidy(storage: Storage, settings: Settings) -> Tidied:
     """Remove what nobody needs any more. Any process may call it at any time, several at once.
 
     It keeps every request whose outcome an open job's tuner has not stored. It keeps every blob
-    that a model, an artifact, a cost model or an open request names, and every young one, because
-    the row that names it may be about to be written.
+    that a row refers to, and every young one, because the row may be about to be written.
     """
     requests = storage.leases.prune(settings.keep_finished_seconds)
-    named = (
-        storage.models.digests()
-        | storage.jobs.artifact_digests()
-        | storage.cost_models.digests()
-        | storage.leases.blob_digests()
-    )
-    blob_bytes = storage.blobs.sweep(named, settings.keep_finished_seconds, storage.clock)
+    blob_bytes = storage.blobs.sweep(settings.keep_blobs_seconds)
     return Tidied(requests, blob_bytes, storage.workers.forget(settings.keep_workers_seconds))
 
 

@@ -18,7 +18,7 @@ from compiler.target import Target
 from db.storage import Storage
 from db.stores.workers import RegisteredWorker
 from service.jobs.device import Checked, DeviceError, Loadable, Variant
-from service.jobs.remote_runner import Interrupted, RemoteRunner
+from service.jobs.remote_runner import RemoteRunner
 from service.jobs.run_queue import RunQueue
 from tuner.cancel import CancelToken
 from tuner.measure.model_runs import Race
@@ -47,7 +47,7 @@ LIMIT_SECONDS = 300.0
 
 
 class LeasedDevice:
-    """All workers of one target, or a single one. A context, which removes the blobs of its runs.
+    """All workers of one target, or a single one. A context.
 
     All runs of a job go to one worker (`RunQueue`); kernels are measured by all of the target.
     Methods that run something raise Interrupted and JobCancelled beside DeviceError.
@@ -84,8 +84,6 @@ class LeasedDevice:
         )
         self._facts: DeviceFacts | None = None
         self._speeds: dict[str, Speeds] = {}
-        self._weights: set[str] = set()
-        self._blobs: set[str] = set()
 
     def __enter__(self) -> LeasedDevice:
         return self
@@ -97,8 +95,6 @@ class LeasedDevice:
         trace: TracebackType | None,
     ) -> None:
         self._runner.close()
-        if not isinstance(error, Interrupted):  # else the next tuner goes on with them
-            self._queue.remove(self._blobs)
 
     @property
     def name(self) -> str:
@@ -238,15 +234,11 @@ class LeasedDevice:
         work_bytes: int,
         target: Target | None = None,
     ) -> RunResult:
-        """The worker's result of a run. Blobs of this run alone are removed; weights stay."""
+        """The worker's result of a run."""
         request, blobs = make_request(
             self._job_id, threads, programs, work, more, work_bytes, self._limit_seconds
         )
-        self._blobs |= blobs.keys()
-        self._weights |= {part.digest for each in programs for part in each.parts}
-        result = self._queue.run(request, blobs, target or self._target)
-        self._queue.remove(blobs.keys() - self._weights)
-        return result
+        return self._queue.run(request, blobs, target or self._target)
 
     def _incomplete(self) -> DeviceError:
         return DeviceError(f"worker '{self.name}' reported a run without its results")

@@ -114,7 +114,7 @@ class RemoteRunner:
             time.sleep(min(POLL_SECONDS, left))
 
     def acknowledge(self, request_id: str) -> None:
-        """The trials are stored. The library is needed no more; the expected output is shared."""
+        """The trials are stored."""
         self._storage.leases.acknowledge([request_id])
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:
@@ -150,13 +150,7 @@ class RemoteRunner:
                 continue
             request = self._open.pop(request_id)
             results.append(_result(request, status))
-            if status.state is not RequestState.CANCELLED:
-                self._remove_library(request)
         return results
-
-    def _remove_library(self, request: MeasureRequest) -> None:
-        if all(r.library_digest != request.library_digest for r in self._open.values()):
-            self._storage.blobs.delete(request.library_digest)
 
 
 def _result(request: MeasureRequest, status: RequestStatus) -> MeasureResult:

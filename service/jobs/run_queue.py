@@ -7,7 +7,7 @@ was killed finds its requests, under way or done. Results are kept as long as th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from compiler.target import Target
@@ -81,7 +81,7 @@ class RunQueue:
         return sorted(found, key=lambda worker: worker.health is not Health.HEALTHY)
 
     def run(self, request: RunRequest, blobs: Blobs, target: Target) -> RunResult:
-        """Have a request done, after giving it its name; its blobs stay.
+        """Have a request done, after giving it its name.
 
         Raises:
             DeviceError: if no worker comes, or the run fails.
@@ -94,13 +94,6 @@ class RunQueue:
             status = self._await(name, worker, target)
         # not acknowledged: while the job is open, whoever works on it next may ask again
         return _read(status, f"worker '{worker.name}'")
-
-    def remove(self, digests: Iterable[str]) -> None:
-        """Delete blobs that no open request names."""
-        gone = set(digests)
-        if gone:
-            for digest in sorted(gone - self._storage.leases.blob_digests()):
-                self._storage.blobs.delete(digest)
 
     def await_worker(self, target: Target) -> RegisteredWorker:
         """The worker of this job's runs, once there is one.
@@ -154,8 +147,6 @@ class RunQueue:
             worker_id=worker.id,
         )
         self._storage.leases.submit([new])
-        # once more: before it was queued, another job may have removed what it needed no more
-        self._save(blobs)
         return name
 
     def _save(self, blobs: Blobs) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-from fastapi.responses import FileResponse
+from fastapi import APIRouter, Request
+from fastapi.responses import StreamingResponse
 
 from db.errors import NotFoundError
 from db.stores.tokens import Scope
+from service.api.blob_response import blob_response
 from service.api.deps import Measurer, StorageDep
 from service.api.gate import GatedRoute
 
 router = APIRouter(tags=["blobs"], route_class=GatedRoute)
 
 
-@router.get("/blobs/{digest}", response_class=FileResponse)
-def get_blob(digest: str, storage: StorageDep, token: Measurer) -> FileResponse:
+@router.get("/blobs/{digest}", response_class=StreamingResponse)
+def get_blob(
+    digest: str, request: Request, storage: StorageDep, token: Measurer
+) -> StreamingResponse:
     """The bytes with this SHA-256, which the reader checks.
 
     A worker's token reads what the leases of its workers name, as long as these hold. Of any other
@@ -22,8 +25,9 @@ def get_blob(digest: str, storage: StorageDep, token: Measurer) -> FileResponse:
     """
     if not token.allows(Scope.ADMIN) and not storage.leases.names_blob(token.id, digest):
         raise NotFoundError("blob", digest)
-    return FileResponse(
-        storage.blobs.path(digest),
-        media_type="application/octet-stream",
+    return blob_response(
+        request,
+        storage,
+        digest,
         headers={"Cache-Control": "private, max-age=31536000, immutable"},
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
-from fastapi.responses import FileResponse
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import StreamingResponse
 
 from db.job_states import JobState
 from db.stores.tokens import Scope
+from service.api.blob_response import blob_response
 from service.api.deps import Reader, StorageDep, Submitter
 from service.api.errors import ApiProblem, forbidden
 from service.api.gate import GatedRoute
@@ -80,14 +81,18 @@ def cancel_job(job_id: str, storage: StorageDep, token: Submitter) -> JobView:
     return job_view(storage.jobs.request_cancel(job_id))
 
 
-@router.get("/jobs/{job_id}/artifact", response_class=FileResponse)
-def get_artifact(job_id: str, storage: StorageDep, _: Reader) -> FileResponse:
+@router.get("/jobs/{job_id}/artifact", response_class=StreamingResponse)
+def get_artifact(
+    job_id: str, request: Request, storage: StorageDep, _: Reader
+) -> StreamingResponse:
     """The artifact folder as a tar file."""
     job = storage.jobs.get(job_id)
     if job.artifact_digest is None:
         raise ApiProblem(409, "no-artifact", f"job '{job_id}' is {job.state} and has no artifact")
-    return FileResponse(
-        storage.blobs.path(job.artifact_digest),
+    return blob_response(
+        request,
+        storage,
+        job.artifact_digest,
         media_type="application/x-tar",
         filename=f"{job_id}.tar",
         headers={"Digest": f"sha-256={job.artifact_digest}"},

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import anyio.from_thread
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from compiler.errors import InvalidModelError
 from db.errors import NotFoundError
 from db.storage import Storage
+from db.stores.blob_bytes import TooManyBytesError
+from service.api.blob_response import blob_response
 from service.api.deps import Reader, SettingsDep, StorageDep, Submitter
 from service.api.errors import invalid, too_large
 from service.api.gate import GatedRoute
@@ -58,18 +59,16 @@ async def upload_model(
             yield chunk
 
     def save() -> tuple[ModelView, bool]:
+        # what is refused is never kept, and so there is nothing to take back
         try:
-            digest, size = storage.blobs.put_stream(chunks(), limit)
-        except ValueError as error:
+            with storage.blobs.staged(chunks(), limit) as staged:
+                known = _known(storage, staged.digest)
+                check_model_bytes(staged.path, name)
+                storage.blobs.keep(staged)
+        except TooManyBytesError as error:
             raise too_large("the model", limit) from error
-        known = _known(storage, digest)
-        try:
-            check_model_bytes(storage.blobs.path(digest), name)
-        except InvalidModelError:
-            if not known:  # an upload that was refused leaves nothing behind
-                storage.blobs.delete(digest)
-            raise
-        return model_view(storage.models.register(digest, size, name, token.id)), known
+        model = storage.models.register(staged.digest, staged.bytes, name, token.id)
+        return model_view(model), known
 
     try:
         view, known = await run_in_threadpool(save)
@@ -104,8 +103,10 @@ def get_model(digest: str, storage: StorageDep, _: Reader) -> ModelView:
     return model_view(storage.models.get(digest))
 
 
-@router.get("/models/{digest}/content", response_class=FileResponse)
-def get_model_content(digest: str, storage: StorageDep, _: Reader) -> FileResponse:
+@router.get("/models/{digest}/content", response_class=StreamingResponse)
+def get_model_content(
+    digest: str, request: Request, storage: StorageDep, _: Reader
+) -> StreamingResponse:
     """The ONNX file."""
     model = storage.models.get(digest)
-    return FileResponse(storage.blobs.path(digest), filename=model.name)
+    return blob_response(request, storage, digest, filename=model.name)

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from db.engine import open_engine, writing
 from db.migrate import upgrade
 from db.models import Base
+from db.stores.blob_folder import BlobFolder
 from db.stores.blobs import BlobStore
 from db.stores.jobs import JobStore
 from db.stores.models import ModelStore
@@ -100,8 +101,8 @@ def url(engine: sa.Engine) -> str:
 
 
 @pytest.fixture
-def blobs(tmp_path: Path) -> BlobStore:
-    return BlobStore(tmp_path / "blobs")
+def blobs(engine: sa.Engine, tmp_path: Path, clock: Clock) -> BlobStore:
+    return BlobStore(engine, BlobFolder(tmp_path / "blobs"), clock)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import db
 from db.engine import open_engine, reading, writing
 from db.errors import SchemaVersionError
 from db.migrate import current_revision, downgrade, head_revision, upgrade
-from db.models import Base
+from db.models import Base, BlobReferenceRow, BlobRow
 from db.stores.tokens import TokenStore
 
 
@@ -152,3 +152,53 @@ def test_a_newer_database_is_refused(fresh: sa.Engine) -> None:
 def test_a_store_on_an_unmigrated_database_says_so(fresh: sa.Engine) -> None:
     with pytest.raises(SchemaVersionError, match="not migrated"):
         TokenStore(fresh).list()
+
+
+def test_what_earlier_rows_name_is_referred_to_after_the_upgrade(fresh: sa.Engine) -> None:
+    upgrade(fresh, "0008")
+    tables = sa.MetaData()
+    with reading(fresh) as connection:
+        tables.reflect(connection)
+
+    def insert(name: str, **values: Any) -> None:
+        table = tables.tables[name]
+        kinds = {sa.Text: "", sa.JSON: {}, sa.Boolean: False}
+        blank = {
+            column.name: next((v for kind, v in kinds.items() if _is(column, kind)), 1)
+            for column in table.columns
+            if not column.nullable
+        }
+        connection.execute(sa.insert(table).values({**blank, **values}))
+
+    with writing(fresh) as connection:
+        insert("models", digest="m", bytes=7)
+        insert("jobs", id="j", model_digest="m", artifact_digest="a", idempotency_key="1")
+        insert("jobs", id="k", model_digest="m", artifact_digest="m", idempotency_key="2")
+        insert("jobs", id="l", model_digest="m", idempotency_key="3")
+        insert("cost_models", target_key="t", version=2, digest="c")
+        for serial, state in enumerate(("leased", "queued", "done")):
+            insert(
+                "measure_requests",
+                serial=serial,
+                id=state,
+                state=state,
+                blob_digests=["x", "x", state],
+            )
+    upgrade(fresh)
+    with reading(fresh) as connection:
+        references = connection.execute(
+            sa.select(BlobReferenceRow.kind, BlobReferenceRow.holder, BlobReferenceRow.digest)
+        ).all()
+        sizes = connection.execute(sa.select(BlobRow.digest, BlobRow.bytes)).all()
+    assert set(map(tuple, references)) == {
+        ("model", "m", "m"),
+        ("artifact", "j", "a"),
+        ("artifact", "k", "m"),
+        ("cost-model", "t/2", "c"),
+        ("request", "leased", "x"),
+        ("request", "leased", "leased"),
+        ("request", "queued", "x"),
+        ("request", "queued", "queued"),
+    }
+    expected = {"m": 7, **dict.fromkeys(("a", "c", "x", "leased", "queued"))}
+    assert {row.digest: row.bytes for row in sizes} == expected

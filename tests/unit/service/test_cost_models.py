@@ -150,7 +150,7 @@ def test_a_model_of_another_release_is_not_used(
     assert base_model(storage, target.key)
     promoted = storage.cost_models.promoted(target.key)
     assert promoted is not None
-    storage.blobs.path(promoted.digest).write_bytes(b"damaged")
+    storage.blobs.place.path(promoted.digest).write_bytes(b"damaged")
     assert base_model(storage, target.key) == b""
 
 

@@ -51,7 +51,7 @@ def storage(settings: Settings, clock: Clock) -> Iterator[Storage]:
 def pass_a_day(storage: Storage, clock: Clock) -> None:
     """For rows and for files: those that lie there are a day old."""
     clock.now += DAY
-    for path in storage.blobs.folder.rglob("*"):
+    for path in storage.blobs.place.folder.rglob("*"):
         if path.is_file():
             os.utime(path, (clock.now - DAY, clock.now - DAY))
 
@@ -139,7 +139,7 @@ def test_a_blob_that_a_new_request_names_survives_a_sweep_before_its_row(
     job = storage.jobs.create(storage.models.add(b"model", "net.onnx").digest, "host")
     request, blobs = make("a")
     (reference,) = (case.reference_digest for case in request.cases)
-    path = storage.blobs.path(storage.blobs.put(blobs[reference]))
+    path = storage.blobs.place.path(storage.blobs.put(blobs[reference]))
     os.utime(path, (clock.now - DAY, clock.now - DAY))
     submit = type(storage.leases).submit
 

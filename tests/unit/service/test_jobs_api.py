@@ -128,7 +128,7 @@ def test_a_full_disk_is_507(
     def full(*_: object) -> None:
         raise StorageError("no space is left for blobs", StorageKind.FULL)
 
-    monkeypatch.setattr(type(storage.blobs), "put_stream", full)
+    monkeypatch.setattr(type(storage.blobs), "staged", full)
     assert problem(client.post("/v1/models", content=onnx_bytes()))[:2] == (
         507,
         "insufficient-storage",

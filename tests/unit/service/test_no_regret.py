@@ -217,7 +217,7 @@ def _reloaded(
     path = folder / "two.onnx"
     assert isinstance(planned.request.model, bytes)
     path.write_bytes(planned.request.model)
-    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(storage.blobs.folder.parent))
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(storage.blobs.place.folder.parent))
     return path
 
 

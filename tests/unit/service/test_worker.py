@@ -262,7 +262,7 @@ def test_the_cache_keeps_what_was_used_last_and_what_is_needed(tmp_path: Path) -
 
 def test_a_damaged_download_does_not_appear(server: Any, owner: str, tmp_path: Path) -> None:
     digest = server.storage.blobs.put(b"right")
-    server.storage.blobs.path(digest).write_bytes(b"wrong")
+    server.storage.blobs.place.path(digest).write_bytes(b"wrong")
     with pytest.raises(Unreachable, match="damaged"):
         Api(server.url, owner).download(f"/v1/blobs/{digest}", digest, tmp_path / digest)
     assert list(tmp_path.iterdir()) == [tmp_path / "data"]

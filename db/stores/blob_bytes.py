@@ -1,0 +1,141 @@
+"""Where the bytes of blobs lie, as a protocol, and how bytes that arrive are gathered first.
+
+A place knows digests and bytes and nothing else. What a blob is for, how old it is and whether it
+may go is the business of `db.stores.blobs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Protocol
+
+from db.engine import os_storage_error
+
+CHUNK_BYTES = 1 << 18
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text is a SHA-256 in hex."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """A blob as it lies somewhere."""
+
+    digest: str
+    bytes: int
+    modified_at: float  # seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Bytes that have all arrived and lie in a temporary file; nobody finds them yet."""
+
+    path: Path
+    digest: str
+    bytes: int
+
+
+class TooManyBytesError(ValueError):
+    """More arrived than was allowed."""
+
+
+class BlobBytes(Protocol):
+    """A place for bytes by digest. Every method raises StorageError where the place refuses."""
+
+    @property
+    def staging(self) -> Path:
+        """The folder in which arriving bytes are gathered."""
+        ...
+
+    def keep(self, staged: Staged) -> None:
+        """Let the bytes be found under their digest, whole or not at all. May move the file."""
+        ...
+
+    def size(self, digest: str) -> int | None:
+        """How many bytes lie there; None for what does not, and for what is no digest."""
+        ...
+
+    def read(self, digest: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """The bytes from `start` up to but without `end`, in chunks, not verified.
+
+        Raises NotFoundError, before the first chunk is asked for.
+        """
+        ...
+
+    def local(self, digest: str) -> AbstractContextManager[Path]:
+        """A file with the bytes, which is only read and only within the context.
+
+        Raises NotFoundError.
+        """
+        ...
+
+    def delete(self, digests: Sequence[str]) -> None:
+        """Remove; what is not there is no error."""
+        ...
+
+    def list(self) -> Iterator[StoredBytes]:
+        """All that lies there, ordered by digest."""
+        ...
+
+    def remove_left_overs(self, older_than: float) -> int:
+        """Remove what killed processes left half-written before that time; bytes freed."""
+        ...
+
+
+@contextmanager
+def stage(folder: Path, chunks: Iterable[bytes], max_bytes: int | None = None) -> Iterator[Staged]:
+    """What the chunks add up to, in a file that is gone after the context unless it was moved.
+
+    What the source of the chunks raises passes as it is.
+
+    Raises:
+        StorageError: if the disk refuses.
+        TooManyBytesError: if there are more than max_bytes.
+    """
+    hasher = hashlib.sha256()
+    size = 0
+    with os_errors(folder):
+        handle, name = tempfile.mkstemp(dir=folder)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb", buffering=0) as file:
+            for chunk in chunks:
+                size += len(chunk)
+                if max_bytes is not None and size > max_bytes:
+                    raise TooManyBytesError(f"more than {max_bytes} bytes")
+                hasher.update(chunk)
+                with os_errors(folder):
+                    _write_all(file, chunk)
+            with os_errors(folder):
+                os.fsync(file.fileno())
+        yield Staged(temporary, hasher.hexdigest(), size)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def os_errors(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses into StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise os_storage_error(error, path) from error
+
+
+def _write_all(file: FileIO, chunk: bytes) -> None:
+    """An unbuffered write may take a part only, above all just before the disk is full."""
+    rest = memoryview(chunk)
+    while rest:
+        rest = rest[file.write(rest) :]

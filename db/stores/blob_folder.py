@@ -1,0 +1,128 @@
+"""The bytes of blobs as files in a folder: `folder/ab/cdef...`."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from db.engine import os_storage_error
+from db.errors import NotFoundError
+from db.stores.blob_bytes import CHUNK_BYTES, Staged, StoredBytes, is_digest, os_errors
+
+_TEMPORARY = "incoming"
+
+
+class BlobFolder:
+    """A blob appears whole or not at all: its file is fsynced, renamed, and the folder fsynced."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Makes the folder if it is missing, owner-only. Raises StorageError."""
+        self.folder = Path(folder)
+        with os_errors(self.folder):
+            self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+            self.staging.mkdir(mode=0o700, exist_ok=True)
+
+    @property
+    def staging(self) -> Path:
+        """Inside the folder: a rename must not cross file systems."""
+        return self.folder / _TEMPORARY
+
+    def path(self, digest: str) -> Path:
+        """Where the file of a digest lies, or would."""
+        return self.folder / digest[:2] / digest[2:]
+
+    def keep(self, staged: Staged) -> None:
+        path = self.path(staged.digest)
+        with os_errors(self.folder):
+            made = not path.parent.exists()
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            os.replace(staged.path, path)
+            _sync_folder(path.parent)
+            if made:
+                _sync_folder(path.parent.parent)
+
+    def size(self, digest: str) -> int | None:
+        if not is_digest(digest):
+            return None
+        path = self.path(digest)
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise os_storage_error(error, path) from error
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def read(self, digest: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        if self.size(digest) is None:
+            raise NotFoundError("blob", digest)
+        path = self.path(digest)
+        try:
+            file = path.open("rb")
+        except FileNotFoundError as error:
+            raise NotFoundError("blob", digest) from error
+        except OSError as error:
+            raise os_storage_error(error, path) from error
+        file.seek(start)
+
+        def chunks() -> Iterator[bytes]:
+            left = None if end is None else end - start
+            with file:
+                while left is None or left > 0:
+                    with os_errors(path):
+                        chunk = file.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
+                    if not chunk:
+                        return
+                    if left is not None:
+                        left -= len(chunk)
+                    yield chunk
+
+        return chunks()
+
+    @contextmanager
+    def local(self, digest: str) -> Iterator[Path]:
+        if self.size(digest) is None:
+            raise NotFoundError("blob", digest)
+        yield self.path(digest)
+
+    def delete(self, digests: Sequence[str]) -> None:
+        for digest in digests:
+            path = self.path(digest)
+            with os_errors(path):
+                path.unlink(missing_ok=True)
+
+    def list(self) -> Iterator[StoredBytes]:
+        for path in sorted(self.folder.glob("??/*")):
+            digest = path.parent.name + path.name
+            if not is_digest(digest):
+                continue
+            try:
+                status = path.stat()
+            except FileNotFoundError:  # a sweep was faster
+                continue
+            yield StoredBytes(digest, status.st_size, status.st_mtime)
+
+    def remove_left_overs(self, older_than: float) -> int:
+        freed = 0
+        for path in self.staging.iterdir():
+            try:
+                status = path.stat()
+                if status.st_mtime < older_than:
+                    with os_errors(path):
+                        path.unlink(missing_ok=True)
+                    freed += status.st_size
+            except FileNotFoundError:  # another sweep was faster
+                continue
+        return freed
+
+
+def _sync_folder(path: Path) -> None:
+    """Make a rename in this folder survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

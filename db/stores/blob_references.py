@@ -1,0 +1,78 @@
+"""Which rows name which blobs. A reference is written in the transaction that writes its row.
+
+The sweep asks the tables themselves whether a holder is still there, so that whoever deletes a row
+need not know of blobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import sqlalchemy as sa
+
+from db.models import BlobReferenceRow, BlobRow, CostModelRow, JobRow, ModelRow, RequestRow
+from db.stores.requests import RequestState
+from db.stores.statements import chunks, insert_new, table_of
+
+_blobs = table_of(BlobRow)
+_references = table_of(BlobReferenceRow)
+_models = table_of(ModelRow)
+_jobs = table_of(JobRow)
+_cost_models = table_of(CostModelRow)
+_requests = table_of(RequestRow)
+
+
+class BlobKind(StrEnum):
+    """What a blob is for, which is also what holds it."""
+
+    MODEL = "model"  # an ONNX file; held by its row
+    ARTIFACT = "artifact"  # held by the job that made it
+    COST_MODEL = "cost-model"  # held by the version of a target
+    REQUEST = "request"  # candidates, programs, weights, expected outputs: held by an open request
+
+
+def cost_model_holder(target_key: str, version: int) -> str:
+    """The holder's name of a version of a cost model."""
+    return f"{target_key}/{version}"
+
+
+def refer(connection: sa.Connection, kind: BlobKind, holder: str, digests: Sequence[str]) -> None:
+    """Keep blobs as long as the holder is there.
+
+    The rows of the blobs are locked against a sweep until the transaction ends. A blob without a
+    row is none that a sweep deletes; `db check` tells of it.
+    """
+    wanted = sorted(set(digests))
+    for some in chunks(wanted):
+        query = sa.select(_blobs.c.digest).where(_blobs.c.digest.in_(some))
+        connection.execute(query.with_for_update(read=True, key_share=True)).all()
+    rows = [{"digest": digest, "kind": kind.value, "holder": holder} for digest in wanted]
+    insert_new(connection, _references, rows)
+
+
+def held(digest: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Whether anything refers to a blob."""
+    return sa.exists().where(_references.c.digest == digest)
+
+
+def stale() -> sa.ColumnElement[bool]:
+    """Whether the holder of a reference is no longer there."""
+    return sa.or_(
+        *(sa.and_(_references.c.kind == kind.value, sa.not_(_holds(kind))) for kind in BlobKind)
+    )
+
+
+def _holds(kind: BlobKind) -> sa.ColumnElement[bool]:
+    holder, digest = _references.c.holder, _references.c.digest
+    match kind:
+        case BlobKind.MODEL:
+            return sa.exists().where(_models.c.digest == digest)
+        case BlobKind.ARTIFACT:
+            return sa.exists().where(_jobs.c.id == holder, _jobs.c.artifact_digest == digest)
+        case BlobKind.COST_MODEL:
+            name = _cost_models.c.target_key + "/" + sa.cast(_cost_models.c.version, sa.Text)
+            return sa.exists().where(_cost_models.c.digest == digest, name == holder)
+        case BlobKind.REQUEST:
+            waiting = [state.value for state in RequestState if not state.final]
+            return sa.exists().where(_requests.c.id == holder, _requests.c.state.in_(waiting))

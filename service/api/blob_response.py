@@ -1,0 +1,75 @@
+"""Blobs as answers: streamed from wherever they lie, whole or a single range of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from urllib.parse import quote
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+
+from db.storage import Storage
+from service.api.errors import ApiProblem
+
+_RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
+
+
+def blob_response(
+    request: Request,
+    storage: Storage,
+    digest: str,
+    *,
+    media_type: str = "application/octet-stream",
+    filename: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> StreamingResponse:
+    """The bytes of a blob. A broken download goes on with a `Range` (RFC 9110, section 14).
+
+    A list of ranges, or a range that cannot be read, is answered with everything, as the RFC lets
+    a server do.
+
+    Raises:
+        NotFoundError: if there is no such blob.
+        ApiProblem: 416, if the range begins behind the end.
+    """
+    size = storage.blobs.size(digest)
+    told = {
+        "Accept-Ranges": "bytes",
+        "ETag": f'"{digest}"',
+        **(headers or {}),
+    }
+    if filename is not None:
+        told["Content-Disposition"] = f"attachment; filename*=utf-8''{quote(filename, safe='')}"
+    wanted = _wanted(request, digest, size)
+    start, end = wanted or (0, size)
+    if wanted is not None:
+        if start >= size:
+            raise ApiProblem(
+                416,
+                "range-not-satisfiable",
+                f"blob '{digest}' has {size} bytes: byte {start} is not among them",
+                headers={"Content-Range": f"bytes */{size}"},
+            )
+        told["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+    told["Content-Length"] = str(end - start)
+    return StreamingResponse(
+        storage.blobs.read(digest, start, end),
+        status_code=200 if wanted is None else 206,
+        media_type=media_type,
+        headers=told,
+    )
+
+
+def _wanted(request: Request, digest: str, size: int) -> tuple[int, int] | None:
+    """The first byte and the one behind the last; None for everything."""
+    match = _RANGE.fullmatch(request.headers.get("range", ""))
+    if match is None or request.headers.get("if-range", f'"{digest}"') != f'"{digest}"':
+        return None
+    first, last = match.groups()
+    if first:
+        end = min(int(last) + 1, size) if last else size
+        return (int(first), end) if end > int(first) or int(first) >= size else None
+    if last:  # so many bytes from the end
+        return (max(0, size - int(last)), size) if int(last) else (size, size)
+    return None
