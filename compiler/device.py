@@ -54,6 +54,7 @@ class DeviceFacts:
             vendor and number (`sifive,u74-mc 0x489-0x8000000000000007`).
         features: instruction-set features that all cores have, sorted, by the operating system's
             names: `flags`, `Features` or the parts of the `isa` line of /proc/cpuinfo.
+        microcode: its revision, where the CPU has one (`0xa101148`).
     """
 
     model: str
@@ -66,6 +67,7 @@ class DeviceFacts:
     caches: tuple[Cache, ...]
     processor: str = ""
     features: tuple[str, ...] = ()
+    microcode: str = ""
 
     def cache(self, level: int) -> Cache | None:
         """The data cache of a level, None if there is none."""
@@ -108,6 +110,7 @@ class DeviceFacts:
             cls,
             {
                 "processor": "",
+                "microcode": "",
                 **facts,
                 "caches": tuple(
                     _made(Cache, _fields(cache, "a cache"), "a cache's ") for cache in caches
@@ -177,6 +180,7 @@ def find_device(root: Path = Path("/")) -> DeviceFacts:
         caches=tuple(filter(None, map(_cache, sorted((cpu / "cache").glob("index*"))))),
         processor=_identity(lead),
         features=_features(processors),
+        microcode=lead.get("microcode", ""),
     )
 
 

@@ -47,6 +47,9 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(
         default=1 << 20, gt=0, description="Largest request body but for models and results."
     )
+    max_import_bytes: int = Field(
+        default=64 << 20, gt=0, description="Largest body of signed records that is taken in."
+    )
     max_result_bytes: int = Field(
         default=32 << 20,
         gt=0,
@@ -109,6 +112,15 @@ class Settings(BaseSettings):
         ge=0,
         description="New trials of a target after which a cost model is trained; 0: never.",
     )
+    signing_key: Path | None = Field(
+        default=None,
+        description="PEM file of the key that exported records are signed with;"
+        " empty: one that is made in the data folder.",
+    )
+    trusted_keys: tuple[str, ...] = Field(
+        default=(),
+        description="Public keys whose records are imported, as a JSON list; one's own is one.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severity that is logged."
     )
@@ -129,3 +141,8 @@ class Settings(BaseSettings):
     def token_file(self) -> Path:
         """Where the embedded mode keeps the token that it made for its owner."""
         return self.data_folder / "token"
+
+    @property
+    def signing_key_file(self) -> Path:
+        """The key that exported records are signed with."""
+        return self.signing_key or self.data_folder / "signing-key.pem"

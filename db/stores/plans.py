@@ -114,6 +114,16 @@ class GraphPlanStore:
             row = connection.execute(query).first()
         return None if row is None else StoredPlan(**row._mapping)
 
+    def forget(self, model_digest: str, target_key: str) -> int:
+        """Forget what was chosen for a model on a target, so that it is chosen anew; how many."""
+        update = sa.update(_plans).where(
+            _plans.c.model_digest == model_digest,
+            _plans.c.target_key == target_key,
+            _plans.c.decision.is_not(None),
+        )
+        with writing(self._engine) as connection:
+            return connection.execute(update.values(decision=sa.null())).rowcount
+
     def list(self, model_digest: str) -> Sequence[StoredPlan]:
         """All plans of a model, newest first."""
         query = (

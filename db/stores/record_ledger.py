@@ -125,6 +125,27 @@ class RecordLedger:
             )
         return True
 
+    def adopt(
+        self, record: TuningRecord, confirmation: Measurement | None = None
+    ) -> RecordState | None:
+        """Keep a record that another service made, and serve it unless a faster one is known.
+
+        What became of it; None if it was here before, and stays as it is.
+        """
+        values = record_values(record, self._clock())
+        values["confirmation"] = None if confirmation is None else confirmation.to_json()
+        with writing(self._engine) as connection:
+            known = sa.select(_records.c.id).where(_records.c.id == values["id"])
+            if connection.execute(known).first() is not None:
+                return None
+            rows = list(served_rows(connection, [record.key]))
+            if rows and rows[-1].run_seconds <= record.run_seconds:
+                values["state"] = RecordState.SUPERSEDED.value
+                connection.execute(sa.insert(_records).values(values))
+            else:
+                serve(connection, values)
+        return RecordState(values["state"])
+
     def served(self, keys: Sequence[RecordKey]) -> dict[RecordKey, StoredRecord]:
         """The records that are served for these keys, with what is known of them."""
         found: dict[RecordKey, StoredRecord] = {}

@@ -46,6 +46,12 @@ class VerdictStore:
             row = connection.execute(query).first()
         return None if row is None else row.verdict
 
+    def forget(self, job_id: str) -> int:
+        """Remove the verdicts that a job's races gave; how many."""
+        with writing(self._engine) as connection:
+            delete = sa.delete(_verdicts).where(_verdicts.c.job_id == job_id)
+            return connection.execute(delete).rowcount
+
     def counts(self) -> dict[str, int]:
         """The number of verdicts by the value of `served`."""
         query = sa.select(_verdicts.c.served, sa.func.count()).group_by(_verdicts.c.served)

@@ -146,6 +146,7 @@ class Gate:
         self._limit = "the request body", settings.max_body_bytes
         self._limits = {
             "/models": ("the model", settings.max_model_bytes),
+            "/records:import": ("the records", settings.max_import_bytes),
             "/leases/{request_id}/result": ("the result", settings.max_result_bytes),
         }
 

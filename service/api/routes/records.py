@@ -1,0 +1,131 @@
+"""Records: every one with what became of it; taking back, handing out, taking in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from db.stores.records import RecordState
+from service.api.deps import Admin, Reader, SettingsDep, StorageDep
+from service.api.errors import invalid
+from service.api.gate import GatedRoute
+from service.api.record_schemas import (
+    ImportView,
+    SigningKeyView,
+    StoredRecordView,
+    WithdrawRequest,
+    WithdrawView,
+    import_view,
+    stored_record_view,
+    withdraw_view,
+)
+from service.api.schemas import Digest, Numerics
+from service.jobs.addressee import target_key_of
+from service.jobs.record_exchange import export_records, import_records
+from service.jobs.withdrawal import withdraw_records
+from service.settings import Settings
+from service.signing import signing_key
+
+router = APIRouter(tags=["records"], route_class=GatedRoute)
+
+LINES = "application/x-ndjson"
+
+TargetQuery = Annotated[
+    str | None, Query(max_length=200, description="Target key or name, or a worker")
+]
+ThreadsQuery = Annotated[int | None, Query(ge=1, le=256)]
+
+_LINES_BODY = {
+    "requestBody": {"required": True, "content": {LINES: {"schema": {"type": "string"}}}}
+}
+
+
+@router.get("/records")
+def list_records(
+    storage: StorageDep,
+    _: Reader,
+    workload: Digest | None = None,
+    target: TargetQuery = None,
+    threads: ThreadsQuery = None,
+    numerics: Numerics | None = None,
+    worker: Annotated[str | None, Query(max_length=200)] = None,
+    state: RecordState | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[str | None, Query(max_length=64)] = None,
+) -> list[StoredRecordView]:
+    """Records, the newest first; `after` is the last id of the page before."""
+    found = storage.ledger.list(
+        workload_key=workload,
+        target_key=None if target is None else target_key_of(target, storage),
+        threads=threads,
+        numerics=numerics,
+        worker=worker,
+        state=state,
+        limit=limit,
+        after=after,
+    )
+    return [stored_record_view(one) for one in found]
+
+
+@router.get("/records/{record_id}")
+def get_record(record_id: str, storage: StorageDep, _: Reader) -> StoredRecordView:
+    return stored_record_view(storage.ledger.get(record_id))
+
+
+@router.post("/records:withdraw")
+def withdraw(body: WithdrawRequest, storage: StorageDep, _: Admin) -> WithdrawView:
+    """Take back what a bad device said; jobs that were built on it are told."""
+    if not body.records and not body.workers:
+        raise invalid("body: give 'records' or 'workers'")
+    done = withdraw_records(storage, body.reason, record_ids=body.records, workers=body.workers)
+    return withdraw_view(done)
+
+
+@router.get("/records:export", response_class=StreamingResponse)
+def export(
+    storage: StorageDep,
+    settings: SettingsDep,
+    _: Reader,
+    target: TargetQuery = None,
+    threads: ThreadsQuery = None,
+    numerics: Numerics | None = None,
+) -> StreamingResponse:
+    """The records that are served, one signed JSON line each."""
+    key = signing_key(settings.signing_key_file)
+    target_key = None if target is None else target_key_of(target, storage)
+
+    def lines() -> Iterator[str]:
+        found = export_records(
+            storage, key, target_key=target_key, threads=threads, numerics=numerics
+        )
+        for line in found:
+            yield line + "\n"
+
+    return StreamingResponse(lines(), media_type=LINES)
+
+
+@router.post("/records:import", openapi_extra=_LINES_BODY)
+async def import_(
+    request: Request, storage: StorageDep, settings: SettingsDep, _: Admin
+) -> ImportView:
+    """Take in what `records:export` of a service gave whose key is trusted here."""
+    text = (await request.body()).decode("utf-8", "replace")
+
+    def take() -> ImportView:
+        return import_view(import_records(text.split("\n"), storage, _trusted(settings)))
+
+    return await run_in_threadpool(take)
+
+
+@router.get("/signing-key")
+def get_signing_key(settings: SettingsDep, _: Reader) -> SigningKeyView:
+    """Whom to trust if one wants this service's records."""
+    return SigningKeyView(public_key=signing_key(settings.signing_key_file).public)
+
+
+def _trusted(settings: Settings) -> set[str]:
+    return {signing_key(settings.signing_key_file).public, *settings.trusted_keys}

@@ -1,0 +1,233 @@
+"""`tilewright records`: the records of this machine's database."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.common import UserError, console, load_settings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from db.storage import Storage
+    from db.stores.record_ledger import StoredRecord
+
+TargetFilter = Annotated[
+    str | None, typer.Option("--target", help="Only of this target (name or key)")
+]
+TrustOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust", metavar="KEY", help="Public key whose records are believed; repeatable"
+    ),
+]
+LinesPath = Annotated[Path, typer.Argument(metavar="FILE", help="Signed lines, as `export` writes")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    group = typer.Typer(
+        help="Tuning records: what is served, taking back, handing on.", no_args_is_help=True
+    )
+    group.command("list")(list_records)
+    group.command()(withdraw)
+    group.command()(export)
+    group.command("import")(import_)
+    group.command()(verify)
+    group.command()(key)
+    app.add_typer(group, name="records")
+
+
+def list_records(
+    target: TargetFilter = None,
+    worker: Annotated[
+        str | None, typer.Option("--worker", help="Only what this worker measured (name or id)")
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state", help="provisional, confirmed, superseded, disputed or withdrawn only"
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Most rows")] = 50,
+) -> None:
+    """List records, the newest first."""
+    from db.stores.records import RecordState
+    from service.jobs.targets import target_key
+    from service.jobs.withdrawal import worker_names
+
+    try:
+        wanted = None if state is None else RecordState(state)
+    except ValueError:
+        raise UserError(f"--state {state}: give one of {', '.join(RecordState)}") from None
+    with _storage() as storage:
+        names = [None] if worker is None else sorted(worker_names(storage, [worker]))
+        found: list[StoredRecord] = []
+        for name in names:
+            found += storage.ledger.list(
+                target_key=None if target is None else target_key(target),
+                worker=name,
+                state=wanted,
+                limit=limit,
+            )
+        found.sort(key=lambda one: -one.stored_at)
+        console().print(_table(found[:limit], storage))
+
+
+def withdraw(
+    record: Annotated[
+        list[str] | None, typer.Option("--record", metavar="ID", help="A record; repeatable")
+    ] = None,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option("--worker", help="All that a worker measured (name or id); repeatable"),
+    ] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Why; kept with the records")] = "",
+) -> None:
+    """Take back what a bad device said. Jobs that were built on it are told."""
+    from service.jobs.withdrawal import withdraw_records
+
+    if not record and not worker:
+        raise UserError("give --record or --worker")
+    with _storage() as storage:
+        done = withdraw_records(
+            storage, reason or "withdrawn", record_ids=record or (), workers=worker or ()
+        )
+    taken = done.withdrawn
+    console().print(
+        f"withdrawn: {len(taken.records)} records, {taken.trials} trials; "
+        f"{len(taken.restored)} earlier records are served again",
+        soft_wrap=True,
+    )
+    if done.told:
+        console().print(f"built on it, and told: {', '.join(done.told)}", soft_wrap=True)
+
+
+def export(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; standard output without")
+    ] = None,
+    target: TargetFilter = None,
+) -> None:
+    """Write the records that are served as signed JSON lines."""
+    from service.jobs.record_exchange import export_records
+    from service.jobs.targets import target_key
+    from service.signing import signing_key
+
+    signer = signing_key(load_settings().signing_key_file)
+    count = 0
+    with _storage() as storage:
+        lines = export_records(
+            storage, signer, target_key=None if target is None else target_key(target)
+        )
+        if output is None:
+            for line in lines:
+                sys.stdout.write(line + "\n")
+            return
+        with output.open("w", encoding="utf-8") as file:
+            for count, line in enumerate(lines, 1):  # noqa: B007
+                file.write(line + "\n")
+    console().print(f"{count} records, signed by {signer.public}", soft_wrap=True)
+
+
+def import_(path: LinesPath, trust: TrustOption = None) -> None:
+    """Take in signed records of a service that is trusted."""
+    from service.jobs.record_exchange import import_records
+
+    trusted = _trusted(trust)
+    with _storage() as storage, _lines(path) as lines:
+        done = import_records(lines, storage, trusted)
+    console().print(
+        f"{done.served} are served, {done.slower} are slower than what is known here, "
+        f"{done.known} were here before, {len(done.refused)} were refused",
+        soft_wrap=True,
+    )
+    _refuse(path, done.refused)
+
+
+def verify(path: LinesPath, trust: TrustOption = None) -> None:
+    """Check the signatures and the contents of signed records; nothing is taken in."""
+    from service.jobs.record_exchange import checked_lines
+    from service.jobs.record_lines import RecordLineError
+
+    good, refused = 0, []
+    with _lines(path) as lines:
+        for number, line in checked_lines(lines, _trusted(trust)):
+            if isinstance(line, RecordLineError):
+                refused.append((number, str(line)))
+            else:
+                good += 1
+    console().print(f"{good} of {good + len(refused)} records hold", soft_wrap=True)
+    _refuse(path, refused)
+
+
+def key() -> None:
+    """Print the public key of this machine, which signs what it exports."""
+    from service.signing import signing_key
+
+    console().print(signing_key(load_settings().signing_key_file).public, soft_wrap=True)
+
+
+def _trusted(more: Sequence[str] | None) -> set[str]:
+    from service.signing import is_public_key, signing_key
+
+    settings = load_settings()
+    for text in (*settings.trusted_keys, *(more or ())):
+        if not is_public_key(text):
+            raise UserError(f"'{text}' is no public key: 32 bytes in base64")
+    own = signing_key(settings.signing_key_file).public
+    return {own, *settings.trusted_keys, *(more or ())}
+
+
+def _refuse(path: Path, refused: Sequence[tuple[int, str]]) -> None:
+    for number, reason in refused[:10]:
+        print(f"{path}:{number}: {reason}", file=sys.stderr)
+    if refused:
+        raise UserError(f"{len(refused)} lines of '{path}' were refused")
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[Iterator[str]]:
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        yield iter(file)
+
+
+@contextmanager
+def _storage() -> Iterator[Storage]:
+    from service.storage import open_storage
+
+    storage = open_storage(load_settings())
+    try:
+        yield storage
+    finally:
+        storage.close()
+
+
+def _table(records: Sequence[StoredRecord], storage: Storage) -> Table:
+    from service.cli.view import make_table, microseconds, schedule_text
+
+    names = storage.workloads.targets()
+    workers = {worker.id: worker.name for worker in storage.workers.list()}
+    table = make_table(
+        "<id", "<state", "<workload", "<target", "threads", "us", "<worker", "<schedule", "<reason"
+    )
+    for one in records:
+        record = one.record
+        table.add_row(
+            one.id[:12],
+            one.state.value,
+            record.key.workload_key[:12],
+            names.get(record.key.target_key, record.key.target_key[:12]),
+            str(record.key.threads),
+            microseconds(record.run_seconds),
+            workers.get(one.worker, one.worker),
+            schedule_text(record.schedule.to_json()),
+            one.reason,
+        )
+    return table

@@ -1,0 +1,136 @@
+"""Tuning records out of a database and into another: a workload tuned once, by anyone, is tuned.
+
+Records that are served go out, signed with the service's key. What comes in was signed by a key
+that is trusted, and is checked; it is served where nothing faster is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from compiler.target import Target
+from db.storage import Storage
+from db.stores.records import RecordState
+from service.jobs.record_lines import RecordLine, RecordLineError, read_line, write_line
+from service.signing import SigningKey
+from tuner.measure.measurement import Phase, Trial, TuningRecord
+
+PAGE = 500
+
+
+@dataclass(slots=True)
+class Imported:
+    """What became of the lines of an import.
+
+    `served` are new and the fastest known, `slower` are kept beside a faster one, `known` were here
+    before, whatever became of them. `refused` are the numbers of lines, from 1, with a reason.
+    """
+
+    served: int = 0
+    slower: int = 0
+    known: int = 0
+    refused: list[tuple[int, str]] = field(default_factory=list)
+
+
+def export_records(
+    storage: Storage,
+    key: SigningKey,
+    *,
+    target_key: str | None = None,
+    threads: int | None = None,
+    numerics: str | None = None,
+) -> Iterator[str]:
+    """Signed lines of the records that are served, the newest first."""
+    targets: dict[str, Target] = {}
+    after: str | None = None
+    while True:
+        page = storage.ledger.list(
+            target_key=target_key,
+            threads=threads,
+            numerics=numerics,
+            state=RecordState.CONFIRMED,
+            limit=PAGE,
+            after=after,
+        )
+        for stored in page:
+            name = stored.record.key.target_key
+            if name not in targets:
+                targets[name] = Target.from_json(storage.workloads.target(name)[1])
+            text = storage.workloads.workload(stored.record.key.workload_key)
+            line = RecordLine(
+                stored.record, text, targets[name], stored.confirmation, stored.stored_at
+            )
+            yield write_line(line, key)
+        if len(page) < PAGE:
+            return
+        after = page[-1].id
+
+
+def checked_lines(
+    lines: Iterable[str], trusted: Collection[str]
+) -> Iterator[tuple[int, RecordLine | RecordLineError]]:
+    """Each line that is not blank with its number, from 1: the record, or what is wrong."""
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            line = read_line(text)
+            if line.signer not in trusted:
+                raise RecordLineError(f"'{line.signer}' signed it, whom nobody here trusts")
+        except RecordLineError as error:
+            yield number, error
+        else:
+            yield number, line
+
+
+def import_records(lines: Iterable[str], storage: Storage, trusted: Collection[str]) -> Imported:
+    """Take signed records in. Doing it again changes nothing.
+
+    A record that somebody withdrew here stays withdrawn.
+
+    Args:
+        lines: as `export_records` gives them.
+        storage: where they go.
+        trusted: public keys whose records are believed.
+    """
+    done = Imported()
+    for number, line in checked_lines(lines, trusted):
+        if isinstance(line, RecordLineError):
+            done.refused.append((number, str(line)))
+            continue
+        record = _foreign(line)
+        key = record.key
+        storage.workloads.put_workloads({key.workload_key: line.workload})
+        storage.workloads.put_target(key.target_key, line.target.name, line.target.to_json())
+        storage.records.add_trials([_trial(record)])
+        state = storage.ledger.adopt(record, line.confirmation)
+        match state:
+            case None:
+                done.known += 1
+            case RecordState.CONFIRMED:
+                done.served += 1
+            case _:
+                done.slower += 1
+    return done
+
+
+def _foreign(line: RecordLine) -> TuningRecord:
+    """The record, whose worker is told apart from those of this service by the key."""
+    measurement = line.record.measurement
+    worker = f"{line.signer[:12]}/{measurement.worker}"
+    return replace(line.record, measurement=replace(measurement, worker=worker))
+
+
+def _trial(record: TuningRecord) -> Trial:
+    """What the search of a later job starts from."""
+    return Trial(
+        record.trial_id,
+        record.key,
+        record.schedule,
+        record.measurement,
+        Phase.FINAL,
+        "",
+        record.codegen_version,
+        "imported",
+    )

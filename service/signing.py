@@ -1,0 +1,96 @@
+"""The key with which a service signs what it hands out: Ed25519 (RFC 8032)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+
+from db.errors import StorageError, StorageKind
+
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A private key. `public` names the service: 32 bytes in base64."""
+
+    private: Ed25519PrivateKey
+
+    @property
+    def public(self) -> str:
+        return base64.b64encode(self.private.public_key().public_bytes_raw()).decode()
+
+    def sign(self, message: bytes) -> str:
+        """The signature of a message, in base64."""
+        return base64.b64encode(self.private.sign(message)).decode()
+
+
+def signing_key(path: Path) -> SigningKey:
+    """The key in a file, which is made where there is none, for its owner alone.
+
+    Raises:
+        StorageError: if the file cannot be read or written, or holds no Ed25519 key.
+    """
+    try:
+        _make(path)
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise StorageError(
+            f"the signing key '{path}' cannot be used: {error.strerror}", StorageKind.DENIED
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise StorageError(f"'{path}' holds no signing key", StorageKind.CORRUPT) from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise StorageError(f"'{path}' holds no Ed25519 key", StorageKind.CORRUPT)
+    return SigningKey(key)
+
+
+def is_public_key(text: str) -> bool:
+    """Whether a text is the base64 of a public key."""
+    try:
+        return len(base64.b64decode(text, validate=True)) == KEY_BYTES
+    except (binascii.Error, ValueError):
+        return False
+
+
+def is_signed(message: bytes, signature: str, public: str) -> bool:
+    """Whether the holder of a key signed a message; False for what is no key or no signature."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public, validate=True))
+        key.verify(base64.b64decode(signature, validate=True), message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _make(path: Path) -> None:
+    """Make a key unless the file is there. Of several processes, one file wins."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    data = Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    made = path.with_name(f"{path.name}.{os.getpid()}")
+    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        os.fsync(file.fileno())
+    try:
+        os.link(made, path)
+    except FileExistsError:
+        pass  # another process was faster: its key is the one
+    finally:
+        made.unlink()

@@ -1,0 +1,270 @@
+"""Records that go from service to service: signed, checked, told apart, never worse than before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from compiler.schedule.schedule import Schedule
+from db.storage import Storage
+from db.stores.records import RecordState
+from db.types import canonical_json
+from service.cli import run
+from service.jobs.planning import ModelRequest, Planned, plan_model
+from service.jobs.record_exchange import export_records, import_records
+from service.jobs.record_lines import LONGEST_LINE, RecordLineError, read_line
+from service.settings import Settings
+from service.signing import SigningKey, signing_key
+from tests.unit.service.test_confirmation import TARGET, model
+from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+
+
+@dataclass
+class Site:
+    """A service: its database and its key."""
+
+    storage: Storage
+    key: SigningKey
+
+    def lines(self) -> list[str]:
+        return list(export_records(self.storage, self.key))
+
+
+@pytest.fixture(scope="module")
+def planned() -> Planned:
+    return plan_model(ModelRequest(model(), TARGET))
+
+
+@pytest.fixture
+def here(storage: Storage, settings: Settings) -> Site:
+    return Site(storage, signing_key(settings.signing_key_file))
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Site]:
+    storage = Storage.open(f"sqlite:///{tmp_path}/there.db", tmp_path / "blobs")
+    yield Site(storage, signing_key(tmp_path / "there.pem"))
+    storage.close()
+
+
+def add(site: Site, planned: Planned, seconds: float, tile: int = 1) -> TuningRecord:
+    """A record of the model's only workload."""
+    ((workload, _),) = planned.workloads
+    site.storage.workloads.put_workloads({workload.key: workload.text()})
+    site.storage.workloads.put_target(TARGET.key, TARGET.name, TARGET.to_json())
+    measurement = Measurement(
+        Status.OK,
+        samples_seconds=(seconds, seconds * 1.1),
+        object_digest="o" * 64,
+        worker="board",
+        device={"model": "a CPU", "governor": "performance", "microcode": "0x1"},
+        checks=3,
+    )
+    key = RecordKey(workload.key, TARGET.key, 1, "fast")
+    schedule = Schedule.of("direct", tile_n=tile)
+    record = TuningRecord(key, schedule, measurement, f"trial {tile}", "4", "0.1")
+    site.storage.records.add_record(record)
+    return record
+
+
+def test_a_record_arrives_whole_and_is_served(here: Site, there: Site, planned: Planned) -> None:
+    sent = add(there, planned, 1e-3)
+    done = import_records(there.lines(), here.storage, {there.key.public})
+    assert (done.served, done.slower, done.known, done.refused) == (1, 0, 0, [])
+    found = here.storage.records.best_record(sent.key)
+    assert found is not None
+    name = f"{there.key.public[:12]}/board"
+    assert found == replace(sent, measurement=replace(sent.measurement, worker=name))
+    (trial,) = here.storage.records.trials(sent.key)
+    assert trial.origin == "imported" and trial.schedule == sent.schedule
+    ((workload, _),) = planned.workloads
+    assert here.storage.workloads.workload(sent.key.workload_key) == workload.text()
+    assert here.storage.workloads.target(sent.key.target_key)[0] == TARGET.name
+
+
+def test_importing_again_changes_nothing(here: Site, there: Site, planned: Planned) -> None:
+    add(there, planned, 1e-3)
+    lines = [*there.lines(), "", *there.lines()]
+    first = import_records(lines, here.storage, {there.key.public})
+    again = import_records(lines, here.storage, {there.key.public})
+    assert (first.served, first.known) == (1, 1) and (again.served, again.known) == (0, 2)
+    assert len(here.storage.ledger.list()) == 1
+
+
+def test_a_faster_record_stays(here: Site, there: Site, planned: Planned) -> None:
+    own = add(here, planned, 1e-3)
+    slower, faster = add(there, planned, 2e-3, tile=2), None
+    assert import_records(there.lines(), here.storage, {there.key.public}).slower == 1
+    assert here.storage.records.best_record(own.key) == own
+    faster = add(there, planned, 5e-4, tile=3)
+    assert import_records(there.lines(), here.storage, {there.key.public}).served == 1
+    best = here.storage.records.best_record(slower.key)
+    assert best is not None and best.schedule == faster.schedule
+
+
+def test_what_was_withdrawn_here_does_not_come_back(
+    here: Site, there: Site, planned: Planned
+) -> None:
+    sent = add(there, planned, 1e-3)
+    import_records(there.lines(), here.storage, {there.key.public})
+    (stored,) = here.storage.ledger.list()
+    here.storage.ledger.withdraw("it lies", record_ids=[stored.id])
+    assert import_records(there.lines(), here.storage, {there.key.public}).known == 1
+    assert here.storage.records.best_record(sent.key) is None
+
+
+def test_strangers_are_refused_by_line(here: Site, there: Site, planned: Planned) -> None:
+    add(there, planned, 1e-3)
+    done = import_records(["", *there.lines()], here.storage, {here.key.public})
+    ((number, reason),) = done.refused
+    assert number == 2 and there.key.public in reason and "whom nobody here trusts" in reason
+    assert here.storage.ledger.list() == []
+
+
+def changed(line: str, key: SigningKey | None, change: Callable[[dict[str, Any]], None]) -> str:
+    """A line with another content, signed anew if there is a key."""
+    data = json.loads(line)
+    change(data["record"])
+    if key is not None:
+        data["signer"] = key.public
+        data["signature"] = key.sign(canonical_json(data["record"]).encode())
+    return json.dumps(data)
+
+
+def set_to(value: Any, *path: Any) -> Callable[[dict[str, Any]], None]:
+    def change(record: dict[str, Any]) -> None:
+        place: Any = record
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value
+
+    return change
+
+
+def test_a_changed_line_is_noticed(there: Site, planned: Planned) -> None:
+    add(there, planned, 1e-3)
+    (line,) = there.lines()
+    faster = changed(line, None, set_to([1e-9, 1e-9], "measurement", "samples_seconds"))
+    with pytest.raises(RecordLineError, match="it was changed after"):
+        read_line(faster)
+    assert read_line(line).record.run_seconds == 1e-3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_to([-1.0], "measurement", "samples_seconds"),
+        set_to([0.0], "measurement", "samples_seconds"),
+        set_to(["NaN"], "measurement", "samples_seconds"),
+        set_to(["Infinity"], "measurement", "samples_seconds"),
+        set_to([], "measurement", "samples_seconds"),
+        set_to(0, "measurement", "checks"),
+        set_to("crash", "measurement", "status"),
+        set_to("no status", "measurement", "status"),
+        set_to(None, "measurement"),
+        set_to("workload\nnonsense", "workload"),
+        set_to({}, "workload"),
+        set_to({"name": "x"}, "target"),
+        set_to(0, "threads"),
+        set_to(True, "threads"),
+        set_to(10**30, "threads"),
+        set_to("quick", "numerics"),
+        set_to([], "schedule"),
+        set_to("x" * 300, "trial_id"),
+        set_to(7, "codegen_version"),
+        set_to({}, "stored_at"),
+        set_to(2, "format"),
+        set_to({"status": "no"}, "confirmation"),
+        lambda record: record.pop("compiler_version"),
+    ],
+)
+def test_a_trusted_signer_may_be_wrong_too(
+    here: Site, there: Site, planned: Planned, change: Callable[[dict[str, Any]], None]
+) -> None:
+    add(there, planned, 1e-3)
+    (line,) = there.lines()
+    bad = changed(line, there.key, change)
+    done = import_records([bad, line], here.storage, {there.key.public})
+    assert [number for number, _ in done.refused] == [1] and done.served == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", "null", '{"record": 1}', '{"record": {}}', "[" * 100_000, "é" * (LONGEST_LINE + 1)],
+    ids=["half", "list", "null", "number", "unsigned", "deep", "long"],
+)
+def test_what_is_no_record_is_refused(here: Site, line: str) -> None:
+    done = import_records([line], here.storage, {here.key.public})
+    assert [number for number, _ in done.refused] == [1]
+
+
+def test_over_http(
+    client: TestClient, here: Site, there: Site, planned: Planned, settings: Settings
+) -> None:
+    own = add(here, planned, 1e-3)
+    assert client.get("/v1/signing-key").json() == {"public_key": here.key.public}
+    exported = client.get("/v1/records:export")
+    assert exported.headers["content-type"].startswith("application/x-ndjson")
+    assert exported.text.splitlines() == here.lines()
+    assert client.get("/v1/records:export", params={"threads": 2}).text == ""
+
+    back = client.post("/v1/records:import", content=exported.content)
+    assert back.json() == {"served": 0, "slower": 0, "known": 1, "refused": []}
+    add(there, planned, 1e-4, tile=2)
+    strange = client.post("/v1/records:import", content="\n".join(there.lines()))
+    assert strange.json()["refused"][0]["line"] == 1
+
+    (listed,) = client.get("/v1/records").json()
+    assert listed["state"] == "confirmed" and listed["worker"] == "board"
+    assert listed["record"]["workload_key"] == own.key.workload_key
+    assert client.get(f"/v1/records/{listed['id']}").json() == listed
+    assert client.get("/v1/records", params={"state": "disputed"}).json() == []
+    assert client.get("/v1/records/nothing").status_code == 404
+
+    taken = client.post("/v1/records:withdraw", json={"reason": "hot", "workers": ["board"]})
+    assert taken.json()["records"] == [listed["id"]]
+    assert here.storage.records.best_record(own.key) is None
+    for body in ({"reason": "x"}, {"reason": "", "workers": ["board"]}):
+        assert client.post("/v1/records:withdraw", json=body).status_code == 422
+    absent = client.post("/v1/records:withdraw", json={"reason": "x", "workers": ["nobody"]})
+    assert absent.status_code == 404
+
+
+def test_on_the_command_line(
+    here: Site, there: Site, planned: Planned, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = add(here, planned, 1e-3)
+    file, theirs = tmp_path / "ours.jsonl", tmp_path / "theirs.jsonl"
+    assert run(["records", "export", "-o", str(file)]) == 0
+    assert file.read_text().splitlines() == here.lines()
+    assert run(["records", "verify", str(file)]) == 0
+    assert "1 of 1 records hold" in capsys.readouterr().out
+    assert run(["records", "key"]) == 0
+    assert capsys.readouterr().out.strip() == here.key.public
+
+    add(there, planned, 1e-4, tile=2)
+    theirs.write_text("\n".join(there.lines()) + "\n")
+    assert run(["records", "import", str(theirs)]) == 1
+    told = capsys.readouterr()
+    assert "theirs.jsonl:1: " in told.err and "1 were refused" in told.out
+    assert run(["records", "verify", str(theirs), "--trust", "nonsense"]) == 1
+    assert "'nonsense' is no public key" in capsys.readouterr().err
+    assert run(["records", "import", str(theirs), "--trust", there.key.public]) == 0
+    best = here.storage.records.best_record(own.key)
+    assert best is not None and best.run_seconds == 1e-4
+
+    assert run(["records", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert "confirmed" in listed and "superseded" in listed
+    assert run(["records", "list", "--state", "bad"]) == 1
+    assert run(["records", "withdraw"]) == 1
+    assert run(["records", "withdraw", "--worker", f"{there.key.public[:12]}/board"]) == 0
+    assert "1 earlier records are served again" in capsys.readouterr().out
+    assert here.storage.records.best_record(own.key) == own
+    assert here.storage.ledger.list(state=RecordState.WITHDRAWN)
