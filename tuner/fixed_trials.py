@@ -1,7 +1,7 @@
-"""Schedules that are known beforehand, measured once each: no search.
+"""Measures schedules that are known beforehand, once each and without a search.
 
-Plans are compared by the defaults of their kernels before anything is tuned. Records of devices
-that are not ours are measured a second time.
+There are two uses. Before tuning, plans are compared by the defaults of their kernels. Records of
+workers' devices are measured a second time.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from tuner.store import RecordStore
 from tuner.tasks import Task
 
 AHEAD = 8
-"""Builds that are under way while the runner measures."""
+"""How many builds are under way while the runner measures."""
 
 WAITING = 6
-"""Requests beside those that the runner has its fill of. What is measured does not hang on results,
-so the device never waits for a build, and takes as many at a time as it can."""
+"""Requests beyond the runner's capacity. What is measured here does not depend on results. So the
+device never waits for a build, and takes as many requests at a time as it can."""
 
 POLL_SECONDS = 0.05
-"""How long to wait for a result before looking at the clock."""
+"""How long to wait for a result before `stopped` is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Schedules of one task to measure in one request, and why.
+    """Schedules of one task to measure in one request.
 
-    Outside of screening the others are timed in pairs with the first one. `origin` is that of the
-    trials.
+    In any phase but screening, the first is timed in pairs with each other one. The trials get this
+    `origin`.
     """
 
     task: Task
@@ -64,13 +64,13 @@ class FixedTrials:
     link: Link = link_to_bytes
 
     def measure(self, wanted: Iterable[Wanted], stopped: Callable[[], bool]) -> list[Trial]:
-        """Measure each once, in this order, until `stopped`; the trials, which are stored.
+        """Measure each once, in this order, until `stopped`; returns the trials, which are stored.
 
-        A schedule that fails is a trial, too. What is wanted is taken from the iterator when the
-        builders have room: making a task takes time, and those before it are built meanwhile.
+        A schedule that fails is a trial, too. An item is taken from the iterator when the builders
+        have room: to make a task takes time, in which earlier ones are built.
 
         Raises:
-            CompilerError: if a task cannot be made; what was under way is stopped before.
+            CompilerError: if a task cannot be made; everything under way is stopped first.
         """
         coming = iter(wanted)
         one = next(coming, None)
@@ -119,8 +119,7 @@ class FixedTrials:
     def _send(
         self, wanted: Wanted, built: Sequence[Built]
     ) -> tuple[MeasureRequest | None, list[Trial]]:
-        """Send what was built; the request, and the trials of what failed before, which are
-        stored."""
+        """Send what was built, and store trials for builds that failed; returns both."""
         entries = [
             BuiltCandidate(self._trial_id(wanted, one.schedule), one, wanted.origin)
             for one in built
