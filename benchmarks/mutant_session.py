@@ -1,130 +1,333 @@
 """Runs tests on one mutant after the other, each in a fork; `benchmarks.mutants` starts it.
 
-The session imports third-party libraries once, which takes longer than most tests. It imports no
-module of this project, so that each fork imports the mutant. Its working directory is a copy of the
-project. Requests come on standard input, one JSON object a line, and each is answered by one line.
+Its working directory is a copy of the project. There are two kinds of sessions. A warm session has
+collected the tests, and so imported the project: a fork swaps the functions that differ
+(`mutant_swap.py`) and begins with its first test. A fresh session has imported third-party
+libraries alone: a fork imports the mutant, which takes seconds. Whatever a fork leaves behind,
+processes and files, goes when it ends.
+
+Requests come on standard input, one JSON object a line, and each is answered by one line. Before,
+a warm session says in a line which tests there are, and which lines ran at import.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import importlib
 import json
 import os
+import resource
+import select
+import shutil
 import signal
 import sys
-import tempfile
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
+from typing import Any
+
+import coverage
+import psutil
+import pytest
+
+from benchmarks.mutant_recorder import RECORDED, Recorder, as_spans, lines_by_context, sources
+from benchmarks.mutant_swap import Functions, Pair, differing_functions
 
 LIBRARIES = (
-    *("numpy", "ml_dtypes", "onnx.reference", "onnxruntime", "llvmlite.binding"),
-    *("pytest", "_pytest.assertion.rewrite", "hypothesis.strategies"),
+    *("numpy", "ml_dtypes", "onnx.reference", "onnxruntime", "llvmlite.binding", "xgboost"),
+    *("_pytest.assertion.rewrite", "hypothesis.strategies", "sqlalchemy.orm", "alembic.command"),
+    *("fastapi.testclient", "typer.testing", "uvicorn", "pydantic_settings", "structlog"),
 )
-"""What most tests import; what a fork does not find here it imports itself."""
+"""What most tests import; what a fork of a fresh session does not find here it imports itself."""
 
-POLL_SECONDS = 0.02
+OPTIONS = (
+    *("-q", "-s", "--no-header", "--tb=line", "-p", "no:cacheprovider", "--hypothesis-seed=0"),
+    *("-k", "not postgresql"),
+)
+"""The arguments of pytest. A PostgreSQL server takes longer to start than all tests of a mutant."""
+
+FOLDER = Path(".mutants")
+"""In the copy: the temporary files of a fork, and what it says."""
+
+POLL_SECONDS = 0.25
 TAIL_LINES = 12
+MEMORY_BYTES = 8 << 30
+"""A mutant that asks for more is caught, and the machine goes on."""
+
+IMPORT_SECONDS = 10.0
+SPARE_CPU_SECONDS = 5.0
+SPARE_SECONDS = 40.0
+TIMES = 3.0
+"""A test has this many times its seconds, and some to spare: few of CPU time, since other programs
+do not count there, and more of the clock's, for tests that wait. An import takes seconds too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Run pytest with `arguments`, with the file at `path` holding `text` ("": nothing changes).
+    """Run `tests` one after the other until one fails; `seconds` are what each is known to take.
 
-    After `limit_seconds` the run ends.
+    The file at `path` holds `text` meanwhile ("": nothing changes). With `record`, all run, and
+    the reply says which lines each executed.
     """
 
-    arguments: tuple[str, ...]
-    limit_seconds: float
+    tests: tuple[str, ...]
+    seconds: tuple[float, ...]
     path: str = ""
     text: str = ""
+    record: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What pytest returned (None: it was ended at its limit, or died), and its last lines."""
+    """What the tests returned (0: they passed; None: they were ended, or died), and their words.
 
-    code: int | None
-    seconds: float
-    timed_out: bool
-    tail: str
+    `test` is the one that ran last, by its number. `possible` is False where a warm session cannot
+    judge a mutant, since it acts at import. `recorded` has a `Recording` a test.
+    """
+
+    code: int | None = None
+    seconds: float = 0.0
+    timed_out: bool = False
+    test: int = 0
+    tail: str = ""
+    possible: bool = True
+    recorded: list[dict[str, Any]] | None = None
 
 
-def run(request: Request) -> Reply:
-    """Run the tests on a request's mutant and put the file back."""
+class Warm:
+    """A plugin of pytest: once the tests are collected it serves, in place of running them."""
+
+    def __init__(self, serve: Callable[[Callable[[Request], Reply], Any], None]) -> None:
+        self._serve = serve
+        self._imports = coverage.Coverage(data_file=None, config_file=False, source=sources())
+        self._imports.start()
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Serve until the requests end."""
+        self._imports.stop()
+        if session.testsfailed:
+            raise session.Interrupted("tests cannot be collected")
+        self._items = {item.nodeid: item for item in session.items}
+        self._session = session
+        self._functions = Functions()
+        gc.collect()
+        gc.freeze()  # so that no fork's collector touches, and thereby copies, what all share
+        lines = lines_by_context(self._imports.get_data())[""]
+        spans = {path: as_spans(found) for path, found in lines.items()}
+        hello = {"tests": list(self._items), "imports": spans}
+        self._serve(self._answer, hello)
+        return True
+
+    def _answer(self, request: Request) -> Reply:
+        pairs: list[list[Pair]] = []
+        if request.path:
+            path = Path(request.path)
+            file = str(path.resolve())
+            differing = differing_functions(path.read_text(), request.text, file)
+            if _imported(file):
+                if differing is None or not all(map(self._functions.has, differing)):
+                    return Reply(possible=False)
+                pairs = differing
+
+        def work(begin: Callable[[int], None]) -> int:
+            for function in pairs:
+                self._functions.swap(function)
+            return self._run(request, begin)
+
+        return mutated(request, work)
+
+    def _run(self, request: Request, begin: Callable[[int], None]) -> int:
+        items = [self._items[test] for test in request.tests]
+        recorder = Recorder(FOLDER.resolve()) if request.record else None
+        if recorder is not None:
+            self._session.config.pluginmanager.register(recorder)
+        for number, item in enumerate(items):
+            begin(number)
+            after = items[number + 1] if number + 1 < len(items) else None
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            if self._session.testsfailed and recorder is None:
+                break
+        if recorder is not None:
+            recorder.write()
+        code = pytest.ExitCode.TESTS_FAILED if self._session.testsfailed else pytest.ExitCode.OK
+        # what fixtures of the session started ends
+        self._session.config.hook.pytest_sessionfinish(session=self._session, exitstatus=code)
+        return int(code)
+
+
+class Chosen:
+    """A plugin of pytest: some tests, in the order given."""
+
+    def __init__(self, tests: Sequence[str], begin: Callable[[int], None]) -> None:
+        self._numbers = {test: number for number, test in enumerate(tests)}
+        self._begin = begin
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if item.nodeid in self._numbers]
+        items.sort(key=lambda item: self._numbers[item.nodeid])
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._begin(self._numbers[nodeid])
+
+
+def fresh(request: Request) -> Reply:
+    """Import and run in a fork of a process that has imported nothing of the project."""
+    files = list(dict.fromkeys(test.split("::")[0] for test in request.tests))
+
+    def work(begin: Callable[[int], None]) -> int:
+        return int(pytest.main([*_options(), "-x", *files], plugins=[Chosen(request.tests, begin)]))
+
+    return mutated(request, work)
+
+
+def mutated(request: Request, work: Callable[[Callable[[int], None]], int]) -> Reply:
+    """Work in a fork while the request's file is the mutant, and put it back."""
     if not request.path:
-        return _forked(request)
+        return _forked(request, work)
     path = Path(request.path)
     original = path.read_bytes()
     # Compiled code is judged by size and whole seconds: a mutant's must be neither read nor kept.
     Path(cache_from_source(str(path.resolve()))).unlink(missing_ok=True)
     try:
         path.write_text(request.text)
-        return _forked(request)
+        return _forked(request, work)
     finally:
         path.write_bytes(original)
 
 
-def _forked(request: Request) -> Reply:
+def _forked(request: Request, work: Callable[[Callable[[int], None]], int]) -> Reply:
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    (FOLDER / "tmp").mkdir(parents=True)
+    FOLDER.chmod(0o755)
     started = time.monotonic()
-    with tempfile.TemporaryFile() as log:
-        child = os.fork()
-        if child == 0:
-            _child(request, log.fileno())
-        status, timed_out = _wait(child, started + request.limit_seconds)
-        seconds = time.monotonic() - started
-        log.seek(0)
-        lines = log.read().decode(errors="replace").splitlines()
-    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) and not timed_out else None
-    return Reply(code, round(seconds, 2), timed_out, "\n".join(lines[-TAIL_LINES:]))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _child(request, work, writing)
+    os.close(writing)
+    try:
+        status, number = _watch(child, reading, request.seconds)
+    finally:
+        os.close(reading)
+        _end_descendants()
+    seconds = round(time.monotonic() - started, 2)
+    code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
+    text = (FOLDER / "log").read_text(errors="replace") if (FOLDER / "log").exists() else ""
+    said = FOLDER / RECORDED
+    recorded = json.loads(said.read_text()) if said.exists() else None
+    tail = "\n".join(text.splitlines()[-TAIL_LINES:])
+    return Reply(code, seconds, status is None, number, tail, recorded=recorded)
 
 
-def _child(request: Request, log: int) -> None:
-    """Run pytest in a process group of its own, and end."""
+def _child(request: Request, work: Callable[[Callable[[int], None]], int], pipe: int) -> None:
+    """Work in a session of its own, and end."""
     code = 70
+    end = os._exit  # before coverage puts its own in that place
     try:
         os.setsid()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        log = os.open(FOLDER / "log", os.O_WRONLY | os.O_CREAT)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
         if request.path:
             sys.dont_write_bytecode = True
             os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-        import pytest
 
-        code = int(pytest.main(list(request.arguments)))
+        def begin(number: int) -> None:
+            os.write(pipe, number.to_bytes(4, "little"))
+
+        code = work(begin)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        end(code)
 
 
-def _wait(child: int, deadline: float) -> tuple[int, bool]:
-    """The status of a child, and whether it had to be ended; what it started ends with it."""
-    ended, status = 0, 0
+def _watch(child: int, pipe: int, seconds: Sequence[float]) -> tuple[int | None, int]:
+    """The status of a child, None where it was ended at a limit; and the test that ran last."""
+    process = psutil.Process(child)
+    number, begun, begun_cpu = -1, time.monotonic(), 0.0
+    handle = os.pidfd_open(child)
     try:
-        while not ended and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-            ended, status = os.waitpid(child, os.WNOHANG)
+        while True:
+            ready, _, _ = select.select([handle, pipe], [], [], POLL_SECONDS)
+            if pipe in ready and (said := os.read(pipe, 1 << 16)):
+                number = int.from_bytes(said[-4:], "little")
+                begun, begun_cpu = time.monotonic(), _cpu_seconds(process)
+            elif handle in ready:
+                return os.waitpid(child, 0)[1], number
+            else:
+                usual = TIMES * (seconds[number] if number >= 0 else IMPORT_SECONDS)
+                if (
+                    time.monotonic() - begun > SPARE_SECONDS + usual
+                    or _cpu_seconds(process) - begun_cpu > SPARE_CPU_SECONDS + usual
+                ):
+                    return None, number
     finally:
-        with suppress(ProcessLookupError):  # where nothing is left of its group
-            os.killpg(child, signal.SIGKILL)
-    if not ended:
-        _, status = os.waitpid(child, 0)
-    return status, not ended
+        os.close(handle)
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    with suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system + times.children_user + times.children_system)
+    return 0.0
+
+
+def _end_descendants() -> None:
+    """End what a fork started, daemons as well: this process has become their parent."""
+    while children := psutil.Process().children(recursive=True):
+        for one in children:
+            with suppress(psutil.Error):
+                one.kill()
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _imported(file: str) -> bool:
+    return any(getattr(module, "__file__", None) == file for module in list(sys.modules.values()))
+
+
+def _options() -> tuple[str, ...]:
+    return *OPTIONS, f"--basetemp={(FOLDER / 'tests').resolve()}"
 
 
 def main() -> None:
-    """Answer requests until standard input ends."""
-    sys.path[0] = os.getcwd()  # this file's own folder is no place for modules
+    """Answer requests until standard input ends; the arguments are the kind, the copy and tests."""
+    kind, copy, *tests = sys.argv[1:]
+    # The project is imported from the copy, by this process, by tests and by what they start.
+    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
+        del sys.modules[name]
+    sys.path[:] = [copy, *(path for path in sys.path if path != os.getcwd())]
+    os.chdir(copy)
+    os.environ["PYTHONPATH"] = copy
+    os.environ["TMPDIR"] = str((FOLDER / "tmp").resolve())
+    (FOLDER / "tmp").mkdir(parents=True, exist_ok=True)
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: daemons come to this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this session ends it
+    requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
     for name in LIBRARIES:
-        importlib.import_module(name)
-    for line in sys.stdin:
-        fields = json.loads(line)
-        request = Request(**(fields | {"arguments": tuple(fields["arguments"])}))
-        print(json.dumps(asdict(run(request))), flush=True)
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(name)
+
+    def serve(answer: Callable[[Request], Reply], hello: Any) -> None:
+        print(json.dumps(hello), file=replies, flush=True)
+        for line in requests:
+            fields = json.loads(line)
+            lists = {name: tuple(fields[name]) for name in ("tests", "seconds")}
+            reply = answer(Request(**(fields | lists)))
+            print(json.dumps(asdict(reply)), file=replies, flush=True)
+
+    if kind == "warm":
+        raise SystemExit(pytest.main([*_options(), *tests], plugins=[Warm(serve)]))
+    serve(fresh, {})
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Finds mistakes that no test notices: `python -m benchmarks.mutants compiler/passes --count 300`.
 
-A mutant is a package with one small mistake (`mutations.py`). The tests of its package judge it: a
-test that fails, or a run past its limit, has caught it. Everything happens in a copy of the working
-tree. The report keeps the last run of each package, with its survivors. With `--again`, only the
-last run's survivors are judged once more; mutants that it caught count as caught. A run may be
-ended at any time: the mutants judged by then are a sample, too.
+A mutant is a package with one small mistake (`mutations.py`). The tests that execute its line judge
+it (`mutant_tests.py`), the quickest first: a test that fails, or a run past its limit, has caught
+it. Everything happens in a copy of the working tree (`mutant_session.py`). The report keeps the
+last run of each package, with its survivors (`mutant_report.py`). A run may be ended at any time;
+started again, it goes on where it was, while the packages are the same. With `--again`, survivors
+are judged once more, by the tests of now; mutants that were caught count as caught.
 """
 
 from __future__ import annotations
@@ -12,102 +13,115 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.mutant_report import NAME, Judged, Outcome, write_results
 from benchmarks.mutant_session import Reply, Request
+from benchmarks.mutant_tests import Recordings, basis
 from benchmarks.mutations import Mutant, sample
 from benchmarks.race import RESULTS_FOLDER
-from benchmarks.report import Origin, markdown_table
+from benchmarks.report import Origin
 
 ROOT = Path(__file__).parent.parent
-NAME = "mutants"
+RECORDINGS = ROOT / "build" / "mutants"
 
 JUDGES: dict[str, tuple[str, ...]] = {
-    "compiler/passes": ("tests/golden/passes", "tests/unit/passes", "tests/unit/plan"),
-    "compiler/ops": ("tests/unit/ops", "tests/unit/frontend"),
-    "compiler/schedule": ("tests/unit/schedule", "tests/golden/kernels"),
-    "compiler/codegen": ("tests/unit/codegen", "tests/golden/kernels"),
-    "tuner": ("tests/unit/tuner",),
-    "db": ("tests/unit/db",),
     "service": ("tests/unit/service",),
+    "db": ("tests/unit/db", "tests/unit/service"),
+    "compiler/passes": (
+        *("tests/golden/passes", "tests/unit/passes", "tests/unit/plan", "tests/unit/frontend"),
+    ),
+    "compiler/ops": ("tests/unit/ops", "tests/unit/frontend", "tests/unit/passes"),
+    "compiler/codegen": ("tests/golden/kernels", "tests/unit/codegen"),
+    "compiler/schedule": ("tests/golden/kernels", "tests/unit/schedule", "tests/unit/codegen"),
+    "tuner": ("tests/unit/tuner", "tests/unit/service"),
 }
-"""A package, and the tests that judge it, the quickest first."""
+"""The packages that mistakes are made in, and the tests that judge them."""
 
-OPTIONS = ("-q", "-x", "--no-header", "--tb=line", "-p", "no:cacheprovider", "--hypothesis-seed=0")
-
-BASELINE_LIMIT_SECONDS = 1200.0
-SPARE_SECONDS = 20.0
-TIMES_BASELINE = 2.0
-"""A mutant has this many times the seconds that the tests take without one, and some to spare."""
-
-
-Key = tuple[str, str, str]
-
-
-class Outcome(StrEnum):
-    """What became of a mutant."""
-
-    CAUGHT = "caught"
-    TIMED_OUT = "timed out"
-    SURVIVED = "survived"
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A mutant and what became of it; `reading` is what a person found out about a survivor."""
-
-    path: str
-    line: int
-    operator: str
-    change: str
-    outcome: str  # an Outcome, as JSON has it too
-    seconds: float
-    reading: str = ""
-
-    def key(self) -> Key:
-        """The same for the same mistake, wherever its line moved to."""
-        return self.path, self.operator, self.change
+LIBRARIES = ("mutmut", "libcst", "coverage", "pytest", "hypothesis")
 
 
 class Session:
     """A process that runs tests in a copy of the project."""
 
-    def __init__(self, copy: Path, tests: Sequence[str]) -> None:
-        self._arguments = (*OPTIONS, *tests)
-        self._process = subprocess.Popen(
-            [sys.executable, "benchmarks/mutant_session.py"],
-            cwd=copy,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, kind: str, copy: Path, tests: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "benchmarks.mutant_session", kind, str(copy), *tests]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+        self.hello: dict[str, Any] = self._read()
 
-    def ask(self, limit_seconds: float, mutant: Mutant | None = None) -> Reply:
-        """Run the tests, on a mutant if one is given."""
-        path, text = (mutant.path, mutant.text) if mutant else ("", "")
-        request = Request(self._arguments, limit_seconds, path, text)
-        assert self._process.stdin is not None and self._process.stdout is not None
+    def ask(self, request: Request) -> Reply:
+        """Run tests, on a mutant if the request has one."""
+        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(request)) + "\n")
         self._process.stdin.flush()
+        return Reply(**self._read())
+
+    def close(self) -> None:
+        """End it, and with it the run under way."""
+        self._process.terminate()
+        self._process.communicate()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise SystemExit("the session that runs the tests has ended")
-        return Reply(**json.loads(line))
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+
+class Judge:
+    """Judges mutants in a copy of the project, one after the other."""
+
+    def __init__(self, copy: Path, tests: Sequence[str], folder: Path) -> None:
+        """`folder` keeps what is recorded of the tests."""
+        self._warm = Session("warm", copy, tests)
+        self._fresh = Session("fresh", copy, ())
+        hello = self._warm.hello
+        self._recordings = Recordings(folder, copy, hello["tests"], hello["imports"])
+
+    def record(self, folders: Sequence[str]) -> None:
+        """Find out which lines each test of some folders executes, and let those tests judge."""
+        self._recordings.complete(folders, self._warm.ask, lambda text: print(text, flush=True))
+
+    def judge(self, mutant: Mutant, limit_seconds: float) -> Judged:
+        """Run the tests that execute a mutant, for as long as they take without it at most."""
+        one = Judged.of(mutant, Outcome.NOT_EXECUTED)
+        choice = self._recordings.choose(mutant, limit_seconds)
+        if not choice.tests:
+            return one
+        request = Request(choice.tests, choice.seconds, mutant.path, mutant.text)
+        reply = self._warm.ask(request)
+        if not reply.possible:
+            reply = self._fresh.ask(request)
+        if reply.timed_out:
+            outcome = Outcome.TIMED_OUT
+        else:
+            outcome = Outcome.SURVIVED if reply.code == 0 else Outcome.CAUGHT
+        caught = outcome != Outcome.SURVIVED
+        return replace(
+            one,
+            outcome=outcome,
+            seconds=reply.seconds,
+            test=choice.tests[max(reply.test, 0)] if caught else "",
+            tests=len(choice.tests),
+            left_out=choice.left_out,
+        )
 
     def close(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait()
+        """End the sessions."""
+        self._warm.close()
+        self._fresh.close()
 
 
 @contextmanager
@@ -125,148 +139,68 @@ def copied() -> Iterator[Path]:
         yield Path(folder)
 
 
-def judge(session: Session, mutant: Mutant, limit_seconds: float) -> Judged:
-    """Run the tests on a mutant."""
-    reply = session.ask(limit_seconds, mutant)
-    if reply.timed_out:
-        outcome = Outcome.TIMED_OUT
-    else:
-        outcome = Outcome.SURVIVED if reply.code == 0 else Outcome.CAUGHT
-    return Judged(mutant.path, mutant.line, mutant.operator, mutant.change, outcome, reply.seconds)
-
-
-def run(package: str, mutants: Sequence[Mutant], known: Mapping[Key, Judged]) -> Iterator[Judged]:
-    """Judge mutants in a copy, one after the other; those that were caught before are not run.
-
-    Raises:
-        SystemExit: if the tests fail without a mutant.
-    """
-    with copied() as copy, closing(Session(copy, JUDGES[package])) as session:
-        baseline = session.ask(BASELINE_LIMIT_SECONDS)
-        if baseline.code != 0:
-            raise SystemExit(f"the tests fail without a mutant:\n{baseline.tail}")
-        print(f"{baseline.seconds:.0f} s without a mutant", flush=True)
-        limit = SPARE_SECONDS + TIMES_BASELINE * baseline.seconds
-        for number, mutant in enumerate(mutants, 1):
-            before = known.get((mutant.path, mutant.operator, mutant.change))
-            if before is not None and before.outcome != Outcome.SURVIVED:
-                yield replace(before, line=mutant.line)
-                continue
-            judged = judge(session, mutant, limit)
-            if judged.outcome == Outcome.SURVIVED and before is not None:
-                judged = replace(judged, reading=before.reading)
-            place = f"{number}/{len(mutants)} {mutant.path}:{mutant.line}"
-            print(f"{place} {judged.outcome} {judged.seconds:.0f} s: {mutant.change}", flush=True)
-            yield judged
-
-
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("package", choices=sorted(JUDGES))
-    parser.add_argument("--count", type=int, default=300, help="mutants to draw")
+    parser.add_argument("packages", nargs="+", choices=["all", *JUDGES], metavar="PACKAGE")
+    parser.add_argument("--count", type=int, default=300, help="mutants to draw of each package")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", action="store_true", help="judge the last run's survivors again")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of tests, a mutant, at most")
     parser.add_argument("--output", type=Path, default=RESULTS_FOLDER)
     arguments = parser.parse_args()
-    package, count, seed = arguments.package, arguments.count, arguments.seed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the copy goes, as after an interrupt
+    packages = tuple(JUDGES) if "all" in arguments.packages else tuple(arguments.packages)
+    tests = dict.fromkeys(folder for package in packages for folder in JUDGES[package])
+    with copied() as copy, closing(Judge(copy, list(tests), RECORDINGS)) as judge:
+        for package in packages:
+            judge.record(JUDGES[package])
+            run(package, judge, copy, arguments)
+
+
+def run(package: str, judge: Judge, copy: Path, arguments: argparse.Namespace) -> None:
+    """Judge the mutants of a package; both files are written after each."""
     path = arguments.output / f"{NAME}.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    last = [Judged(**row) for row in results.get(package, {}).get("rows", [])]
-    if arguments.again:
-        if not last:
-            parser.error(f"no run of {package} is kept in {path}")
-        count, seed = len(last), results[package]["seed"]
-    mutants, places = sample(ROOT, package, count, seed)
-    rows: list[dict[str, Any]] = []
-    results[package] = {
-        "origin": asdict(Origin.of(arguments)),
-        "command": f"make mutants ARGS='{package} --count {count} --seed {seed}'",
-        "tests": JUDGES[package],
-        "versions": {name: version(name) for name in ("mutmut", "libcst", "pytest", "hypothesis")},
-        "count": count,
-        "seed": seed,
-        "places": places,
-        "survived_before": sum(one.outcome == Outcome.SURVIVED for one in last) * arguments.again,
-        "rows": rows,
-    }
+    mutants, places = sample(copy, package, arguments.count, arguments.seed)
+    before = results.get(package, {})
+    now = basis(copy)
+    same = (before.get("basis"), before.get("seed")) == (now, arguments.seed)
+    last = [Judged(**row) for row in before.get("rows", [])]
     # of two that look alike, the one that survived is the one to judge again
-    survivors_last = sorted(last, key=lambda one: one.outcome == Outcome.SURVIVED)
-    known = {one.key(): one for one in survivors_last if arguments.again or one.reading}
-    for judged in run(package, mutants, known):
-        rows.append(asdict(judged))
-        rows.sort(key=lambda row: (row["path"], row["line"]))
-        _write(arguments.output, results)
-
-
-def _write(folder: Path, results: dict[str, Any]) -> None:
-    """Both files after each mutant, so that a run can be ended at any time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{NAME}.json").write_text(json.dumps(results, indent=1) + "\n")
-    (folder / f"{NAME}.md").write_text(report(results))
-
-
-def report(results: dict[str, Any]) -> str:
-    """The last run of each package, then its survivors, in Markdown."""
-    lines = [
-        "# Mutants",
-        "",
-        "Small mistakes, one at a time, and whether a test notices: "
-        "[CONTRIBUTING.md](../../CONTRIBUTING.md) says how.",
-        "",
-        _summary(results),
-        "",
-    ]
-    for package, result in sorted(results.items()):
-        rows = [Judged(**row) for row in result["rows"]]
-        versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
-        lines += [
-            f"## {package}",
-            "",
-            f"`{result['command']}`: {Origin(**result['origin']).sentence()} {versions}. "
-            f"{len(rows)} of {result['count']} mutants, drawn from {result['places']} places, "
-            f"judged by {', '.join(result['tests'])}."
-            + f" {result['survived_before']} survived the run before."
-            * bool(result["survived_before"]),
-            "",
-            _by_operator(rows),
-            "",
-            *[
-                f"- `{one.path}:{one.line}` `{one.change}`"
-                + (f": {one.reading}" * bool(one.reading))
-                for one in rows
-                if one.outcome == Outcome.SURVIVED
-            ],
-            "",
-        ]
-    return "\n".join(lines)
-
-
-def _summary(results: dict[str, Any]) -> str:
-    table = []
-    for package, result in sorted(results.items()):
-        rows = [Judged(**row) for row in result["rows"]]
-        outcomes = Counter(row.outcome for row in rows)
-        caught = len(rows) - outcomes[Outcome.SURVIVED]
-        table.append(
-            [
-                package,
-                str(len(rows)),
-                str(caught),
-                str(outcomes[Outcome.TIMED_OUT]),
-                str(outcomes[Outcome.SURVIVED]),
-                f"{caught / max(len(rows), 1):.1%}",
-            ]
-        )
-    header = ["package", "mutants", "caught", "of those by the limit", "survived", "caught"]
-    return markdown_table(header, table, 1)
-
-
-def _by_operator(rows: Sequence[Judged]) -> str:
-    total = Counter(row.operator for row in rows)
-    alive = Counter(row.operator for row in rows if row.outcome == Outcome.SURVIVED)
-    cells = [[name, str(n), str(n - alive[name])] for name, n in total.most_common()]
-    return markdown_table(["mistake", "mutants", "caught"], cells, 1)
+    known = {one.key(same): one for one in sorted(last, key=Judged.survived)}
+    kept: dict[str, Judged] = {}
+    pending: list[Mutant] = []
+    readings: dict[str, str] = {}
+    for mutant in mutants:
+        found = known.get(Judged.of(mutant, Outcome.NOT_EXECUTED).key(same))
+        if found is not None:
+            readings[mutant.text] = found.reading
+        if found is not None and (same or arguments.again):
+            kept[mutant.text] = replace(found, line=mutant.line)
+        if mutant.text not in kept or (arguments.again and kept[mutant.text].survived()):
+            pending.append(mutant)
+    command = f"{package} --count {arguments.count} --seed {arguments.seed}"
+    results[package] = result = {
+        "origin": asdict(Origin.of(arguments)),
+        "command": f"make mutants ARGS='{command}'",
+        "basis": now,
+        "tests": JUDGES[package],
+        "versions": {name: version(name) for name in LIBRARIES},
+        "count": len(mutants),
+        "seed": arguments.seed,
+        "places": places,
+        "rows": [],
+    }
+    for number, mutant in enumerate(pending, 1):
+        judged = judge.judge(mutant, arguments.seconds)
+        reading = readings.get(mutant.text, "") if judged.survived() else ""
+        kept[mutant.text] = replace(judged, reading=reading)
+        place = f"{number}/{len(pending)} {mutant.path}:{mutant.line}"
+        print(f"{place} {judged.outcome} {judged.seconds} s: {mutant.change}", flush=True)
+        rows = sorted(kept.values(), key=lambda row: (row.path, row.line))
+        result["rows"] = [asdict(row) for row in rows]
+        write_results(arguments.output, results)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,140 @@
+"""Records which lines of the project tests execute: a plugin of pytest, for a fork of a session.
+
+Coverage records them, by a context a test, in the process of the test and in those that it starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import coverage
+import pytest
+
+PACKAGES = ("compiler", "tuner", "db", "service")
+RECORDED = "recorded.json"
+
+CHILDREN = """[run]
+source = {source}
+data_file = {folder}/lines
+parallel = true
+concurrency = multiprocessing, thread
+patch = _exit, fork
+sigterm = true
+disable_warnings = no-data-collected, module-not-measured, no-ctracer
+"""
+"""The settings of coverage for the Python processes that a test starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A test, whether it passed, its seconds, and the lines of the project that it executed.
+
+    The lines are by path, as the first and last of each run without a gap.
+    """
+
+    test: str
+    passed: bool
+    seconds: float
+    lines: dict[str, list[tuple[int, int]]]
+
+
+class Recorder:
+    """A plugin of pytest: which lines tests execute, those in processes that they start as well.
+
+    What lasts longer than a test counts for all tests here: fixtures of a module, other processes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is there, and empty of recordings."""
+        self._folder = folder
+        settings = self._folder / "coverage.ini"
+        settings.write_text(CHILDREN.format(source=",".join(sources()), folder=self._folder))
+        os.environ["COVERAGE_PROCESS_START"] = str(settings)
+        self._coverage = coverage.Coverage(data_file=None, config_file=False, source=sources())
+        self._coverage.start()
+        self._begun = 0.0
+        self._test = ""
+        self._seconds: dict[str, float] = {}
+        self._failed: set[str] = set()
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._test, self._begun = nodeid, time.monotonic()
+        self._coverage.switch_context(nodeid)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+        if fixturedef.scope == "function":
+            return (yield)
+        self._coverage.switch_context("")
+        try:
+            return (yield)
+        finally:
+            self._coverage.switch_context(self._test)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.add(report.nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._seconds[nodeid] = time.monotonic() - self._begun
+
+    def write(self) -> None:
+        """Stop, and write a file with a `Recording` a test."""
+        self._coverage.stop()
+        by_test = lines_by_context(self._coverage.get_data())
+        shared = by_test[""]
+        for file in self._folder.glob("lines.*"):
+            with suppress(coverage.CoverageException):  # of a process that was killed as it wrote
+                child = coverage.CoverageData(str(file))
+                child.read()
+                _add(shared, lines_by_context(child)[""])
+        recorded = []
+        for test, seconds in self._seconds.items():
+            lines = by_test[test]
+            _add(lines, shared)
+            spans = {path: as_spans(found) for path, found in lines.items()}
+            recorded.append(
+                asdict(Recording(test, test not in self._failed, round(seconds, 3), spans))
+            )
+        (self._folder / RECORDED).write_text(json.dumps(recorded))
+
+
+def sources() -> list[str]:
+    """The packages whose lines are recorded."""
+    return [str(Path(name).resolve()) for name in PACKAGES if Path(name).exists()]
+
+
+def lines_by_context(data: coverage.CoverageData) -> dict[str, dict[str, set[int]]]:
+    """The lines that ran, by context and by path from the root."""
+    root = Path.cwd()
+    found: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for file in data.measured_files():
+        path = Path(file).relative_to(root).as_posix()
+        for line, contexts in data.contexts_by_lineno(file).items():
+            for context in contexts:
+                found[context][path].add(line)
+    return found
+
+
+def _add(lines: dict[str, set[int]], others: Mapping[str, set[int]]) -> None:
+    for path, found in others.items():
+        lines.setdefault(path, set()).update(found)
+
+
+def as_spans(lines: Iterable[int]) -> list[tuple[int, int]]:
+    """Numbers as the first and last of each run without a gap."""
+    spans: list[tuple[int, int]] = []
+    for line in sorted(lines):
+        if spans and spans[-1][1] == line - 1:
+            spans[-1] = spans[-1][0], line
+        else:
+            spans.append((line, line))
+    return spans

@@ -1,0 +1,139 @@
+"""Keeps what became of mutants: `mutants.json`, and the same to read in `mutants.md`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from benchmarks.mutations import Mutant
+from benchmarks.report import Origin, markdown_table
+
+NAME = "mutants"
+
+
+class Outcome(StrEnum):
+    """What became of a mutant."""
+
+    CAUGHT = "caught"
+    TIMED_OUT = "timed out"
+    SURVIVED = "survived"
+    NOT_EXECUTED = "not executed"
+    """It survived without a run, since no test executes its line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A mutant and what became of it.
+
+    `tests` execute it and have judged it, until `test` caught it; `left_out` more would have taken
+    too long. `reading` is what a person found out about a survivor.
+    """
+
+    path: str
+    line: int
+    operator: str
+    change: str
+    outcome: str  # an Outcome, as JSON has it too
+    seconds: float = 0.0
+    reading: str = ""
+    test: str = ""
+    tests: int = 0
+    left_out: int = 0
+
+    @classmethod
+    def of(cls, mutant: Mutant, outcome: Outcome) -> Judged:
+        """A mutant with an outcome, and nothing else known."""
+        return cls(mutant.path, mutant.line, mutant.operator, mutant.change, outcome)
+
+    def key(self, same_lines: bool) -> tuple[str, int, str, str]:
+        """The same for the same mistake; unless lines are the same, wherever it moved to."""
+        return self.path, self.line * same_lines, self.operator, self.change
+
+    def survived(self) -> bool:
+        """Whether no test noticed."""
+        return self.outcome in (Outcome.SURVIVED, Outcome.NOT_EXECUTED)
+
+
+def write_results(folder: Path, results: dict[str, Any]) -> None:
+    """Both files; each is whole at any time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {"json": json.dumps(results, indent=1) + "\n", "md": report(results)}
+    for suffix, text in texts.items():
+        written = folder / f"{NAME}.{suffix}.new"
+        written.write_text(text)
+        written.replace(folder / f"{NAME}.{suffix}")
+
+
+def report(results: dict[str, Any]) -> str:
+    """The last run of each package, then its survivors, in Markdown."""
+    lines = [
+        "# Mutants",
+        "",
+        "Small mistakes, one at a time, and whether a test notices: "
+        "[CONTRIBUTING.md](../../CONTRIBUTING.md) says how.",
+        "",
+        _summary(results),
+        "",
+    ]
+    for package, result in sorted(results.items()):
+        rows = [Judged(**row) for row in result["rows"]]
+        versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+        lines += [
+            f"## {package}",
+            "",
+            f"`{result['command']}`: {Origin(**result['origin']).sentence()} {versions}. "
+            f"{len(rows)} of {result['count']} mutants, drawn from {result['places']} places.",
+            "",
+            _by_operator(rows),
+            "",
+            *[_survivor(one) for one in rows if one.survived()],
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _survivor(one: Judged) -> str:
+    said = [str(one.outcome)] * (one.outcome == Outcome.NOT_EXECUTED)
+    said += [one.reading] * bool(one.reading)
+    return f"- `{one.path}:{one.line}` `{one.change}`" + ": ".join(["", *said])
+
+
+def _summary(results: dict[str, Any]) -> str:
+    table = []
+    for package, result in sorted(results.items()):
+        rows = [Judged(**row) for row in result["rows"]]
+        outcomes = Counter(row.outcome for row in rows)
+        caught = sum(not row.survived() for row in rows)
+        table.append(
+            [
+                package,
+                str(len(rows)),
+                str(caught),
+                str(outcomes[Outcome.TIMED_OUT]),
+                str(outcomes[Outcome.SURVIVED]),
+                str(outcomes[Outcome.NOT_EXECUTED]),
+                f"{caught / max(len(rows), 1):.1%}",
+            ]
+        )
+    header = [
+        "package",
+        "mutants",
+        "caught",
+        "of those by the limit",
+        "survived",
+        "not executed",
+        "caught",
+    ]
+    return markdown_table(header, table, 1)
+
+
+def _by_operator(rows: Sequence[Judged]) -> str:
+    total = Counter(row.operator for row in rows)
+    alive = Counter(row.operator for row in rows if row.survived())
+    cells = [[name, str(n), str(n - alive[name])] for name, n in total.most_common()]
+    return markdown_table(["mistake", "mutants", "caught"], cells, 1)

@@ -1,0 +1,122 @@
+"""Puts a mutant into a process that has imported its module: functions take other code.
+
+To import a package again for each mutant would take longer than its tests. Most mistakes lie in the
+body of a function, and a function's code can be replaced wherever the function object is kept: in
+a module, in a table, in a closure. What acts at import (a default, a constant, a field) cannot.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+Pair = tuple[CodeType, CodeType]
+
+
+def differing_functions(before: str, after: str, filename: str) -> list[list[Pair]] | None:
+    """The code of the functions in which two texts of a module differ, before and after.
+
+    Of each such function its own code comes first, then that of the functions in it. None, where
+    the texts differ in what runs at import as well.
+    """
+    old, new = (compile(text, filename, "exec", dont_inherit=True) for text in (before, after))
+    return _differing(old, new)
+
+
+class Functions:
+    """The functions that a process has, by the module file and the line that they come from."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int, str], list[FunctionType]] = {}
+        for one in gc.get_objects():
+            if type(one) is FunctionType:
+                self._found.setdefault(_place(one.__code__), []).append(one)
+
+    def has(self, pairs: list[Pair]) -> bool:
+        """Whether there is such a function, and not only some that it made and that are gone."""
+        return any(True for _ in self._of(pairs[0][0]))
+
+    def swap(self, pairs: list[Pair]) -> None:
+        """Give a function, and those made by it, their code after."""
+        for old, new in pairs:
+            for function in list(self._of(old)):
+                function.__code__ = new
+
+    def _of(self, code: CodeType) -> Iterator[FunctionType]:
+        # Lambdas may share a line: they differ in their columns.
+        positions = list(code.co_positions())
+        for function in self._found.get(_place(code), ()):
+            if list(function.__code__.co_positions()) == positions:
+                yield function
+
+
+def _place(code: CodeType) -> tuple[str, int, str]:
+    return code.co_filename, code.co_firstlineno, code.co_qualname
+
+
+def _differing(old: CodeType, new: CodeType) -> list[list[Pair]] | None:
+    """As `differing_functions`, of a module's or a class's code."""
+    if _shell(old) != _shell(new):
+        return None
+    found: list[list[Pair]] = []
+    for a, b in zip(_inner(old), _inner(new), strict=True):
+        if not a.co_flags & inspect.CO_OPTIMIZED:  # the body of a class runs at import
+            differing = _differing(a, b)
+            if differing is None:
+                return None
+            found += differing
+        elif not _same(a, b):
+            if a.co_freevars != b.co_freevars or not _alike(a, b):
+                return None
+            found.append(list(_pairs(a, b)))
+    return found
+
+
+def _inner(code: CodeType) -> list[CodeType]:
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+
+
+def _shell(code: CodeType) -> tuple[Any, ...]:
+    """What a code object does, apart from its lines and from the code objects in it."""
+    return (
+        *(code.co_name, code.co_code, code.co_flags, code.co_names, code.co_exceptiontable),
+        *(code.co_varnames, code.co_freevars, code.co_cellvars),
+        *(code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount),
+        [_constant(each) for each in code.co_consts],
+    )
+
+
+def _constant(value: object) -> object:
+    """A constant so that 1, 1.0 and True differ, 0.0 and -0.0 as well."""
+    match value:
+        case CodeType():
+            return CodeType
+        case tuple():
+            return [_constant(each) for each in value]
+        case frozenset():
+            return {repr(each) for each in value}
+        case _:
+            return repr(value)
+
+
+def _same(a: CodeType, b: CodeType) -> bool:
+    return _shell(a) == _shell(b) and all(
+        _same(x, y) for x, y in zip(_inner(a), _inner(b), strict=True)
+    )
+
+
+def _alike(a: CodeType, b: CodeType) -> bool:
+    """Whether each function within has its counterpart, with the same variables from outside."""
+    inner = _inner(a), _inner(b)
+    return len(inner[0]) == len(inner[1]) and all(
+        x.co_freevars == y.co_freevars and _alike(x, y) for x, y in zip(*inner, strict=True)
+    )
+
+
+def _pairs(a: CodeType, b: CodeType) -> Iterator[Pair]:
+    yield a, b
+    for x, y in zip(_inner(a), _inner(b), strict=True):
+        yield from _pairs(x, y)

@@ -1,0 +1,172 @@
+"""Knows which tests execute which lines, so that a mutant meets only tests that reach it.
+
+Coverage records the cases of each test function in a fork of their own. So a function shows all the
+lines that it needs, also those of what an earlier one would have left in a cache, and it shows that
+it passes alone. Recordings are kept in a file a state of the code, one line a test. A recording is
+good while the packages, the tests' helpers and the file of its test stay as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tokenize
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from benchmarks.mutant_recorder import PACKAGES, Recording
+from benchmarks.mutant_session import Reply, Request
+from benchmarks.mutant_swap import differing_functions
+from benchmarks.mutations import Mutant
+
+SLOWEST_SECONDS = 10.0
+"""A test that takes longer, while it is recorded, judges no mutant."""
+
+_NO_CODE = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
+
+Spans = Mapping[str, Sequence[tuple[int, int]]]
+"""The first and last of runs of lines, by path from the root."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The tests that judge a mutant, the quickest first, and how many there was no time for."""
+
+    tests: tuple[str, ...]
+    seconds: tuple[float, ...]
+    left_out: int
+
+
+def basis(root: Path) -> str:
+    """A digest of what lines are recorded of: the packages, and what tests share."""
+    digest = hashlib.sha256()
+    files = [file for name in PACKAGES for file in (root / name).rglob("*.py")]
+    files += [file for file in (root / "tests").rglob("*.py") if not file.match("test_*.py")]
+    for file in sorted(files):
+        digest.update(f"{file.relative_to(root)} {_digest(file)}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+class Recordings:
+    """What is known of each test: its seconds, whether it passes alone, the lines that it runs."""
+
+    def __init__(self, folder: Path, root: Path, tests: Iterable[str], imports: Spans) -> None:
+        """`tests` are those there are; `imports` the lines that run where they are imported."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"{basis(root)}.jsonl"
+        self._root = root
+        self._tests = list(tests)
+        files = {test.split("::")[0] for test in self._tests}
+        self._files = {file: _digest(root / file) for file in files}
+        self._imports = {path: set(_numbers(spans)) for path, spans in imports.items()}
+        self._seconds: dict[str, float] = {}
+        self._done: set[str] = set()
+        self._judges: set[str] = set()
+        self._by_line: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+        there = set(self._tests)
+        for line in self._path.read_text().splitlines() if self._path.exists() else ():
+            row = json.loads(line)
+            if row["test"] in there and row["file"] == self._files[row["test"].split("::")[0]]:
+                self._take(row)
+
+    def complete(
+        self,
+        folders: Sequence[str],
+        ask: Callable[[Request], Reply],
+        say: Callable[[str], None],
+    ) -> None:
+        """Record the tests of some folders that are not yet recorded; these alone judge from now.
+
+        The cases of one function are recorded together.
+        """
+        self._judges = {test for test in self._tests if test.startswith(tuple(folders))}
+        missing = [test for test in self._tests if test in self._judges - self._done]
+        groups = [list(tests) for _, tests in groupby(missing, lambda test: test.split("[")[0])]
+        with self._path.open("a") as file:
+            for number, tests in enumerate(groups):
+                if number % 50 == 0:
+                    say(f"{number}/{len(groups)} test functions recorded")
+                for recording, tail in _recorded(tests, ask):
+                    row = asdict(recording) | {"file": self._files[tests[0].split("::")[0]]}
+                    print(json.dumps(row), file=file, flush=True)
+                    self._take(row)
+                    if not recording.passed:
+                        say(f"{recording.test} judges nothing: it does not pass alone\n{tail}")
+
+    def choose(self, mutant: Mutant, limit_seconds: float) -> Choice:
+        """The tests that execute a mutant's line; of what acts at import, those of its module.
+
+        There may be none. The quickest are taken until `limit_seconds` are full.
+        """
+        before = (self._root / mutant.path).read_text()
+        by_line = self._by_line.get(mutant.path, {})
+        span = logical_line(before, mutant.line)
+        at_import = differing_functions(before, mutant.text, mutant.path) is None
+        tests: set[str] = set().union(*(by_line.get(line, ()) for line in span))
+        if at_import or not self._imports.get(mutant.path, set()).isdisjoint(span):
+            tests.update(*by_line.values())
+        ordered = sorted(tests & self._judges, key=lambda test: (self._seconds[test], test))
+        seconds: list[float] = []
+        total = 0.0
+        for test in ordered:
+            total += self._seconds[test]
+            if seconds and total > limit_seconds:
+                break
+            seconds.append(self._seconds[test])
+        return Choice(tuple(ordered[: len(seconds)]), tuple(seconds), len(ordered) - len(seconds))
+
+    def _take(self, row: Mapping[str, Any]) -> None:
+        test, seconds, lines = row["test"], row["seconds"], row["lines"]
+        self._done.add(test)
+        if not row["passed"] or seconds > SLOWEST_SECONDS:
+            return
+        self._seconds[test] = seconds
+        for path, spans in lines.items():
+            of_path = self._by_line[path]
+            for line in _numbers(spans):
+                of_path[line].add(test)
+
+
+def logical_line(text: str, line: int) -> range:
+    """The lines of the statement, or of its head, that a line belongs to.
+
+    Of a statement on several lines, those that only hold constants never run by themselves.
+    """
+    start = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NEWLINE:
+            if start <= line <= token.end[0]:
+                return range(start, token.end[0] + 1)
+            start = 0
+        elif not start and token.type not in _NO_CODE:
+            start = token.start[0]
+    return range(line, line + 1)
+
+
+def _recorded(
+    tests: Sequence[str], ask: Callable[[Request], Reply]
+) -> Iterator[tuple[Recording, str]]:
+    """Recordings of tests that run in one process; of those it does not survive, one by one."""
+    reply = ask(Request(tuple(tests), (SLOWEST_SECONDS,) * len(tests), record=True))
+    if reply.recorded is not None:
+        for fields in reply.recorded:
+            yield Recording(**fields), reply.tail
+    elif len(tests) > 1:
+        for test in tests:
+            yield from _recorded([test], ask)
+    else:
+        yield Recording(tests[0], False, reply.seconds, {}), reply.tail
+
+
+def _numbers(spans: Iterable[tuple[int, int]]) -> Iterator[int]:
+    for first, last in spans:
+        yield from range(first, last + 1)
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
