@@ -103,6 +103,12 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield connection
 
 
+def ping(engine: sa.Engine) -> None:
+    """Ask whether the database answers, and is of this schema. Raises StorageError."""
+    with reading(engine) as connection:
+        connection.execute(sa.text("SELECT version_num FROM alembic_version"))
+
+
 @contextmanager
 def translated_errors(engine: sa.Engine) -> Iterator[None]:
     """Turn errors that the environment causes in database calls into StorageError.

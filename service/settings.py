@@ -64,6 +64,14 @@ class Settings(BaseSettings):
     body_seconds: float = Field(
         default=3600.0, gt=0, description="Longest time that a request body may take."
     )
+    planning_seconds: float = Field(
+        default=120.0, gt=0, description="Longest time that reading and planning a model may take."
+    )
+    planning_memory_bytes: int = Field(
+        default=8 << 30,
+        ge=1 << 28,
+        description="Address space of the process that reads and plans models.",
+    )
     header_seconds: float = Field(
         default=10.0, gt=0, description="Longest time that the head of a request may take."
     )

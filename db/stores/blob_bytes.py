@@ -94,6 +94,43 @@ class BlobBytes(Protocol):
         ...
 
 
+class Staging:
+    """Bytes that arrive in pieces: a temporary file that is gone at the end, unless it was moved.
+
+    Every method raises StorageError if the disk refuses.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int | None = None) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._hasher = hashlib.sha256()
+        self._bytes = 0
+        with os_errors(folder):
+            handle, name = tempfile.mkstemp(dir=folder)
+        self._path = Path(name)
+        self._file = os.fdopen(handle, "wb", buffering=0)
+
+    def write(self, chunk: bytes) -> None:
+        """Add to the end. Raises TooManyBytesError if there are more than max_bytes."""
+        self._bytes += len(chunk)
+        if self._max_bytes is not None and self._bytes > self._max_bytes:
+            raise TooManyBytesError(f"more than {self._max_bytes} bytes")
+        self._hasher.update(chunk)
+        with os_errors(self._folder):
+            _write_all(self._file, chunk)
+
+    def finish(self) -> Staged:
+        """What has arrived, safe on the disk."""
+        with os_errors(self._folder):
+            os.fsync(self._file.fileno())
+        return Staged(self._path, self._hasher.hexdigest(), self._bytes)
+
+    def close(self) -> None:
+        """Remove the file, if it is still where it was gathered."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
 @contextmanager
 def stage(folder: Path, chunks: Iterable[bytes], max_bytes: int | None = None) -> Iterator[Staged]:
     """What the chunks add up to, in a file that is gone after the context unless it was moved.
@@ -104,25 +141,13 @@ def stage(folder: Path, chunks: Iterable[bytes], max_bytes: int | None = None) -
         StorageError: if the disk refuses.
         TooManyBytesError: if there are more than max_bytes.
     """
-    hasher = hashlib.sha256()
-    size = 0
-    with os_errors(folder):
-        handle, name = tempfile.mkstemp(dir=folder)
-    temporary = Path(name)
+    staging = Staging(folder, max_bytes)
     try:
-        with os.fdopen(handle, "wb", buffering=0) as file:
-            for chunk in chunks:
-                size += len(chunk)
-                if max_bytes is not None and size > max_bytes:
-                    raise TooManyBytesError(f"more than {max_bytes} bytes")
-                hasher.update(chunk)
-                with os_errors(folder):
-                    _write_all(file, chunk)
-            with os_errors(folder):
-                os.fsync(file.fileno())
-        yield Staged(temporary, hasher.hexdigest(), size)
+        for chunk in chunks:
+            staging.write(chunk)
+        yield staging.finish()
     finally:
-        temporary.unlink(missing_ok=True)
+        staging.close()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
+from anyio import CapacityLimiter
 from fastapi import APIRouter, FastAPI
 from starlette.concurrency import run_in_threadpool
 
@@ -20,13 +21,18 @@ from service.api.housekeeping import keep_house
 from service.api.metrics import Metrics, MetricsMiddleware
 from service.api.notifier import Notifier
 from service.api.plain_text import PlainTextMiddleware
+from service.api.planning import Planning
 from service.api.schemas import ProblemView
+from service.api.upload import WRITERS
 from service.api.waiting import WaitingRoom
 from service.settings import Settings
 from service.storage import open_storage
 from service.version import version
 
 _PROBLEMS = (401, 403, 404, 408, 409, 413, 416, 422, 503, 507)
+
+HEALTH_THREADS = 2
+"""Threads that answer whether the service works, whatever all others do."""
 
 
 def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
@@ -44,6 +50,10 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         app.state.waiting_room = WaitingRoom(notifier)
         tokens = TokenCache(opened.tokens)
         app.state.gate = Gate(settings, tokens)
+        planning = Planning(settings, opened.blobs)
+        app.state.planning = planning
+        app.state.upload_limiter = CapacityLimiter(WRITERS)
+        app.state.health_limiter = CapacityLimiter(HEALTH_THREADS)
         await notifier.start()
         tasks = [
             asyncio.create_task(keep_house(opened, settings, app.state.metrics)),
@@ -56,6 +66,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
             for task in tasks:
                 task.cancel()
             await notifier.stop()
+            await run_in_threadpool(planning.close)
             if storage is None:
                 opened.close()
 

@@ -4,43 +4,61 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from db.storage import Storage
 from db.stores.tokens import Scope, Token
 from service.api.gate import Needs
 from service.api.notifier import Notifier
+from service.api.planning import Planning
 from service.api.waiting import WaitingRoom
 from service.settings import Settings
 
+# All are coroutines: the framework would send a plain function to a thread, and wait for one.
 
-def get_storage(request: Request) -> Storage:
+
+async def get_storage(request: Request) -> Storage:
     storage = request.app.state.storage
     assert isinstance(storage, Storage)
     return storage
 
 
-def get_settings(request: Request) -> Settings:
+async def get_settings(request: Request) -> Settings:
     settings = request.app.state.settings
     assert isinstance(settings, Settings)
     return settings
 
 
-def get_notifier(request: Request) -> Notifier:
+async def get_notifier(request: Request) -> Notifier:
     notifier = request.app.state.notifier
     assert isinstance(notifier, Notifier)
     return notifier
 
 
-def get_waiting_room(request: Request) -> WaitingRoom:
+async def get_waiting_room(request: Request) -> WaitingRoom:
     room = request.app.state.waiting_room
     assert isinstance(room, WaitingRoom)
     return room
 
 
+async def get_planning(request: Request) -> Planning:
+    planning = request.app.state.planning
+    assert isinstance(planning, Planning)
+    return planning
+
+
+async def get_upload_limiter(request: Request) -> CapacityLimiter:
+    limiter = request.app.state.upload_limiter
+    assert isinstance(limiter, CapacityLimiter)
+    return limiter
+
+
 StorageDep = Annotated[Storage, Depends(get_storage)]
 SettingsDep = Annotated[Settings, Depends(get_settings)]
 NotifierDep = Annotated[Notifier, Depends(get_notifier)]
+PlanningDep = Annotated[Planning, Depends(get_planning)]
+UploadLimiterDep = Annotated[CapacityLimiter, Depends(get_upload_limiter)]
 WaitingRoomDep = Annotated[WaitingRoom, Depends(get_waiting_room)]
 
 

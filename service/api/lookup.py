@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from starlette.concurrency import run_in_threadpool
+
 from db.storage import Storage
+from service.api.planning import Planning
+from service.api.planning_child import WorkloadsQuestion
 from service.api.schemas import LookupEntry, LookupRequest, LookupView
 from service.api.views import record_view
 from service.jobs.addressee import resolve_addressee, target_key_of
-from service.jobs.graph_choice import known_plan
-from service.jobs.planning import ModelRequest, plan_model, workload_name
+from service.jobs.graph_choice import chosen_plan
 from tuner.measure.measurement import RecordKey
 
 
@@ -20,20 +23,26 @@ def lookup_workloads(storage: Storage, body: LookupRequest) -> LookupView:
     return _lookup(storage, body, target, [(key, "", 1) for key in keys])
 
 
-def lookup_model(storage: Storage, body: LookupRequest) -> LookupView:
-    """Records of every workload that a model is cut into.
+async def lookup_model(storage: Storage, body: LookupRequest, planning: Planning) -> LookupView:
+    """Records of every workload that a model is cut into. It is planned at most once.
 
     Raises:
         NotFoundError: if the model was never uploaded.
-        CompilerError: if it cannot be planned.
+        ApiProblem: if it cannot be planned.
     """
     assert body.model is not None
-    model = storage.models.data(body.model)
-    target = resolve_addressee(body.target, storage).target
-    request = ModelRequest(model, target, body.threads, body.numerics, body.dims)
-    planned = known_plan(plan_model(request), storage)
-    wanted = [(w.key, workload_name(w), count) for w, count in planned.workloads]
-    return _lookup(storage, body, planned.target.key, wanted)
+    digest = body.model
+
+    def known() -> WorkloadsQuestion:
+        storage.models.get(digest)
+        target = resolve_addressee(body.target, storage).target
+        how = (target, body.threads, body.numerics, body.dims)
+        return WorkloadsQuestion(digest, *how, chosen_plan(digest, *how, storage))
+
+    question = await run_in_threadpool(known)
+    workloads = await planning.workloads(question)
+    wanted = [(each.key, each.name, each.count) for each in workloads]
+    return await run_in_threadpool(_lookup, storage, body, question.target.key, wanted)
 
 
 def _lookup(

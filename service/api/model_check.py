@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compiler.target import Target
-from service.api.schemas import JobRequest
 from service.jobs.job_spec import JobSpec
-from service.jobs.planning import ModelRequest, open_ports, plan_first_sizes
+from service.jobs.planning import open_ports, plan_first_sizes
 
 
 def check_model_bytes(path: Path, name: str) -> None:
@@ -30,17 +28,13 @@ def check_model_bytes(path: Path, name: str) -> None:
         raise InvalidModelError(f"model '{name}' is not an ONNX model: it has no graph or no opset")
 
 
-def check_job(model: bytes, body: JobRequest, target: Target) -> None:
+def check_job(spec: JobSpec) -> None:
     """Import and plan the model as the tuner will, at the first of its sizes.
 
-    It takes bytes, not a file: an uploaded model has no folder that external data could be read
+    The model is bytes, not a file: an uploaded model has no folder that external data could be read
     from.
 
     Raises:
         CompilerError: what is wrong, in one sentence.
     """
-    spec = JobSpec.of_options(
-        ModelRequest(model, target, body.threads, body.numerics), body.options()
-    )
-    spec.budget.options()
     open_ports([plan_first_sizes(spec.request, spec.sizes)], pad=spec.pad)

@@ -19,6 +19,7 @@ from compiler.plan import GraphPlan
 from compiler.target import Target
 from compiler.workload import Workload
 from db.storage import Storage
+from db.stores.plans import StoredPlan
 from db.types import canonical_json
 from service.jobs.device import Device, DeviceError, Variant
 from service.jobs.job_spec import JobBudget
@@ -67,14 +68,27 @@ def known_plan(planned: Planned, storage: Storage) -> Planned:
     still be the plan that its choice leads to. The model's digest stands for its constants.
     """
     request = planned.request
-    stored = storage.plans.chosen(
-        request.digest or model_digest(request.model),
-        planned.target.key,
-        request.threads,
-        request.numerics,
-        dims=request.dims,
-        codegen_version=CODEGEN_VERSION,
+    digest = request.digest or model_digest(request.model)
+    how = (planned.target, request.threads, request.numerics, request.dims or {})
+    return with_plan(planned, chosen_plan(digest, *how, storage))
+
+
+def chosen_plan(
+    digest: str,
+    target: Target,
+    threads: int,
+    numerics: str,
+    dims: Mapping[str, int],
+    storage: Storage,
+) -> StoredPlan | None:
+    """The plan that an earlier job chose for a model of this digest, if one did."""
+    return storage.plans.chosen(
+        digest, target.key, threads, numerics, dims=dims, codegen_version=CODEGEN_VERSION
     )
+
+
+def with_plan(planned: Planned, stored: StoredPlan | None) -> Planned:
+    """The model with a stored plan, or the same model if that is not what its choice leads to."""
     if stored is None or stored.decision is None:
         return planned
     try:

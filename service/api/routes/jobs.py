@@ -4,35 +4,53 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
 
 from db.job_states import JobState
 from db.stores.tokens import Scope
 from service.api.blob_response import blob_response
-from service.api.deps import Reader, StorageDep, Submitter
+from service.api.deps import PlanningDep, Reader, StorageDep, Submitter
 from service.api.errors import ApiProblem, forbidden
 from service.api.gate import GatedRoute
-from service.api.model_check import check_job
+from service.api.planning_child import JobCheck
 from service.api.schemas import JobRequest, JobView, TaskView
 from service.api.views import job_view, task_view
-from service.jobs.addressee import resolve_addressee
+from service.jobs.addressee import Addressee, resolve_addressee
 
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
+
+
+async def checked_job(
+    body: JobRequest, storage: StorageDep, planning: PlanningDep, _: Submitter
+) -> Addressee:
+    """Whom a job is for, once its model was found to be one that can be tuned so. It is planned in
+    another process, and no thread waits for that."""
+
+    def found() -> tuple[JobCheck, Addressee]:
+        model = storage.models.get(body.model)
+        addressee = resolve_addressee(body.target, storage)
+        target, options = addressee.target, body.options()
+        check = JobCheck(model.digest, target, body.threads, body.numerics, options)
+        check.spec(b"").budget.options()  # what is wrong without a look at the model
+        return check, addressee
+
+    check, addressee = await run_in_threadpool(found)
+    await planning.check_job(check)
+    return addressee
 
 
 @router.post("/jobs", status_code=201)
 def create_job(
     body: JobRequest,
+    addressee: Annotated[Addressee, Depends(checked_job)],
     storage: StorageDep,
     token: Submitter,
     idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
 ) -> JobView:
     """Queue a tuning job. The same `Idempotency-Key` gives the first job back."""
-    model = storage.models.data(body.model)
-    addressee = resolve_addressee(body.target, storage)
     target = addressee.target
-    check_job(model, body, target)
     # "host" and a worker's name are resolved here, and nowhere else
     storage.workloads.put_target(target.key, target.name, target.to_json())
     job = storage.jobs.create(

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated
 
-import anyio.from_thread
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
 
 from db.errors import NotFoundError
 from db.storage import Storage
-from db.stores.blob_bytes import TooManyBytesError
 from service.api.blob_response import blob_response
-from service.api.deps import Reader, SettingsDep, StorageDep, Submitter
-from service.api.errors import invalid, too_large
+from service.api.deps import (
+    PlanningDep,
+    Reader,
+    SettingsDep,
+    StorageDep,
+    Submitter,
+    UploadLimiterDep,
+)
 from service.api.gate import GatedRoute
-from service.api.model_check import check_model_bytes
 from service.api.schemas import ModelView
+from service.api.upload import received
 from service.api.views import model_view
 
 router = APIRouter(tags=["models"], route_class=GatedRoute)
@@ -38,42 +40,22 @@ async def upload_model(
     response: Response,
     storage: StorageDep,
     settings: SettingsDep,
+    planning: PlanningDep,
+    limiter: UploadLimiterDep,
     token: Submitter,
     name: Annotated[str, Query(max_length=200, description="A name for people")] = "model.onnx",
 ) -> ModelView:
     """Save an ONNX model. The body is the file; the same bytes again answer 200."""
-    limit = settings.max_model_bytes
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise too_large("the model", limit)
-    stream = request.stream()
+    async with received(request, storage, settings.max_model_bytes, limiter) as staged:
+        await planning.check_model(staged.path, name)
 
-    async def read() -> bytes | None:
-        try:
-            return await anext(stream)
-        except StopAsyncIteration:
-            return None
+        def save() -> tuple[ModelView, bool]:
+            known = _known(storage, staged.digest)
+            storage.blobs.keep(staged)
+            model = storage.models.register(staged.digest, staged.bytes, name, token.id)
+            return model_view(model), known
 
-    def chunks() -> Iterator[bytes]:
-        while (chunk := anyio.from_thread.run(read)) is not None:
-            yield chunk
-
-    def save() -> tuple[ModelView, bool]:
-        # what is refused is never kept, and so there is nothing to take back
-        try:
-            with storage.blobs.staged(chunks(), limit) as staged:
-                known = _known(storage, staged.digest)
-                check_model_bytes(staged.path, name)
-                storage.blobs.keep(staged)
-        except TooManyBytesError as error:
-            raise too_large("the model", limit) from error
-        model = storage.models.register(staged.digest, staged.bytes, name, token.id)
-        return model_view(model), known
-
-    try:
         view, known = await run_in_threadpool(save)
-    except ClientDisconnect as error:
-        raise invalid("the upload broke off", "incomplete-upload") from error
     if known:
         response.status_code = 200
     return view

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from starlette.concurrency import run_in_threadpool
 
 from db.errors import NotFoundError
-from service.api.deps import Reader, StorageDep
+from service.api.deps import PlanningDep, Reader, StorageDep
 from service.api.errors import invalid
 from service.api.gate import GatedRoute
 from service.api.lookup import lookup_model, lookup_workloads
@@ -44,13 +45,15 @@ def get_schedule(
 
 
 @router.post("/schedules/lookup")
-def lookup_schedules(body: LookupRequest, storage: StorageDep, _: Reader) -> LookupView:
+async def lookup_schedules(
+    body: LookupRequest, storage: StorageDep, planning: PlanningDep, _: Reader
+) -> LookupView:
     """The best schedules of many workloads, or of all workloads of a model."""
     if (body.workloads is None) == (body.model is None):
         raise invalid("body: give either 'workloads' or 'model'")
     if body.model is not None:
-        return lookup_model(storage, body)
-    return lookup_workloads(storage, body)
+        return await lookup_model(storage, body, planning)
+    return await run_in_threadpool(lookup_workloads, storage, body)
 
 
 @router.get("/workloads/{key}")

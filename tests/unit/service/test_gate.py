@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import anyio.to_thread
+import httpx2
+import onnx
 import pytest
 from fastapi.testclient import TestClient
+from onnx import TensorProto, helper
 from starlette.exceptions import HTTPException
 from starlette.types import Message
 
@@ -26,6 +32,14 @@ def settings(settings: Settings) -> Settings:
     """Clients have a quarter of a second."""
     short = {"header_seconds": 0.25, "body_start_seconds": 0.25}
     return settings.model_copy(update=short)
+
+
+def onnx_model() -> bytes:
+    """A model that passes a tensor on."""
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", value[:1], value[1:])
+    data: bytes = onnx.ModelProto.SerializeToString(helper.make_model(graph))
+    return data
 
 
 def connect(server: Any, sent: bytes) -> socket.socket:
@@ -199,3 +213,68 @@ def test_a_token_that_another_process_revokes_is_refused_at_once(
         while client.get("/v1/jobs", headers=header).status_code == 200:
             pass
         assert client.get("/v1/jobs", headers=header).status_code == 401
+
+
+# ---- more slow uploads than there are threads
+
+
+def test_slow_uploads_hold_no_thread(settings: Settings, storage: Storage, owner: str) -> None:
+    """With as many of them as there are threads and five, the rest goes on as ever."""
+    patient = settings.model_copy(update={"body_start_seconds": 3600.0, "header_seconds": 60.0})
+    app = create_app(patient, storage)
+    data = onnx_model()
+
+    async def run() -> None:
+        threads = anyio.to_thread.current_default_thread_limiter()
+        threads.total_tokens = 2
+        release = asyncio.Event()
+
+        async def slowly(number: int) -> AsyncIterator[bytes]:
+            yield data[:number]
+            await release.wait()
+            yield data[number:]
+
+        transport = httpx2.ASGITransport(app)
+        header = {"Authorization": f"Bearer {owner}"}
+        async with (
+            app.router.lifespan_context(app),
+            httpx2.AsyncClient(transport=transport, base_url="http://h", headers=header) as client,
+        ):
+            uploads = [
+                asyncio.create_task(client.post("/v1/models", content=slowly(number)))
+                for number in range(1, 8)
+            ]
+            staging = storage.blobs.place.staging
+            while len(list(staging.iterdir())) < len(uploads):
+                await asyncio.sleep(0)
+            assert (await client.get("/v1/health")).status_code == 200
+            assert (await client.get("/v1/jobs")).status_code == 200
+            release.set()
+            answers = await asyncio.gather(*uploads)
+            assert sorted(answer.status_code for answer in answers)[0] in (200, 201)
+            assert len({answer.json()["digest"] for answer in answers}) == 1
+            assert list(staging.iterdir()) == []
+
+    asyncio.run(asyncio.wait_for(run(), 120))
+
+
+def test_health_waits_for_no_thread_of_the_others(
+    settings: Settings, storage: Storage, owner: str
+) -> None:
+    app = create_app(settings, storage)
+
+    async def run() -> None:
+        transport = httpx2.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx2.AsyncClient(transport=transport, base_url="http://h") as client,
+        ):
+            anyio.to_thread.current_default_thread_limiter().total_tokens = 1
+            busy = threading.Event()
+            waiting = asyncio.create_task(anyio.to_thread.run_sync(busy.wait))
+            await asyncio.sleep(0)
+            assert (await client.get("/v1/health")).status_code == 200
+            busy.set()
+            await waiting
+
+    asyncio.run(asyncio.wait_for(run(), 120))

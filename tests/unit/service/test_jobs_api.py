@@ -19,6 +19,7 @@ from compiler.target import resolve_target
 from db.errors import DatabaseError, SchemaVersionError, StorageError, StorageKind
 from db.job_states import JobState
 from db.storage import Storage
+from db.stores.blob_bytes import Staging
 from db.stores.jobs import JobProgress
 from db.stores.workers import RegisteredWorker
 from service.api.app import create_app
@@ -128,11 +129,12 @@ def test_a_full_disk_is_507(
     def full(*_: object) -> None:
         raise StorageError("no space is left for blobs", StorageKind.FULL)
 
-    monkeypatch.setattr(type(storage.blobs), "staged", full)
+    monkeypatch.setattr(Staging, "write", full)
     assert problem(client.post("/v1/models", content=onnx_bytes()))[:2] == (
         507,
         "insufficient-storage",
     )
+    assert list(storage.blobs.place.staging.iterdir()) == []
 
 
 # ---- jobs

@@ -1,0 +1,148 @@
+"""Models are read and planned in a process of their own, one at a time, within limits.
+
+A model may be of any size, crafted, or merely large: it can make its reader slow, run out of memory
+or crash. That ends the child and this one request, never the web process, and costs no other
+request its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import TimeoutError as TooLongError
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fastapi.concurrency import contextmanager_in_threadpool
+from pebble import ProcessExpired, ProcessPool
+
+from db.stores.blobs import BlobStore
+from db.types import canonical_json
+from service.api import planning_child
+from service.api.errors import ApiProblem
+from service.api.planning_child import (
+    JobCheck,
+    ModelCheck,
+    PlannedWorkload,
+    Question,
+    Refusal,
+    WorkloadsQuestion,
+)
+from service.settings import Settings
+
+MOST_WAITING = 64
+"""Questions that wait for the child; one more is answered 503 at once."""
+
+PLANS_KEPT = 1024
+"""Plans that are remembered, as lists of their workloads."""
+
+
+class Planning:
+    """The child process, which starts when it is first needed and stays; and what it said."""
+
+    def __init__(self, settings: Settings, blobs: BlobStore) -> None:
+        self._blobs = blobs
+        self._seconds = settings.planning_seconds
+        self._memory_bytes = settings.planning_memory_bytes
+        self._pool: ProcessPool | None = None
+        self._waiting = 0
+        self._plans: OrderedDict[str, asyncio.Future[Sequence[PlannedWorkload]]] = OrderedDict()
+
+    async def check_model(self, path: Path, name: str) -> None:
+        """Raises a problem that says why a file is no ONNX model."""
+        await self._ask(ModelCheck(path, name), f"model '{name}'")
+
+    async def check_job(self, check: JobCheck) -> None:
+        """Raises a problem that says why a model cannot be tuned so."""
+        async with self._local(check.digest) as path:
+            await self._ask(replace(check, path=path), f"model '{check.digest}'")
+
+    async def workloads(self, question: WorkloadsQuestion) -> Sequence[PlannedWorkload]:
+        """The workloads of a model, planned once for the same question.
+
+        The code version is this process's own and so it is in no key. Raises a problem.
+        """
+        stored = question.stored
+        chosen = None if stored is None else (stored.digest, stored.created_at)
+        how = (question.target.key, question.threads, question.numerics, question.dims)
+        key = canonical_json((question.digest, *how, chosen))
+        asked = self._plans.get(key)
+        if asked is None:
+            # a task of its own: whoever asked first may go away, and others ask for the same
+            asked = asyncio.ensure_future(self._plan(question))
+            self._plans[key] = asked
+            asked.add_done_callback(lambda done: self._forget_failure(key, done))
+        self._plans.move_to_end(key)
+        while len(self._plans) > PLANS_KEPT:
+            self._plans.popitem(last=False)
+        return await asyncio.shield(asked)
+
+    async def _plan(self, question: WorkloadsQuestion) -> Sequence[PlannedWorkload]:
+        async with self._local(question.digest) as path:
+            found: Sequence[PlannedWorkload] = await self._ask(
+                replace(question, path=path), f"model '{question.digest}'"
+            )
+        return found
+
+    def _local(self, digest: str) -> AbstractAsyncContextManager[Path]:
+        return contextmanager_in_threadpool(self._blobs.local(digest))
+
+    def close(self) -> None:
+        """End the child."""
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool.join()
+
+    def _forget_failure(self, key: str, done: asyncio.Future[Any]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._plans.pop(key, None)
+
+    async def _ask(self, question: Question, what: str) -> Any:
+        if self._waiting >= MOST_WAITING:
+            raise ApiProblem(
+                503,
+                "planning-busy",
+                f"{self._waiting} models wait to be read already",
+                headers={"Retry-After": "5"},
+            )
+        self._waiting += 1
+        try:
+            answer = await asyncio.wrap_future(
+                self._started().schedule(
+                    planning_child.answer, args=[question], timeout=self._seconds
+                )
+            )
+        except TooLongError:
+            limit = f"{self._seconds:g} s (TILEWRIGHT_PLANNING_SECONDS)"
+            raise ApiProblem(
+                422, "planning-failed", f"{what} takes longer to plan than {limit}"
+            ) from None
+        except ProcessExpired as error:
+            raise ApiProblem(
+                422,
+                "planning-failed",
+                f"{what} ended the process that read it (exit code {error.exitcode})",
+            ) from error
+        finally:
+            self._waiting -= 1
+        if isinstance(answer, Refusal):
+            raise ApiProblem(answer.status, answer.slug, answer.detail, answer.extra)
+        return answer
+
+    def _started(self) -> ProcessPool:
+        if self._pool is None:
+            # forked from a server that has loaded the compiler and has no threads: a child that
+            # died is replaced in no time
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload([planning_child.__name__])
+            self._pool = ProcessPool(
+                max_workers=1,
+                context=context,
+                initializer=planning_child.begin,
+                initargs=[self._memory_bytes],
+            )
+        return self._pool

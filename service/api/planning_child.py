@@ -1,0 +1,143 @@
+"""What the planning process does: it reads models that strangers sent, within a limit of memory.
+
+Everything here runs in a child of the web process (`service.api.planning`). What a user did wrong
+comes back as a value: an exception of ours would not survive the way between two processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compiler.errors import CompilerError
+from compiler.target import Target
+from db.errors import DatabaseError, StorageError, StorageKind
+from db.stores.plans import StoredPlan
+from service.api.errors import ApiProblem, compiler_problem, database_problem
+from service.api.model_check import check_job, check_model_bytes
+from service.jobs.graph_choice import with_plan
+from service.jobs.job_spec import JobSpec
+from service.jobs.planning import ModelRequest, plan_model, workload_name
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What an `ApiProblem` is made of."""
+
+    status: int
+    slug: str
+    detail: str
+    extra: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWorkload:
+    """A workload of a model, for people and by its key, and how often the model runs it."""
+
+    key: str
+    name: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCheck:
+    """Whether a file is an ONNX model at all."""
+
+    path: Path
+    name: str
+
+    def run(self) -> None:
+        check_model_bytes(self.path, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class JobCheck:
+    """Whether a model can be tuned as a job asks for. `options` are the job's; `path` is where the
+    child finds the model."""
+
+    digest: str
+    target: Target
+    threads: int
+    numerics: str
+    options: Mapping[str, Any]
+    path: Path = Path()
+
+    def spec(self, model: bytes) -> JobSpec:
+        """The job with a model's bytes. Raises TuningError for an option that nobody knows."""
+        request = ModelRequest(model, self.target, self.threads, self.numerics)
+        return JobSpec.of_options(request, self.options)
+
+    def run(self) -> None:
+        check_job(self.spec(_model(self.path, self.digest)))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadsQuestion:
+    """Which workloads a model is cut into. `stored` is the plan that a job chose for it, if any."""
+
+    digest: str
+    target: Target
+    threads: int
+    numerics: str
+    dims: Mapping[str, int]
+    stored: StoredPlan | None
+    path: Path = Path()
+
+    def run(self) -> Sequence[PlannedWorkload]:
+        request = ModelRequest(
+            _model(self.path, self.digest),
+            self.target,
+            self.threads,
+            self.numerics,
+            self.dims,
+            self.digest,
+        )
+        planned = with_plan(plan_model(request), self.stored)
+        return [
+            PlannedWorkload(workload.key, workload_name(workload), count)
+            for workload, count in planned.workloads
+        ]
+
+
+def _model(path: Path, digest: str) -> bytes:
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise StorageError(f"model '{digest}' is damaged", StorageKind.CORRUPT)
+    return data
+
+
+Question = ModelCheck | JobCheck | WorkloadsQuestion
+
+
+def begin(memory_bytes: int) -> None:
+    """Limit this process; Ctrl-C in a terminal is for its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def answer(question: Question) -> Any:
+    """What the question's `run` says, or a Refusal."""
+    run: Callable[[], Any] = question.run
+    try:
+        return run()
+    except CompilerError as error:
+        return _refusal(compiler_problem(error))
+    except DatabaseError as error:
+        return _refusal(database_problem(error))
+    except MemoryError:
+        return Refusal(
+            507,
+            "insufficient-memory",
+            "reading the model takes more memory than it may (TILEWRIGHT_PLANNING_MEMORY_BYTES)",
+            {},
+        )
+
+
+def _refusal(problem: ApiProblem) -> Refusal:
+    return Refusal(problem.status, problem.slug, problem.detail, problem.extra)

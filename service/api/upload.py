@@ -1,0 +1,54 @@
+"""Receiving a large body: no thread waits for its bytes, and few at once write them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import anyio
+import anyio.to_thread
+from anyio import CapacityLimiter
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from db.storage import Storage
+from db.stores.blob_bytes import Staged, Staging, TooManyBytesError
+from service.api.errors import invalid, too_large
+
+WRITE_BYTES = 1 << 20
+"""Bytes that are gathered in memory before a thread writes them."""
+
+WRITERS = 4
+"""Threads that write what is uploaded, so that a slow disk leaves the others to other requests."""
+
+
+@asynccontextmanager
+async def received(
+    request: Request, storage: Storage, limit_bytes: int, limiter: CapacityLimiter
+) -> AsyncIterator[Staged]:
+    """The body of a request in a temporary file, which is gone after the context.
+
+    Raises:
+        StorageError: if the disk refuses.
+        ApiProblem: 413 for more bytes than allowed, 422 for an upload that broke off.
+    """
+    in_thread = partial(anyio.to_thread.run_sync, limiter=limiter)
+    staging: Staging = await in_thread(partial(Staging, storage.blobs.place.staging, limit_bytes))
+    try:
+        waiting = bytearray()
+        async for chunk in request.stream():
+            waiting += chunk
+            if len(waiting) >= WRITE_BYTES:
+                await in_thread(partial(staging.write, bytes(waiting)))
+                waiting.clear()
+        await in_thread(partial(staging.write, bytes(waiting)))
+        staged = await in_thread(staging.finish)
+        yield staged
+    except TooManyBytesError as error:
+        raise too_large("the model", limit_bytes) from error
+    except ClientDisconnect as error:
+        raise invalid("the upload broke off", "incomplete-upload") from error
+    finally:
+        with anyio.CancelScope(shield=True):
+            await in_thread(staging.close)

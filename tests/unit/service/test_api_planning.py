@@ -1,0 +1,190 @@
+"""Models are read and planned in a limited process of their own, and once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from fastapi.testclient import TestClient
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler.target import resolve_target
+from db.storage import Storage
+from service.api import planning as api_planning
+from service.api.errors import ApiProblem
+from service.api.planning import Planning
+from service.api.planning_child import WorkloadsQuestion
+from service.settings import Settings
+
+TARGET = resolve_target("x86-64-v3")
+
+
+def model_bytes() -> bytes:
+    weight = numpy_helper.from_array(np.ones((8, 4), np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
+        [weight],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    data: bytes = onnx.ModelProto.SerializeToString(made)
+    return data
+
+
+@pytest.fixture
+def limited(storage: Storage) -> Iterator[Callable[..., Planning]]:
+    """Planning with other limits."""
+    made: list[Planning] = []
+
+    def make(**limits: Any) -> Planning:
+        made.append(Planning(Settings(**limits), storage.blobs))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def doing(call: Callable[..., Any], *arguments: Any) -> Any:
+    """A question that only calls something in the child."""
+    return SimpleNamespace(run=partial(call, *arguments))
+
+
+def refused(planning: Planning, question: Any) -> ApiProblem:
+    async def ask() -> None:
+        await planning._ask(question, "model 'm'")
+
+    with pytest.raises(ApiProblem) as raised:
+        asyncio.run(ask())
+    return raised.value
+
+
+def test_a_model_that_kills_its_reader_fails_alone(limited: Callable[..., Planning]) -> None:
+    planning = limited()
+    problem = refused(planning, doing(os._exit, 3))
+    assert (problem.status, problem.slug) == (422, "planning-failed")
+    assert "model 'm'" in problem.detail and "3" in problem.detail
+    # the next one finds a new child
+    assert asyncio.run(planning._ask(doing(os.getpid), "next")) != os.getpid()
+
+
+def test_a_model_has_a_time_limit(limited: Callable[..., Planning]) -> None:
+    planning = limited(planning_seconds=0.2)
+    problem = refused(planning, doing(time.sleep, 3600))
+    assert (problem.status, problem.slug) == (422, "planning-failed")
+    assert "TILEWRIGHT_PLANNING_SECONDS" in problem.detail
+
+
+def test_a_model_has_a_memory_limit(limited: Callable[..., Planning]) -> None:
+    planning = limited(planning_memory_bytes=2 << 30)
+    problem = refused(planning, doing(bytes, 3 << 30))
+    assert (problem.status, problem.slug) == (507, "insufficient-memory")
+    assert asyncio.run(planning._ask(doing(len, b"123"), "next")) == 3
+
+
+def test_one_more_than_may_wait_is_told_when_to_come_again(
+    limited: Callable[..., Planning], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_planning, "MOST_WAITING", 0)
+    problem = refused(limited(), doing(len, b""))
+    assert (problem.status, problem.headers) == (503, {"Retry-After": "5"})
+
+
+def test_what_is_asked_for_at_once_is_planned_once(
+    limited: Callable[..., Planning], storage: Storage
+) -> None:
+    digest = storage.blobs.put(model_bytes())
+    planning = limited()
+    asked = count_questions(planning)
+    question = WorkloadsQuestion(digest, TARGET, 1, "fast", {"batch": 2}, None)
+
+    async def run() -> None:
+        found = await asyncio.gather(*(planning.workloads(question) for _ in range(8)))
+        assert len({tuple(each) for each in found}) == 1
+        assert found[0][0].name.startswith("matmul")
+        await planning.workloads(replace(question, dims={"batch": 3}))
+        await planning.workloads(replace(question, dims={"batch": 3}, threads=2))
+
+    asyncio.run(run())
+    assert asked == [1, 1, 1], "once for each question: sizes and threads are others"
+
+
+def test_a_model_that_is_damaged_on_the_disk_is_no_mistake_of_the_user(
+    limited: Callable[..., Planning], storage: Storage
+) -> None:
+    digest = storage.blobs.put(model_bytes())
+    with storage.blobs.local(digest) as path:
+        path.write_bytes(b"x" + model_bytes()[1:])
+    question = WorkloadsQuestion(digest, TARGET, 1, "fast", {"batch": 2}, None)
+    with pytest.raises(ApiProblem) as raised:
+        asyncio.run(limited().workloads(question))
+    assert (raised.value.status, raised.value.slug) == (500, "storage-error")
+
+
+def count_questions(planning: Planning) -> list[int]:
+    asked: list[int] = []
+    ask = planning._ask
+
+    async def counting(question: Any, what: str) -> Any:
+        asked.append(1)
+        return await ask(question, what)
+
+    planning._ask = counting  # type: ignore[method-assign]
+    return asked
+
+
+def test_a_model_is_planned_for_the_first_of_its_lookups(
+    client: TestClient, storage: Storage
+) -> None:
+    digest = client.post("/v1/models", content=model_bytes()).json()["digest"]
+    asked = count_questions(client.app.state.planning)  # type: ignore[attr-defined]
+    body = {"model": digest, "dims": {"batch": 2}, "target": "x86-64-v3"}
+    first = client.post("/v1/schedules/lookup", json=body).json()
+    assert client.post("/v1/schedules/lookup", json=body).json() == first
+    assert len(asked) == 1
+    # a plan that a job has chosen since is another question
+    storage.plans.put(
+        digest,
+        TARGET.key,
+        1,
+        "fast",
+        {"of": "another release"},
+        decision={"choice": {}},
+        dims={"batch": 2},
+        codegen_version=current_version(),
+    )
+    assert client.post("/v1/schedules/lookup", json=body).json() == first
+    assert len(asked) == 2
+    for _ in range(2):  # a failure is not remembered: another release may plan it
+        wrong = client.post("/v1/schedules/lookup", json={**body, "dims": {"nothing": 2}})
+        assert wrong.status_code == 422
+    assert len(asked) == 4
+
+
+def current_version() -> str:
+    from compiler.build import CODEGEN_VERSION
+
+    return CODEGEN_VERSION
+
+
+def test_an_unknown_strategy_is_refused_before_the_model_is_read(client: TestClient) -> None:
+    digest = client.post("/v1/models", content=model_bytes()).json()["digest"]
+    asked = count_questions(client.app.state.planning)  # type: ignore[attr-defined]
+    body = {"model": digest, "target": "x86-64-v3", "dims": {"batch": 2}}
+    answer = client.post("/v1/jobs", json={**body, "strategy": "guessing"})
+    assert (answer.status_code, answer.json()["title"]) == (422, "Compiler error")
+    assert "guessing" in answer.json()["detail"]
+    assert asked == []
+    assert client.post("/v1/jobs", json={**body, "strategy": "random"}).status_code == 201
+    assert asked == [1]
