@@ -1,10 +1,50 @@
-"""The clock is an argument. Times in the database are seconds since the epoch, UTC, float64."""
+"""Two clocks: the database's, for what several processes decide by, and one that is passed in.
+
+Times in the database are seconds since the epoch, UTC, float64. A deadline that one machine sets
+and another one reads must not depend on either's clock: both ask the database. Tests pass a clock
+in.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.expression import FunctionElement
 
 Clock = Callable[[], float]
 
 system_clock: Clock = time.time
+
+Instant = Callable[[], sa.ColumnElement[float]]
+"""Gives an expression of SQL that means now."""
+
+
+class database_now(FunctionElement[float]):
+    """Seconds since the epoch by the database's clock, as one statement sees it.
+
+    It stays the same all through a statement, so that an index on a deadline can be used.
+    """
+
+    type = sa.Double()
+    inherit_cache = True
+
+
+@compiles(database_now, "sqlite")
+def _sqlite(*_: Any, **__: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(database_now, "postgresql")
+def _postgresql(*_: Any, **__: Any) -> str:
+    return "CAST(EXTRACT(epoch FROM statement_timestamp()) AS double precision)"
+
+
+def instant(clock: Clock | None) -> Instant:
+    """The database's clock, or the one that was passed in."""
+    if clock is None:
+        return database_now
+    return lambda: sa.literal(clock(), sa.Double())

@@ -172,6 +172,12 @@ class WorkerRow(Base):
     leases_lost: Mapped[int]
     created_at: Mapped[float]
     speed: Mapped[Json | None]  # of the reference kernel, as last reported
+    # quarantine: since when, why, when it may try one request, how often it came to that
+    quarantined_at: Mapped[float | None]
+    quarantine_reason: Mapped[str | None]
+    canary_at: Mapped[float | None]
+    quarantines: Mapped[int]
+    readmitted_at: Mapped[float | None]  # its failures before do not count
 
 
 class TrialRow(Base):
@@ -345,7 +351,6 @@ class RequestRow(Base):
 
     __tablename__ = "measure_requests"
     __table_args__ = (
-        sa.Index(None, "state", "deadline"),
         sa.Index(None, "job_id"),
         # what a claim looks for, in the order in which it takes them: as small as the queue,
         # however many finished requests are kept
@@ -370,15 +375,62 @@ class RequestRow(Base):
     state: Mapped[str]
     attempt: Mapped[int]
     max_attempts: Mapped[int]
-    fencing_token: Mapped[int] = mapped_column(sa.BigInteger)
-    worker_id: Mapped[str | None]
-    deadline: Mapped[float | None]
-    result_key: Mapped[str | None]
+    not_before: Mapped[float]  # nobody takes it earlier
+    lease_id: Mapped[str | None]  # the last one
+    worker_id: Mapped[str | None]  # the last one that took it
     result: Mapped[Json | None]
     error: Mapped[str | None]
     acknowledged: Mapped[bool]  # the tuner has stored the trials
     created_at: Mapped[float]
     finished_at: Mapped[float | None]
+
+
+class LeaseRow(Base):
+    """A request in a worker's hands: one row for each time that one took it."""
+
+    __tablename__ = "leases"
+    __table_args__ = (
+        sa.Index(None, "request_id"),
+        # what a sweep looks for, and a worker's failures: few rows, however many have ended
+        sa.Index(
+            "ix_leases_live",
+            "deadline",
+            sqlite_where=sa.text("ended_at IS NULL"),
+            postgresql_where=sa.text("ended_at IS NULL"),
+        ),
+        sa.Index(
+            "ix_leases_blamed",
+            "worker_id",
+            "ended_at",
+            sqlite_where=sa.text("blame IS NOT NULL"),
+            postgresql_where=sa.text("blame IS NOT NULL"),
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)  # 128 random bits in hexadecimal
+    request_id: Mapped[str]
+    worker_id: Mapped[str]
+    token_id: Mapped[str | None]  # that the worker had when it took it
+    attempt: Mapped[int]
+    taken_at: Mapped[float]
+    deadline: Mapped[float]
+    ended_at: Mapped[float | None]
+    outcome: Mapped[str | None]
+    blame: Mapped[str | None]
+    error: Mapped[str | None]
+    result_key: Mapped[str | None]
+    late_result: Mapped[Json | None]  # came after somebody else had the request
+
+
+class SweepRow(Base):
+    """What one process does for all: who does it, until when, and when it was last done."""
+
+    __tablename__ = "sweeps"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    holder: Mapped[str]
+    until: Mapped[float]
+    swept_at: Mapped[float]
 
 
 class TokenRow(Base):

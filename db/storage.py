@@ -15,13 +15,14 @@ from db.stores.blobs import BlobStore
 from db.stores.cost_models import CostModelStore
 from db.stores.events import EventStore
 from db.stores.jobs import JobStore
-from db.stores.leases import LeaseStore
+from db.stores.leases import MOST_FAILURES, LeaseStore
 from db.stores.models import ModelStore
 from db.stores.plans import GraphPlanStore
 from db.stores.queue import QueueStore
 from db.stores.record_ledger import RecordLedger
 from db.stores.records import SqlRecordStore
 from db.stores.runs import RunStore
+from db.stores.sweeps import SweepStore
 from db.stores.tasks import TaskStore, WorkloadStore
 from db.stores.tokens import TokenStore
 from db.stores.verdicts import VerdictStore
@@ -51,29 +52,34 @@ class Storage:
     leases: LeaseStore
     queue: QueueStore
     workers: WorkerStore
+    sweeps: SweepStore
     tokens: TokenStore
 
     @staticmethod
     def open(
         database_url: str,
         blob_folder: Path,
-        clock: Clock = system_clock,
+        clock: Clock | None = None,
         *,
         worker_lost_seconds: float = WORKER_LOST_SECONDS,
+        worker_failures: int = MOST_FAILURES,
     ) -> Storage:
         """Open a database and bring it to this release's schema.
 
         Args:
             database_url: `sqlite:///FILE` or `postgresql://user:password@host/name`.
             blob_folder: where large bytes lie; made if it is not there.
-            clock: the time in seconds since the epoch.
+            clock: the time in seconds since the epoch, for tests. Without one, what several
+                processes decide by is the database's time, and the rest this machine's.
             worker_lost_seconds: silence after which a worker counts as lost.
+            worker_failures: failures of its own within an hour, that put a worker into quarantine.
 
         Raises:
             DatabaseError: if it cannot be opened, or is of a newer release.
         """
         engine = open_engine(database_url)
         upgrade(engine)
+        decisive, clock = clock, clock or system_clock
         blobs = BlobStore(engine, BlobFolder(blob_folder), clock)
         return Storage(
             engine=engine,
@@ -90,9 +96,15 @@ class Storage:
             verdicts=VerdictStore(engine, clock),
             cost_models=CostModelStore(engine, blobs, clock),
             runs=RunStore(engine, clock),
-            leases=LeaseStore(engine, clock),
+            leases=LeaseStore(
+                engine,
+                decisive,
+                lost_after_seconds=worker_lost_seconds,
+                most_failures=worker_failures,
+            ),
             queue=QueueStore(engine),
-            workers=WorkerStore(engine, clock, lost_after_seconds=worker_lost_seconds),
+            workers=WorkerStore(engine, decisive, lost_after_seconds=worker_lost_seconds),
+            sweeps=SweepStore(engine, decisive),
             tokens=TokenStore(engine, clock),
         )
 

@@ -87,6 +87,11 @@ class Settings(BaseSettings):
     worker_lost_seconds: float = Field(
         default=60.0, gt=0, description="Silence after which a worker counts as lost."
     )
+    worker_failures: int = Field(
+        default=5,
+        ge=1,
+        description="Failures of its own within an hour that put a worker into quarantine.",
+    )
     housekeeping_seconds: float = Field(
         default=300.0, gt=0, description="How often the service removes what nobody needs any more."
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from db.clock import Clock, system_clock
+from db.clock import Clock
 from db.storage import Storage
 from service.settings import Settings
 
 
-def open_storage(settings: Settings, clock: Clock = system_clock) -> Storage:
+def open_storage(settings: Settings, clock: Clock | None = None) -> Storage:
     """Open the database of the settings, and bring it to this release's schema.
 
     Raises:
@@ -18,4 +18,5 @@ def open_storage(settings: Settings, clock: Clock = system_clock) -> Storage:
         settings.blob_folder,
         clock,
         worker_lost_seconds=settings.worker_lost_seconds,
+        worker_failures=settings.worker_failures,
     )

@@ -14,13 +14,42 @@ class RequestState(StrEnum):
     QUEUED = "queued"
     LEASED = "leased"
     DONE = "done"  # `result` holds what the worker sent; its candidates may have failed each
-    FAILED = "failed"  # the worker could not work on the request at all: `error`
+    FAILED = "failed"  # as often as it was tried, a worker could not work on it: `error`
     EXPIRED = "expired"  # every worker that took it was lost: status worker_lost for its candidates
+    SET_ASIDE = "set_aside"  # several workers died of it: the candidates are to blame
     CANCELLED = "cancelled"
 
     @property
     def final(self) -> bool:
         return self not in (RequestState.QUEUED, RequestState.LEASED)
+
+
+class Outcome(StrEnum):
+    """How a lease ended."""
+
+    COMPLETED = "completed"  # its result is that of the request
+    FAILED = "failed"  # the worker said that it cannot work on the request
+    REFUSED = "refused"  # the service did not believe the result
+    LOST = "lost"  # the worker was silent beyond the deadline, or was killed
+    LATE = "late"  # a result came when the request was somebody else's, done or cancelled
+    RELEASED = "released"  # given back
+    CANCELLED = "cancelled"  # the request was
+
+
+class Blame(StrEnum):
+    """Who a lease without a result is put down to."""
+
+    CANDIDATE = "candidate"
+    WORKER = "worker"
+    SERVICE = "service"
+
+
+class Cause(StrEnum):
+    """Why a worker does not work on a lease, in its own words."""
+
+    KILLED = "killed"  # the worker died with the lease in its hand
+    WORKER = "worker"  # this device cannot
+    SERVICE = "service"  # what the service sent cannot be worked on
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +63,7 @@ class NewRequest:
     blob_digests: tuple[str, ...] = ()  # what the worker fetches
     job_id: str | None = None
     worker_id: str | None = None  # only this worker may take it
-    max_attempts: int = 3
+    max_attempts: int = 5
     priority: int = 0  # higher first, then the oldest
 
 
@@ -42,6 +71,7 @@ class NewRequest:
 class Lease:
     """A request in a worker's hands."""
 
+    lease_id: str
     request_id: str
     job_id: str | None
     target_key: str
@@ -49,8 +79,34 @@ class Lease:
     blob_digests: tuple[str, ...]
     worker_id: str
     attempt: int  # 1, 2, ...
-    fencing_token: int
     deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a worker's result is judged by: the request of its lease."""
+
+    lease_id: str
+    request_id: str
+    payload: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseStatus:
+    """What became of a lease: the evidence of who worked on a request, and how that ended."""
+
+    lease_id: str
+    request_id: str
+    worker_id: str
+    token_id: str | None
+    attempt: int
+    taken_at: float
+    deadline: float
+    ended_at: float | None
+    outcome: Outcome | None
+    blame: Blame | None
+    error: str | None
+    late_result: JsonObject | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +128,17 @@ class RequestStatus:
 class Completion(StrEnum):
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"  # this result was saved before: the worker may forget it
+    LATE = "late"  # kept with the lease, and not counted: somebody else has the request, or had it
 
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """What `expire` found."""
+    """What `expire` found: request ids."""
 
-    requeued: tuple[str, ...] = ()  # request ids
-    lost: tuple[str, ...] = ()  # request ids that have no attempt left
+    requeued: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()  # that have no attempt left
+    set_aside: tuple[str, ...] = ()  # that workers died of
+
+    @property
+    def count(self) -> int:
+        return len(self.requeued) + len(self.lost) + len(self.set_aside)

@@ -10,11 +10,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.clock import Clock, system_clock
+from db.clock import Clock, instant
 from db.engine import reading, writing
 from db.errors import NotFoundError
 from db.models import WorkerRow
 from db.notices import announce, worker_topic
+from db.stores.blame import readmit
 from db.stores.statements import table_of, upsert
 
 _workers = table_of(WorkerRow)
@@ -23,8 +24,18 @@ _workers = table_of(WorkerRow)
 class Health(StrEnum):
     HEALTHY = "healthy"
     LOST = "lost"  # no heartbeat for too long
+    QUARANTINED = "quarantined"  # failed too often: gets one request at a time, after a pause
     DRAINING = "draining"  # takes no new leases
     GONE = "gone"  # said good-bye
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """A worker that failed too often: why, since when, and when it may try one request."""
+
+    reason: str
+    since: float
+    canary_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +46,13 @@ class RegisteredWorker:
     device: Mapping[str, Any]  # model name, cores, caches, governor, ...
     protocol: int
     owner: str | None  # token id
-    health: Health  # as of the clock's now
+    health: Health  # as of now, by the database's clock
     last_heartbeat: float
     leases_lost: int
     created_at: float
     speed: Mapping[str, Any] | None = None  # of the reference kernel, as last reported
     draining: bool = False  # whatever its health: takes no new leases
+    quarantine: Quarantine | None = None  # whatever its health
 
     @property
     def throttled(self) -> bool:
@@ -49,11 +61,13 @@ class RegisteredWorker:
 
 
 class WorkerStore:
+    """`clock` is for tests: without one, times are the database's."""
+
     def __init__(
-        self, engine: sa.Engine, clock: Clock = system_clock, *, lost_after_seconds: float = 60.0
+        self, engine: sa.Engine, clock: Clock | None = None, *, lost_after_seconds: float = 60.0
     ) -> None:
         self._engine = engine
-        self._clock = clock
+        self._now = instant(clock)
         self._lost_after_seconds = lost_after_seconds
 
     def register(
@@ -70,7 +84,7 @@ class WorkerStore:
 
         Raises NotFoundError for the id of another owner's worker.
         """
-        now = self._clock()
+        now = self._now()
         facts = {
             "name": name,
             "target_keys": list(target_keys),
@@ -84,6 +98,7 @@ class WorkerStore:
             "id": worker_id or uuid.uuid4().hex,
             "draining": False,
             "leases_lost": 0,
+            "quarantines": 0,
             "created_at": now,
         }
         with writing(self._engine) as connection:
@@ -95,7 +110,7 @@ class WorkerStore:
                     set_=facts,
                     where=_workers.c.owner.is_not_distinct_from(owner),
                 )
-                .returning(_workers)
+                .returning(*self._columns())
             ).first()
         if row is None:
             raise NotFoundError("worker", str(worker_id))
@@ -109,9 +124,10 @@ class WorkerStore:
     ) -> RegisteredWorker:
         """Note that it lives, and device facts (the governor) and speed that may have changed.
 
+        One that left has to introduce itself again: a message that was delayed brings nobody back.
         Raises NotFoundError.
         """
-        values: dict[str, Any] = {"last_heartbeat": self._clock(), "gone": False}
+        values: dict[str, Any] = {"last_heartbeat": self._now()}
         if device is not None:
             values["device"] = dict(device)
         if speed is not None:
@@ -121,14 +137,15 @@ class WorkerStore:
     def get(self, worker_id: str) -> RegisteredWorker:
         """Raises NotFoundError."""
         with reading(self._engine) as connection:
-            row = connection.execute(sa.select(_workers).where(_workers.c.id == worker_id)).first()
+            query = sa.select(*self._columns()).where(_workers.c.id == worker_id)
+            row = connection.execute(query).first()
         if row is None:
             raise NotFoundError("worker", worker_id)
         return self._worker(row)
 
     def list(self, *, alive: bool = False) -> Sequence[RegisteredWorker]:
         """All workers, or only the healthy ones; the first registered come first."""
-        query = sa.select(_workers).order_by(_workers.c.created_at, _workers.c.id)
+        query = sa.select(*self._columns()).order_by(_workers.c.created_at, _workers.c.id)
         with reading(self._engine) as connection:
             workers = [self._worker(row) for row in connection.execute(query)]
         return [worker for worker in workers if not alive or worker.health is Health.HEALTHY]
@@ -136,6 +153,13 @@ class WorkerStore:
     def drain(self, worker_id: str, draining: bool = True) -> RegisteredWorker:
         """Take it out of service, or back. Raises NotFoundError."""
         return self._update(worker_id, {"draining": draining}, worker_topic(worker_id))
+
+    def readmit(self, worker_id: str) -> RegisteredWorker:
+        """Take it out of quarantine, because somebody knows better. Raises NotFoundError."""
+        with writing(self._engine) as connection:
+            readmit(connection, worker_id, None, self._now())
+            announce(connection, [worker_topic(worker_id)])
+        return self.get(worker_id)
 
     def leave(self, worker_id: str) -> None:
         """Note that it said good-bye. Raises NotFoundError."""
@@ -146,7 +170,7 @@ class WorkerStore:
 
         A worker that comes back after all registers again.
         """
-        limit = self._clock() - silent_seconds
+        limit = self._now() - silent_seconds
         silent = _workers.c.last_heartbeat < limit
         with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
             if connection.execute(sa.select(_workers.c.id).where(silent).limit(1)).first() is None:
@@ -157,17 +181,24 @@ class WorkerStore:
     def _update(self, worker_id: str, values: Mapping[str, Any], *topics: str) -> RegisteredWorker:
         update = sa.update(_workers).where(_workers.c.id == worker_id)
         with writing(self._engine) as connection:
-            row = connection.execute(update.values(dict(values)).returning(_workers)).first()
+            changed = update.values(dict(values)).returning(*self._columns())
+            row = connection.execute(changed).first()
             announce(connection, topics)
         if row is None:
             raise NotFoundError("worker", worker_id)
         return self._worker(row)
 
+    def _columns(self) -> Sequence[sa.ColumnElement[Any]]:
+        """A row, and for how long the worker has been silent."""
+        return (*_workers.c, (self._now() - _workers.c.last_heartbeat).label("silent_seconds"))
+
     def _worker(self, row: sa.Row[Any]) -> RegisteredWorker:
         if row.gone:
             health = Health.GONE
-        elif row.last_heartbeat < self._clock() - self._lost_after_seconds:
+        elif row.silent_seconds > self._lost_after_seconds:
             health = Health.LOST
+        elif row.quarantined_at is not None:
+            health = Health.QUARANTINED
         elif row.draining:
             health = Health.DRAINING
         else:
@@ -185,4 +216,7 @@ class WorkerStore:
             created_at=row.created_at,
             speed=row.speed,
             draining=row.draining,
+            quarantine=None
+            if row.quarantined_at is None
+            else Quarantine(row.quarantine_reason, row.quarantined_at, row.canary_at),
         )

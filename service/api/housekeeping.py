@@ -1,8 +1,9 @@
 """What the web process does by itself, beside answering requests.
 
-Twice a second it lets the leases of silent workers run out. No other process does this: while the
-web process is down workers can neither renew nor report, and what they finish meanwhile must not be
-given to somebody else.
+Twice a second it lets the leases of silent workers run out. One replica does it for all, by turns
+in the database. No other process does this: while no replica is up, workers can neither renew nor
+report. That time does not count for their leases, so that what they finish meanwhile is not given
+to somebody else.
 
 At longer intervals it removes finished measurement requests, blobs that nothing names, and workers
 that were not heard of for long. Trials, records, jobs, models and artifacts stay.
@@ -12,19 +13,23 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from dataclasses import asdict, dataclass
 
 import structlog
 from starlette.concurrency import run_in_threadpool
 
-from db.errors import DatabaseError
 from db.storage import Storage
+from db.stores.sweeps import TERM_SECONDS
 from service.api.metrics import Metrics
 from service.settings import Settings
 
 log = structlog.get_logger("tilewright.web")
 
 PERIOD_SECONDS = 0.5
+
+SWEEP = "leases"
+"""The name of the turn, for `storage.sweeps.age`: how long ago leases were looked after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +52,56 @@ def tidy(storage: Storage, settings: Settings) -> Tidied:
     return Tidied(requests, blob_bytes, storage.workers.forget(settings.keep_workers_seconds))
 
 
+def sweep(
+    storage: Storage, metrics: Metrics, holder: str, idle_seconds: float = float("inf")
+) -> bool:
+    """Let leases run out if it is this replica's turn; whether it was.
+
+    Args:
+        storage, metrics: what is looked after, and where it is counted.
+        holder: names this replica.
+        idle_seconds: since this replica tried last. It was up meanwhile, whoever had the turn.
+    """
+    turn = storage.sweeps.take(SWEEP, holder)
+    if turn is None:
+        return False
+    away = min(turn.away_seconds, idle_seconds)
+    if away > TERM_SECONDS:
+        extended = storage.leases.extend(away)
+        log.info("nobody swept", seconds=round(away), extended=extended)
+    expiry = storage.leases.expire()
+    if expiry.count:
+        log.info(
+            "leases ran out",
+            requeued=len(expiry.requeued),
+            lost=len(expiry.lost),
+            set_aside=len(expiry.set_aside),
+        )
+        metrics.leases_over.inc(expiry.count)
+    storage.leases.wake()
+    return True
+
+
 async def keep_house(storage: Storage, settings: Settings, metrics: Metrics) -> None:
-    """Give every lease a new term, then let leases run out, and tidy; until it is cancelled.
+    """Let leases run out, and tidy; until it is cancelled. Whatever fails is tried again.
 
     The first tidying comes an interval after the start: workers have reported themselves by then.
     """
-    graced = False
+    holder = uuid.uuid4().hex
     tidied = time.monotonic()
+    tried = float("-inf")
     while True:
         try:
-            if not graced:
-                await run_in_threadpool(storage.leases.grace, settings.lease_seconds)
-                graced = True
-            expiry = await run_in_threadpool(storage.leases.expire)
-            if expiry.requeued or expiry.lost:
-                log.info("leases ran out", requeued=len(expiry.requeued), lost=len(expiry.lost))
-                metrics.leases_over.inc(len(expiry.requeued) + len(expiry.lost))
-            if time.monotonic() - tidied >= settings.housekeeping_seconds:
+            now = time.monotonic()
+            mine = await run_in_threadpool(sweep, storage, metrics, holder, now - tried)
+            tried = now
+            if mine and time.monotonic() - tidied >= settings.housekeeping_seconds:
                 tidied = time.monotonic()  # an error is not met again at once
                 removed = await run_in_threadpool(tidy, storage, settings)
                 if any(asdict(removed).values()):
                     log.info("tidied", **asdict(removed))
                 metrics.count_removed(asdict(removed))
-        except DatabaseError as error:
-            log.warning("housekeeping", error=str(error))
+        except Exception as error:
+            # without it no lease would ever run out, and nobody would be told
+            log.error("housekeeping", error=repr(error), exc_info=error)
         await asyncio.sleep(PERIOD_SECONDS)

@@ -311,6 +311,12 @@ class WorkerSpeed(RequestBody):
     throttled: bool = Field(description="Disturbed for half a minute without a break")
 
 
+class QuarantineView(View):
+    reason: str
+    since: float
+    canary_at: float = Field(description="When it may try one request")
+
+
 class WorkerView(View):
     id: str
     name: str
@@ -327,6 +333,9 @@ class WorkerView(View):
     leases_lost: int
     created_at: float
     speed: WorkerSpeed | None = None
+    quarantine: QuarantineView | None = Field(
+        None, description="It failed too often: it gets nothing, then one request at a time"
+    )
 
 
 class RegistrationView(View):
@@ -346,13 +355,13 @@ class DrainRequest(RequestBody):
     draining: bool = True
 
 
-LeaseTokens = dict[Annotated[str, Field(max_length=64)], int]
+LeaseId = Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="The name of a lease")]
 
 
 class HeartbeatRequest(RequestBody):
-    """`leases`: request id -> fencing token of what the worker holds."""
+    """`leases`: what the worker holds."""
 
-    leases: LeaseTokens = Field(default_factory=dict, max_length=256)
+    leases: list[LeaseId] = Field(default_factory=list, max_length=256)
     device: dict[str, Any] | None = None
     speed: WorkerSpeed | None = None
 
@@ -371,13 +380,13 @@ class ClaimRequest(RequestBody):
 
 
 class LeaseView(View):
+    lease_id: str
     request_id: str
     job_id: str | None
     target_key: str
     payload: dict[str, Any]
     blob_digests: list[str]
     attempt: int
-    fencing_token: int
     deadline: float
 
 
@@ -389,7 +398,6 @@ class ResultRequest(RequestBody):
     """The outcome of a lease. Sending the same `result_key` again changes nothing."""
 
     worker_id: str = Field(max_length=64)
-    fencing_token: int
     result_key: str = Field(min_length=1, max_length=200)
     result: dict[str, Any]
 
@@ -399,12 +407,12 @@ class ResultView(View):
 
 
 class FailureRequest(RequestBody):
-    """The worker cannot work on the request at all."""
+    """The worker does not work on the request: it was `killed` with it in its hand, this device
+    cannot (`worker`), or what the service sent cannot be worked on (`service`)."""
 
     worker_id: str = Field(max_length=64)
-    fencing_token: int
+    cause: Literal["killed", "worker", "service"]
     error: str = Field(max_length=10_000)
-    retry: bool = False
 
 
 class FailureView(View):
@@ -413,7 +421,7 @@ class FailureView(View):
 
 class ReleaseRequest(RequestBody):
     worker_id: str = Field(max_length=64)
-    leases: LeaseTokens = Field(max_length=256)
+    leases: list[LeaseId] = Field(max_length=256)
 
 
 class ReleaseView(View):

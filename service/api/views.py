@@ -19,6 +19,7 @@ from service.api.schemas import (
     LeaseView,
     ModelView,
     ProgressView,
+    QuarantineView,
     RecordView,
     TaskView,
     TokenView,
@@ -111,18 +112,21 @@ def worker_view(
         leases_lost=worker.leases_lost,
         created_at=worker.created_at,
         speed=None if worker.speed is None else WorkerSpeed.model_validate(worker.speed),
+        quarantine=None
+        if worker.quarantine is None
+        else QuarantineView(**asdict(worker.quarantine)),
     )
 
 
 def lease_view(lease: Lease) -> LeaseView:
     return LeaseView(
+        lease_id=lease.lease_id,
         request_id=lease.request_id,
         job_id=lease.job_id,
         target_key=lease.target_key,
         payload=dict(lease.payload),
         blob_digests=list(lease.blob_digests),
         attempt=lease.attempt,
-        fencing_token=lease.fencing_token,
         deadline=lease.deadline,
     )
 

@@ -13,6 +13,7 @@ from rich.text import Text
 from compiler.timings import StageTime
 from service.api.schemas import JobView, LookupView, ProgressView, TaskView, WorkerView
 from service.cli.common import duration, milliseconds
+from service.sentences import one_sentence
 from tuner.events import Ended, Finished
 from tuner.forecast import Forecast
 
@@ -127,6 +128,8 @@ def worker_table(workers: Sequence[WorkerView]) -> Table:
         state = "-" if speed is None else "steady"
         if speed is not None and speed.disturbed:
             state = "throttled" if speed.throttled else "disturbed"
+        if worker.quarantine is not None:
+            state = one_sentence(worker.quarantine.reason)
         table.add_row(
             worker.id[:12],
             Text(worker.name),
@@ -136,7 +139,7 @@ def worker_table(workers: Sequence[WorkerView]) -> Table:
             str(len(worker.target_keys)),
             "-" if speed is None else f"{speed.arithmetic_ratio:.2f}",
             "-" if speed is None else f"{speed.memory_ratio:.2f}",
-            state,
+            Text(state),
         )
     return table
 

@@ -166,6 +166,9 @@ def _result(request: MeasureRequest, status: RequestStatus) -> MeasureResult:
             return _same(request, Status.CANCELLED, "cancelled", worker)
         case RequestState.FAILED | RequestState.EXPIRED:
             return _same(request, Status.WORKER_LOST, status.error or "lost", worker)
+        case RequestState.SET_ASIDE:
+            # one of them takes machines down: none of them is tried again
+            return _same(request, Status.CRASH, status.error or "set aside", worker)
         case RequestState.QUEUED | RequestState.LEASED:
             raise ValueError(f"request '{request.request_id}' is not finished")
 

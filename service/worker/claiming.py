@@ -9,7 +9,7 @@ from service.worker.cache import is_digest
 from service.worker.hand import PREFETCHED, Hand, InHand, Log
 from service.worker.http import Api, Refused, Unreachable, field
 from service.worker.registration import Registration
-from service.worker.reporting import Reporter
+from service.worker.reporting import SERVICE, Reporter
 from tuner.measure.run_result import RunResult, RunStatus
 from tuner.measure.run_wire import (
     RunRequest,
@@ -18,6 +18,7 @@ from tuner.measure.run_wire import (
 from tuner.measure.wire import ProtocolError
 
 _REQUEST_ID = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
+_LEASE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class Claimer:
@@ -78,17 +79,18 @@ class Claimer:
 
         Raises Unreachable if the lease makes no sense.
         """
-        request_id, fencing_token = _request_id(lease), field(lease, "fencing_token", int)
+        request_id = _name(lease, "request_id", _REQUEST_ID)
+        lease_id = _name(lease, "lease_id", _LEASE_ID)
         hand, files = self._hand, self._hand.files
         with hand.changed:
             # ours already: its lease ran out while the service was away
             known = hand.leases.get(request_id)
             if known is not None:
-                known.fencing_token = fencing_token
-                files.hold(request_id, fencing_token)
+                known.lease_id = lease_id
+                files.hold(request_id, lease_id)
             spooled = files.find_spooled(request_id)
             if spooled is not None:
-                files.spool(replace(spooled, fencing_token=fencing_token))
+                files.spool(replace(spooled, lease_id=lease_id))
                 hand.report_now.set()
             if known is not None or spooled is not None:
                 return
@@ -98,10 +100,10 @@ class Claimer:
                 if not is_digest(digest):
                     raise ProtocolError(f"{digest[:100]!r} is no digest of a blob")
         except ProtocolError as error:
-            self._reporter.fail_quietly(request_id, fencing_token, str(error), retry=False)
+            self._reporter.fail_quietly(lease_id, SERVICE, str(error))
             return
-        files.hold(request_id, fencing_token)
-        work = InHand(request, fencing_token)
+        files.hold(request_id, lease_id)
+        work = InHand(request, lease_id)
         with hand.changed:
             hand.leases[request_id] = work
         if self._may_run(work) and self._fetch_blobs(work):
@@ -168,8 +170,7 @@ class Claimer:
                     self._log(str(error))
                     backoff.wait()
                 except Refused as error:
-                    name, token = request.request_id, work.fencing_token
-                    self._reporter.fail_quietly(name, token, str(error), retry=False)
+                    self._reporter.fail_quietly(work.lease_id, SERVICE, str(error))
                     return False
         cache.trim(self._hand.digests())
         return True
@@ -179,9 +180,12 @@ class Claimer:
         return work.lost.is_set() or self._hand.stopping.is_set()
 
 
-def _request_id(lease: object) -> str:
-    """The id, which is the name of files too. Raises Unreachable unless it can be."""
-    found = field(lease, "request_id", str)
-    if not _REQUEST_ID.fullmatch(found):
-        raise Unreachable(f"the answer is not the service's: {found[:100]!r} is no request id")
+def _name(lease: object, key: str, pattern: re.Pattern[str]) -> str:
+    """A name that becomes part of a file's path or of an address.
+
+    Raises Unreachable unless it can be.
+    """
+    found = field(lease, key, str)
+    if not pattern.fullmatch(found):
+        raise Unreachable(f"the answer is not the service's: {found[:100]!r} is no {key}")
     return found

@@ -23,7 +23,7 @@ class InHand:
     """A lease that this process works on. `lost` is set when the service says so."""
 
     request: Request
-    fencing_token: int
+    lease_id: str
     lost: threading.Event = field(default_factory=threading.Event)
 
 
@@ -62,10 +62,10 @@ class Hand:
         """
         return 0 if self.unreported else PREFETCHED - len(self.leases)
 
-    def tokens(self) -> dict[str, int]:
-        """The fencing token of each lease."""
+    def held(self) -> dict[str, str]:
+        """The lease of each request in hand."""
         with self.changed:
-            return {name: work.fencing_token for name, work in self.leases.items()}
+            return {name: work.lease_id for name, work in self.leases.items()}
 
     def digests(self) -> set[str]:
         """Blobs that are still needed."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from compiler.runtime.memory import available_bytes
 from service.worker.hand import Hand, InHand, Log
 from service.worker.registration import Registration
-from service.worker.reporting import Reporter
+from service.worker.reporting import WORKER, Reporter
 from tuner.measure.measurement import Status
 from tuner.measure.run_result import RunResult, RunStatus
 from tuner.measure.run_wire import (
@@ -71,8 +71,7 @@ class Measuring:
                 for work in together:
                     request_id = work.request.request_id
                     self._log(f"request {request_id}: {error}")
-                    token = work.fencing_token
-                    self._reporter.fail_quietly(request_id, token, str(error), retry=True)
+                    self._reporter.fail_quietly(work.lease_id, WORKER, str(error))
                     hand.put_down(request_id)
                 return
             for work, result in zip(together, results, strict=True):

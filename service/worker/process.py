@@ -24,7 +24,7 @@ from service.worker.http import Api, Refused, Unreachable
 from service.worker.measuring import Measuring
 from service.worker.options import WorkerOptions, parse_arguments
 from service.worker.registration import Registration
-from service.worker.reporting import Reporter
+from service.worker.reporting import KILLED, Reporter
 from service.worker.state import StateFolder
 from tuner.measure.interpreter import THIS_PYTHON, InterpreterError, check_python
 from tuner.measure.sandbox import Sandbox
@@ -91,10 +91,9 @@ class Worker:
         while not self._hand.stopping.is_set():
             try:
                 self._reporter.report_spool()
-                for request_id, fencing_token in self._files.held().items():
+                for request_id, lease_id in self._files.held().items():
                     # counted as an attempt: this lease may be what killed the worker
-                    error = "the worker was killed"
-                    self._reporter.fail(request_id, fencing_token, error, retry=True)
+                    self._reporter.fail(lease_id, KILLED, "the worker was killed")
                     self._files.drop(request_id)
                 return
             except Unreachable:
@@ -107,9 +106,9 @@ class Worker:
             # goes back with the rest.
             self._registration.leave()
             claiming.join(timeout=END_SECONDS)
-            leases = self._hand.tokens()
+            leases = self._hand.held()
             if leases:
-                self._reporter.release(leases)
+                self._reporter.release(sorted(leases.values()))
             for name in leases:
                 self._files.drop(name)
         except (Unreachable, Refused) as error:

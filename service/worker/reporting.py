@@ -13,6 +13,9 @@ from service.worker.state import Spooled
 from tuner.measure.run_result import RunResult
 from tuner.measure.wire import MeasureResult
 
+KILLED, WORKER, SERVICE = "killed", "worker", "service"
+"""Why a lease is not worked on: the worker died with it, this device cannot, or nobody could."""
+
 
 class Reporter:
     """Reports from the spool, and says with a heartbeat that the worker lives.
@@ -58,7 +61,7 @@ class Reporter:
         """Put a result into the spool: from then on it is never lost."""
         request_id = work.request.request_id
         with self._hand.changed:
-            entry = Spooled(request_id, work.fencing_token, uuid.uuid4().hex, result.to_json())
+            entry = Spooled(request_id, work.lease_id, uuid.uuid4().hex, result.to_json())
             try:
                 self._hand.files.spool(entry)
                 self._hand.unreported.add(request_id)
@@ -79,7 +82,7 @@ class Reporter:
             with hand.changed:
                 current = files.find_spooled(entry.request_id)
                 # a new lease of the same request may have readdressed it meanwhile
-                if current is not None and current.fencing_token == entry.fencing_token:
+                if current is not None and current.lease_id == entry.lease_id:
                     if wanted:
                         files.forget(entry.request_id)
                     else:
@@ -87,29 +90,28 @@ class Reporter:
                     hand.unreported.discard(entry.request_id)
                     hand.changed.notify_all()
 
-    def fail(self, request_id: str, fencing_token: int, error: str, *, retry: bool) -> None:
-        """Say that a request cannot be worked on. Raises Unreachable."""
+    def fail(self, lease_id: str, cause: str, error: str) -> None:
+        """Say that a lease is not worked on, and why. Raises Unreachable."""
         body = {
             "worker_id": self._registration.worker_id,
-            "fencing_token": fencing_token,
+            "cause": cause,
             "error": error[:2000],
-            "retry": retry,
         }
         try:
-            self._api.call("POST", f"/v1/leases/{request_id}/failure", body)
+            self._api.call("POST", f"/v1/leases/{lease_id}/failure", body)
         except Refused as refusal:
             if refusal.ends_worker:
                 raise
-            self._log(f"request {request_id} is not ours any more: {refusal}")
+            self._log(f"lease {lease_id} is not ours any more: {refusal}")
 
-    def fail_quietly(self, request_id: str, fencing_token: int, error: str, *, retry: bool) -> None:
+    def fail_quietly(self, lease_id: str, cause: str, error: str) -> None:
         """As `fail`; if the service is away, the lease runs out by itself."""
         try:
-            self.fail(request_id, fencing_token, error, retry=retry)
+            self.fail(lease_id, cause, error)
         except Unreachable as unreachable:
             self._log(str(unreachable))
 
-    def release(self, leases: dict[str, int]) -> None:
+    def release(self, leases: list[str]) -> None:
         """Give leases back. Raises Unreachable or Refused."""
         body = {"worker_id": self._registration.worker_id, "leases": leases}
         self._api.call("POST", "/v1/leases/release", body)
@@ -132,12 +134,11 @@ class Reporter:
         worker_id = self._registration.worker_id
         body = {
             "worker_id": worker_id,
-            "fencing_token": entry.fencing_token,
             "result_key": entry.result_key,
             "result": entry.result,
         }
         try:
-            self._api.call("POST", f"/v1/leases/{entry.request_id}/result", body)
+            self._api.call("POST", f"/v1/leases/{entry.lease_id}/result", body)
         except Refused as error:
             if error.ends_worker:
                 raise
@@ -150,10 +151,10 @@ class Reporter:
         return True
 
     def _heartbeat(self) -> None:
-        leases = self._hand.tokens()
+        leases = self._hand.held()
         worker_id = self._registration.worker_id
         try:
-            body = {"leases": leases, "speed": self.speed}
+            body = {"leases": sorted(leases.values()), "speed": self.speed}
             answer = self._api.call("POST", f"/v1/workers/{worker_id}/heartbeat", body)
         except Refused as error:
             if error.ends_worker:
@@ -167,9 +168,9 @@ class Reporter:
             self._draining = draining
             self._log("drained: nothing new comes" if draining else "used again")
         with self._hand.changed:
-            for name, token in leases.items():
+            for name, lease_id in leases.items():
                 work = self._hand.leases.get(name)
-                lost = work is not None and name not in renewed
                 # unless it was claimed again since we asked
-                if work is not None and lost and work.fencing_token == token:
+                ours = work is not None and work.lease_id == lease_id
+                if work is not None and ours and lease_id not in renewed:
                     work.lost.set()

@@ -13,7 +13,6 @@ it starts again, and never measures it twice.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -36,7 +35,7 @@ class Spooled:
     """A finished result with the lease that it belongs to."""
 
     request_id: str
-    fencing_token: int
+    lease_id: str
     result_key: str
     result: dict[str, Any]
 
@@ -86,23 +85,19 @@ class StateFolder:
     def blobs(self) -> Path:
         return self.path / "blobs"
 
-    # leases: request id -> fencing token, of what is not measured yet
+    # leases: request id -> lease id, of what is not measured yet
 
-    def hold(self, request_id: str, fencing_token: int) -> None:
+    def hold(self, request_id: str, lease_id: str) -> None:
         """Remember a lease, so that it is given back after a crash instead of running out."""
-        (self.path / "leases" / request_id).write_text(str(fencing_token))
+        (self.path / "leases" / request_id).write_text(lease_id)
 
     def drop(self, request_id: str) -> None:
         (self.path / "leases" / request_id).unlink(missing_ok=True)
 
-    def held(self) -> dict[str, int]:
-        """Leases of an earlier life."""
-        found = {}
-        for path in (self.path / "leases").iterdir():
-            # a file that was cut short by a crash: its lease runs out by itself
-            with contextlib.suppress(ValueError):
-                found[path.name] = int(path.read_text())
-        return found
+    def held(self) -> dict[str, str]:
+        """Leases of an earlier life. A file that was cut short by a crash names none that the
+        service knows: that lease runs out by itself."""
+        return {path.name: path.read_text() for path in (self.path / "leases").iterdir()}
 
     # the spool
 

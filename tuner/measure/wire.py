@@ -19,7 +19,7 @@ import numpy as np
 
 from tuner.measure.measurement import Measurement, Phase, RecordKey
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of this format. A worker refuses a request of another version."""
 
 

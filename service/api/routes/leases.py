@@ -7,7 +7,9 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 
+from db.errors import NotFoundError
 from db.storage import Storage
+from db.stores.leases import Cause
 from db.stores.workers import Health, RegisteredWorker
 from service.api.deps import Measurer, SettingsDep, StorageDep, WaitingRoomDep
 from service.api.gate import GatedRoute
@@ -39,49 +41,60 @@ async def claim(
 ) -> ClaimView:
     """Up to `limit` measurements for the worker's targets, waiting for a first one if asked to."""
     worker = await run_in_threadpool(own_worker, storage, body.worker_id, token)
+    if worker.health is Health.GONE:
+        raise NotFoundError("worker", worker.id)  # it left: it introduces itself again first
     # one that was registered by the release before, and has not been started again since
     check_version(worker.name, worker.protocol)
-    look = partial(_claim, storage, worker, body.limit, settings.lease_seconds)
+    look = partial(_claim, storage, worker, body.limit, settings.lease_seconds, token.id)
     seconds = min(body.wait_seconds, settings.long_poll_seconds)
     leases = await room.first_work(worker, look, seconds, request)
     return ClaimView(leases=[lease_view(lease) for lease in leases])
 
 
-def _claim(storage: Storage, worker: RegisteredWorker, limit: int, lease_seconds: float) -> Look:
+def _claim(
+    storage: Storage,
+    worker: RegisteredWorker,
+    limit: int,
+    lease_seconds: float,
+    token_id: str,
+) -> Look:
     """Leases for a worker, and whether it is worth to look again."""
-    # read anew: a worker may be drained, or leave, while its long poll waits
-    current = storage.workers.get(worker.id)
-    if current.health is Health.GONE or current.draining:
-        return Look(leaves=current.health is Health.GONE)
-    # a read first: on SQLite a claim takes the write lock even when there is nothing to claim
+    # read anew: a worker may leave while its long poll waits
+    if storage.workers.get(worker.id).health is Health.GONE:
+        return Look(leaves=True)
     if not storage.queue.waiting(worker.target_keys):
         return Look(empty=True)
     return Look(
         storage.leases.claim(
-            worker.id, worker.target_keys, limit=limit, lease_seconds=lease_seconds
+            worker.id,
+            worker.target_keys,
+            limit=limit,
+            lease_seconds=lease_seconds,
+            token_id=token_id,
         )
     )
 
 
-@router.post("/leases/{request_id}/result")
+@router.post("/leases/{lease_id}/result")
 def report_result(
-    request_id: str, body: ResultRequest, storage: StorageDep, token: Measurer
+    lease_id: str, body: ResultRequest, storage: StorageDep, token: Measurer
 ) -> ResultView:
-    """Save what was measured. Safe to repeat: the same `result_key` is a duplicate, no error."""
+    """Save what was measured. Safe to repeat: the same `result_key` is a duplicate, no error.
+
+    What comes after somebody else got the request is `late`: kept with the lease, and not counted.
+    """
     own_worker(storage, body.worker_id, token)
-    completion = storage.leases.complete(
-        request_id, body.fencing_token, body.result_key, body.result
-    )
+    completion = storage.leases.complete(lease_id, body.worker_id, body.result_key, body.result)
     return ResultView(completion=completion.value)
 
 
-@router.post("/leases/{request_id}/failure")
+@router.post("/leases/{lease_id}/failure")
 def report_failure(
-    request_id: str, body: FailureRequest, storage: StorageDep, token: Measurer
+    lease_id: str, body: FailureRequest, storage: StorageDep, token: Measurer
 ) -> FailureView:
-    """The worker cannot work on the request; with `retry`, it may be tried again."""
+    """The worker does not work on the request, and why; others may try."""
     own_worker(storage, body.worker_id, token)
-    state = storage.leases.fail(request_id, body.fencing_token, body.error, retry=body.retry)
+    state = storage.leases.fail(lease_id, body.worker_id, Cause(body.cause), body.error)
     return FailureView(state=state.value)
 
 

@@ -95,7 +95,7 @@ def heartbeat(
     renewed = (
         storage.leases.renew(worker_id, body.leases, settings.lease_seconds) if body.leases else {}
     )
-    return HeartbeatView(renewed=dict(renewed), health=worker.health.value)
+    return HeartbeatView(renewed=renewed, health=worker.health.value)
 
 
 @router.post("/workers/{worker_id}/drain")
@@ -103,9 +103,12 @@ def drain(worker_id: str, body: DrainRequest, storage: StorageDep, token: Measur
     """Give a worker no new leases, or with `draining` false new ones again. It finishes those it
     has.
 
-    A worker that is drained stays so when it is started again.
+    A worker that is drained stays so when it is started again. An admin who uses a worker again
+    also ends its quarantine.
     """
     own_worker(storage, worker_id, token)
+    if not body.draining and token.allows(Scope.ADMIN):
+        storage.workers.readmit(worker_id)
     worker = storage.workers.drain(worker_id, body.draining)
     return worker_view(worker, storage.leases.in_hand().get(worker_id, 0))
 

@@ -18,6 +18,7 @@ from db.stores.events import EventStore
 from db.stores.jobs import JobProgress, JobStore
 from db.stores.leases import LeaseStore
 from db.stores.statements import table_of
+from db.stores.workers import WorkerStore
 
 
 def say(value: object) -> None:
@@ -26,15 +27,16 @@ def say(value: object) -> None:
 
 
 def measure(engine: sa.Engine, name: str) -> None:
-    """Claim and complete requests until there is none; say (request, fencing token) of each."""
+    """Claim and complete requests until there is none; say (request, attempt) of each."""
     store = LeaseStore(engine)
+    WorkerStore(engine).register(name, ["t"], {}, worker_id=name)
     seen = []
     while leases := store.claim(name, ["t"], limit=3, lease_seconds=600):
-        store.renew(name, {lease.request_id: lease.fencing_token for lease in leases}, 600)
+        store.renew(name, [lease.lease_id for lease in leases], 600)
         for lease in leases:
             key = f"{name}-{lease.request_id}"
-            store.complete(lease.request_id, lease.fencing_token, key, {"by": name})
-            seen.append([lease.request_id, lease.fencing_token])
+            store.complete(lease.lease_id, name, key, {"by": name})
+            seen.append([lease.request_id, lease.attempt])
     say(seen)
 
 
@@ -64,11 +66,12 @@ def log(engine: sa.Engine, name: str) -> None:
 
 
 def hold(engine: sa.Engine, name: str) -> None:
-    """Claim a request and a job, say the fencing tokens, and wait to be killed."""
+    """Claim a request and a job, say the lease and the fencing token, and wait to be killed."""
+    WorkerStore(engine).register(name, ["t"], {}, worker_id=name)
     (lease,) = LeaseStore(engine).claim(name, ["t"], limit=1, lease_seconds=600)
     taken = JobStore(engine).claim(name, 600)
     assert taken is not None
-    say([lease.fencing_token, taken[0].fencing_token])
+    say([lease.lease_id, taken[0].fencing_token])
     time.sleep(600)
 
 

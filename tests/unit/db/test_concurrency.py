@@ -21,9 +21,10 @@ from db.job_states import JobState
 from db.stores.blobs import BlobStore
 from db.stores.events import EventStore
 from db.stores.jobs import JobClaim, JobStore
-from db.stores.leases import LeaseStore, NewRequest, RequestState
+from db.stores.leases import Completion, LeaseStore, NewRequest, RequestState
 from db.stores.models import ModelStore
 from db.stores.tasks import WorkloadStore
+from db.stores.workers import WorkerStore
 
 PEER = Path(__file__).with_name("peer.py")
 ROOT = Path(db.__file__).parents[1]
@@ -78,7 +79,7 @@ def test_no_request_is_claimed_twice(engine: sa.Engine, url: str) -> None:
     with peers("measure", url) as processes:
         seen = [item for process in processes for item in said(process)]
     assert sorted(name for name, _ in seen) == names
-    assert {token for _, token in seen} == {1}
+    assert {attempt for _, attempt in seen} == {1}
     statuses = LeaseStore(engine).status(names).values()
     assert {status.state for status in statuses} == {RequestState.DONE}
     assert all(status.result == {"by": status.worker_id} for status in statuses)
@@ -86,6 +87,7 @@ def test_no_request_is_claimed_twice(engine: sa.Engine, url: str) -> None:
 
 def test_a_lease_that_ran_out_is_requeued_once(engine: sa.Engine, url: str) -> None:
     names = submit(engine, 60)
+    WorkerStore(engine).register("lost", ["t"], {}, worker_id="lost")
     LeaseStore(engine).claim("lost", ["t"], limit=60, lease_seconds=1)
     with peers("expire", url) as processes:
         requeued = [name for process in processes for name in said(process)]
@@ -126,10 +128,11 @@ def test_a_killed_process_is_replaced_and_fenced_off(
     later = lambda: time.time() + 3600  # noqa: E731
     leases, jobs = LeaseStore(engine, later), JobStore(engine, later)
     assert leases.expire().requeued == ("r000",)
-    (lease,) = leases.claim("next", ["t"], limit=1, lease_seconds=60)
-    assert (lease.attempt, lease.fencing_token) == (2, old_lease + 1)
-    with pytest.raises(StaleLeaseError):
-        leases.complete("r000", old_lease, "late", {})
+    WorkerStore(engine).register("next", ["t"], {}, worker_id="next")
+    much_later = LeaseStore(engine, lambda: time.time() + 4000)
+    (lease,) = much_later.claim("next", ["t"], limit=1, lease_seconds=60)
+    assert lease.attempt == 2 and lease.lease_id != old_lease
+    assert leases.complete(old_lease, "killed", "late", {}) is Completion.LATE
     taken = jobs.claim("next", 60)
     assert taken is not None
     assert taken[0] == JobClaim(job.id, "next", old_claim + 1)

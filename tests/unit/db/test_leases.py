@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import time
 from typing import Any
 
 import pytest
@@ -7,13 +9,31 @@ import sqlalchemy as sa
 
 from db.errors import NotFoundError, StaleLeaseError
 from db.stores.jobs import JobStore
-from db.stores.leases import Completion, Lease, LeaseStore, NewRequest, RequestState
-from db.stores.workers import WorkerStore
+from db.stores.leases import (
+    Blame,
+    Cause,
+    Completion,
+    Lease,
+    LeaseStore,
+    NewRequest,
+    Outcome,
+    RequestState,
+)
+from db.stores.workers import Health, WorkerStore
 
 
 @pytest.fixture
-def leases(engine: sa.Engine, clock: Any) -> LeaseStore:
-    return LeaseStore(engine, clock)
+def workers(engine: sa.Engine, clock: Any) -> WorkerStore:
+    """Three that run the target."""
+    store = WorkerStore(engine, clock, lost_after_seconds=1e9)
+    for name in ("w", "w1", "w2"):
+        store.register(name, ["t"], {}, worker_id=name)
+    return store
+
+
+@pytest.fixture
+def leases(engine: sa.Engine, clock: Any, workers: WorkerStore) -> LeaseStore:
+    return LeaseStore(engine, clock, lost_after_seconds=1e9)
 
 
 def request(name: str, **facts: Any) -> NewRequest:
@@ -26,14 +46,20 @@ def take(leases: LeaseStore, worker: str = "w", limit: int = 1) -> Lease:
     return lease
 
 
+def done(leases: LeaseStore, lease: Lease, key: str = "key", **result: Any) -> Completion:
+    return leases.complete(lease.lease_id, lease.worker_id, key, result)
+
+
 def state(leases: LeaseStore, name: str) -> RequestState:
     return leases.status([name])[name].state
 
 
 def test_submit_claim_complete_acknowledge(leases: LeaseStore, clock: Any) -> None:
     assert leases.submit([request("r1", blob_digests=("so", "ref"))]) == ["r1"]
-    lease = take(leases)
+    (lease,) = leases.claim("w", ["t"], limit=1, lease_seconds=10, token_id="token")
+    assert re.fullmatch("[0-9a-f]{32}", lease.lease_id)
     assert lease == Lease(
+        lease_id=lease.lease_id,
         request_id="r1",
         job_id="j",
         target_key="t",
@@ -41,31 +67,33 @@ def test_submit_claim_complete_acknowledge(leases: LeaseStore, clock: Any) -> No
         blob_digests=("so", "ref"),
         worker_id="w",
         attempt=1,
-        fencing_token=1,
         deadline=clock() + 10,
     )
+    held = leases.held(lease.lease_id, "w")
+    assert (held.request_id, held.payload) == ("r1", lease.payload)
     assert leases.claim("w", ["t"], limit=5, lease_seconds=10) == []
     assert state(leases, "r1") is RequestState.LEASED
     assert leases.acknowledge(["r1"]) == 0
-    assert leases.blob_digests() == {"so", "ref"}
     clock.advance(1)
-    assert leases.complete("r1", 1, "key", {"ok": True}) is Completion.ACCEPTED
+    assert done(leases, lease, ok=True) is Completion.ACCEPTED
     found = leases.status(["r1", "unknown"])
     assert list(found) == ["r1"]
     assert found["r1"].state is RequestState.DONE
     assert found["r1"].result == {"ok": True}
     assert found["r1"].finished_at == clock()
     assert found["r1"].worker_id == "w"
-    assert leases.blob_digests() == frozenset()
     assert [s.request_id for s in leases.of_job("j", unacknowledged=True)] == ["r1"]
     assert leases.acknowledge(["r1"]) == 1
     assert leases.of_job("j", unacknowledged=True) == []
     assert leases.status(["r1"])["r1"].acknowledged
+    (row,) = leases.history("r1")
+    assert (row.worker_id, row.token_id, row.outcome) == ("w", "token", Outcome.COMPLETED)
+    assert (row.taken_at, row.ended_at) == (clock() - 1, clock())
 
 
 def test_submitting_again_finds_the_old_request(leases: LeaseStore) -> None:
     leases.submit([request("r1")])
-    leases.complete("r1", take(leases).fencing_token, "key", {"n": 1})
+    done(leases, take(leases), n=1)
     assert leases.submit([request("r1"), request("r2"), request("r2")]) == ["r2"]
     assert leases.status(["r1"])["r1"].result == {"n": 1}
     assert leases.payloads(["r1", "r2", "r3"]) == {
@@ -92,24 +120,22 @@ def test_claims_go_by_priority_age_target_and_worker(leases: LeaseStore) -> None
 
 def test_renewing(leases: LeaseStore, clock: Any) -> None:
     leases.submit([request("r1"), request("r2")])
-    tokens = {
-        lease.request_id: lease.fencing_token
-        for lease in leases.claim("w", ["t"], limit=2, lease_seconds=10)
-    }
+    one, two = leases.claim("w", ["t"], limit=2, lease_seconds=10)
+    names = [one.lease_id, two.lease_id]
     clock.advance(9)
     leases.cancel(request_ids=["r2"])
-    assert leases.renew("w", tokens, 10) == {"r1": clock() + 10}
-    assert leases.renew("thief", tokens, 10) == {}
-    assert leases.renew("w", {"r1": 7, "nope": 1}, 10) == {}
-    assert leases.renew("w", {}, 10) == {}
+    assert leases.renew("w", names, 10) == {one.lease_id: clock() + 10}
+    assert leases.renew("thief", names, 10) == {}
+    assert leases.renew("w", ["0" * 32], 10) == {}
+    assert leases.renew("w", [], 10) == {}
     clock.advance(9)
     assert leases.expire().requeued == ()
     clock.advance(1)
     assert leases.expire().requeued == ("r1",)
-    assert leases.renew("w", tokens, 10) == {}
+    assert leases.renew("w", names, 10) == {}
 
 
-def test_a_lost_workers_lease_goes_to_another_and_the_stale_one_is_fenced_off(
+def test_a_late_result_of_what_somebody_else_has_is_kept_and_not_counted(
     leases: LeaseStore, clock: Any
 ) -> None:
     leases.submit([request("r1")])
@@ -117,32 +143,34 @@ def test_a_lost_workers_lease_goes_to_another_and_the_stale_one_is_fenced_off(
     clock.advance(10)
     assert leases.expire().requeued == ("r1",)
     assert leases.expire().requeued == ()
+    clock.advance(1)
     new = take(leases, "w2")
-    assert (new.attempt, new.fencing_token) == (2, 2)
-    with pytest.raises(StaleLeaseError, match="fencing token is 2, not 1"):
-        leases.complete("r1", old.fencing_token, "old", {"from": "w1"})
+    assert new.attempt == 2 and new.lease_id != old.lease_id
+    assert done(leases, old, "old", by="w1") is Completion.LATE
+    assert done(leases, old, "old", by="w1") is Completion.LATE
     with pytest.raises(StaleLeaseError):
-        leases.fail("r1", old.fencing_token, "broken")
-    assert leases.release("w1", {"r1": old.fencing_token}) == 0
+        leases.fail(old.lease_id, "w1", Cause.SERVICE, "broken")
+    assert leases.release("w1", [old.lease_id]) == 0
     assert state(leases, "r1") is RequestState.LEASED
-    assert leases.complete("r1", new.fencing_token, "new", {"from": "w2"}) is Completion.ACCEPTED
-    with pytest.raises(StaleLeaseError, match="done already"):
-        leases.complete("r1", old.fencing_token, "old", {"from": "w1"})
-    assert leases.status(["r1"])["r1"].result == {"from": "w2"}
+    assert done(leases, new, "new", by="w2") is Completion.ACCEPTED
+    assert leases.status(["r1"])["r1"].result == {"by": "w2"}
+    first, second = leases.history("r1")
+    assert (first.outcome, first.late_result, first.blame) == (Outcome.LATE, {"by": "w1"}, None)
+    assert (second.outcome, second.late_result) == (Outcome.COMPLETED, None)
 
 
 def test_a_result_is_saved_once(leases: LeaseStore, clock: Any) -> None:
     leases.submit([request("r1")])
-    token = take(leases).fencing_token
-    assert leases.complete("r1", token, "key", {"n": 1}) is Completion.ACCEPTED
+    lease = take(leases)
+    assert done(leases, lease, n=1) is Completion.ACCEPTED
     first = leases.status(["r1"])
     clock.advance(1)
-    assert leases.complete("r1", token, "key", {"n": 1}) is Completion.DUPLICATE
-    with pytest.raises(StaleLeaseError):
-        leases.complete("r1", token, "another", {"n": 2})
+    assert done(leases, lease, n=1) is Completion.DUPLICATE
+    with pytest.raises(StaleLeaseError, match="is over: completed"):
+        done(leases, lease, "another", n=2)
     assert leases.status(["r1"]) == first
-    with pytest.raises(NotFoundError, match="measure request 'nope'"):
-        leases.complete("nope", 1, "key", {})
+    with pytest.raises(NotFoundError, match="lease 'nope'"):
+        leases.complete("nope", "w", "key", {})
 
 
 def test_a_late_result_is_welcome_while_nobody_else_has_the_request(
@@ -151,60 +179,137 @@ def test_a_late_result_is_welcome_while_nobody_else_has_the_request(
     leases.submit([request("r1"), request("r2")])
     one, two = leases.claim("w", ["t"], limit=2, lease_seconds=10)
     clock.advance(60)
-    assert leases.complete("r1", one.fencing_token, "k1", {}) is Completion.ACCEPTED
+    assert done(leases, one, "k1") is Completion.ACCEPTED
     assert leases.expire().requeued == ("r2",)
-    assert leases.complete("r2", two.fencing_token, "k2", {}) is Completion.ACCEPTED
+    assert done(leases, two, "k2") is Completion.ACCEPTED
     assert leases.claim("w", ["t"], limit=2, lease_seconds=10) == []
+    (lease,) = leases.history("r2")
+    assert (lease.outcome, lease.blame) == (Outcome.COMPLETED, None), "it did not die after all"
 
 
-def test_too_many_lost_workers_end_a_request(
-    leases: LeaseStore, clock: Any, engine: sa.Engine
+def test_a_worker_that_is_lost_with_a_request_too_often_ends_it(
+    leases: LeaseStore, workers: WorkerStore, clock: Any
 ) -> None:
-    workers = WorkerStore(engine, clock)
-    worker = workers.register("board", ["t"], {})
-    leases.submit([request("r1", max_attempts=2), request("r2")])
+    leases.submit([request("r1", worker_id="w"), request("r2")])
     leases.cancel(request_ids=["r2"])
-    take(leases, worker.id)
-    clock.advance(10)
-    assert leases.expire().lost == ()
-    last = take(leases, worker.id)
-    clock.advance(10)
-    assert leases.expire().lost == ("r1",)
+    for death in range(3):
+        last = take(leases, "w")
+        clock.advance(10)
+        expiry = leases.expire()
+        assert (expiry.requeued, expiry.lost) == ((), ("r1",)) if death == 2 else (("r1",), ())
+        clock.advance(60)
     status = leases.status(["r1"])["r1"]
-    assert (status.state, status.attempt) == (RequestState.EXPIRED, 2)
-    assert status.error is not None
-    assert worker.id in status.error
-    assert workers.get(worker.id).leases_lost == 2
-    with pytest.raises(StaleLeaseError, match="expired already"):
-        leases.complete("r1", last.fencing_token, "key", {})
+    assert (status.state, status.attempt) == (RequestState.EXPIRED, 3)
+    assert status.error is not None and "'w'" in status.error
+    assert workers.get("w").leases_lost == 3
+    assert done(leases, last) is Completion.LATE
     assert leases.claim("w", ["t"], limit=9, lease_seconds=10) == []
+
+
+def test_a_candidate_that_kills_three_workers_is_set_aside(
+    leases: LeaseStore, workers: WorkerStore, clock: Any
+) -> None:
+    leases.submit([request("killer")])
+    for name in ("w", "w1"):
+        take(leases, name)
+        clock.advance(10)
+        assert leases.expire().requeued == ("killer",)
+        clock.advance(60)
+    lease = take(leases, "w2")
+    # started again, the third one says itself that it was killed
+    killed = leases.fail(lease.lease_id, "w2", Cause.KILLED, "the worker was killed")
+    assert killed is RequestState.SET_ASIDE
+    status = leases.status(["killer"])["killer"]
+    assert status.error == "3 workers died of it ('w', 'w1', 'w2')"
+    assert {lease.blame for lease in leases.history("killer")} == {Blame.CANDIDATE}
+    clock.advance(1000)
+    assert leases.claim("w", ["t"], limit=9, lease_seconds=10) == []
+    assert all(worker.quarantine is None for worker in workers.list())
 
 
 def test_giving_back_is_no_attempt_but_ends_the_lease(leases: LeaseStore) -> None:
     leases.submit([request("r1", max_attempts=1)])
-    for token in range(1, 4):
+    for _ in range(3):
         lease = take(leases)
-        assert (lease.attempt, lease.fencing_token) == (1, token)
-        assert leases.release("w", {"r1": token}) == 1
-        assert leases.renew("w", {"r1": token}, 10) == {}
+        assert lease.attempt == 1
+        assert leases.release("w1", [lease.lease_id]) == 0, "it is another worker's"
+        assert leases.release("w", [lease.lease_id]) == 1
+        assert leases.renew("w", [lease.lease_id], 10) == {}
+        assert leases.release("w", [lease.lease_id]) == 0
     assert state(leases, "r1") is RequestState.QUEUED
+    assert {lease.outcome for lease in leases.history("r1")} == {Outcome.RELEASED}
 
 
-def test_a_worker_that_cannot_work_on_a_request(leases: LeaseStore) -> None:
-    leases.submit([request("r1", max_attempts=2)])
-    first = leases.fail("r1", take(leases).fencing_token, "blob is damaged", retry=True)
-    assert first is RequestState.QUEUED
-    second = leases.fail("r1", take(leases).fencing_token, "blob is damaged", retry=True)
-    assert second is RequestState.FAILED
+def test_what_no_worker_can_work_on_ends_after_its_attempts(leases: LeaseStore, clock: Any) -> None:
+    leases.submit([request("r1", worker_id="w", max_attempts=2)])
+    states = []
+    for _ in range(2):
+        lease = take(leases)
+        states.append(leases.fail(lease.lease_id, "w", Cause.SERVICE, "blob is damaged"))
+        clock.advance(60)
+    assert states == [RequestState.QUEUED, RequestState.FAILED]
     assert leases.status(["r1"])["r1"].error == "blob is damaged"
-    leases.submit([request("r2")])
-    assert leases.fail("r2", take(leases).fencing_token, "protocol 9") is RequestState.FAILED
+    assert {lease.blame for lease in leases.history("r1")} == {Blame.SERVICE}
+
+
+def test_nobody_ends_or_revives_the_lease_of_another_worker(leases: LeaseStore, clock: Any) -> None:
+    """Neither by its name nor by one that is guessed; not by a number that comes after it."""
+    leases.submit([request("r1")])
+    lease = take(leases, "w1")
+    for name in (lease.lease_id, f"{int(lease.lease_id, 16) + 1:032x}", "2"):
+        for call in (
+            lambda name: leases.complete(name, "w2", "key", {"run_seconds": 1e-12}),
+            lambda name: leases.fail(name, "w2", Cause.SERVICE, "it does not work"),
+            lambda name: leases.refuse(name, "w2", "I do not like it"),
+            lambda name: leases.held(name, "w2"),
+        ):
+            with pytest.raises(NotFoundError, match=f"lease '{name}'"):
+                call(name)
+        assert leases.renew("w2", [name], 1000) == {}
+        assert leases.release("w2", [name]) == 0
+    assert state(leases, "r1") is RequestState.LEASED
+    (row,) = leases.history("r1")
+    assert (row.worker_id, row.deadline, row.ended_at) == ("w1", clock() + 10, None)
+
+
+def test_a_worker_that_left_or_is_drained_or_unknown_claims_nothing(
+    leases: LeaseStore, workers: WorkerStore
+) -> None:
+    leases.submit([request("r1")])
+    workers.leave("w")
+    workers.heartbeat("w")  # a message that was delayed brings nobody back
+    workers.drain("w1")
+    for name in ("w", "w1"):
+        assert leases.claim(name, ["t"], limit=1, lease_seconds=10) == []
+    with pytest.raises(NotFoundError, match="worker 'nobody'"):
+        leases.claim("nobody", ["t"], limit=1, lease_seconds=10)
+    assert state(leases, "r1") is RequestState.QUEUED
+    workers.register("w", ["t"], {}, worker_id="w")
+    assert take(leases, "w").request_id == "r1"
+
+
+def test_a_replica_whose_clock_is_wrong_ends_no_lease(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deadlines and silence are by the database's clock, whatever the replica's says."""
+    right = time.time()
+    workers, leases = WorkerStore(engine), LeaseStore(engine)
+    workers.register("w", ["t"], {}, worker_id="w")
+    leases.submit([request("r1")])
+    for wrong in (right - 60, right + 60):
+        monkeypatch.setattr(time, "time", lambda wrong=wrong: wrong)
+        lease = take(leases, "w")
+        assert abs(lease.deadline - right - 10) < 9
+        later = LeaseStore(engine)
+        assert later.expire().count == 0 and state(later, "r1") is RequestState.LEASED
+        assert WorkerStore(engine).get("w").health is Health.HEALTHY
+        assert leases.renew("w", [lease.lease_id], 10)
+        assert leases.release("w", [lease.lease_id]) == 1
 
 
 def test_cancelling(leases: LeaseStore) -> None:
     leases.submit([request("r1"), request("r2"), request("r3", job_id="other"), request("r4")])
-    held = take(leases)
-    leases.complete("r1", held.fencing_token, "key", {})
+    done(leases, take(leases))
     lease = take(leases)
     assert leases.cancel(job_id="j") == 2
     assert leases.cancel(job_id="j") == 0
@@ -213,27 +318,27 @@ def test_cancelling(leases: LeaseStore) -> None:
         RequestState.CANCELLED,
         RequestState.CANCELLED,
     ]
-    with pytest.raises(StaleLeaseError, match="cancelled already"):
-        leases.complete(lease.request_id, lease.fencing_token, "key", {})
+    assert done(leases, lease, n=1) is Completion.LATE
+    assert state(leases, lease.request_id) is RequestState.CANCELLED
     assert [s.request_id for s in leases.of_job("other", unfinished=True)] == ["r3"]
     assert leases.of_job("j", unfinished=True) == []
 
 
-def test_a_server_that_was_down_gives_grace(leases: LeaseStore, clock: Any) -> None:
+def test_the_time_in_which_nobody_could_renew_does_not_count(
+    leases: LeaseStore, clock: Any
+) -> None:
     leases.submit([request("r1"), request("r2")])
     lease = take(leases)
     clock.advance(1000)
-    assert leases.grace(20) == 1
+    assert leases.extend(995) == 1
     assert leases.expire().requeued == ()
-    assert leases.renew("w", {"r1": lease.fencing_token}, 60) == {"r1": clock() + 60}
-    assert leases.grace(20) == 0
+    assert leases.renew("w", [lease.lease_id], 60) == {lease.lease_id: clock() + 60}
 
 
 def test_depth_and_prune(leases: LeaseStore, clock: Any) -> None:
     leases.submit([request(f"r{number}") for number in range(4)])
     leases.submit([request("u1", target_key="u")])
-    lease = take(leases)
-    leases.complete(lease.request_id, lease.fencing_token, "key", {})
+    done(leases, take(leases))
     take(leases)
     depth = leases.depth()
     assert depth[RequestState.QUEUED] == 3
@@ -245,6 +350,7 @@ def test_depth_and_prune(leases: LeaseStore, clock: Any) -> None:
     assert leases.prune(101) == 0
     assert leases.prune(99) == 1
     assert len(leases.of_job("j")) == 4
+    assert leases.history("r0") == [] and len(leases.history("r1")) == 1
 
 
 def test_what_an_open_job_waits_for_is_never_pruned(
@@ -254,8 +360,7 @@ def test_what_an_open_job_waits_for_is_never_pruned(
     job = jobs.create(model_digest, "host")
     leases.submit([request(name, job_id=job.id) for name in ("stored", "waits", "open")])
     for _ in range(2):
-        lease = take(leases)
-        leases.complete(lease.request_id, lease.fencing_token, "key", {"n": 1})
+        done(leases, take(leases), n=1)
     leases.acknowledge(["stored"])
     clock.advance(1e9)
     assert leases.prune(60) == 1 and leases.prune(60) == 0
@@ -274,7 +379,7 @@ def test_leases_in_hand(leases: LeaseStore) -> None:
     leases.claim("w1", ["t"], limit=2, lease_seconds=10)
     lease = take(leases, "w2")
     assert leases.in_hand() == {"w1": 2, "w2": 1}
-    leases.complete(lease.request_id, lease.fencing_token, "key", {})
+    done(leases, lease)
     assert leases.in_hand() == {"w1": 2}
 
 
@@ -283,7 +388,6 @@ def test_a_large_batch(leases: LeaseStore) -> None:
     leases.submit([request(name) for name in names])
     claimed = leases.claim("w", ["t"], limit=1000, lease_seconds=10)
     assert [lease.request_id for lease in claimed] == names
-    tokens = {lease.request_id: lease.fencing_token for lease in claimed}
-    assert len(leases.renew("w", tokens, 10)) == 1000
+    assert len(leases.renew("w", [lease.lease_id for lease in claimed], 10)) == 1000
     assert leases.cancel(request_ids=names) == 1000
     assert [s.state for s in leases.status(names).values()] == [RequestState.CANCELLED] * 1000

@@ -191,7 +191,7 @@ def test_a_killed_tuner_finds_what_it_asked_for(
     (lease,) = storage.leases.claim(registered.id, [host_target().key], limit=1, lease_seconds=60)
     assert all(digest in storage.blobs for digest in lease.blob_digests)
     done = RunResult(lease.request_id, RunStatus.OK, errors={"y": 0.25}, worker=registered.id)
-    storage.leases.complete(lease.request_id, lease.fencing_token, "key", done.to_json())
+    storage.leases.complete(lease.lease_id, registered.id, "key", done.to_json())
     with LeasedDevice(storage, job, host_target(), CancelToken(), CancelToken()) as device:
         for _ in range(2):
             assert device.check(model, 1, SEED, outputs).errors == {"y": 0.25}
@@ -220,9 +220,7 @@ def test_what_a_device_was_short_of_is_asked_for_again(
                 board.id, [host_target().key], limit=1, lease_seconds=60
             )
             result = RunResult(lease.request_id, status, "100 bytes are free", worker=board.id)
-            storage.leases.complete(
-                lease.request_id, lease.fencing_token, f"key {life}", result.to_json()
-            )
+            storage.leases.complete(lease.lease_id, board.id, f"key {life}", result.to_json())
             with pytest.raises(DeviceError, match="100 bytes are free") as caught:
                 call.result()
             assert not caught.value.ran
@@ -244,7 +242,7 @@ def test_a_second_race_is_another_sample(storage: Storage, job: str, model: Load
                     race = Race(1.0, (Comparison("untuned", (ratio,) * 8),))
                     result = RunResult(lease.request_id, RunStatus.OK, race=race, worker=board.id)
                     storage.leases.complete(
-                        lease.request_id, lease.fencing_token, f"key {number}", result.to_json()
+                        lease.lease_id, board.id, f"key {number}", result.to_json()
                     )
                 (comparison,) = call.result().comparisons
                 assert comparison.ratio == ratio

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 
+from db.engine import writing
 from db.storage import Storage
-from db.stores.leases import LeaseStore, RequestState
+from db.stores.leases import Cause, LeaseStore, RequestState
 from service.jobs.remote_runner import REQUESTS_PER_WORKER, Interrupted, RemoteRunner
 from tuner.cancel import CancelToken
 from tuner.measure.measurement import Measurement, RecordKey, Status
@@ -44,16 +46,14 @@ def work(storage: Storage, lose: bool = False) -> list[str]:
     leases = storage.leases.claim(worker.id, [TARGET], limit=10, lease_seconds=60)
     for lease in leases:
         if lose:
-            storage.leases.fail(lease.request_id, lease.fencing_token, "it broke")
+            storage.leases.fail(lease.lease_id, worker.id, Cause.KILLED, "it broke")
             continue
         request = MeasureRequest.from_json(lease.payload)
         ok = Measurement(Status.OK, samples_seconds=(1e-6,), worker=worker.id)
         result = MeasureResult(
             request.request_id, tuple((c.trial_id, ok) for c in request.candidates), worker.id
         )
-        storage.leases.complete(
-            lease.request_id, lease.fencing_token, lease.request_id, result.to_json()
-        )
+        storage.leases.complete(lease.lease_id, worker.id, lease.request_id, result.to_json())
     return [lease.request_id for lease in leases]
 
 
@@ -104,13 +104,35 @@ def test_cancelled_requests_still_give_results(storage: Storage, job: str) -> No
     assert work(storage) == []
 
 
+def lose_three(storage: Storage) -> None:
+    """Three workers take it, one after the other, and die."""
+    for _ in range(3):
+        with writing(storage.engine) as connection:
+            connection.execute(sa.text("UPDATE measure_requests SET not_before = 0"))
+        assert work(storage, lose=True) == ["a"]
+
+
 def test_lost_workers_are_a_status_and_not_an_exception(storage: Storage, job: str) -> None:
     remote = runner(storage, job)
     remote.submit(*make("a"))
+    with writing(storage.engine) as connection:
+        connection.execute(sa.text("UPDATE measure_requests SET max_attempts = 1"))
     work(storage, lose=True)
     (result,) = remote.poll(0.0)
     measurement = result.measurements[0][1]
-    assert (measurement.status, measurement.error) == (Status.WORKER_LOST, "it broke")
+    assert measurement.status is Status.WORKER_LOST and "it broke" in measurement.error
+
+
+def test_a_candidate_that_killed_three_workers_is_a_failed_trial_and_not_tried_again(
+    storage: Storage, job: str
+) -> None:
+    remote = runner(storage, job)
+    remote.submit(*make("a"))
+    lose_three(storage)
+    (result,) = remote.poll(0.0)
+    measurement = result.measurements[0][1]
+    assert measurement.status is Status.CRASH and "3 workers died of it" in measurement.error
+    assert measurement.status.says_something_of_the_candidate
 
 
 def test_the_tuner_lets_no_lease_run_out(storage: Storage, job: str) -> None:
@@ -145,8 +167,6 @@ def test_capacity_follows_the_workers_of_the_target(storage: Storage, job: str) 
 def test_a_request_of_an_older_release_is_dropped(storage: Storage, job: str) -> None:
     remote = runner(storage, job)
     remote.submit(*make("a"))
-    import sqlalchemy as sa
-
     with storage.engine.begin() as connection:
         connection.execute(sa.text("UPDATE measure_requests SET payload = '{\"protocol\": 0}'"))
     again = runner(storage, job)

@@ -145,8 +145,8 @@ def test_a_killed_worker_reports_its_spool_before_it_claims(
     files = StateFolder(options.spool, options.server)
     files.worker_id = registered.id
     result = MeasureResult("done", (("t", Measurement(Status.OK, samples_seconds=(1.0,))),))
-    files.spool(Spooled("done", leases[0].fencing_token, "key", result.to_json()))
-    files.hold("begun", leases[1].fencing_token)
+    files.spool(Spooled("done", leases[0].lease_id, "key", result.to_json()))
+    files.hold("begun", leases[1].lease_id)
     files.close()
     running = start()
     until(lambda: state(storage, "new") is RequestState.DONE)
@@ -239,7 +239,7 @@ def test_two_workers_never_share_a_folder(tmp_path: Path) -> None:
 
 def test_a_spooled_result_survives_and_is_forgotten(tmp_path: Path) -> None:
     files = StateFolder(tmp_path, "s")
-    entry = Spooled("r", 3, "key", {"x": [1, 2]})
+    entry = Spooled("r", "3" * 32, "key", {"x": [1, 2]})
     files.spool(entry)
     files.close()
     again = StateFolder(tmp_path, "s")

@@ -197,7 +197,11 @@ def test_a_result_that_the_service_never_takes_is_kept_aside(
     options: WorkerOptions,
     refusal: tuple[int, str],
 ) -> None:
-    proxy.instead = lambda path: own_problem(*refusal) if "/a/result" in path else None
+    def refused(path: str) -> Answer | None:
+        paths = [f"/v1/leases/{lease.lease_id}/result" for lease in storage.leases.history("a")]
+        return own_problem(*refusal) if path in paths else None
+
+    proxy.instead = refused
     queue(storage, "a", "b")
     running = start()
     until(lambda: state(storage, "b") is RequestState.DONE)
@@ -209,7 +213,7 @@ def test_a_result_that_the_service_never_takes_is_kept_aside(
 def test_what_is_kept_aside_is_bounded(tmp_path: Path) -> None:
     files = StateFolder(tmp_path, "s")
     for number in range(ASIDE_RESULTS + 5):
-        entry = Spooled(f"r{number}", 1, "key", {})
+        entry = Spooled(f"r{number}", "1" * 32, "key", {})
         files.spool(entry)
         files.set_aside(entry.request_id)
     assert len([*tmp_path.rglob("aside/*.json")]) == ASIDE_RESULTS

@@ -1,0 +1,175 @@
+"""What follows from a lease that ended without a result: for its request, and for its worker.
+
+Blame is apart. A candidate under which several workers died is set aside. A worker with several
+failures of its own is in quarantine: it gets nothing, then, after a pause, one request at a time,
+the canary. A canary whose result is taken brings it back; one that fails doubles the pause.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from db.models import WorkerRow
+from db.stores.measure_queue import leases, requests
+from db.stores.requests import Blame, Outcome, RequestState
+from db.stores.statements import table_of
+
+workers = table_of(WorkerRow)
+
+MOST_DEATHS = 3
+"""Workers that may die with a request in hand before nobody gets it any more."""
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
+"""Before a request is tried again: doubles with each attempt."""
+
+WINDOW_SECONDS = 3600.0
+"""For so long a worker's failures count."""
+
+FIRST_CANARY_SECONDS, LONGEST_CANARY_SECONDS = 30.0, 3600.0
+"""Before a worker in quarantine gets one request: doubles each time that it comes to that."""
+
+FORGIVEN_SECONDS = 86_400.0
+"""A worker that was back for so long begins with the first pause again."""
+
+
+def end_without_result(
+    connection: sa.Connection,
+    request: sa.Row[Any],
+    lease_id: str,
+    outcome: Outcome,
+    blame: Blame | None,
+    error: str,
+    now: float,
+) -> RequestState:
+    """End a lease, and queue its request again or end that, too.
+
+    `request` is the row of a leased request, locked.
+    """
+    ended = {
+        "ended_at": now,
+        "outcome": outcome.value,
+        "blame": None if blame is None else blame.value,
+        "error": error,
+    }
+    connection.execute(sa.update(leases).where(leases.c.id == lease_id).values(ended))
+    died = sa.select(leases.c.worker_id).where(
+        leases.c.request_id == request.id, leases.c.outcome == Outcome.LOST.value
+    )
+    dead = list(connection.execute(died).scalars()) if outcome is Outcome.LOST else []
+    names = ", ".join(f"'{name}'" for name in sorted({*dead}))
+    values: dict[str, Any] = {"finished_at": now}
+    if len({*dead}) >= MOST_DEATHS:
+        state = RequestState.SET_ASIDE
+        values["error"] = f"{len({*dead})} workers died of it ({names})"
+        theirs = sa.update(leases).where(
+            leases.c.request_id == request.id, leases.c.outcome == Outcome.LOST.value
+        )
+        connection.execute(theirs.values(blame=Blame.CANDIDATE.value))
+    elif len(dead) >= MOST_DEATHS or (dead and request.attempt >= request.max_attempts):
+        state = RequestState.EXPIRED
+        times = "time" if len(dead) == 1 else "times"
+        values["error"] = f"the workers were lost {len(dead)} {times} ({names}): {error}"
+    elif request.attempt >= request.max_attempts:
+        state = RequestState.FAILED
+        values["error"] = error
+    else:
+        state = RequestState.QUEUED
+        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (request.attempt - 1))
+        values = {"error": error, "not_before": now + pause}
+    update = sa.update(requests).where(requests.c.serial == request.serial)
+    connection.execute(update.values(state=state.value, **values))
+    # whoever waits is woken when the pause is over, by `LeaseStore.wake`
+    return state
+
+
+def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: int) -> bool:
+    """Put a worker into quarantine if its failures are so many, or its canary failed; whether it
+    was."""
+    query = sa.select(workers).where(workers.c.id == worker_id).with_for_update()
+    worker = connection.execute(query).first()
+    if worker is None:
+        return False
+    since = now - WINDOW_SECONDS
+    if worker.quarantined_at is not None:
+        since = worker.quarantined_at
+    elif worker.readmitted_at is not None:
+        since = max(since, worker.readmitted_at)
+    query = (
+        sa.select(leases.c.request_id, leases.c.outcome, leases.c.error, leases.c.ended_at)
+        .where(
+            leases.c.worker_id == worker_id,
+            leases.c.blame == Blame.WORKER.value,
+            leases.c.ended_at > since,
+        )
+        .order_by(leases.c.ended_at.desc())
+        .limit(100)
+    )
+    if worker.quarantined_at is not None:
+        # what it had in hand before says nothing new
+        query = query.where(leases.c.taken_at > worker.quarantined_at)
+    failed = connection.execute(query).all()
+    if _count(failed) < (1 if worker.quarantined_at is not None else most_failures):
+        return False
+    forgiven = worker.readmitted_at is not None and now - worker.readmitted_at > FORGIVEN_SECONDS
+    before = 0 if forgiven and worker.quarantined_at is None else worker.quarantines
+    pause = min(LONGEST_CANARY_SECONDS, FIRST_CANARY_SECONDS * 2.0 ** min(before, 10))
+    newest = failed[0].error or failed[0].outcome
+    said = (
+        f"{_count(failed)} failures of its own, the last: {newest}"
+        if worker.quarantined_at is None
+        else f"what it was tried with failed: {newest}"
+    )
+    values = {
+        "quarantined_at": now,
+        "quarantine_reason": said[:500],
+        "canary_at": now + pause,
+        "quarantines": before + 1,
+    }
+    connection.execute(sa.update(workers).where(workers.c.id == worker_id).values(values))
+    return True
+
+
+def _count(failed: Any) -> int:
+    """Failures as they count: what was in one worker's hand when it died is one death."""
+    own = {row.request_id for row in failed if row.outcome != Outcome.LOST.value}
+    lost = [row for row in failed if row.outcome == Outcome.LOST.value]
+    deaths = min(
+        len({row.request_id for row in lost}), len({int(row.ended_at // 60) for row in lost})
+    )
+    return len(own) + deaths
+
+
+def readmit(connection: sa.Connection, worker_id: str, taken_at: float | None, now: Any) -> None:
+    """Take a worker out of quarantine: its canary, taken at that time, came back well. Without a
+    time, because somebody says so."""
+    update = sa.update(workers).where(
+        workers.c.id == worker_id, workers.c.quarantined_at.is_not(None)
+    )
+    if taken_at is not None:
+        update = update.where(workers.c.quarantined_at < taken_at)
+    connection.execute(
+        update.values(
+            quarantined_at=None, quarantine_reason=None, canary_at=None, readmitted_at=now
+        )
+    )
+
+
+def clear_by_success(
+    connection: sa.Connection, request_id: str, worker_id: str, now: float, most_failures: int
+) -> None:
+    """A worker did what others could not: so it was neither the service's fault nor the
+    candidate's."""
+    update = (
+        sa.update(leases)
+        .where(
+            leases.c.request_id == request_id,
+            leases.c.worker_id != worker_id,
+            leases.c.blame == Blame.SERVICE.value,
+        )
+        .values(blame=Blame.WORKER.value)
+        .returning(leases.c.worker_id)
+    )
+    for other in sorted(set(connection.execute(update).scalars())):
+        judge(connection, other, now, most_failures)

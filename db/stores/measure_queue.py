@@ -1,0 +1,192 @@
+"""The queue of measurements as the tuner sees it: submit, ask, acknowledge, cancel.
+
+States: queued -> leased -> done | failed | expired | set_aside | cancelled, and back from leased to
+queued when a lease ended without a result. `attempt` counts the leases that were not given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from db.clock import Clock, instant
+from db.engine import reading, writing
+from db.job_states import JobState
+from db.models import JobRow, LeaseRow, RequestRow
+from db.notices import announce, queue_topic
+from db.stores.blob_references import BlobKind, refer
+from db.stores.requests import JsonObject, NewRequest, Outcome, RequestState, RequestStatus
+from db.stores.statements import chunks, table_of, upsert
+
+requests = table_of(RequestRow)
+leases = table_of(LeaseRow)
+_jobs = table_of(JobRow)
+
+_open_job = [state.value for state in JobState if not state.final]
+_open = [RequestState.QUEUED.value, RequestState.LEASED.value]
+_is_open = requests.c.state.in_(_open)
+
+
+class MeasureQueue:
+    """The tuner's side. `clock` is for tests: without one, times are the database's."""
+
+    def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
+        self._engine = engine
+        self._now = instant(clock)
+
+    def submit(self, new: Sequence[NewRequest]) -> Sequence[str]:
+        """Queue requests in one transaction; the ids that are new. Known ones stay as they are."""
+        rows = [
+            {
+                "id": request.request_id,
+                "job_id": request.job_id,
+                "target_key": request.target_key,
+                "only_worker": request.worker_id,
+                "priority": request.priority,
+                "payload": dict(request.payload),
+                "blob_digests": list(request.blob_digests),
+                "state": RequestState.QUEUED.value,
+                "attempt": 0,
+                "max_attempts": request.max_attempts,
+                "not_before": 0.0,
+                "acknowledged": False,
+            }
+            for request in new
+        ]
+        with writing(self._engine) as connection:
+            if not rows:
+                return []
+            insert = upsert(connection, requests).values(created_at=self._now())
+            insert = insert.on_conflict_do_nothing()
+            known = set(connection.execute(insert.returning(requests.c.id), rows).scalars())
+            announce(connection, {queue_topic(request.target_key) for request in new})
+            for request in new:
+                if request.request_id in known:
+                    name = request.request_id
+                    refer(connection, BlobKind.REQUEST, name, request.blob_digests)
+        return [name for name in dict.fromkeys(r.request_id for r in new) if name in known]
+
+    def status(self, request_ids: Sequence[str]) -> Mapping[str, RequestStatus]:
+        """Where these requests stand: what a tuner polls. Unknown ids are left out."""
+        found: dict[str, RequestStatus] = {}
+        with reading(self._engine) as connection:
+            for some in chunks(request_ids):
+                query = sa.select(*_status_columns).where(requests.c.id.in_(some))
+                found.update({row.id: _status(row) for row in connection.execute(query)})
+        return found
+
+    def of_job(
+        self, job_id: str, *, unfinished: bool = False, unacknowledged: bool = False
+    ) -> Sequence[RequestStatus]:
+        """The requests of a job, oldest first: all, or those that are not final, or those whose
+        outcome its tuner has not stored yet. A restarted tuner resumes the last kind."""
+        query = sa.select(*_status_columns).where(requests.c.job_id == job_id)
+        if unfinished:
+            query = query.where(_is_open)
+        if unacknowledged:
+            query = query.where(requests.c.acknowledged.is_(False))
+        with reading(self._engine) as connection:
+            rows = connection.execute(query.order_by(requests.c.serial))
+            return [_status(row) for row in rows.all()]
+
+    def payloads(self, request_ids: Sequence[str]) -> Mapping[str, JsonObject]:
+        """What was submitted, of those that are known."""
+        found: dict[str, JsonObject] = {}
+        with reading(self._engine) as connection:
+            for some in chunks(request_ids):
+                query = sa.select(requests.c.id, requests.c.payload)
+                query = query.where(requests.c.id.in_(some))
+                found.update({row.id: row.payload for row in connection.execute(query)})
+        return found
+
+    def acknowledge(self, request_ids: Sequence[str]) -> int:
+        """The tuner has stored what came of these; how many of them were final."""
+        count = 0
+        with writing(self._engine) as connection:
+            for some in chunks(sorted(request_ids)):
+                final = sa.and_(requests.c.id.in_(some), sa.not_(_is_open))
+                update = sa.update(requests).where(final).values(acknowledged=True)
+                count += connection.execute(update).rowcount
+        return count
+
+    def cancel(self, *, job_id: str | None = None, request_ids: Sequence[str] | None = None) -> int:
+        """Cancel what is not final, of a job or of a list; how many.
+
+        A worker notices at its next renewal.
+        """
+        wanted: list[sa.ColumnElement[bool]] = [
+            requests.c.id.in_(some) for some in chunks(sorted(request_ids or ()))
+        ]
+        if job_id is not None:
+            wanted.append(requests.c.job_id == job_id)
+        values = {"state": RequestState.CANCELLED.value, "finished_at": self._now()}
+        count = 0
+        with writing(self._engine) as connection:
+            for which in wanted:
+                update = sa.update(requests).where(which, _is_open).values(values)
+                cancelled = connection.execute(update.returning(requests.c.id)).scalars().all()
+                count += len(cancelled)
+                for some in chunks(cancelled):
+                    end = sa.update(leases).where(
+                        leases.c.request_id.in_(some), leases.c.ended_at.is_(None)
+                    )
+                    ended = {"ended_at": self._now(), "outcome": Outcome.CANCELLED.value}
+                    connection.execute(end.values(ended))
+        return count
+
+    def prune(self, older_than_seconds: float) -> int:
+        """Delete final requests that finished that long ago and that nobody waits for, with their
+        leases; how many.
+
+        An outcome that the tuner of an open job has not stored is kept, however old: no finished
+        measurement is lost because its tuner was away.
+        """
+        limit = self._now() - older_than_seconds
+        open_jobs = sa.select(_jobs.c.id).where(_jobs.c.state.in_(_open_job))
+        unwanted = sa.or_(
+            requests.c.acknowledged,
+            requests.c.job_id.is_(None),
+            requests.c.job_id.not_in(open_jobs),
+        )
+        old = sa.and_(sa.not_(_is_open), requests.c.finished_at < limit, unwanted)
+        with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
+            first = sa.select(requests.c.serial).where(old).limit(1)
+            if connection.execute(first).first() is None:
+                return 0
+        with writing(self._engine) as connection:
+            gone = connection.execute(sa.delete(requests).where(old).returning(requests.c.id))
+            names = gone.scalars().all()
+            for some in chunks(names):
+                connection.execute(sa.delete(leases).where(leases.c.request_id.in_(some)))
+        return len(names)
+
+    def depth(self, target_keys: Sequence[str] | None = None) -> Mapping[RequestState, int]:
+        """How many requests are in which state, every state named: for metrics."""
+        query = sa.select(requests.c.state, sa.func.count()).group_by(requests.c.state)
+        if target_keys is not None:
+            query = query.where(requests.c.target_key.in_(list(target_keys)))
+        with reading(self._engine) as connection:
+            found = {row[0]: row[1] for row in connection.execute(query)}
+        return {state: found.get(state.value, 0) for state in RequestState}
+
+
+_status_columns: tuple[sa.ColumnElement[Any], ...] = (
+    requests.c.id,
+    requests.c.job_id,
+    requests.c.state,
+    requests.c.attempt,
+    requests.c.worker_id,
+    requests.c.result,
+    requests.c.error,
+    requests.c.created_at,
+    requests.c.finished_at,
+    requests.c.acknowledged,
+)
+
+
+def _status(row: sa.Row[Any]) -> RequestStatus:
+    values = dict(row._mapping)
+    request_id = values.pop("id")
+    return RequestStatus(request_id, **{**values, "state": RequestState(values["state"])})

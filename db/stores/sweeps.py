@@ -1,0 +1,84 @@
+"""Whose turn it is to do what one process does for all, and when it was last done.
+
+A row that is held for some seconds works alike on both databases, and says when the holder was last
+seen: what an advisory lock of PostgreSQL does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from db.clock import Clock, instant
+from db.engine import reading, writing
+from db.models import SweepRow
+from db.stores.statements import table_of, upsert
+
+_sweeps = table_of(SweepRow)
+
+TERM_SECONDS = 6.0
+"""For so long nobody else takes a turn over: a holder that died is missed for no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """It is the caller's turn. For `away_seconds` nobody had it: 0 where one holder followed the
+    other at once."""
+
+    away_seconds: float
+
+
+class SweepStore:
+    """Turns by name. `clock` is for tests: without one, times are the database's."""
+
+    def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
+        self._engine = engine
+        self._now = instant(clock)
+
+    def take(self, name: str, holder: str) -> Turn | None:
+        """The turn, or None while another holder has it.
+
+        A holder that calls again within its term keeps it. Most calls only read: a term is renewed
+        when half of it is over.
+        """
+        with reading(self._engine) as connection:
+            row = connection.execute(self._query(name)).first()
+        if row is not None and row.left > 0 and row.holder != holder:
+            return None
+        if row is not None and row.left > TERM_SECONDS / 2:
+            return Turn(0.0)
+        with writing(self._engine) as connection:
+            row = connection.execute(self._query(name).with_for_update()).first()
+            if row is not None and row.left > 0 and row.holder != holder:
+                return None
+            now = self._now()
+            values = {"holder": holder, "until": now + TERM_SECONDS, "swept_at": now}
+            made = upsert(connection, _sweeps).values(name=name, **values)
+            connection.execute(
+                made.on_conflict_do_update(
+                    index_elements=[_sweeps.c.name],
+                    set_=values,
+                    # two that meet in an empty table: the second one finds the row of the first
+                    where=sa.or_(_sweeps.c.holder == holder, _sweeps.c.until <= now),
+                )
+            )
+            mine = connection.execute(self._query(name)).one()
+        if mine.holder != holder:
+            return None
+        away = 0.0 if row is None or row.left > 0 else row.age
+        return Turn(away if away > TERM_SECONDS else 0.0)
+
+    def age(self, name: str) -> float | None:
+        """Seconds since anybody had the turn, to half a term; None if nobody ever had."""
+        with reading(self._engine) as connection:
+            row = connection.execute(self._query(name)).first()
+        return None if row is None else max(0.0, float(row.age))
+
+    def _query(self, name: str) -> sa.Select[tuple[str, float, float]]:
+        now = self._now()
+        return sa.select(
+            _sweeps.c.holder,
+            (_sweeps.c.until - now).label("left"),
+            (now - _sweeps.c.swept_at).label("age"),
+        ).where(_sweeps.c.name == name)
