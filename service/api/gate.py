@@ -147,7 +147,7 @@ class Gate:
         self._limits = {
             "/models": ("the model", settings.max_model_bytes),
             "/records:import": ("the records", settings.max_import_bytes),
-            "/leases/{request_id}/result": ("the result", settings.max_result_bytes),
+            "/leases/{lease_id}/result": ("the result", settings.max_result_bytes),
         }
 
     async def authenticate(self, headers: Mapping[bytes, bytes], scope: Scope) -> Token:

@@ -87,15 +87,19 @@ def test_every_store_tells_what_is_waited_for(
 def test_whatever_queues_a_request_wakes_the_workers_of_its_target(
     engine: sa.Engine, source: NoticeSource, clock: object
 ) -> None:
-    leases = LeaseStore(engine, clock)  # type: ignore[arg-type]
+    leases = LeaseStore(engine, clock, lost_after_seconds=1e9)  # type: ignore[arg-type]
+    WorkerStore(engine, clock).register("w", ["t"], {}, worker_id="w")  # type: ignore[arg-type]
     leases.submit([NewRequest(request_id="a", target_key="t", payload={})])
     assert heard(source) == [queue_topic("t")]
     (lease,) = leases.claim("w", ["t"], limit=1, lease_seconds=10)
-    leases.release("w", {"a": lease.fencing_token})
+    leases.release("w", [lease.lease_id])
     assert heard(source) == [queue_topic("t")]
     leases.claim("w", ["t"], limit=1, lease_seconds=10)
     clock.advance(11)  # type: ignore[attr-defined]
     leases.expire()
+    assert leases.wake() == 0, "the pause before the next attempt is not over"
+    clock.advance(1)  # type: ignore[attr-defined]
+    assert (leases.wake(), leases.wake()) == (1, 0)
     assert heard(source) == [queue_topic("t")]
 
 
