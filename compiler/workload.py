@@ -96,6 +96,24 @@ class Workload:
         return hashlib.sha256(f"{WORKLOAD_SCHEMA}\n{self._text}".encode()).hexdigest()
 
     @property
+    def structure(self) -> str:
+        """A key that is the same for workloads which differ in sizes alone: SHA-256, hexadecimal.
+
+        Attributes count, so that a 3x3 convolution is no 1x1 convolution.
+        """
+        graph = self.graph
+        kinds = {name: (str(kind.dtype), len(kind.shape)) for name, kind in graph.types.items()}
+        sides = [(str(b.layout), b.constant, bool(b.halo)) for b in (*self.inputs, self.output)]
+        nodes = [(node.op, node.inputs, node.outputs, node.attrs) for node in graph.nodes]
+        about = (WORKLOAD_SCHEMA, graph.inputs, graph.outputs, sorted(kinds.items()), sides, nodes)
+        return hashlib.sha256(repr(about).encode()).hexdigest()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Every extent, in an order that workloads of one structure share."""
+        return tuple(n for _, kind in sorted(self.graph.types.items()) for n in kind.shape)
+
+    @property
     def operators(self) -> tuple[str, ...]:
         """Names of the operators inside, in topological order."""
         return tuple(node.op for node in self.graph.nodes)

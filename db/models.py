@@ -148,6 +148,16 @@ class WorkloadRow(Base):
     created_at: Mapped[float]
 
 
+class WorkloadShapeRow(Base):
+    """What a workload is apart from its sizes, and the sizes; found when it is first needed."""
+
+    __tablename__ = "workload_shapes"
+
+    workload_key: Mapped[str] = mapped_column(primary_key=True)
+    structure: Mapped[str] = mapped_column(index=True)
+    sizes: Mapped[list[Any]]
+
+
 class TargetRow(Base):
     __tablename__ = "targets"
 

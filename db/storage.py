@@ -22,6 +22,7 @@ from db.stores.queue import QueueStore
 from db.stores.record_ledger import RecordLedger
 from db.stores.records import SqlRecordStore
 from db.stores.runs import RunStore
+from db.stores.shapes import ShapeStore
 from db.stores.sweeps import SweepStore
 from db.stores.tasks import TaskStore, WorkloadStore
 from db.stores.tokens import TokenStore
@@ -45,6 +46,7 @@ class Storage:
     workloads: WorkloadStore
     records: SqlRecordStore
     ledger: RecordLedger
+    shapes: ShapeStore
     plans: GraphPlanStore
     verdicts: VerdictStore
     cost_models: CostModelStore
@@ -92,6 +94,7 @@ class Storage:
             workloads=WorkloadStore(engine, clock),
             records=SqlRecordStore(engine, clock),
             ledger=RecordLedger(engine, clock),
+            shapes=ShapeStore(engine),
             plans=GraphPlanStore(engine, clock),
             verdicts=VerdictStore(engine, clock),
             cost_models=CostModelStore(engine, blobs, clock),

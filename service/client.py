@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx2
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from service.api.record_schemas import AnswerView
 from service.api.schemas import (
     HealthView,
     JobEventView,
@@ -47,6 +48,10 @@ class RefusedError(ClientError):
     @property
     def status(self) -> int:
         return self.problem.status
+
+
+class NotKnownError(RefusedError):
+    """What was asked about is not there."""
 
 
 class Client:
@@ -215,6 +220,18 @@ class Client:
         }
         return self._view(RecordView, "GET", "/v1/schedules", params=params)
 
+    def answer(
+        self, workload: str, target: str, threads: int = 1, numerics: str = "fast"
+    ) -> AnswerView:
+        """The schedule to use for a workload, tuned or not, and how sure it is."""
+        params = {
+            "workload": workload,
+            "target": target,
+            "threads": str(threads),
+            "numerics": numerics,
+        }
+        return self._view(AnswerView, "GET", "/v1/schedules:explain", params=params)
+
     def lookup(self, request: LookupRequest) -> LookupView:
         return self._view(
             LookupView,
@@ -282,4 +299,4 @@ def _refusal(answer: httpx2.Response) -> RefusedError:
             status=status,
             detail=f"the service answered {status} {answer.reason_phrase}",
         )
-    return RefusedError(problem)
+    return NotKnownError(problem) if problem.status == 404 else RefusedError(problem)

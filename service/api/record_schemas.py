@@ -6,19 +6,14 @@ from typing import Any
 
 from pydantic import Field
 
-from db.stores.record_ledger import StoredRecord
-from db.stores.records import RecordState
 from service.api.schemas import RecordView, RequestBody, View
-from service.api.views import record_view
-from service.jobs.record_exchange import Imported
-from service.jobs.withdrawal import Withdrawal
 
 
 class StoredRecordView(View):
     """A record, what became of it, and what a second measurement said."""
 
     id: str
-    state: RecordState
+    state: str  # provisional, confirmed, superseded, disputed, withdrawn
     reason: str
     job_id: str
     worker: str
@@ -60,41 +55,29 @@ class ImportView(View):
     refused: list[RefusedLine]
 
 
+class AnswerView(View):
+    """The schedule to use for a workload, what that rests on, and how sure it is.
+
+    `expected_loss` is the share by which it is expected to be slower than what tuning would find;
+    null if no measurement tells. `pairs` of measurements say so. `record` is what the schedule was
+    tuned for.
+    """
+
+    match: str  # exact, same-instructions, nearest-shape, default
+    sentence: str
+    workload_key: str
+    target_key: str
+    threads: int
+    numerics: str
+    schedule: dict[str, Any]
+    run_seconds: float | None
+    expected_loss: float | None
+    pairs: int
+    distance: float | None
+    record: StoredRecordView | None
+
+
 class SigningKeyView(View):
     """The public half of the key with which this service signs records: Ed25519, base64."""
 
     public_key: str
-
-
-def stored_record_view(stored: StoredRecord) -> StoredRecordView:
-    second = stored.confirmation
-    return StoredRecordView(
-        id=stored.id,
-        state=stored.state,
-        reason=stored.reason,
-        job_id=stored.job_id,
-        worker=stored.worker,
-        stored_at=stored.stored_at,
-        confirmation=None if second is None else second.to_json(),
-        record=record_view(stored.record),
-    )
-
-
-def withdraw_view(done: Withdrawal) -> WithdrawView:
-    return WithdrawView(
-        records=[one.id for one in done.withdrawn.records],
-        restored=list(done.withdrawn.restored),
-        trials=done.withdrawn.trials,
-        verdicts=done.verdicts,
-        plans=done.plans,
-        jobs=list(done.told),
-    )
-
-
-def import_view(done: Imported) -> ImportView:
-    return ImportView(
-        served=done.served,
-        slower=done.slower,
-        known=done.known,
-        refused=[RefusedLine(line=number, reason=reason) for number, reason in done.refused],
-    )

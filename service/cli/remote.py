@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tarfile
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -294,9 +295,13 @@ def lookup(
     numerics: NumericsOption = Numerics.FAST,
     dim: DimsOption = None,
 ) -> None:
-    """The best schedules known, of one workload or of a whole model."""
+    """The best schedules known, of one workload or of a whole model.
+
+    Of a workload that was never tuned, it says what to use instead.
+    """
     from service.api.schemas import LookupRequest
-    from service.cli.view import lookup_table
+    from service.cli.view import lookup_table, schedule_text
+    from service.client import NotKnownError
 
     path = Path(what)
     is_key = len(what) == 64 and not path.exists()
@@ -310,6 +315,12 @@ def lookup(
                 {**wanted, "target": target, "threads": threads, "numerics": numerics.value}
             )
         )
+        answer = None
+        if is_key:
+            with suppress(NotKnownError):
+                answer = client.answer(what, target, threads, numerics.value)
     out = console()
     out.print(lookup_table(found))
     out.print(f"{found.known} of {len(found.schedules)} known for target {found.target_key}")
+    if answer is not None:
+        out.print(f"{schedule_text(answer.schedule)}: {answer.sentence}", soft_wrap=True)

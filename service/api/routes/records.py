@@ -14,21 +14,22 @@ from service.api.deps import Admin, Reader, SettingsDep, StorageDep
 from service.api.errors import invalid
 from service.api.gate import GatedRoute
 from service.api.record_schemas import (
+    AnswerView,
     ImportView,
     SigningKeyView,
     StoredRecordView,
     WithdrawRequest,
     WithdrawView,
-    import_view,
-    stored_record_view,
-    withdraw_view,
 )
+from service.api.record_views import answer_view, import_view, stored_record_view, withdraw_view
 from service.api.schemas import Digest, Numerics
-from service.jobs.addressee import target_key_of
+from service.jobs.addressee import target_key_of, target_of_key
+from service.jobs.nearest import best_answer
 from service.jobs.record_exchange import export_records, import_records
 from service.jobs.withdrawal import withdraw_records
 from service.settings import Settings
 from service.signing import signing_key
+from tuner.measure.measurement import RecordKey
 
 router = APIRouter(tags=["records"], route_class=GatedRoute)
 
@@ -119,6 +120,24 @@ async def import_(
         return import_view(import_records(text.split("\n"), storage, _trusted(settings)))
 
     return await run_in_threadpool(take)
+
+
+@router.get("/schedules:explain")
+def explain_schedule(
+    storage: StorageDep,
+    _: Reader,
+    workload: Annotated[Digest, Query(description="Workload key")],
+    target: Annotated[str, Query(max_length=200, description="Target key or name, or a worker")],
+    threads: Annotated[int, Query(ge=1, le=256)] = 1,
+    numerics: Numerics = "fast",
+) -> AnswerView:
+    """The schedule to use, tuned or not, and how sure it is: the workload's own record, that of a
+    target with the same instructions, that of the nearest shape, or the default."""
+    key = RecordKey(workload, target_key_of(target, storage), threads, numerics)
+    answer = best_answer(
+        storage, workload, target_of_key(key.target_key, storage), threads, numerics
+    )
+    return answer_view(key, answer)
 
 
 @router.get("/signing-key")

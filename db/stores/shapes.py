@@ -1,0 +1,105 @@
+"""Workloads that differ in sizes alone: what is known where an exact answer is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from db.engine import reading, writing
+from db.models import RecordRow, TrialRow, WorkloadRow, WorkloadShapeRow
+from db.stores.records import RecordState
+from db.stores.statements import chunks, insert_new, table_of
+from tuner.measure.measurement import Status
+
+_shapes = table_of(WorkloadShapeRow)
+_workloads = table_of(WorkloadRow)
+_records = table_of(RecordRow)
+_trials = table_of(TrialRow)
+
+INDEXED_AT_ONCE = 500
+
+ShapeOf = Callable[[str], tuple[str, Sequence[int]]]
+"""From a workload's text to its structure and sizes; ("", ()) for one that is not read any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """A workload with a served record, and its sizes."""
+
+    workload_key: str
+    sizes: tuple[int, ...]
+
+
+class ShapeStore:
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    def index(self, shape_of: ShapeOf) -> int:
+        """Find the structure of workloads that came since the last time; how many."""
+        missing = (
+            sa.select(_workloads.c.key, _workloads.c.text)
+            .where(_workloads.c.key.not_in(sa.select(_shapes.c.workload_key)))
+            .order_by(_workloads.c.key)
+            .limit(INDEXED_AT_ONCE)
+        )
+        count = 0
+        while True:
+            with reading(self._engine) as connection:
+                found = connection.execute(missing).all()
+            if not found:
+                return count
+            rows = []
+            for row in found:
+                structure, sizes = shape_of(row.text)
+                rows.append({"workload_key": row.key, "structure": structure, "sizes": list(sizes)})
+            with writing(self._engine) as connection:
+                insert_new(connection, _shapes, rows)
+            count += len(rows)
+
+    def relatives(
+        self, structure: str, target_key: str, threads: int, numerics: str, limit: int = 2000
+    ) -> list[Relative]:
+        """Workloads of a structure that have a served record."""
+        query = (
+            sa.select(_shapes.c.workload_key, _shapes.c.sizes)
+            .join(_records, _records.c.workload_key == _shapes.c.workload_key)
+            .where(
+                _shapes.c.structure == structure,
+                _records.c.target_key == target_key,
+                _records.c.threads == threads,
+                _records.c.numerics == numerics,
+                _records.c.state == RecordState.CONFIRMED.value,
+            )
+            .order_by(_shapes.c.workload_key)
+            .limit(limit)
+        )
+        with reading(self._engine) as connection:
+            return [Relative(row[0], tuple(row[1])) for row in connection.execute(query)]
+
+    def times(
+        self, workload_keys: Sequence[str], target_key: str, threads: int, numerics: str
+    ) -> dict[str, dict[str, float]]:
+        """Workload key -> schedule digest -> fastest seconds of all its trials."""
+        found: dict[str, dict[str, float]] = {}
+        fastest: Any = sa.func.min(_trials.c.run_seconds)
+        with reading(self._engine) as connection:
+            for some in chunks(list(workload_keys)):
+                query = (
+                    sa.select(_trials.c.workload_key, _trials.c.schedule_digest, fastest)
+                    .where(
+                        _trials.c.workload_key.in_(some),
+                        _trials.c.target_key == target_key,
+                        _trials.c.threads == threads,
+                        _trials.c.numerics == numerics,
+                        _trials.c.status == Status.OK.value,
+                        _trials.c.withdrawn.is_(False),
+                    )
+                    .group_by(_trials.c.workload_key, _trials.c.schedule_digest)
+                )
+                for key, digest, seconds in connection.execute(query):
+                    if seconds is not None:
+                        found.setdefault(key, {})[digest] = seconds
+        return found

@@ -1,0 +1,65 @@
+"""From records to the answers that travel over HTTP."""
+
+from __future__ import annotations
+
+from db.stores.record_ledger import StoredRecord
+from service.api.record_schemas import (
+    AnswerView,
+    ImportView,
+    RefusedLine,
+    StoredRecordView,
+    WithdrawView,
+)
+from service.api.views import record_view
+from service.jobs.nearest import Answer
+from service.jobs.record_exchange import Imported
+from service.jobs.withdrawal import Withdrawal
+from tuner.measure.measurement import RecordKey
+
+
+def stored_record_view(stored: StoredRecord) -> StoredRecordView:
+    second = stored.confirmation
+    return StoredRecordView(
+        id=stored.id,
+        state=stored.state,
+        reason=stored.reason,
+        job_id=stored.job_id,
+        worker=stored.worker,
+        stored_at=stored.stored_at,
+        confirmation=None if second is None else second.to_json(),
+        record=record_view(stored.record),
+    )
+
+
+def withdraw_view(done: Withdrawal) -> WithdrawView:
+    return WithdrawView(
+        records=[one.id for one in done.withdrawn.records],
+        restored=list(done.withdrawn.restored),
+        trials=done.withdrawn.trials,
+        verdicts=done.verdicts,
+        plans=done.plans,
+        jobs=list(done.told),
+    )
+
+
+def import_view(done: Imported) -> ImportView:
+    return ImportView(
+        served=done.served,
+        slower=done.slower,
+        known=done.known,
+        refused=[RefusedLine(line=number, reason=reason) for number, reason in done.refused],
+    )
+
+
+def answer_view(key: RecordKey, answer: Answer) -> AnswerView:
+    return AnswerView(
+        **key.to_json(),
+        match=answer.match,
+        sentence=answer.sentence,
+        schedule=answer.schedule.to_json(),
+        run_seconds=answer.run_seconds,
+        expected_loss=answer.expected_loss,
+        pairs=answer.pairs,
+        distance=answer.distance,
+        record=None if answer.record is None else stored_record_view(answer.record),
+    )

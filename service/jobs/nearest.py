@@ -1,0 +1,276 @@
+"""The best answer there is for a workload that may never have been tuned, and how sure it is.
+
+In this order: its own record; the record of another target with the same instructions; the record
+of the nearest shape; the default. What a schedule loses that was tuned for something else is
+estimated by what such schedules lost where both were measured.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from compiler.errors import CompilerError
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import schedule_space, untuned_schedules
+from compiler.target import Target
+from compiler.workload import Workload
+from db.storage import Storage
+from db.stores.record_ledger import StoredRecord
+from db.stores.shapes import Relative
+from service.jobs.addressee import target_names, target_of_key
+from tuner.measure.measurement import RecordKey
+
+LIKE = 1.5
+"""Pairs of shapes tell of a distance if theirs is within this factor of it."""
+
+MOST_RELATIVES = 60
+"""The nearest shapes that are compared with each other."""
+
+
+class Match(StrEnum):
+    """What an answer rests on."""
+
+    EXACT = "exact"
+    SAME_INSTRUCTIONS = "same-instructions"
+    NEAREST_SHAPE = "nearest-shape"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A schedule, and how sure it is.
+
+    Attributes:
+        match: what it rests on.
+        schedule: valid for the workload that was asked about.
+        record: the record that it is from; None for the default.
+        run_seconds: what it takes there, if that was measured.
+        expected_loss: by what share it is expected to be slower than what tuning would find; None
+            if no measurement tells.
+        pairs: how many measured pairs say so.
+        distance: root mean square of the binary logarithms of the ratios of sizes.
+        sentence: the same for people.
+    """
+
+    match: Match
+    schedule: Schedule
+    record: StoredRecord | None
+    run_seconds: float | None
+    expected_loss: float | None
+    pairs: int
+    distance: float | None
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Losses:
+    """What schedules lost that were tuned for something else."""
+
+    expected: float | None
+    pairs: int
+
+    @classmethod
+    def of(cls, losses: Sequence[float]) -> _Losses:
+        return cls(statistics.median(losses) if losses else None, len(losses))
+
+    def sentence(self) -> str:
+        if self.expected is None:
+            return "no measurement tells what it loses"
+        pairs = "one pair" if self.pairs == 1 else f"{self.pairs} pairs"
+        return f"{self.expected:.0%} slower than tuned is expected, by {pairs} of measurements"
+
+
+def best_answer(
+    storage: Storage, workload_key: str, target: Target, threads: int, numerics: str
+) -> Answer:
+    """The schedule to use for a workload, known or not.
+
+    Raises:
+        NotFoundError: if the workload's text was never seen here.
+        CompilerError: if no template takes the workload.
+    """
+    key = RecordKey(workload_key, target.key, threads, numerics)
+    stored = storage.ledger.served([key]).get(key)
+    if stored is not None:
+        return _exact(stored)
+    workload = Workload.parse(storage.workloads.workload(workload_key))
+    space = schedule_space(workload, target, threads, numerics)
+    found = _same_instructions(storage, key, target)
+    if found is not None and found.schedule in space:
+        return found
+    storage.shapes.index(_shape_of)
+    relatives = storage.shapes.relatives(workload.structure, target.key, threads, numerics)
+    near = sorted(
+        ((distance(workload.sizes, each.sizes), each) for each in relatives),
+        key=lambda pair: (pair[0], pair[1].workload_key),
+    )[:MOST_RELATIVES]
+    default = next(untuned_schedules(workload, target, threads, numerics))
+    times = storage.shapes.times(
+        [workload_key, *(each.workload_key for _, each in near)], target.key, threads, numerics
+    )
+    fallback = _default(workload_key, default, near, times, storage, target, threads, numerics)
+    records = storage.ledger.served(
+        [RecordKey(each.workload_key, target.key, threads, numerics) for _, each in near]
+    )
+    for away, each in near:
+        stored = records.get(RecordKey(each.workload_key, target.key, threads, numerics))
+        if stored is None or stored.record.schedule not in space:
+            continue
+        losses = _shape_losses(near, records, times, away)
+        worse = (
+            losses.expected is not None
+            and fallback.expected_loss is not None
+            and losses.expected > fallback.expected_loss
+        )
+        if worse:
+            break
+        name = storage.workloads.workload(each.workload_key).splitlines()[1]
+        return Answer(
+            Match.NEAREST_SHAPE,
+            stored.record.schedule,
+            stored,
+            times.get(workload_key, {}).get(stored.record.schedule.digest),
+            losses.expected,
+            losses.pairs,
+            away,
+            f"tuned for another shape ({name}): {losses.sentence()}",
+        )
+    return fallback
+
+
+def distance(one: Sequence[int], other: Sequence[int]) -> float:
+    """Root mean square of log2 of the ratios of sizes; infinite if they are not alike in rank."""
+    if len(one) != len(other):
+        return math.inf
+    squares = [math.log2(max(a, 1) / max(b, 1)) ** 2 for a, b in zip(one, other, strict=True)]
+    return math.sqrt(statistics.fmean(squares)) if squares else 0.0
+
+
+def _exact(stored: StoredRecord) -> Answer:
+    interval = stored.record.measurement.interval
+    sure = "" if interval is None else f", undisturbed {interval.low:.3g} to {interval.high:.3g} s"
+    samples = len(stored.record.measurement.samples_seconds)
+    again = "" if stored.confirmation is None else ", measured again"
+    return Answer(
+        Match.EXACT,
+        stored.record.schedule,
+        stored,
+        stored.record.run_seconds,
+        0.0,
+        0,
+        0.0,
+        f"tuned for this workload and target: the fastest of {samples} samples{sure}{again}",
+    )
+
+
+def _same_instructions(storage: Storage, key: RecordKey, target: Target) -> Answer | None:
+    """The record of a target for which the same code could be generated."""
+    for other_key, name in target_names(storage).items():
+        if other_key == target.key:
+            continue
+        other = target_of_key(other_key, storage)
+        same = (other.arch, set(other.features), other.vector_bits) == (
+            target.arch,
+            set(target.features),
+            target.vector_bits,
+        )
+        if not same:
+            continue
+        there = RecordKey(key.workload_key, other_key, key.threads, key.numerics)
+        stored = storage.ledger.served([there]).get(there)
+        if stored is None:
+            continue
+        losses = _target_losses(storage, key, other_key)
+        return Answer(
+            Match.SAME_INSTRUCTIONS,
+            stored.record.schedule,
+            stored,
+            None,
+            losses.expected,
+            losses.pairs,
+            0.0,
+            f"tuned for '{name}', which has the same instructions: {losses.sentence()}",
+        )
+    return None
+
+
+def _target_losses(storage: Storage, key: RecordKey, other: str) -> _Losses:
+    """What the other target's records lost where their schedules were measured on this target."""
+    there = storage.ledger.list(target_key=other, threads=key.threads, numerics=key.numerics)
+    keys = [one.record.key.workload_key for one in there]
+    times = storage.shapes.times(keys, key.target_key, key.threads, key.numerics)
+    losses = []
+    for one in there:
+        here = times.get(one.record.key.workload_key, {})
+        seconds = here.get(one.record.schedule.digest)
+        if seconds is not None and len(here) > 1:
+            losses.append(seconds / min(here.values()) - 1.0)
+    return _Losses.of(losses)
+
+
+def _shape_losses(
+    near: Sequence[tuple[float, Relative]],
+    records: Mapping[RecordKey, StoredRecord],
+    times: Mapping[str, Mapping[str, float]],
+    away: float,
+) -> _Losses:
+    """What one shape's schedule lost on another, for pairs that are about as far apart."""
+    schedules = {key.workload_key: one.record.schedule.digest for key, one in records.items()}
+    losses = []
+    for _, one in near:
+        for _, other in near:
+            if one is other or other.workload_key not in schedules:
+                continue
+            here = times.get(one.workload_key, {})
+            seconds = here.get(schedules[other.workload_key])
+            apart = distance(one.sizes, other.sizes)
+            if seconds is not None and apart <= LIKE * max(away, 0.1):
+                losses.append(seconds / min(here.values()) - 1.0)
+    return _Losses.of(losses)
+
+
+def _default(
+    workload_key: str,
+    default: Schedule,
+    near: Sequence[tuple[float, Relative]],
+    times: Mapping[str, Mapping[str, float]],
+    storage: Storage,
+    target: Target,
+    threads: int,
+    numerics: str,
+) -> Answer:
+    losses = []
+    texts = storage.workloads.workloads([each.workload_key for _, each in near])
+    for _, each in near:
+        here = times.get(each.workload_key, {})
+        try:
+            relative = Workload.parse(texts[each.workload_key])
+            untuned = next(untuned_schedules(relative, target, threads, numerics))
+        except (CompilerError, KeyError):
+            continue  # of another release
+        seconds = here.get(untuned.digest)
+        if seconds is not None and len(here) > 1:
+            losses.append(seconds / min(here.values()) - 1.0)
+    found = _Losses.of(losses)
+    return Answer(
+        Match.DEFAULT,
+        default,
+        None,
+        times.get(workload_key, {}).get(default.digest),
+        found.expected,
+        found.pairs,
+        None,
+        f"the untuned default: {found.sentence()}",
+    )
+
+
+def _shape_of(text: str) -> tuple[str, tuple[int, ...]]:
+    try:
+        workload = Workload.parse(text)
+    except CompilerError:
+        return "", ()
+    return workload.structure, workload.sizes

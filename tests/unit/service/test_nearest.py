@@ -1,0 +1,218 @@
+"""An answer for every workload: what it rests on, and how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import schedule_space, untuned_schedules
+from compiler.target import resolve_target
+from compiler.workload import Workload
+from db.errors import NotFoundError
+from db.storage import Storage
+from service.cli import run
+from service.jobs.nearest import Answer, Match, best_answer, distance
+from service.jobs.planning import ModelRequest, plan_model
+from tuner.measure.measurement import (
+    Measurement,
+    Phase,
+    RecordKey,
+    Status,
+    Trial,
+    TuningRecord,
+    trial_id,
+)
+
+TARGET = resolve_target("x86-64-v3")
+TWIN = replace(TARGET, name="twin", cpu="znver2")
+
+
+def workload(rows: int, columns: int = 64, op: str = "Relu") -> Workload:
+    """A product with something behind it."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["p"], "fc"),
+            helper.make_node(op, ["p"], ["y"], "act"),
+        ],
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, columns])],
+        [numpy_helper.from_array(np.ones((32, columns), np.float32), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    planned = plan_model(ModelRequest(model.SerializeToString(), TARGET))
+    ((found, _),) = planned.workloads
+    return found
+
+
+def others(one: Workload) -> list[Schedule]:
+    """Schedules of a workload beside its default, which other sizes have as well."""
+    default = next(untuned_schedules(one, TARGET))
+    return [s for s in schedule_space(one, TARGET) if s != default][:40]
+
+
+def know(storage: Storage, one: Workload) -> None:
+    storage.workloads.put_workloads({one.key: one.text()})
+
+
+def tune(
+    storage: Storage, one: Workload, times: Mapping[Schedule, float], target_key: str = TARGET.key
+) -> TuningRecord:
+    """Trials of a workload, the fastest of which is its record."""
+    know(storage, one)
+    key = RecordKey(one.key, target_key, 1, "fast")
+    trials = []
+    for schedule, seconds in times.items():
+        name = trial_id(key, schedule.digest, Phase.FINAL, "job")
+        measured = Measurement(Status.OK, samples_seconds=(seconds, 1.1 * seconds), checks=3)
+        trials.append(Trial(name, key, schedule, measured, Phase.FINAL, "job", "4"))
+    storage.records.add_trials(trials)
+    best = min(trials, key=lambda trial: trial.measurement.run_seconds or 0.0)
+    record = TuningRecord(key, best.schedule, best.measurement, best.id, "4")
+    storage.records.add_record(record)
+    return record
+
+
+def ask(storage: Storage, one: Workload) -> Answer:
+    return best_answer(storage, one.key, TARGET, 1, "fast")
+
+
+def shared(first: Workload, *more: Workload) -> list[Schedule]:
+    """Schedules that the spaces of all have, none of them a default."""
+    found = others(first)
+    for each in more:
+        default = next(untuned_schedules(each, TARGET))
+        found = [s for s in found if s in schedule_space(each, TARGET) and s != default]
+    assert len(found) >= 2
+    return found
+
+
+def test_its_own_record_is_exact(storage: Storage) -> None:
+    one = workload(16)
+    schedule = others(one)[0]
+    tune(storage, one, {schedule: 1e-3})
+    found = ask(storage, one)
+    assert (found.match, found.schedule, found.expected_loss) == (Match.EXACT, schedule, 0.0)
+    assert found.run_seconds == 1e-3 and "fastest of 2 samples" in found.sentence
+
+
+def test_without_anything_the_default_and_nobody_knows_what_it_loses(storage: Storage) -> None:
+    one = workload(16)
+    know(storage, one)
+    found = ask(storage, one)
+    assert found.match is Match.DEFAULT and found.record is None
+    assert found.schedule == next(untuned_schedules(one, TARGET))
+    assert found.expected_loss is None and "no measurement tells" in found.sentence
+
+
+def test_the_nearest_shape_is_taken_and_pairs_say_what_it_loses(storage: Storage) -> None:
+    wanted, near, far = workload(16), workload(20), workload(256)
+    good, better = shared(wanted, near, far)[:2]
+    default = {each: next(untuned_schedules(each, TARGET)) for each in (near, far)}
+    tune(storage, near, {good: 1e-3, better: 1.1e-3, default[near]: 2e-3})
+    tune(storage, far, {better: 1e-3, good: 1.5e-3, default[far]: 2e-3})
+    know(storage, wanted)
+    found = ask(storage, wanted)
+    assert found.match is Match.NEAREST_SHAPE and found.schedule == good
+    assert found.record is not None
+    assert found.record.record.key.workload_key == near.key
+    assert found.distance is not None and 0 < found.distance < 1
+    assert found.expected_loss is None, "no pair is as near as these two"
+    assert found.run_seconds is None
+
+    between = workload(18)
+    tune(storage, between, {better: 1e-3, good: 1.2e-3})
+    found = ask(storage, wanted)
+    assert found.record is not None
+    assert found.record.record.key.workload_key == between.key
+    assert found.pairs == 2, "each of the two was measured with the schedule of the other"
+    assert found.expected_loss == pytest.approx((0.2 + 0.1) / 2)
+    assert "15% slower than tuned is expected, by 2 pairs" in found.sentence
+
+
+def test_another_structure_is_no_relative(storage: Storage) -> None:
+    wanted, other = workload(16), workload(16, op="Sigmoid")
+    assert wanted.structure != other.structure
+    assert wanted.structure == workload(48).structure == workload(16, 96).structure
+    tune(storage, other, {others(other)[0]: 1e-3})
+    know(storage, wanted)
+    assert ask(storage, wanted).match is Match.DEFAULT
+
+
+def test_where_the_default_loses_less_it_is_the_answer(storage: Storage) -> None:
+    wanted, near, second = workload(16), workload(20), workload(24)
+    good, better = shared(wanted, near, second)[:2]
+    defaults = {each: next(untuned_schedules(each, TARGET)) for each in (near, second)}
+    tune(storage, near, {good: 1e-3, better: 9e-3, defaults[near]: 1.01e-3})
+    tune(storage, second, {better: 1e-3, good: 9e-3, defaults[second]: 1.01e-3})
+    know(storage, wanted)
+    found = ask(storage, wanted)
+    assert found.match is Match.DEFAULT and found.expected_loss == pytest.approx(0.01)
+    assert found.pairs == 2
+
+
+def test_a_target_with_the_same_instructions_comes_before_other_shapes(storage: Storage) -> None:
+    wanted, near = workload(16), workload(20)
+    mine, theirs = shared(wanted, near)[:2]
+    storage.workloads.put_target(TWIN.key, TWIN.name, TWIN.to_json())
+    tune(storage, near, {mine: 1e-3, theirs: 1.3e-3})
+    tune(storage, near, {theirs: 1e-3}, TWIN.key)
+    tune(storage, wanted, {theirs: 1e-3}, TWIN.key)
+    found = ask(storage, wanted)
+    assert found.match is Match.SAME_INSTRUCTIONS and found.schedule == theirs
+    assert found.expected_loss == pytest.approx(0.3) and found.pairs == 1
+    assert "which has the same instructions: 30% slower" in found.sentence
+
+
+def test_a_workload_that_was_never_seen_is_named(storage: Storage) -> None:
+    with pytest.raises(NotFoundError, match="workload"):
+        best_answer(storage, "0" * 64, TARGET, 1, "fast")
+
+
+def test_distance() -> None:
+    assert distance((4, 8), (4, 8)) == 0.0
+    assert distance((4, 8), (8, 8)) == pytest.approx(0.5**0.5)
+    assert distance((4, 8), (8, 16)) == distance((8, 16), (4, 8)) == 1.0
+    assert distance((4,), (4, 4)) == float("inf")
+    assert distance((0,), (1,)) == 0.0 and distance((), ()) == 0.0
+
+
+def test_on_the_command_line(
+    server: Any,
+    owner: str,
+    storage: Storage,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_SERVER", server.url)
+    monkeypatch.setenv("COLUMNS", "200")
+    one = workload(16)
+    ask_for = ["lookup", one.key, "--target", TARGET.name]
+    assert run(ask_for) == 0
+    assert "0 of 1 known" in capsys.readouterr().out
+    know(storage, one)
+    assert run(ask_for) == 0
+    assert "the untuned default: no measurement tells what it loses" in capsys.readouterr().out
+    tune(storage, one, {others(one)[0]: 1e-3})
+    assert run(ask_for) == 0
+    assert "tuned for this workload and target" in capsys.readouterr().out
+
+
+def test_over_http(client: TestClient, storage: Storage) -> None:
+    one = workload(16)
+    ask_for = {"workload": one.key, "target": TARGET.name}
+    assert client.get("/v1/schedules:explain", params=ask_for).status_code == 404
+    know(storage, one)
+    body = client.get("/v1/schedules:explain", params=ask_for).json()
+    assert body["match"] == "default" and body["record"] is None
+    assert body["target_key"] == TARGET.key and body["schedule"]["algorithm"]
+    tune(storage, one, {others(one)[0]: 1e-3})
+    body = client.get("/v1/schedules:explain", params=ask_for).json()
+    assert body["match"] == "exact" and body["record"]["state"] == "confirmed"
