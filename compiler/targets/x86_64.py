@@ -147,7 +147,7 @@ _ZEN4 = CoreModel(
     store_bits=256,
     narrow_loads=2,
     reorder_buffer=320,
-    cache_bytes=(32 << 10, 512 << 10, 8 << 20),
+    cache_bytes=(32 << 10, 1 << 20, 32 << 20),
     level1_ways=8,
     bytes_per_cycle=(32, 26, 8),
     tile_cycles=8,
@@ -193,9 +193,12 @@ _SAPPHIRE_RAPIDS = replace(
     weight_macs=26,
 )
 # AMD, "Software Optimization Guide for the AMD Family 17h Models 30h and Greater" (Zen 2) and
-# "Family 19h" (Zen 3): fused multiply-adds take 5 and 4 cycles.
-_ZEN2 = replace(_ZEN4, fma_latency=5, reorder_buffer=224)
-_ZEN3 = replace(_ZEN4, reorder_buffer=256)
+# "Family 19h" (Zen 3): fused multiply-adds take 5 and 4 cycles; four cores of a Zen 2 share a third
+# level, eight of a Zen 3.
+_ZEN2 = replace(
+    _ZEN4, fma_latency=5, reorder_buffer=224, cache_bytes=(32 << 10, 512 << 10, 16 << 20)
+)
+_ZEN3 = replace(_ZEN4, reorder_buffer=256, cache_bytes=(32 << 10, 512 << 10, 32 << 20))
 
 
 def _vector(name: str) -> tuple[tuple[int, str], ...]:

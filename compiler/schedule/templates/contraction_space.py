@@ -30,15 +30,13 @@ from compiler.schedule.templates.contraction_lowering import (
 )
 from compiler.schedule.templates.contraction_split import is_worth_splitting, split_counts
 from compiler.target import Target
+from compiler.targets import CoreModel
 
 PREFETCHES = (0, 2048)
 """Bytes; further ahead than a few thousand showed nothing more."""
 
 _JOINING = 0.85
 """Worth of a tile whose sum is joined by a stage of its own."""
-
-_NEAR_BYTES = 1 << 15
-"""A first-level cache."""
 
 _BALANCED = 0.85
 """Share of the threads' time that is work, above which tiles of rows are enough for all."""
@@ -145,6 +143,7 @@ def default_schedule(
     whole = -(-found.lanes.extent // lanes)
     best: tuple[float, Schedule] | None = None
     splits = [s for s in values.get("split", (1,)) if int(s) == 1 or is_worth_splitting(found)]
+    near = target.core.panel_bytes
     for tile, vectors, order, split in product(
         values["tile"], values["vectors"], values["order"], splits
     ):
@@ -159,7 +158,7 @@ def default_schedule(
         if "taps" in values:
             choice["taps"] = values["taps"][0]
         if "pack" in values:
-            choice["pack"] = _is_worth_packing(found) and int(split) == 1
+            choice["pack"] = _is_worth_packing(found, target.core) and int(split) == 1
         if "split" in values:
             choice["split"] = split
         if "prefetch" in values:
@@ -167,7 +166,7 @@ def default_schedule(
             choice["prefetch"] = PREFETCHES[-1] if found.window else 0
         panel = found.channel.extent * int(vectors) * target.vector_bits // 8
         score = _tile_score(
-            int(tile), int(vectors), extent, whole, target.vector_registers, panel <= _NEAR_BYTES
+            int(tile), int(vectors), extent, whole, target.vector_registers, panel <= near
         )
         loops = loops_around(found, str(order), int(tile), int(vectors) * lanes, False)
         if int(split) > 1:
@@ -198,10 +197,11 @@ def rows_schedule(
         return None
     lanes, registers = target.lanes(DType.FLOAT32), target.vector_registers
     whole = -(-found.lanes.extent // lanes)
+    near = target.core.panel_bytes
 
     def score(tile: int, vectors: int) -> float:
         panel = found.channel.extent * vectors * target.vector_bits // 8
-        worth = _tile_score(tile, vectors, tile, whole, registers, panel <= _NEAR_BYTES)
+        worth = _tile_score(tile, vectors, tile, whole, registers, panel <= near)
         return worth * min(1.0, found.rows_in_cache(target.core) / tile) ** 2
 
     allowed = ((t, v) for t in _TILES for v in range(1, 7) if t * v + v + 1 <= registers)
@@ -220,19 +220,19 @@ def rows_schedule(
     )
 
 
-def _is_worth_packing(found: Contraction) -> bool:
+def _is_worth_packing(found: Contraction, core: CoreModel) -> bool:
     """Whether a run-time matrix is read so often that its panels should lie in one piece.
 
     In place, a panel's rows are as far apart as the matrix is wide. If they lie in more pages than
-    have cached address translations, or are more bytes than the cache holds, every tile of rows
-    waits. Packing takes as long as 14 rows do.
+    have cached address translations, or are more bytes than a cache gives back fast, every tile of
+    rows waits. Packing takes as long as 14 rows do.
     """
     rows = found.tile.extent if found.tile else 1
     for axis in found.outer:
         rows *= axis.extent
     matrix = found.channel.extent * found.lanes.extent * 4
     pages = min(found.channel.extent, matrix // 4096)
-    return (rows >= 128 and pages > 2048) or (rows >= 384 and matrix >= 1 << 21)
+    return (rows >= 128 and pages > 2048) or (rows >= 384 and matrix >= core.reread_bytes)
 
 
 def _default_unroll(found: Contraction, unrolls: Sequence[Choice], tile: int, spare: int) -> Choice:

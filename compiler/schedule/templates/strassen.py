@@ -53,9 +53,6 @@ _LEAST_PRODUCTS = 1 << 23
 """From here on one level gained 2 to 13 % on a Zen 4 core, weights in caches or not. Fewer rows,
 128 x 128 weights or 64 x 256 x 256 products gained only with weights in the caches, or lost."""
 
-_CACHED_SUMS = 1 << 19
-"""Elements of the sums of A that a cache gives back fast enough for each panel to read them all."""
-
 _LEAST_COLUMNS = 512
 """How many columns a longer pass over A and its sums must serve: 1536x128x604 lost a fifth."""
 
@@ -73,7 +70,7 @@ class _Template:
         columns, depth = found.whole.lanes.extent, found.whole.channel.extent
         weights = columns * depth
         enough = weights >= _LEAST_WEIGHTS and found.row_count * weights >= _LEAST_PRODUCTS
-        reused = _sum_count(found) <= _CACHED_SUMS or columns >= _LEAST_COLUMNS
+        reused = _sums_are_near(found, target) or columns >= _LEAST_COLUMNS
         return 2.0 if enough and reused and min(columns, depth) >= _LEAST_SIDE else 0.9
 
     def space(
@@ -97,7 +94,7 @@ class _Template:
             return fits(quarter, target, choice)
 
         plain = default_schedule(quarter, target, "strassen", knobs, threads)
-        choices = dict(plain.choices) | {"order": _ORDERS[_sum_count(found) > _CACHED_SUMS]}
+        choices = dict(plain.choices) | {"order": _ORDERS[not _sums_are_near(found, target)]}
         return SubSpace("strassen", knobs, form, Schedule.of("strassen", **choices), machine)
 
     def lower(
@@ -112,8 +109,10 @@ class _Template:
 TEMPLATE = _Template()
 
 
-def _sum_count(found: Strassen) -> int:
-    return len(_SUMS) * (found.row_count // 2) * found.depth.extent
+def _sums_are_near(found: Strassen, target: Target) -> bool:
+    """Whether a cache gives back the sums of A fast enough for each panel to read them all."""
+    sums = len(_SUMS) * (found.row_count // 2) * found.depth.extent
+    return sums * DType.FLOAT32.bytes <= target.core.reread_bytes
 
 
 def _lower(found: Strassen, schedule: Schedule, target: Target) -> Kernel:

@@ -20,6 +20,7 @@ from compiler.schedule.space import Knob, SubSpace
 from compiler.schedule.templates.winograd_analysis import Winograd, analyse
 from compiler.schedule.templates.winograd_lowering import lower
 from compiler.target import Target
+from compiler.targets import CoreModel
 from compiler.workload import Workload
 
 _OUTPUTS = (2, 3, 4, 6)
@@ -30,16 +31,10 @@ _UNROLL_REGISTERS = 2
 """Spare registers that a loop needs to be written out several times: LLVM then loads ahead."""
 
 # Costs are in fused multiply-adds of one element, at the speed of a core that does nothing else.
-# The target says what a weight from memory costs.
+# The target says what a weight from memory costs, and what the caches hold.
 
 _CACHE_COST = 3
 """The time in which a number comes from the cache behind the second level."""
-
-_CACHED_ELEMENTS = 1 << 17
-"""float32 numbers of one kind that a second-level cache of 1 MiB holds beside the others."""
-
-_NEAR_ELEMENTS = 1 << 23
-"""float32 numbers that all caches hold."""
 
 _START_COST = 6
 """Iterations of the innermost loop in the time that a register tile takes to begin and to end."""
@@ -55,9 +50,9 @@ class _Template:
         found = analyse(workload)
         if found is None:
             return 0.9
-        macs = target.core.weight_macs
-        costs = [_cost(found, macs, m, b, 0.9) for m in _accurate(found) for b in _TYPICAL_BLOCKS]
-        return 3.0 if costs and min(costs) < _direct_cost(found, macs) else 0.9
+        core = target.core
+        costs = [_cost(found, core, m, b, 0.9) for m in _accurate(found) for b in _TYPICAL_BLOCKS]
+        return 3.0 if costs and min(costs) < _direct_cost(found, core) else 0.9
 
     def space(
         self, workload: Workload, target: Target, *, threads: int, numerics: str
@@ -183,7 +178,7 @@ def _default(found: Winograd, target: Target, knobs: Sequence[Knob], threads: in
             useful = _useful(found, target, int(block), int(tile), int(vectors))
             blocks = -(-tiles // int(block))
             useful *= blocks / (-(-blocks // threads) * threads)
-            cost = _cost(found, target.core.weight_macs, int(m), int(block), useful)
+            cost = _cost(found, target.core, int(m), int(block), useful)
             cost += 0.0 if valid else 1e18
             if best is None or cost < best[0]:
                 best = cost, Schedule.of("winograd", **choice)
@@ -201,7 +196,7 @@ def _useful(found: Winograd, target: Target, block: int, tile: int, vectors: int
     return block * panels / points * latency / (1 + loads)
 
 
-def _cost(found: Winograd, weight_macs: float, m: int, block: int, useful: float) -> float:
+def _cost(found: Winograd, core: CoreModel, m: int, block: int, useful: float) -> float:
     """Estimated time of all blocks, whose products reach a share `useful` of the peak."""
     tiles = prod(found.tile_counts(m))
     block = min(block, tiles)
@@ -210,20 +205,25 @@ def _cost(found: Winograd, weight_macs: float, m: int, block: int, useful: float
     weights = found.filters * found.channels * found.products(m)
     numbers = found.points(m) * block * (found.filters + channels)
     products = weights * block / useful * (1 + _START_COST / channels)
-    if weights <= _CACHED_ELEMENTS:
+    sizes = core.kept_bytes, core.cache_bytes[2]
+    kept, near = (size // DType.FLOAT32.bytes for size in sizes)
+    if weights <= kept:
         again = 0.0
+    elif weights <= near:
+        again = _CACHE_COST
     else:
-        again = _CACHE_COST if weights <= _NEAR_ELEMENTS else weight_macs
-    fetches = weights * (weight_macs + (blocks - 1) * again)
+        again = core.weight_macs
+    fetches = weights * (core.weight_macs + (blocks - 1) * again)
     # V and M are both written and read, in slices far apart.
-    beyond = 8 * _CACHE_COST * max(0.0, 1 - _CACHED_ELEMENTS / numbers)
+    beyond = 8 * _CACHE_COST * max(0.0, 1 - kept / numbers)
+    beyond += 8 * max(0.0, core.weight_macs - _CACHE_COST) * max(0.0, 1 - near / numbers)
     transforms = blocks * numbers * (_TRANSFORM_COST + beyond)
     return _overlapped(blocks * products, fetches) + transforms
 
 
-def _direct_cost(found: Winograd, weight_macs: float) -> float:
+def _direct_cost(found: Winograd, core: CoreModel) -> float:
     weights = prod(found.weight.shape)
-    return _overlapped(weights * prod(found.shape) / 0.95, weights * weight_macs)
+    return _overlapped(weights * prod(found.shape) / 0.95, weights * core.weight_macs)
 
 
 def _overlapped(multiply: float, fetch: float) -> float:

@@ -218,7 +218,7 @@ def test_wide_vectors_are_issued_half_as_often() -> None:
 
 def test_a_level_that_a_device_lacks_is_as_large_as_the_one_inside() -> None:
     sizes = [cache.bytes for cache in describe(target_facts(V4)).caches]
-    assert sizes == [32 << 10, 512 << 10, 4 << 20]
+    assert sizes == [32 << 10, 1 << 20, 16 << 20]
     board = TargetFacts(512, 32, V4.core, (48 << 10, 2 << 20, 0), 12)
     assert [cache.bytes for cache in describe(board).caches] == [48 << 10, 2 << 20, 1 << 20]
     assert describe(board).page_rows == 12

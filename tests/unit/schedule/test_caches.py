@@ -1,0 +1,90 @@
+"""Untuned schedules are chosen for the caches of a target's core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import untuned_schedules
+from compiler.target import Target, resolve_target
+from compiler.targets import CoreModel
+from compiler.workload import Workload
+from tests.unit.schedule.problems import conv, matmul
+
+V4 = resolve_target("x86-64-v4")
+KI, MI = 1 << 10, 1 << 20
+
+Untuned = Callable[..., Schedule]
+
+
+@pytest.fixture
+def untuned(monkeypatch: pytest.MonkeyPatch) -> Untuned:
+    """The untuned schedule of a workload on a core that differs in this from the family's."""
+
+    def schedule(workload: Workload, numerics: str = "fast", **properties: object) -> Schedule:
+        core: CoreModel = replace(V4.core, **properties)  # type: ignore[arg-type]
+        # Schedules are remembered by target, which knows its core by the name of the CPU.
+        target: Target = replace(V4, cpu=f"test {properties}")
+        monkeypatch.setitem(V4.family.cores, target.cpu, core)  # type: ignore[arg-type]
+        return next(untuned_schedules(workload, target, numerics=numerics))
+
+    return schedule
+
+
+def caches(second: int, third: int) -> tuple[int, int, int]:
+    return 32 * KI, second, third
+
+
+def test_panels_that_stay_near_allow_flat_tiles(untuned: Untuned) -> None:
+    """Of 192 rows and three vectors a panel has 36 KiB."""
+    workload = matmul(40, 96, 192)
+    far = untuned(workload, "strict", panel_bytes=32 * KI)
+    near = untuned(workload, "strict", panel_bytes=64 * KI)
+    assert far.integer("tile") > near.integer("tile")
+
+
+def test_winograd_blocks_fit_the_second_level(untuned: Untuned) -> None:
+    workload = conv(16, channels=64, filters=64, size=56)
+    blocks = [
+        untuned(workload, cache_bytes=caches(second, 32 * MI)).integer("block")
+        for second in (128 * KI, 512 * KI, MI)
+    ]
+    assert blocks == sorted(set(blocks))
+
+
+def test_winograd_reads_weights_seldom_that_no_cache_holds(untuned: Untuned) -> None:
+    """9.4 MB of transformed weights come anew for every block."""
+    workload = conv(16, channels=256, filters=256, size=56)
+    held = untuned(workload, cache_bytes=caches(MI, 32 * MI))
+    missed = untuned(workload, cache_bytes=caches(MI, 8 * MI))
+    assert missed.integer("block") > held.integer("block")
+
+
+@pytest.mark.parametrize(
+    ("second", "third", "order"),
+    [
+        (MI, 32 * MI, "products-inner"),
+        (256 * KI, 8 * MI, "products-outer"),
+        (MI, 512 * KI, "products-outer"),
+    ],
+)
+def test_strassen_reads_its_sums_again_where_caches_hold_them(
+    untuned: Untuned, second: int, third: int, order: str
+) -> None:
+    """Sums of 128 x 256 elements are read by every panel, or those of one product by all panels."""
+    found = untuned(matmul(256, 512, 512), cache_bytes=caches(second, third))
+    assert (found.algorithm, found.text("order")) == ("strassen", order)
+
+
+@pytest.mark.parametrize(
+    ("second", "third", "packed"),
+    [(MI, 32 * MI, False), (256 * KI, 8 * MI, True), (MI, MI, True)],
+)
+def test_run_time_matrices_are_packed_that_caches_do_not_hold(
+    untuned: Untuned, second: int, third: int, packed: bool
+) -> None:
+    found = untuned(matmul(512, 512, 512, constant=False), cache_bytes=caches(second, third))
+    assert found["pack"] is packed
