@@ -453,6 +453,35 @@ class TokenRow(Base):
     created_at: Mapped[float]
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
+    last_used_at: Mapped[float | None]
+    # the secret before the last rotation, and until when it is taken
+    previous_digest: Mapped[str | None] = mapped_column(unique=True)
+    previous_until: Mapped[float | None]
+
+
+class AuditRow(Base):
+    """An act that is written down: who, what, when, from where."""
+
+    __tablename__ = "audit"
+
+    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    at: Mapped[float] = mapped_column(index=True)
+    actor: Mapped[str]  # a token's id; "" for a command on the service's own machine
+    actor_name: Mapped[str]
+    origin: Mapped[str]
+    action: Mapped[str]
+    subject: Mapped[str]
+    detail: Mapped[Json]
+
+
+class RateLimitRow(Base):
+    """A token bucket: what it held at some time."""
+
+    __tablename__ = "rate_limits"
+
+    bucket: Mapped[str] = mapped_column(primary_key=True)
+    level: Mapped[float]
+    at: Mapped[float]
 
 
 class NoticeRow(Base):

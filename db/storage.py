@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from db.clock import Clock, system_clock
 from db.engine import open_engine
 from db.migrate import upgrade
+from db.stores.audit import AuditStore
 from db.stores.blob_folder import BlobFolder
 from db.stores.blobs import BlobStore
 from db.stores.cost_models import CostModelStore
@@ -19,6 +20,7 @@ from db.stores.leases import MOST_FAILURES, LeaseStore
 from db.stores.models import ModelStore
 from db.stores.plans import GraphPlanStore
 from db.stores.queue import QueueStore
+from db.stores.rate_limits import RateLimitStore
 from db.stores.record_ledger import RecordLedger
 from db.stores.records import SqlRecordStore
 from db.stores.runs import RunStore
@@ -56,6 +58,8 @@ class Storage:
     workers: WorkerStore
     sweeps: SweepStore
     tokens: TokenStore
+    audit: AuditStore
+    rate_limits: RateLimitStore
 
     @staticmethod
     def open(
@@ -109,6 +113,8 @@ class Storage:
             workers=WorkerStore(engine, decisive, lost_after_seconds=worker_lost_seconds),
             sweeps=SweepStore(engine, decisive),
             tokens=TokenStore(engine, clock),
+            audit=AuditStore(engine, clock),
+            rate_limits=RateLimitStore(engine),
         )
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from service.api.record_schemas import AnswerView
 from service.api.schemas import (
+    AuditView,
     HealthView,
     JobEventView,
     JobRequest,
@@ -22,9 +23,11 @@ from service.api.schemas import (
     LookupRequest,
     LookupView,
     ModelView,
+    NewTokenView,
     ProblemView,
     RecordView,
     TaskView,
+    TokenView,
     WorkerView,
 )
 
@@ -248,6 +251,27 @@ class Client:
         """Give a worker no new leases, or new ones again."""
         path = f"/v1/workers/{_quoted(worker_id)}/drain"
         return self._view(WorkerView, "POST", path, json={"draining": draining})
+
+    # tokens, the audit log
+
+    def tokens(self) -> list[TokenView]:
+        return self._views(TokenView, "/v1/tokens")
+
+    def rotate_token(
+        self, token_id: str, grace_seconds: float, lifetime_seconds: float | None
+    ) -> NewTokenView:
+        path = f"/v1/tokens/{_quoted(token_id)}/rotate"
+        body = {"grace_seconds": grace_seconds, "lifetime_seconds": lifetime_seconds}
+        return self._view(NewTokenView, "POST", path, json=body)
+
+    def revoke_token(self, token_id: str) -> TokenView:
+        return self._view(TokenView, "DELETE", f"/v1/tokens/{_quoted(token_id)}")
+
+    def audit(self, limit: int, action: str | None, subject: str | None) -> list[AuditView]:
+        """The newest entries of the audit log."""
+        wanted = {"limit": limit, "action": action, "subject": subject}
+        params = {name: value for name, value in wanted.items() if value is not None}
+        return self._views(AuditView, "/v1/audit", params)
 
     # transport
 

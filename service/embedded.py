@@ -22,7 +22,8 @@ log = structlog.get_logger("tilewright.embedded")
 def owner_token(settings: Settings, storage: Storage) -> str:
     """The owner's token: read from the data folder, or made and kept there for its owner alone.
 
-    A token that was revoked stays revoked: a new one takes its place, and the log says so.
+    A token that was revoked stays revoked, and a secret that was rotated away stays away: a new one
+    takes its place, and the log says so.
 
     Raises:
         StorageError: if the folder cannot be written, or its token file cannot be used.
@@ -30,13 +31,27 @@ def owner_token(settings: Settings, storage: Storage) -> str:
     with _alone(settings.data_folder):
         secret = read_token(settings) or _make(settings.token_file)
         known = storage.tokens.find(secret)
-        if known is not None and known.revoked_at is not None:
+        if known is not None and not storage.tokens.holds(secret):
             settings.token_file.unlink(missing_ok=True)
             secret = _make(settings.token_file)
             file = str(settings.token_file)
-            log.warning("the owner's token was revoked; there is a new one", file=file)
+            log.warning("the owner's token was revoked or rotated; there is a new one", file=file)
         storage.tokens.create("owner", [Scope.ADMIN], secret=secret)
     return secret
+
+
+def is_owner_token(settings: Settings, storage: Storage, token_id: str) -> bool:
+    """Whether the token of this id is the one in the data folder. Raises StorageError."""
+    secret = read_token(settings)
+    known = storage.tokens.find(secret) if secret else None
+    return known is not None and known.id == token_id
+
+
+def keep_owner_token(settings: Settings, secret: str) -> None:
+    """Put another secret into the data folder in place of the one there. Raises StorageError."""
+    with _alone(settings.data_folder):
+        settings.token_file.unlink(missing_ok=True)
+        _make(settings.token_file, secret)
 
 
 @contextmanager
@@ -91,8 +106,8 @@ def client_token(settings: Settings) -> str:
     return settings.token or read_token(settings)
 
 
-def _make(path: Path) -> str:
-    secret = secrets.token_urlsafe(32)
+def _make(path: Path, secret: str | None = None) -> str:
+    secret = secret or secrets.token_urlsafe(32)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -92,6 +92,15 @@ class Settings(BaseSettings):
         ge=1,
         description="Failures of its own within an hour that put a worker into quarantine.",
     )
+    uploads_per_minute: int = Field(
+        default=120, ge=0, description="Uploads of models by one token; 0: no limit."
+    )
+    jobs_per_minute: int = Field(
+        default=600, ge=0, description="Jobs that one token creates; 0: no limit."
+    )
+    model_lookups_per_minute: int = Field(
+        default=1200, ge=0, description="Lookups by model of one token; 0: no limit."
+    )
     housekeeping_seconds: float = Field(
         default=300.0, gt=0, description="How often the service removes what nobody needs any more."
     )

@@ -14,12 +14,15 @@ import sqlalchemy as sa
 
 from db.clock import Clock, system_clock
 from db.engine import reading, writing
-from db.errors import NotFoundError
+from db.errors import NotFoundError, StateError
 from db.models import TokenRow
 from db.notices import TOKENS, announce
 from db.stores.statements import table_of, upsert
 
 _tokens = table_of(TokenRow)
+
+USED_SECONDS = 60.0
+"""How exact the time of a token's last use is: each is not worth a write."""
 
 
 class Scope(StrEnum):
@@ -37,6 +40,8 @@ class Token:
     created_at: float
     expires_at: float | None
     revoked_at: float | None
+    last_used_at: float | None = None
+    previous_until: float | None = None  # until when the secret before the last rotation is taken
 
     def allows(self, scope: Scope) -> bool:
         """Whether the token may do this; admin may do everything."""
@@ -82,20 +87,84 @@ class TokenStore:
 
     def verify(self, secret: str) -> Token | None:
         """The token, unless it is unknown, revoked or over."""
-        token = self.find(secret)
-        if token is None:
+        found = self._find(secret)
+        if found is None:
             return None
-        over = token.expires_at is not None and token.expires_at <= self._clock()
+        token, rotated = found
+        now = self._clock()
+        over = token.expires_at is not None and token.expires_at <= now
+        if rotated:
+            over = over or token.previous_until is None or token.previous_until <= now
         return None if over or token.revoked_at is not None else token
 
     def find(self, secret: str) -> Token | None:
-        """The token of a secret, also one that is revoked or over."""
+        """The token whose secret this is or was, also one that is revoked or over."""
+        found = self._find(secret)
+        return None if found is None else found[0]
+
+    def holds(self, secret: str) -> bool:
+        """Whether a secret is the last one of a token that was not revoked."""
+        found = self._find(secret)
+        return found is not None and not found[1] and found[0].revoked_at is None
+
+    def rotate(
+        self, token_id: str, *, grace_seconds: float, lifetime_seconds: float | None = None
+    ) -> tuple[str, Token]:
+        """Give a token a new secret: (secret, token). The one before is taken for a while yet.
+
+        One that is older still is over at once. With a lifetime the token ends that long from now,
+        else when it would have.
+
+        Raises NotFoundError, and StateError for a token that was revoked.
+        """
+        secret = secrets.token_urlsafe(32)
+        now = self._clock()
+        values: dict[str, Any] = {
+            "previous_digest": _tokens.c.digest,
+            "previous_until": now + grace_seconds,
+            "digest": _digest(secret),
+        }
+        if lifetime_seconds is not None:
+            values["expires_at"] = now + lifetime_seconds
+        with writing(self._engine) as connection:
+            row = connection.execute(
+                sa.update(_tokens)
+                .where(_tokens.c.id == token_id, _tokens.c.revoked_at.is_(None))
+                .values(values)
+                .returning(_tokens)
+            ).first()
+            if row is None:
+                known = sa.select(_tokens.c.id).where(_tokens.c.id == token_id)
+                if connection.execute(known).first() is None:
+                    raise NotFoundError("token", token_id)
+                raise StateError(f"token '{token_id}' was revoked: make a new one")
+            announce(connection, [TOKENS])
+        return secret, _token(row)
+
+    def used(self, token_id: str) -> None:
+        """Note that a token was used just now. Raises StorageError."""
+        with writing(self._engine) as connection:
+            update = sa.update(_tokens).where(_tokens.c.id == token_id)
+            connection.execute(update.values(last_used_at=self._clock()))
+
+    def use_is_old(self, token: Token) -> bool:
+        """Whether its last use was noted so long ago that it should be noted again."""
+        last = token.last_used_at
+        return last is None or self._clock() - last >= USED_SECONDS
+
+    def _find(self, secret: str) -> tuple[Token, bool] | None:
+        """The token of a secret, and whether it has had another one since."""
         digest = _digest(secret)
+        query = sa.select(_tokens).where(
+            sa.or_(_tokens.c.digest == digest, _tokens.c.previous_digest == digest)
+        )
         with reading(self._engine) as connection:
-            row = connection.execute(sa.select(_tokens).where(_tokens.c.digest == digest)).first()
-        if row is None or not hmac.compare_digest(row.digest, digest):
+            row = connection.execute(query).first()
+        if row is None:
             return None
-        return _token(row)
+        if hmac.compare_digest(row.digest, digest):
+            return _token(row), False
+        return _token(row), True
 
     def revoke(self, token_id: str) -> Token:
         """End a token; one that is revoked already keeps its time. Raises NotFoundError."""
@@ -125,5 +194,13 @@ def _digest(secret: str) -> str:
 
 
 def _token(row: sa.Row[Any]) -> Token:
-    scopes = frozenset(map(Scope, row.scopes))
-    return Token(row.id, row.name, scopes, row.created_at, row.expires_at, row.revoked_at)
+    return Token(
+        id=row.id,
+        name=row.name,
+        scopes=frozenset(map(Scope, row.scopes)),
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+        last_used_at=row.last_used_at,
+        previous_until=row.previous_until,
+    )

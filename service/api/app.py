@@ -29,7 +29,7 @@ from service.settings import Settings
 from service.storage import open_storage
 from service.version import version
 
-_PROBLEMS = (401, 403, 404, 408, 409, 413, 416, 422, 503, 507)
+_PROBLEMS = (401, 403, 404, 408, 409, 413, 416, 422, 429, 503, 507)
 
 HEALTH_THREADS = 2
 """Threads that answer whether the service works, whatever all others do."""

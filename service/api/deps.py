@@ -54,6 +54,13 @@ async def get_upload_limiter(request: Request) -> CapacityLimiter:
     return limiter
 
 
+def request_token(request: Request) -> Token:
+    """The token with which a request came through the gate."""
+    token = request.scope["tilewright_token"]
+    assert isinstance(token, Token)
+    return token
+
+
 StorageDep = Annotated[Storage, Depends(get_storage)]
 SettingsDep = Annotated[Settings, Depends(get_settings)]
 NotifierDep = Annotated[Notifier, Depends(get_notifier)]

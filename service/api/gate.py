@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import structlog
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
@@ -21,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Send
 from starlette.types import Scope as Connection
 
+from db.errors import StorageError
 from db.notices import TOKENS
 from db.stores.tokens import Scope, Token, TokenStore
 from service.api.errors import forbidden, too_large, unauthorized
@@ -31,6 +33,8 @@ KNOWN_SECONDS = 1.0
 """How long a token that was verified is not looked up again. Who revokes it is heard of sooner."""
 
 _MOST_KNOWN = 10_000
+
+log = structlog.get_logger("tilewright.web")
 
 _bearer = HTTPBearer(auto_error=False, description="A token with the scope of the route")
 
@@ -65,13 +69,22 @@ class TokenCache:
         if found is not None and self._clock() - found[0] < KNOWN_SECONDS:
             return found[1]
         asked = self._clock()
-        token = await run_in_threadpool(self._tokens.verify, secret)
+        token = await run_in_threadpool(self._verify, secret)
         if token is None:
             self._known.pop(secret, None)
         else:
             if len(self._known) >= _MOST_KNOWN:
                 self.forget()
             self._known[secret] = asked, token
+        return token
+
+    def _verify(self, secret: str) -> Token | None:
+        token = self._tokens.verify(secret)
+        if token is not None and self._tokens.use_is_old(token):
+            try:
+                self._tokens.used(token.id)
+            except StorageError as error:  # who may only read must not be stopped by a full disk
+                log.warning("use of a token not noted", token=token.id, error=str(error))
         return token
 
     def forget(self) -> None:

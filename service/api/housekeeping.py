@@ -32,6 +32,10 @@ SWEEP = "leases"
 """The name of the turn, for `storage.sweeps.age`: how long ago leases were looked after."""
 
 
+BUCKET_IDLE_SECONDS = 120.0
+"""A bucket of a rate limit holds a minute's worth: it is full again by then."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tidied:
     """What was removed: rows of requests and workers, bytes of blobs."""
@@ -48,6 +52,7 @@ def tidy(storage: Storage, settings: Settings) -> Tidied:
     that a row refers to, and every young one, because the row may be about to be written.
     """
     requests = storage.leases.prune(settings.keep_finished_seconds)
+    storage.rate_limits.remove_full(BUCKET_IDLE_SECONDS)
     blob_bytes = storage.blobs.sweep(settings.keep_blobs_seconds)
     return Tidied(requests, blob_bytes, storage.workers.forget(settings.keep_workers_seconds))
 

@@ -446,6 +446,28 @@ class TokenView(View):
     created_at: float
     expires_at: float | None
     revoked_at: float | None
+    last_used_at: float | None = Field(description="To within a minute or so")
+    previous_until: float | None = Field(
+        description="Until when the secret before the last rotation is taken"
+    )
+
+
+class RotationRequest(RequestBody):
+    grace_seconds: float = Field(3600.0, ge=0, le=30 * 86400.0, allow_inf_nan=False)
+    lifetime_seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+
+class AuditView(View):
+    """One act; `actor` is a token's id, or "" for a command on the service's own machine."""
+
+    serial: int
+    at: float
+    actor: str
+    actor_name: str
+    origin: str
+    action: str
+    subject: str
+    detail: dict[str, Any]
 
 
 class NewTokenView(TokenView):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
+from db.stores.audit import Entry
 from db.stores.cost_models import StoredCostModel
 from db.stores.jobs import Job
 from db.stores.leases import Lease
@@ -13,6 +14,7 @@ from db.stores.tasks import JobTask
 from db.stores.tokens import Token
 from db.stores.workers import RegisteredWorker
 from service.api.schemas import (
+    AuditView,
     CostModelView,
     IntervalView,
     JobView,
@@ -139,7 +141,13 @@ def token_view(token: Token) -> TokenView:
         created_at=token.created_at,
         expires_at=token.expires_at,
         revoked_at=token.revoked_at,
+        last_used_at=token.last_used_at,
+        previous_until=token.previous_until,
     )
+
+
+def audit_view(entry: Entry) -> AuditView:
+    return AuditView(**{**asdict(entry), "detail": dict(entry.detail)})
 
 
 def cost_model_view(model: StoredCostModel) -> CostModelView:

@@ -15,6 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 from service.cli import (
+    access,
     cost_model,
     devices,
     explaining,
@@ -50,6 +51,7 @@ GROUPS = (
     serving,
     remote,
     devices,
+    access,
 )
 for group in GROUPS:
     group.add_to(app)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from compiler.graph.ir import Graph
     from compiler.passes.pipeline import Observer
+    from service.client import Client
     from service.settings import Settings
 
 
@@ -183,6 +185,17 @@ def existing_file(path: Path) -> Path:
     raise UserError(f"'{path}' is {'a folder' if path.is_dir() else 'a device or a pipe'}, no file")
 
 
+def connect(server: str | None, token: str | None) -> Client:
+    """A client of the service that the options, or else the settings, name. Raises UserError."""
+    from service.client import Client
+    from service.embedded import client_token
+
+    settings = load_settings(server, token)
+    if not settings.server.startswith(("http://", "https://")):
+        raise UserError(f"--server '{settings.server}' is not an http or https URL")
+    return Client(settings.server, client_token(settings))
+
+
 def load_settings(server: str | None = None, token: str | None = None) -> Settings:
     """The settings, with what the command line says instead."""
     from service.settings import Settings
@@ -209,3 +222,15 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def who_runs_this() -> str:
+    """The user and the machine of a command, for the audit log."""
+    import getpass
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

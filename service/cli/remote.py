@@ -31,10 +31,10 @@ from service.cli.common import (
     UnconstrainedOption,
     UserError,
     WeightLimitOption,
+    connect,
     console,
     duration,
     existing_file,
-    load_settings,
     milliseconds,
     parse_dims,
     parse_share,
@@ -58,16 +58,6 @@ def add_to(app: typer.Typer) -> None:
     group.command()(drain)
     group.command()(resume)
     app.add_typer(group, name="workers")
-
-
-def _client(server: str | None, token: str | None) -> Client:
-    from service.client import Client
-    from service.embedded import client_token
-
-    settings = load_settings(server, token)
-    if not settings.server.startswith(("http://", "https://")):
-        raise UserError(f"--server '{settings.server}' is not an http or https URL")
-    return Client(settings.server, client_token(settings))
 
 
 def submit(
@@ -98,7 +88,7 @@ def submit(
     existing_file(model)
     _check_free(output)
     out = console()
-    with _client(server, token) as client:
+    with connect(server, token) as client:
         uploaded = client.upload(model)
         job = client.submit(
             JobRequest(
@@ -221,7 +211,7 @@ def jobs(
         raise UserError("--cancel, --follow and --output need a JOB")
     _check_free(output)
     out = console()
-    with _client(server, token) as client:
+    with connect(server, token) as client:
         if job_id is None:
             out.print(job_table(client.jobs(limit=limit)))
             return
@@ -251,7 +241,7 @@ def workers(context: typer.Context, server: ServerOption = None, token: TokenOpt
         return
     from service.cli.view import worker_table
 
-    with _client(server, token) as client:
+    with connect(server, token) as client:
         console().print(worker_table(client.workers()))
 
 
@@ -260,7 +250,7 @@ WorkerName = Annotated[str, typer.Argument(metavar="WORKER", help="Its name, or 
 
 def drain(worker: WorkerName, server: ServerOption = None, token: TokenOption = None) -> None:
     """Give a worker no new measurements; it finishes those that it has."""
-    with _client(server, token) as client:
+    with connect(server, token) as client:
         found = client.drain(_worker_id(client, worker))
     left = f"{found.in_hand} requests in hand" if found.in_hand else "it has nothing in hand"
     console().print(f"worker {found.name} is drained: {left}", soft_wrap=True, markup=False)
@@ -268,7 +258,7 @@ def drain(worker: WorkerName, server: ServerOption = None, token: TokenOption = 
 
 def resume(worker: WorkerName, server: ServerOption = None, token: TokenOption = None) -> None:
     """Give a worker that was drained new measurements again."""
-    with _client(server, token) as client:
+    with connect(server, token) as client:
         found = client.drain(_worker_id(client, worker), draining=False)
     console().print(f"worker {found.name} gets work again", soft_wrap=True, markup=False)
 
@@ -305,7 +295,7 @@ def lookup(
 
     path = Path(what)
     is_key = len(what) == 64 and not path.exists()
-    with _client(server, token) as client:
+    with connect(server, token) as client:
         if is_key:
             wanted: dict[str, object] = {"workloads": [what]}
         else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import UserError, load_settings
+from service.cli.common import UserError, load_settings, who_runs_this
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -214,6 +214,7 @@ def token(
     days: Annotated[float | None, typer.Option("--days", min=0.01, help="Lifetime")] = None,
 ) -> None:
     """Make a bearer token in the database, and print its secret."""
+    from db.stores.audit import Action
     from db.stores.tokens import Scope
     from service.storage import open_storage
 
@@ -225,8 +226,16 @@ def token(
     settings: Settings = load_settings()
     storage = open_storage(settings)
     try:
-        secret, _ = storage.tokens.create(
+        secret, made = storage.tokens.create(
             name, scopes, lifetime_seconds=None if days is None else days * 86400
+        )
+        storage.audit.add(
+            Action.TOKEN_CREATED,
+            made.id,
+            actor="",
+            actor_name="tilewright token",
+            origin=who_runs_this(),
+            detail={"name": made.name, "scopes": sorted(scopes), "expires_at": made.expires_at},
         )
     finally:
         storage.close()

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from db.stores.audit import Action
+from service.api.audit import AuditDep
 from service.api.deps import Admin, Reader, StorageDep
 from service.api.gate import GatedRoute
 from service.api.schemas import CostModelView, PromotionRequest, RollbackRequest
@@ -27,12 +29,20 @@ def list_cost_models(
 
 
 @router.post("/cost-models/promote")
-def promote_cost_model(body: PromotionRequest, storage: StorageDep, _: Admin) -> CostModelView:
+def promote_cost_model(
+    body: PromotionRequest, storage: StorageDep, audit: AuditDep, _: Admin
+) -> CostModelView:
     """Tuning runs of the target start from this version from now on."""
-    return cost_model_view(storage.cost_models.promote(target_key(body.target), body.version))
+    model = storage.cost_models.promote(target_key(body.target), body.version)
+    audit(Action.COST_MODEL_PROMOTED, model.target_key, version=model.version)
+    return cost_model_view(model)
 
 
 @router.post("/cost-models/rollback")
-def roll_back_cost_model(body: RollbackRequest, storage: StorageDep, _: Admin) -> CostModelView:
+def roll_back_cost_model(
+    body: RollbackRequest, storage: StorageDep, audit: AuditDep, _: Admin
+) -> CostModelView:
     """The version that was promoted before the present one is in use again."""
-    return cost_model_view(storage.cost_models.roll_back(target_key(body.target)))
+    model = storage.cost_models.roll_back(target_key(body.target))
+    audit(Action.COST_MODEL_ROLLED_BACK, model.target_key, version=model.version)
+    return cost_model_view(model)

@@ -9,11 +9,14 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from db.job_states import JobState
+from db.stores.audit import Action
 from db.stores.tokens import Scope
+from service.api.audit import AuditDep
 from service.api.blob_response import blob_response
 from service.api.deps import PlanningDep, Reader, StorageDep, Submitter
 from service.api.errors import ApiProblem, forbidden
 from service.api.gate import GatedRoute
+from service.api.limiter import Limited, LimiterDep
 from service.api.planning_child import JobCheck
 from service.api.schemas import JobRequest, JobView, TaskView
 from service.api.views import job_view, task_view
@@ -23,12 +26,17 @@ router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 
 
 async def checked_job(
-    body: JobRequest, storage: StorageDep, planning: PlanningDep, _: Submitter
+    body: JobRequest,
+    storage: StorageDep,
+    planning: PlanningDep,
+    limiter: LimiterDep,
+    _: Submitter,
 ) -> Addressee:
     """Whom a job is for, once its model was found to be one that can be tuned so. It is planned in
     another process, and no thread waits for that."""
 
     def found() -> tuple[JobCheck, Addressee]:
+        limiter.take(Limited.JOBS)
         model = storage.models.get(body.model)
         addressee = resolve_addressee(body.target, storage)
         target, options = addressee.target, body.options()
@@ -91,12 +99,14 @@ def list_tasks(job_id: str, storage: StorageDep, _: Reader) -> list[TaskView]:
 
 
 @router.post("/jobs/{job_id}/cancel")
-def cancel_job(job_id: str, storage: StorageDep, token: Submitter) -> JobView:
+def cancel_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter) -> JobView:
     """Stop a job; what it measured stays. Cancelling a job that ended changes nothing."""
     job = storage.jobs.get(job_id)
     if job.owner not in (None, token.id) and not token.allows(Scope.ADMIN):
         raise forbidden(f"job '{job_id}' is another token's")
-    return job_view(storage.jobs.request_cancel(job_id))
+    cancelled = storage.jobs.request_cancel(job_id)
+    audit(Action.JOB_CANCELLED, job_id, owner=job.owner, state=job.state.value)
+    return job_view(cancelled)
 
 
 @router.get("/jobs/{job_id}/artifact", response_class=StreamingResponse)

@@ -20,6 +20,7 @@ from service.api.deps import (
     UploadLimiterDep,
 )
 from service.api.gate import GatedRoute
+from service.api.limiter import Limited, LimiterDep
 from service.api.schemas import ModelView
 from service.api.upload import received
 from service.api.views import model_view
@@ -41,12 +42,14 @@ async def upload_model(
     storage: StorageDep,
     settings: SettingsDep,
     planning: PlanningDep,
-    limiter: UploadLimiterDep,
+    uploads: UploadLimiterDep,
+    limiter: LimiterDep,
     token: Submitter,
     name: Annotated[str, Query(max_length=200, description="A name for people")] = "model.onnx",
 ) -> ModelView:
     """Save an ONNX model. The body is the file; the same bytes again answer 200."""
-    async with received(request, storage, settings.max_model_bytes, limiter) as staged:
+    await run_in_threadpool(limiter.take, Limited.UPLOADS)
+    async with received(request, storage, settings.max_model_bytes, uploads) as staged:
         await planning.check_model(staged.path, name)
 
         def save() -> tuple[ModelView, bool]:

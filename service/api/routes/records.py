@@ -9,7 +9,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from db.stores.audit import Action
 from db.stores.records import RecordState
+from service.api.audit import AuditDep
 from service.api.deps import Admin, Reader, SettingsDep, StorageDep
 from service.api.errors import invalid
 from service.api.gate import GatedRoute
@@ -78,11 +80,18 @@ def get_record(record_id: str, storage: StorageDep, _: Reader) -> StoredRecordVi
 
 
 @router.post("/records:withdraw")
-def withdraw(body: WithdrawRequest, storage: StorageDep, _: Admin) -> WithdrawView:
+def withdraw(body: WithdrawRequest, storage: StorageDep, audit: AuditDep, _: Admin) -> WithdrawView:
     """Take back what a bad device said; jobs that were built on it are told."""
     if not body.records and not body.workers:
         raise invalid("body: give 'records' or 'workers'")
     done = withdraw_records(storage, body.reason, record_ids=body.records, workers=body.workers)
+    audit(
+        Action.RECORDS_WITHDRAWN,
+        ", ".join((*body.records, *body.workers)),
+        reason=body.reason,
+        records=[record.id for record in done.withdrawn.records],
+        trials=done.withdrawn.trials,
+    )
     return withdraw_view(done)
 
 

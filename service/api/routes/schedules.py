@@ -11,6 +11,7 @@ from db.errors import NotFoundError
 from service.api.deps import PlanningDep, Reader, StorageDep
 from service.api.errors import invalid
 from service.api.gate import GatedRoute
+from service.api.limiter import Limited, LimiterDep
 from service.api.lookup import lookup_model, lookup_workloads
 from service.api.schemas import (
     Digest,
@@ -46,12 +47,17 @@ def get_schedule(
 
 @router.post("/schedules/lookup")
 async def lookup_schedules(
-    body: LookupRequest, storage: StorageDep, planning: PlanningDep, _: Reader
+    body: LookupRequest,
+    storage: StorageDep,
+    planning: PlanningDep,
+    limiter: LimiterDep,
+    _: Reader,
 ) -> LookupView:
     """The best schedules of many workloads, or of all workloads of a model."""
     if (body.workloads is None) == (body.model is None):
         raise invalid("body: give either 'workloads' or 'model'")
     if body.model is not None:
+        await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)
         return await lookup_model(storage, body, planning)
     return await run_in_threadpool(lookup_workloads, storage, body)
 

@@ -1,25 +1,37 @@
-"""Making and revoking tokens."""
+"""Making, rotating and revoking tokens."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
+from db.stores.audit import Action
 from db.stores.tokens import Scope
-from service.api.deps import Admin, StorageDep
+from service.api.audit import AuditDep
+from service.api.deps import Admin, SettingsDep, StorageDep
 from service.api.gate import GatedRoute
-from service.api.schemas import NewTokenView, TokenRequest, TokenView
+from service.api.schemas import NewTokenView, RotationRequest, TokenRequest, TokenView
 from service.api.views import token_view
+from service.embedded import is_owner_token, keep_owner_token
 
 router = APIRouter(tags=["tokens"], route_class=GatedRoute)
 
 
 @router.post("/tokens", status_code=201)
-def create_token(body: TokenRequest, storage: StorageDep, _: Admin) -> NewTokenView:
+def create_token(
+    body: TokenRequest, storage: StorageDep, audit: AuditDep, _: Admin
+) -> NewTokenView:
     """A new token; its secret is shown this once."""
     secret, token = storage.tokens.create(
         body.name,
         [Scope(scope) for scope in body.scopes],
         lifetime_seconds=body.lifetime_seconds,
+    )
+    audit(
+        Action.TOKEN_CREATED,
+        token.id,
+        name=token.name,
+        scopes=sorted(token.scopes),
+        expires_at=token.expires_at,
     )
     return NewTokenView(secret=secret, **token_view(token).model_dump())
 
@@ -29,7 +41,32 @@ def list_tokens(storage: StorageDep, _: Admin) -> list[TokenView]:
     return [token_view(token) for token in storage.tokens.list()]
 
 
+@router.post("/tokens/{token_id}/rotate")
+def rotate_token(
+    token_id: str,
+    body: RotationRequest,
+    storage: StorageDep,
+    settings: SettingsDep,
+    audit: AuditDep,
+    _: Admin,
+) -> NewTokenView:
+    """A new secret for a token, shown this once. The one before is taken for `grace_seconds` yet.
+
+    The owner's token in the service's data folder is written there, too.
+    """
+    owners = is_owner_token(settings, storage, token_id)
+    secret, token = storage.tokens.rotate(
+        token_id, grace_seconds=body.grace_seconds, lifetime_seconds=body.lifetime_seconds
+    )
+    if owners:
+        keep_owner_token(settings, secret)
+    audit(Action.TOKEN_ROTATED, token.id, name=token.name, grace_seconds=body.grace_seconds)
+    return NewTokenView(secret=secret, **token_view(token).model_dump())
+
+
 @router.delete("/tokens/{token_id}")
-def revoke_token(token_id: str, storage: StorageDep, _: Admin) -> TokenView:
+def revoke_token(token_id: str, storage: StorageDep, audit: AuditDep, _: Admin) -> TokenView:
     """The token is refused from now on."""
-    return token_view(storage.tokens.revoke(token_id))
+    token = storage.tokens.revoke(token_id)
+    audit(Action.TOKEN_REVOKED, token.id, name=token.name)
+    return token_view(token)

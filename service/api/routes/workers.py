@@ -5,8 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from db.storage import Storage
+from db.stores.audit import Action
 from db.stores.tokens import Scope, Token
 from db.stores.workers import RegisteredWorker
+from service.api.audit import AuditDep
 from service.api.deps import Measurer, Reader, SettingsDep, StorageDep
 from service.api.errors import ApiProblem, forbidden
 from service.api.gate import GatedRoute
@@ -99,7 +101,9 @@ def heartbeat(
 
 
 @router.post("/workers/{worker_id}/drain")
-def drain(worker_id: str, body: DrainRequest, storage: StorageDep, token: Measurer) -> WorkerView:
+def drain(
+    worker_id: str, body: DrainRequest, storage: StorageDep, audit: AuditDep, token: Measurer
+) -> WorkerView:
     """Give a worker no new leases, or with `draining` false new ones again. It finishes those it
     has.
 
@@ -110,6 +114,8 @@ def drain(worker_id: str, body: DrainRequest, storage: StorageDep, token: Measur
     if not body.draining and token.allows(Scope.ADMIN):
         storage.workers.readmit(worker_id)
     worker = storage.workers.drain(worker_id, body.draining)
+    action = Action.WORKER_DRAINED if body.draining else Action.WORKER_RESUMED
+    audit(action, worker_id, name=worker.name)
     return worker_view(worker, storage.leases.in_hand().get(worker_id, 0))
 
 

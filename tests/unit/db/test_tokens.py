@@ -7,10 +7,10 @@ import pytest
 import sqlalchemy as sa
 
 from db.engine import reading
-from db.errors import NotFoundError
+from db.errors import NotFoundError, StateError
 from db.models import TokenRow
 from db.stores.statements import table_of
-from db.stores.tokens import Scope, TokenStore
+from db.stores.tokens import USED_SECONDS, Scope, TokenStore
 
 
 @pytest.fixture
@@ -69,3 +69,44 @@ def test_a_given_secret_is_one_token(tokens: TokenStore) -> None:
     assert tokens.verify(secret) == again
     assert again.scopes == {Scope.ADMIN}
     assert len(tokens.list()) == 1
+
+
+def test_a_rotated_token_takes_both_secrets_for_a_while(tokens: TokenStore, clock: Any) -> None:
+    first, token = tokens.create("ci", [Scope.READ])
+    second, rotated = tokens.rotate(token.id, grace_seconds=60)
+    assert (rotated.id, rotated.scopes) == (token.id, token.scopes) and second != first
+    assert tokens.verify(first) == tokens.verify(second) == rotated
+    assert tokens.holds(second) and not tokens.holds(first)
+    third, _ = tokens.rotate(token.id, grace_seconds=60)
+    assert tokens.verify(first) is None, "two rotations ago"
+    clock.advance(60)
+    assert tokens.verify(second) is None and tokens.verify(third) is not None
+    # whose it was is known for ever: nobody makes another token of an old secret
+    assert tokens.find(second) == tokens.find(third)
+
+
+def test_rotation_ends_at_the_end_of_the_token(tokens: TokenStore, clock: Any) -> None:
+    first, token = tokens.create("ci", [Scope.READ], lifetime_seconds=100)
+    second, _ = tokens.rotate(token.id, grace_seconds=1000)
+    clock.advance(100)
+    assert tokens.verify(first) is None and tokens.verify(second) is None
+    third, again = tokens.rotate(token.id, grace_seconds=0, lifetime_seconds=50)
+    assert again.expires_at == clock() + 50
+    assert tokens.verify(third) == again and tokens.verify(second) is None
+    tokens.revoke(token.id)
+    assert tokens.verify(third) is None
+    with pytest.raises(StateError, match="was revoked"):
+        tokens.rotate(token.id, grace_seconds=0)
+    with pytest.raises(NotFoundError):
+        tokens.rotate("nope", grace_seconds=0)
+
+
+def test_the_last_use_is_noted_now_and_then(tokens: TokenStore, clock: Any) -> None:
+    secret, token = tokens.create("ci", [Scope.READ])
+    assert token.last_used_at is None and tokens.use_is_old(token)
+    tokens.used(token.id)
+    noted = tokens.verify(secret)
+    assert noted is not None and noted.last_used_at == clock()
+    assert not tokens.use_is_old(noted)
+    clock.advance(USED_SECONDS)
+    assert tokens.use_is_old(noted)

@@ -95,7 +95,7 @@ def test_a_revoked_owner_token_stays_revoked_after_a_restart(
     assert storage.tokens.verify(second) is not None
     assert stat.S_IMODE(settings.token_file.stat().st_mode) == 0o600
     assert [line["event"] for line in lines] == [
-        "the owner's token was revoked; there is a new one"
+        "the owner's token was revoked or rotated; there is a new one"
     ]
     assert lines[0]["file"] == str(settings.token_file)
     assert owner_token(settings, storage) == second

@@ -228,6 +228,8 @@ def test_over_http(
     assert client.get("/v1/records/nothing").status_code == 404
 
     taken = client.post("/v1/records:withdraw", json={"reason": "hot", "workers": ["board"]})
+    (entry,) = client.get("/v1/audit", params={"action": "records.withdrawn"}).json()
+    assert (entry["subject"], entry["detail"]["reason"]) == ("board", "hot")
     assert taken.json()["records"] == [listed["id"]]
     assert here.storage.records.best_record(own.key) is None
     for body in ({"reason": "x"}, {"reason": "", "workers": ["board"]}):

@@ -1,0 +1,96 @@
+"""The audit log: who did what to whom, when, and from where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import sqlalchemy as sa
+
+from db.clock import Clock, system_clock
+from db.engine import reading, writing
+from db.models import AuditRow
+from db.stores.statements import table_of
+
+_audit = table_of(AuditRow)
+
+
+class Action(StrEnum):
+    """What is written down. What a token merely reads, submits or measures is not."""
+
+    TOKEN_CREATED = "token.created"
+    TOKEN_REVOKED = "token.revoked"
+    TOKEN_ROTATED = "token.rotated"
+    JOB_CANCELLED = "job.cancelled"
+    WORKER_DRAINED = "worker.drained"
+    WORKER_RESUMED = "worker.resumed"
+    COST_MODEL_PROMOTED = "cost-model.promoted"
+    COST_MODEL_ROLLED_BACK = "cost-model.rolled-back"
+    RECORDS_WITHDRAWN = "records.withdrawn"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One act. An `actor` is a token's id, or "" for a command on the service's own machine."""
+
+    serial: int
+    at: float
+    actor: str
+    actor_name: str  # as it was called then
+    origin: str  # the address of the client, or the user and host of a command
+    action: str
+    subject: str  # the id of the token, job, worker, ...
+    detail: Mapping[str, Any]
+
+
+class AuditStore:
+    """Entries are added and read, and never changed."""
+
+    def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
+        self._engine = engine
+        self._clock = clock
+
+    def add(
+        self,
+        action: Action,
+        subject: str,
+        *,
+        actor: str,
+        actor_name: str,
+        origin: str,
+        detail: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write down what was done just now. Raises StorageError."""
+        row = {
+            "at": self._clock(),
+            "actor": actor,
+            "actor_name": actor_name,
+            "origin": origin,
+            "action": action.value,
+            "subject": subject,
+            "detail": dict(detail or {}),
+        }
+        with writing(self._engine) as connection:
+            connection.execute(sa.insert(_audit).values(row))
+
+    def list(
+        self,
+        limit: int = 100,
+        before: int | None = None,
+        *,
+        action: str | None = None,
+        actor: str | None = None,
+        subject: str | None = None,
+    ) -> Sequence[Entry]:
+        """Newest first; `before` is the serial that the previous page ended with."""
+        query = sa.select(_audit).order_by(_audit.c.serial.desc()).limit(limit)
+        if before is not None:
+            query = query.where(_audit.c.serial < before)
+        wanted = ((_audit.c.action, action), (_audit.c.actor, actor), (_audit.c.subject, subject))
+        for column, value in wanted:
+            if value is not None:
+                query = query.where(column == value)
+        with reading(self._engine) as connection:
+            return [Entry(**row._mapping) for row in connection.execute(query)]

@@ -1,0 +1,73 @@
+"""Rate limits as token buckets in the database, so that they hold across replicas.
+
+A bucket is one row. Taking from it is one statement on the database's clock: two replicas that take
+at once take one after the other, and a clock that is off on one of them changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from db.clock import Clock, instant
+from db.engine import reading, writing
+from db.models import RateLimitRow
+from db.stores.statements import table_of, upsert
+
+_buckets = table_of(RateLimitRow)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `burst` at once, and `per_second` in the long run. `burst` is 1 at least."""
+
+    burst: float
+    per_second: float
+
+
+class RateLimitStore:
+    """Buckets by name; one that was never heard of is full."""
+
+    def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
+        self._engine = engine
+        self._now = instant(clock)
+
+    def take(self, bucket: str, rate: Rate) -> float:
+        """Take one from a bucket. 0.0 if it had one, else the seconds until it will.
+
+        What is refused takes nothing.
+        """
+        now = self._now()
+        gone = now - _buckets.c.at
+        # a clock that went back fills nothing
+        filled = _buckets.c.level + sa.case((gone > 0.0, gone), else_=0.0) * rate.per_second
+        level = sa.case((filled > rate.burst, rate.burst), else_=filled)
+        with writing(self._engine) as connection:
+            taken = (
+                upsert(connection, _buckets)
+                .values(bucket=bucket, level=rate.burst - 1.0, at=now)
+                .on_conflict_do_update(
+                    index_elements=[_buckets.c.bucket],
+                    set_={"level": level - 1.0, "at": now},
+                    where=level >= 1.0,
+                )
+                .returning(_buckets.c.level)
+            )
+            if connection.execute(taken).first() is not None:
+                return 0.0
+            missing = sa.select(1.0 - level).where(_buckets.c.bucket == bucket)
+            short = connection.execute(missing).scalar()
+        return max(0.0, float(short or 0.0)) / rate.per_second
+
+    def remove_full(self, idle_seconds: float) -> int:
+        """Delete buckets that nobody took from for so long that they are full; how many."""
+        idle = _buckets.c.at < self._now() - idle_seconds
+        with reading(self._engine) as connection:  # mostly there are none: take no write lock
+            if (
+                connection.execute(sa.select(_buckets.c.bucket).where(idle).limit(1)).first()
+                is None
+            ):
+                return 0
+        with writing(self._engine) as connection:
+            return connection.execute(sa.delete(_buckets).where(idle)).rowcount

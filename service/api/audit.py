@@ -1,0 +1,40 @@
+"""What routes write into the audit log."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from db.storage import Storage
+from db.stores.audit import Action
+from db.stores.tokens import Token
+from service.api.deps import StorageDep, request_token
+
+
+class Auditor:
+    """Writes down what the token of one request does, and from where."""
+
+    def __init__(self, token: Token, origin: str, storage: Storage) -> None:
+        self._token = token
+        self._origin = origin
+        self._storage = storage
+
+    def __call__(self, action: Action, subject: str, **detail: Any) -> None:
+        """Raises StorageError."""
+        self._storage.audit.add(
+            action,
+            subject,
+            actor=self._token.id,
+            actor_name=self._token.name,
+            origin=self._origin,
+            detail=detail,
+        )
+
+
+async def get_auditor(request: Request, storage: StorageDep) -> Auditor:
+    client = request.client
+    return Auditor(request_token(request), "" if client is None else client.host, storage)
+
+
+AuditDep = Annotated[Auditor, Depends(get_auditor)]

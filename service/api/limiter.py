@@ -1,0 +1,72 @@
+"""Rate limits of a token on the routes that cost much; they hold across replicas."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from db.storage import Storage
+from db.stores.rate_limits import Rate
+from db.stores.tokens import Token
+from service.api.deps import SettingsDep, StorageDep, request_token
+from service.api.errors import ApiProblem
+from service.settings import Settings
+
+
+class Limited(StrEnum):
+    """What has a limit."""
+
+    UPLOADS = "uploads"
+    JOBS = "jobs"
+    MODEL_LOOKUPS = "lookups by model"
+
+
+def _per_minute(what: Limited, settings: Settings) -> int:
+    match what:
+        case Limited.UPLOADS:
+            return settings.uploads_per_minute
+        case Limited.JOBS:
+            return settings.jobs_per_minute
+        case Limited.MODEL_LOOKUPS:
+            return settings.model_lookups_per_minute
+
+
+class Limiter:
+    """Counts what the token of one request asks for."""
+
+    def __init__(self, token: Token, storage: Storage, settings: Settings) -> None:
+        self._token = token
+        self._storage = storage
+        self._settings = settings
+
+    def take(self, what: Limited) -> None:
+        """Count one. A minute's worth may come at once.
+
+        Raises:
+            ApiProblem: 429 with `Retry-After`, if the token has used up what it has for now.
+            StorageError: if the database does not answer.
+        """
+        limit = _per_minute(what, self._settings)
+        if not limit:
+            return
+        bucket = f"{self._token.id} {what}"
+        wait = self._storage.rate_limits.take(bucket, Rate(limit, limit / 60.0))
+        if wait > 0.0:
+            seconds = max(1, math.ceil(wait))
+            raise ApiProblem(
+                429,
+                "too-many-requests",
+                f"token '{self._token.name}' has used up its {what}, {limit} a minute:"
+                f" the next one in {seconds} s",
+                headers={"Retry-After": str(seconds)},
+            )
+
+
+async def get_limiter(request: Request, storage: StorageDep, settings: SettingsDep) -> Limiter:
+    return Limiter(request_token(request), storage, settings)
+
+
+LimiterDep = Annotated[Limiter, Depends(get_limiter)]

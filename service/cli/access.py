@@ -1,0 +1,140 @@
+"""Commands about who may do what, and who did: tokens and the audit log."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.common import ServerOption, TokenOption, UserError, connect, console
+
+if TYPE_CHECKING:
+    from service.api.schemas import TokenView
+    from service.client import Client
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    group = typer.Typer(help="The tokens: who they are, what they may do, when they were used.")
+    group.callback(invoke_without_command=True)(tokens)
+    group.command()(rotate)
+    group.command()(revoke)
+    app.add_typer(group, name="tokens")
+    app.command()(audit)
+
+
+def tokens(context: typer.Context, server: ServerOption = None, token: TokenOption = None) -> None:
+    """The tokens of a service, when each was used last, and until when it holds."""
+    if context.invoked_subcommand is not None:
+        if server is not None or token is not None:
+            raise UserError(
+                f"--server and --token go behind '{context.invoked_subcommand}', which they are for"
+            )
+        return
+    from rich.text import Text
+
+    from service.cli.view import make_table
+
+    table = make_table("<token", "<name", "<scopes", "<made", "<last used", "<state")
+    with connect(server, token) as client:
+        for each in client.tokens():
+            table.add_row(
+                each.id,
+                Text(each.name),
+                ", ".join(each.scopes),
+                _moment(each.created_at),
+                _moment(each.last_used_at),
+                _state(each),
+            )
+    console().print(table)
+
+
+TokenName = Annotated[str, typer.Argument(metavar="ID", help="Its id, or how that starts")]
+
+
+def rotate(
+    token_id: TokenName,
+    grace: Annotated[
+        float, typer.Option("--grace", min=0.0, help="Seconds that the old secret is taken yet")
+    ] = 3600.0,
+    days: Annotated[
+        float | None, typer.Option("--days", min=0.01, help="Lifetime from now on")
+    ] = None,
+    server: ServerOption = None,
+    token: TokenOption = None,
+) -> None:
+    """Give a token a new secret, and print it."""
+    with connect(server, token) as client:
+        lifetime = None if days is None else days * 86400.0
+        made = client.rotate_token(_token_id(client, token_id), grace, lifetime)
+    print(f"the secret before is taken for {grace:g} s yet", file=sys.stderr)
+    print(made.secret)
+
+
+def revoke(token_id: TokenName, server: ServerOption = None, token: TokenOption = None) -> None:
+    """End a token at once."""
+    with connect(server, token) as client:
+        ended = client.revoke_token(_token_id(client, token_id))
+    console().print(f"token {ended.id} of {ended.name} is revoked", soft_wrap=True, markup=False)
+
+
+def audit(
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="So many")] = 30,
+    action: Annotated[
+        str | None, typer.Option("--action", help="Only these, such as token.revoked")
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option("--subject", help="Only about this token, job, worker, ...")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line")] = False,
+    server: ServerOption = None,
+    token: TokenOption = None,
+) -> None:
+    """Who did what, when, and from where; the newest first."""
+    from rich.text import Text
+
+    from service.cli.view import make_table
+
+    with connect(server, token) as client:
+        entries = client.audit(limit, action, subject)
+    if as_json:
+        for entry in entries:
+            print(entry.model_dump_json())
+        return
+    table = make_table("<when", "<who", "<from", "<action", "<subject", "<detail")
+    for entry in entries:
+        table.add_row(
+            _moment(entry.at),
+            Text(entry.actor_name),
+            Text(entry.origin),
+            Text(entry.action),
+            Text(entry.subject),
+            Text(json.dumps(entry.detail)),
+        )
+    console().print(table)
+
+
+def _token_id(client: Client, wanted: str) -> str:
+    """The token whose id starts so. Raises UserError unless there is one."""
+    found = [each.id for each in client.tokens() if each.id.startswith(wanted)]
+    if not found:
+        raise UserError(f"there is no token '{wanted}'")
+    if len(found) > 1:
+        raise UserError(f"'{wanted}' may be any of {len(found)} tokens: {', '.join(found)}")
+    return found[0]
+
+
+def _state(token: TokenView) -> str:
+    if token.revoked_at is not None:
+        return f"revoked {_moment(token.revoked_at)}"
+    if token.expires_at is None:
+        return "holds"
+    over = token.expires_at <= time.time()
+    return f"{'over since' if over else 'holds until'} {_moment(token.expires_at)}"
+
+
+def _moment(seconds: float | None) -> str:
+    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
