@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -16,6 +17,15 @@ _PARTIAL = re.compile(r"\.[0-9a-f]{64}")
 def is_digest(text: object) -> bool:
     """Whether this can be the name of a blob: of a file, then, and of no other."""
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
+
+
+_State = tuple[int, int, int]
+
+
+def _state(path: Path) -> _State:
+    """What changes when a file's bytes do. The last part is the kernel's: no program sets it."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_ctime_ns
 
 
 def partial_file(target: Path) -> Path:
@@ -33,6 +43,7 @@ class BlobCache:
         self._folder = folder
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
+        self._seen: dict[str, _State] = {}
         for left_over in folder.glob(".*"):
             if _PARTIAL.fullmatch(left_over.name) is None:
                 left_over.unlink()
@@ -44,10 +55,33 @@ class BlobCache:
         """Whether the file is there; looking at it makes it recent."""
         path = self.path(digest)
         try:
+            seen = self._seen.get(digest) == _state(path)
             os.utime(path)
+            if seen:
+                self._seen[digest] = _state(path)
         except FileNotFoundError:
             return False
         return True
+
+    def verified(self, digest: str) -> Path:
+        """The file, whose bytes have this digest now; to be asked before it is loaded.
+
+        It is read anew if it has changed since it was last read. A damaged one is deleted.
+
+        Raises:
+            OSError: if it is not there, cannot be read, or was damaged.
+        """
+        path = self.path(digest)
+        if self._seen.get(digest) == _state(path):
+            return path
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+            state = _state(path)
+        if found != digest:
+            path.unlink(missing_ok=True)
+            raise OSError(f"blob {digest} was damaged on the disk of this device")
+        self._seen[digest] = state
+        return path
 
     def refusal(self, blobs: Mapping[str, int]) -> str | None:
         """The reason why blobs of these sizes can never lie here together; None if they can."""

@@ -153,6 +153,7 @@ class Api:
         if checksum.hexdigest() != digest:
             partial.unlink(missing_ok=True)
             raise Unreachable(f"blob {digest} arrived damaged")
+        partial.chmod(0o644)  # the sandbox may be another user
         partial.replace(target)
 
     def _request(self, method: str, path: str, data: bytes | None) -> urllib.request.Request:

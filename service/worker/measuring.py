@@ -92,7 +92,7 @@ class Measuring:
             OSError, RuntimeError: if no child can be started.
         """
         requests = [work.request for work in together]
-        blob = self._hand.cache.path
+        blob = self._hand.cache.verified
         match requests:
             case [RunRequest() as request]:
                 refusal = self._refusal(request)

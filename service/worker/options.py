@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,16 @@ class WorkerOptions:
     targets: tuple[str, ...] = ()
     cache_bytes: int = 1 << 30
     python: tuple[str, ...] = THIS_PYTHON
+    sandbox_users: tuple[int, int] | None = None  # first and last; the worker is root
+    sandbox_bytes: int = 0  # 0: as much as the machine has
+    cores: tuple[int, ...] = ()
+
+
+LEAST_SANDBOX_MIB = 1024
+"""A Python with NumPy, a pool of threads and the buffers of a small batch."""
+
+SANDBOX_USERS = "61000-61255"
+"""Numbers that no distribution gives to anybody: one for each worker process of a machine."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -77,6 +88,25 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
         help="command that runs the Python of the sandbox, of one or more words "
         "(or TILEWRIGHT_PYTHON; default: the Python of this process)",
     )
+    parser.add_argument(
+        "--sandbox-users",
+        default=environment.get("TILEWRIGHT_SANDBOX_USERS", SANDBOX_USERS),
+        metavar="FIRST-LAST",
+        help="numbers of users that candidates run as, one for each worker, where the worker is "
+        f"root; 'none': as root (or TILEWRIGHT_SANDBOX_USERS; default: {SANDBOX_USERS})",
+    )
+    parser.add_argument(
+        "--sandbox-mib",
+        type=int,
+        default=0,
+        help="most memory of the sandbox (default: as much as the machine has)",
+    )
+    parser.add_argument(
+        "--cores",
+        default=environment.get("TILEWRIGHT_CORES", ""),
+        help="logical cores that candidates run on, such as 2,4-7 (or TILEWRIGHT_CORES; "
+        "default: all)",
+    )
     given = parser.parse_args(arguments)
     token = given.token
     if given.token_file is not None:
@@ -91,6 +121,12 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
         parser.error("--token or --token-file is needed")
     if given.cache_mib < 1:
         parser.error("--cache-mib: must be at least 1")
+    if given.sandbox_mib < 0 or 0 < given.sandbox_mib < LEAST_SANDBOX_MIB:
+        parser.error(f"--sandbox-mib: must be at least {LEAST_SANDBOX_MIB}")
+    try:
+        users, cores = _users(given.sandbox_users), _cores(given.cores)
+    except ValueError as error:
+        parser.error(str(error))
     try:
         python = parse_python(given.python)
     except InterpreterError as error:
@@ -103,4 +139,40 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
         tuple(given.target),
         given.cache_mib << 20,
         python,
+        users if os.geteuid() == 0 else None,
+        given.sandbox_mib << 20,
+        cores,
     )
+
+
+def _users(text: str) -> tuple[int, int] | None:
+    """First and last of a range of users. Raises ValueError."""
+    if text == "none":
+        return None
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 31):
+        raise ValueError(f"--sandbox-users: '{text}' is no FIRST-LAST of users other than root")
+    return int(first), int(last)
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    """(2, 4, 5) from "2,4-5". Raises ValueError."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        last = last or first
+        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < 1 << 16):
+            raise ValueError(f"--cores: '{text}' is no list such as 2,4-7")
+        found.update(range(int(first), int(last) + 1))
+    usable = available_cores()
+    if found - usable:
+        lacking = ", ".join(map(str, sorted(found - usable)[:10]))
+        raise ValueError(f"--cores: this process may not run on {lacking}")
+    return tuple(sorted(found))
+
+
+def available_cores() -> set[int]:
+    """The logical cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))

@@ -25,7 +25,9 @@ from service.worker.measuring import Measuring
 from service.worker.options import WorkerOptions, parse_arguments
 from service.worker.registration import Registration
 from service.worker.reporting import KILLED, Reporter
+from service.worker.secrecy import hide_secrets
 from service.worker.state import StateFolder
+from tuner.measure.confinement import ON, Confinement
 from tuner.measure.interpreter import THIS_PYTHON, InterpreterError, check_python
 from tuner.measure.sandbox import Sandbox
 
@@ -38,7 +40,7 @@ class Worker:
 
     def __init__(self, options: WorkerOptions, log: Log) -> None:
         self._log = log
-        self._python = options.python
+        self._options = options
         self._device = device_facts()
         api = Api(options.server, options.token)
         self._files = StateFolder(options.spool, api.server)
@@ -73,8 +75,14 @@ class Worker:
         )
         claiming.start()
         reporting.start()
-        sandbox = Sandbox(self._registration.worker_id, self._device, python=self._python)
+        sandbox = Sandbox(
+            self._registration.worker_id,
+            self._device,
+            python=self._options.python,
+            confinement=self._confinement(),
+        )
         try:
+            self._tell_guards(sandbox)
             Measuring(sandbox, self._registration, self._hand, self._reporter, self._log).serve()
         finally:
             sandbox.close()
@@ -84,6 +92,27 @@ class Worker:
             self._files.close()
         if self._failure is not None:
             raise self._failure
+
+    def _confinement(self) -> Confinement:
+        options, user = self._options, None
+        if options.sandbox_users is not None:
+            first, last = options.sandbox_users
+            user = first + self._files.number % (last - first + 1)
+        folder = str(self._files.blobs)
+        return Confinement(user, options.sandbox_bytes, options.cores, folder)
+
+    def _tell_guards(self, sandbox: Sandbox) -> None:
+        """Say what keeps candidates from harm on this machine, and why not what does not."""
+        try:
+            guards = sandbox.guards()
+        except (OSError, RuntimeError) as error:
+            self._log(str(error))  # said again with the first lease that it fails
+            return
+        on = ", ".join(name for name, reason in guards.items() if reason == ON)
+        self._log(f"candidates are confined: {on}")
+        for name, reason in guards.items():
+            if reason != ON:
+                self._log(f"candidates are not confined by '{name}': {reason}")
 
     def _recover(self) -> None:
         """Report what an earlier life finished, give back what it did not."""
@@ -132,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def log(text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
+    hide_secrets(options.token, log)
     try:
         if options.python != THIS_PYTHON:
             check_python(options.python)

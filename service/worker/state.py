@@ -41,7 +41,10 @@ class Spooled:
 
 
 class StateFolder:
-    """A folder that belongs to this process until it ends, however it ends."""
+    """A folder that belongs to this process until it ends, however it ends.
+
+    `number` tells it from the folders of other workers on this machine.
+    """
 
     def __init__(self, base: Path, server: str) -> None:
         """Take the first folder that no living worker has.
@@ -49,6 +52,7 @@ class StateFolder:
         Raises:
             OSError: if the folder cannot be written.
         """
+        base = base.absolute()
         name = hashlib.sha256(server.encode()).hexdigest()[:16]
         for number in range(MAX_WORKERS):
             self.path = base / name / str(number)
@@ -63,6 +67,7 @@ class StateFolder:
             break
         else:
             raise OSError(f"{MAX_WORKERS} workers use '{base}' already")
+        self.number = number
         for part in ("leases", "spool", "aside", "blobs"):
             (self.path / part).mkdir(exist_ok=True)
 

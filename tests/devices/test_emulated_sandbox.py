@@ -11,6 +11,7 @@ import pytest
 from tests.devices.emulators import Emulated, zig_environment
 from tests.devices.machines import HASWELL, Machine
 from tests.devices.packages import UnavailableError
+from tuner.measure.confinement import ON, Guard
 from tuner.measure.measurement import RecordKey, Status
 from tuner.measure.sandbox import Sandbox
 from tuner.measure.wire import (
@@ -99,8 +100,11 @@ def test_an_instruction_that_the_device_lacks_is_a_crash(
     sandbox = Sandbox("w", python=emulated.python)
     try:
         (result,) = sandbox.measure([request], lambda digest: tmp_path / digest)
+        guards = sandbox.guards()
     finally:
         sandbox.close()
     narrow, wide = (measurement for _, measurement in result.measurements)
     assert narrow.status is Status.OK and len(narrow.samples_seconds) > 1
     assert (wide.status, wide.error) == (Status.CRASH, "killed by SIGILL")
+    # an emulator filters no calls of what runs in it, and says so
+    assert guards[Guard.LIMITS] == ON and "the kernel has no filter" in guards[Guard.CALLS]

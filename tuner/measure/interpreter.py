@@ -73,9 +73,16 @@ def check_python(python: Sequence[str]) -> None:
         raise InterpreterError(f"the command '{command}' cannot run the sandbox: {reason}")
 
 
+_KEPT = frozenset({"PATH", "HOME", "TMPDIR", "TZ", "LANG", "LANGUAGE", "VIRTUAL_ENV", "SYSTEMROOT"})
+_KEPT_BEGINNINGS = ("LC_", "LD_", "DYLD_", "PYTHON", "QEMU_", "MALLOC_", "GLIBC_", "NUMPY_", "NPY_")
+
+
 def child_environment() -> dict[str, str]:
-    """Environment variables of a child: one BLAS thread, and the packages of this process."""
-    keep = {k: v for k, v in os.environ.items() if not k.startswith("TILEWRIGHT_")}
+    """Environment variables of a child: what a Python needs, and one BLAS thread.
+
+    Nothing else of this process's: it may hold tokens and keys, and candidates can read it.
+    """
+    keep = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_BEGINNINGS)}
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, keep.get("PYTHONPATH", "").split(os.pathsep))]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

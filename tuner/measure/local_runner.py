@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.device import find_device
+from tuner.measure.confinement import Confinement
 from tuner.measure.job_queue import JobQueue
 from tuner.measure.measurement import Measurement, Status
 from tuner.measure.sandbox import Sandbox
@@ -26,7 +27,9 @@ class LocalRunner:
     def __init__(self, worker: str = "local", device: Mapping[str, Any] | None = None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="tilewright-runner-"))
         self._sandbox = Sandbox(
-            worker, find_device().brief().to_json() if device is None else device
+            worker,
+            find_device().brief().to_json() if device is None else device,
+            confinement=Confinement(folder=str(self._folder)),
         )
         self._worker = worker
         self._queue: JobQueue[MeasureRequest] = JobQueue(lambda request: request)

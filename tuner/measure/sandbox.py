@@ -14,16 +14,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, assert_never
 
+from tuner.measure.confinement import PLAIN, Confinement, Guards
 from tuner.measure.interpreter import THIS_PYTHON
 from tuner.measure.measurement import Measurement, Status
 from tuner.measure.run_result import RunResult, RunStatus
 from tuner.measure.run_wire import (
     RunRequest,
 )
-from tuner.measure.sandbox_child import START_LIMIT_SECONDS, Death, SandboxChild, Talked
+from tuner.measure.sandbox_child import START_LIMIT_SECONDS, Budget, Death, SandboxChild, Talked
 from tuner.measure.speed import Speed, SpeedWatch
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
+
+MOST_RUN_STEPS = 10_000
+"""Of a run of whole programs: rounds of a race, groups of samples of a profile."""
 
 
 @dataclass(slots=True)
@@ -63,7 +67,8 @@ class Sandbox:
     minute is not asked again: it will be disturbed for the next batch, too.
 
     `device` is written into every measurement, and `python` is the command that runs the child
-    (`tuner.measure.interpreter`). Not thread-safe, except for `speed`: one caller at a time.
+    (`tuner.measure.interpreter`); `confinement` says what the child may do. Not thread-safe, except
+    for `speed`: one caller at a time.
     """
 
     def __init__(
@@ -72,11 +77,13 @@ class Sandbox:
         device: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.time,
         python: Sequence[str] = THIS_PYTHON,
+        confinement: Confinement = PLAIN,
     ) -> None:
         self._worker = worker
         self._device = dict(device or {})
         self._clock = clock
-        self._child = SandboxChild(python)
+        self._confinement = confinement
+        self._child = SandboxChild(python, confinement)
         self._watch = SpeedWatch()
         self._speeds: list[Speed] = []
 
@@ -85,13 +92,22 @@ class Sandbox:
         """How fast the device is just now."""
         return self._watch
 
+    def guards(self) -> Guards:
+        """What keeps candidates from harm, and why not what does not; starts the child.
+
+        Raises:
+            OSError, RuntimeError: if no child can be started.
+        """
+        return self._child.guards()
+
     def probe(self) -> None:
         """Time the reference kernel, so that `speed` is of now.
 
         Raises:
             OSError, RuntimeError: if no child can be started.
         """
-        self._converse({"probe": 1}, 1, START_LIMIT_SECONDS, [""], {}, lambda: False)
+        budget = Budget(2 * START_LIMIT_SECONDS, 1)
+        self._converse({"probe": 1}, 1, START_LIMIT_SECONDS, [""], {}, lambda: False, budget)
 
     def measure(
         self,
@@ -129,7 +145,7 @@ class Sandbox:
         cancelled: Callable[[], bool] = lambda: False,
     ) -> RunResult:
         """Run whole programs. Never raises for what they do; a cancelled run is CANCELLED."""
-        files = {digest: str(blob(digest)) for digest in request.digests}
+        files = {digest: self._name(blob(digest)) for digest in request.digests}
         limit = request.limit_seconds
         step = "start"
         found: RunResult | None = None
@@ -147,7 +163,8 @@ class Sandbox:
             return RunResult(request.request_id, status, error, worker=self._worker)
 
         job = {"run": request.to_json(), "files": files}
-        match self._child.talk(job, limit + START_LIMIT_SECONDS, take, cancelled):
+        budget = Budget(limit * MOST_RUN_STEPS, request.threads)
+        match self._child.talk(job, limit + START_LIMIT_SECONDS, take, cancelled, budget):
             case Talked.TO_THE_END if found is not None:
                 return replace(found, worker=self._worker)
             case Talked.TO_THE_END:
@@ -173,13 +190,14 @@ class Sandbox:
         parts = [
             {
                 "request": request.to_json(),
-                "library": str(blob(request.library_digest)),
-                "references": [str(blob(case.reference_digest)) for case in request.cases],
+                "library": self._name(blob(request.library_digest)),
+                "references": [self._name(blob(case.reference_digest)) for case in request.cases],
             }
             for request in requests
         ]
         threads = requests[0].key.threads
         limit = max(request.repeat.limit_seconds for request in requests)
+        budget = _budget(requests, limit)
         self._speeds = []
         names = [c.trial_id for request in requests for c in request.candidates]
         observed = {name: _Observed() for name in names}
@@ -191,7 +209,7 @@ class Sandbox:
             if distrust:
                 self._child.close()
             job = {"requests": parts, "only": group}
-            ended = self._converse(job, threads, limit, group, observed, cancelled)
+            ended = self._converse(job, threads, limit, group, observed, cancelled, budget)
             if ended.culprit is None:
                 if suspect is not None and group == [suspect]:
                     # Alone it does no harm: something before it did. Each gets its own child.
@@ -219,6 +237,11 @@ class Sandbox:
     def close(self) -> None:
         """Stop the child."""
         self._child.close()
+
+    def _name(self, file: Path) -> str:
+        """A blob as the child finds it, which may be another user."""
+        self._confinement.open_file(file)
+        return self._confinement.name_of(file)
 
     def _measurement(
         self,
@@ -256,6 +279,7 @@ class Sandbox:
         names: Sequence[str],
         observed: Mapping[str, _Observed],
         cancelled: Callable[[], bool],
+        budget: Budget,
     ) -> _Ended:
         current = names[0]
 
@@ -284,7 +308,7 @@ class Sandbox:
             return None
 
         # Drawing inputs and reading the reference comes before the first candidate.
-        ended = self._child.talk(job, limit + START_LIMIT_SECONDS, take, cancelled)
+        ended = self._child.talk(job, limit + START_LIMIT_SECONDS, take, cancelled, budget)
         match ended:
             case Talked.TO_THE_END | Talked.CANCELLED:
                 return _Ended()
@@ -295,3 +319,13 @@ class Sandbox:
                 return _Ended(current, Status.CRASH, how)
             case _:
                 assert_never(ended)
+
+
+def _budget(requests: Sequence[MeasureRequest], limit: float) -> Budget:
+    """Every step of every candidate at its limit: to be read, checked, calibrated and sampled."""
+    steps = sum(
+        len(request.candidates) * (2 * len(request.cases) + 4 * request.repeat.samples + 4)
+        for request in requests
+    )
+    prepared = sum(len(request.cases) for request in requests) * (limit + START_LIMIT_SECONDS)
+    return Budget(START_LIMIT_SECONDS + prepared + steps * limit, requests[0].key.threads)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,11 +22,11 @@ from service.worker.http import Api, Refused, Unreachable
 from service.worker.options import WorkerOptions, parse_arguments
 from service.worker.process import main
 from service.worker.state import Spooled, StateFolder
-from tests.unit.service.workers import TARGET, FakeSandbox, Running, queue, state, until
+from tests.unit.service.workers import REFERENCE, TARGET, FakeSandbox, Running, queue, state, until
 from tuner.measure.measurement import Measurement, Status
 from tuner.measure.run_result import RunResult, RunStatus
 from tuner.measure.run_wire import RunRequest, SpeedsWork
-from tuner.measure.wire import MeasureResult
+from tuner.measure.wire import MeasureResult, digest_bytes
 
 
 def test_a_worker_measures_and_reports(
@@ -226,6 +228,55 @@ def test_a_full_disk_does_not_lose_a_result(
     assert any("No space left" in line for line in running.log)
 
 
+def test_a_worker_says_what_confines_its_candidates(
+    start: Callable[[], Running], sandbox: type[FakeSandbox], options: WorkerOptions
+) -> None:
+    running = start()
+    until(lambda: any("confined by" in line for line in running.log))
+    assert "candidates are confined: limits" in running.log
+    assert "candidates are not confined by 'no network': there is none for it" in running.log
+    confinement = sandbox.confinement
+    assert confinement.user is None
+    assert Path(confinement.folder).is_absolute() and confinement.folder.endswith("/0/blobs")
+
+
+def test_workers_of_one_machine_have_users_of_their_own(
+    options: WorkerOptions, sandbox: type[FakeSandbox], storage: Storage
+) -> None:
+    options = replace(options, sandbox_users=(70_000, 70_001), sandbox_bytes=5, cores=(0,))
+    users = []
+    running = []
+    for _ in range(3):
+        before = len(storage.workers.list())
+        running.append(Running(options))
+        until(lambda: any("confined" in line for line in running[-1].log))
+        users.append(sandbox.confinement.user)
+        assert len(storage.workers.list()) == before + 1
+    for each in running:
+        each.end()
+    assert users == [70_000, 70_001, 70_000]
+    assert (sandbox.confinement.memory_bytes, sandbox.confinement.cores) == (5, (0,))
+
+
+def test_a_blob_that_was_damaged_on_the_disk_is_not_loaded(
+    storage: Storage,
+    start: Callable[[], Running],
+    sandbox: type[FakeSandbox],
+    options: WorkerOptions,
+) -> None:
+    """The expected output is kept for the next batch; something wrote over it meanwhile."""
+    queue(storage, "a")
+    running = start()
+    until(lambda: state(storage, "a") is RequestState.DONE)
+    (kept,) = options.spool.rglob(f"blobs/{digest_bytes(REFERENCE)}")
+    kept.write_bytes(b"X" * len(REFERENCE))
+    queue(storage, "b")
+    until(lambda: state(storage, "b") is RequestState.DONE)
+    assert sandbox.measured == ["a", "b"]
+    assert any("was damaged on the disk" in line for line in running.log)
+    assert kept.read_bytes() == REFERENCE
+
+
 # ---- files
 
 
@@ -270,6 +321,8 @@ def test_a_damaged_download_does_not_appear(server: Any, owner: str, tmp_path: P
 
 # ---- the command line
 
+COMMON = ("--server", "http://x", "--token", "t")
+
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
@@ -279,6 +332,14 @@ def test_a_damaged_download_does_not_appear(server: Any, owner: str, tmp_path: P
         (["--server", "http://x", "--token-file", "/no/such"], "cannot be read"),
         (["--server", "http://x", "--token", "t", "--cache-mib", "0"], "at least 1"),
         (["--server", "http://x", "--token", "t", "--python", "'"], "no closing quotation"),
+        ([*COMMON, "--sandbox-mib", "12"], "at least 1024"),
+        ([*COMMON, "--sandbox-mib", "-1"], "at least 1024"),
+        ([*COMMON, "--sandbox-users", "0-5"], "no FIRST-LAST of users other than root"),
+        ([*COMMON, "--sandbox-users", "7-5"], "no FIRST-LAST"),
+        ([*COMMON, "--sandbox-users", "x"], "no FIRST-LAST"),
+        ([*COMMON, "--cores", "1,x"], "no list such as 2,4-7"),
+        ([*COMMON, "--cores", "3-1"], "no list such as"),
+        ([*COMMON, "--cores", "60000"], "may not run on 60000"),
     ],
 )
 def test_wrong_usage_is_one_sentence(
@@ -301,6 +362,34 @@ def test_options_come_from_the_environment(tmp_path: Path) -> None:
     found = parse_arguments(["--token-file", str(file)], environment)
     assert (found.server, found.token, found.spool) == ("https://s", "secret", tmp_path)
     assert found.python == ("nice", "python3")
+
+
+def test_the_sandbox_is_set_up_by_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert parse_arguments(COMMON, {}).sandbox_users == (61_000, 61_255)
+    assert parse_arguments([*COMMON, "--sandbox-users", "none"], {}).sandbox_users is None
+    environment = {"TILEWRIGHT_SANDBOX_USERS": "5000-5001", "TILEWRIGHT_CORES": "0"}
+    found = parse_arguments([*COMMON, "--sandbox-mib", "2048"], environment)
+    assert (found.sandbox_users, found.cores) == ((5000, 5001), (0,))
+    assert found.sandbox_bytes == 2 << 30
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert parse_arguments(COMMON, {}).sandbox_users is None, "only root becomes somebody else"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the process list is Linux's")
+@pytest.mark.parametrize("form", [["--token", "s3cret"], ["--token=s3cret"]])
+def test_the_token_does_not_stay_in_the_process_list(form: list[str], tmp_path: Path) -> None:
+    """Any user of the machine may read the command lines of all."""
+    command = [sys.executable, "-m", "service.worker", "--server", "http://127.0.0.1:9", *form]
+    command += ["--spool", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert "waiting for the service" in process.stderr.readline()
+            shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        finally:
+            process.kill()
+    assert b"s3cret" not in shown and b"******" in shown
 
 
 def test_a_python_that_cannot_run_the_sandbox_is_a_sentence(

@@ -14,6 +14,7 @@ from db.stores.leases import NewRequest, RequestState
 from service.worker.http import Refused
 from service.worker.options import WorkerOptions
 from service.worker.process import Worker
+from tuner.measure.confinement import ON, Confinement, Guard, Guards
 from tuner.measure.measurement import Measurement, RecordKey, Status
 from tuner.measure.run_result import RunResult, RunStatus
 from tuner.measure.run_wire import RunRequest
@@ -31,10 +32,17 @@ class FakeSandbox:
     gate = threading.Event()
     started = threading.Event()
     closed = False
+    confinement: Confinement
 
-    def __init__(self, worker: str, device: Any, python: Sequence[str]) -> None:
+    def __init__(
+        self, worker: str, device: Any, python: Sequence[str], confinement: Confinement
+    ) -> None:
+        FakeSandbox.confinement = confinement
         self._worker = worker
         self.speed = SpeedWatch()
+
+    def guards(self) -> Guards:
+        return {Guard.LIMITS: ON, Guard.NETWORK: "there is none for it"}
 
     def probe(self) -> None:
         self.speed.take(0.25, 0.5)
