@@ -22,7 +22,7 @@ from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import OnnxRule, OpKind
 
 _DIVIDES = frozenset(["Div", "Mod"])
-"""What lies behind the last element may be zero, which integers must not be divided by."""
+"""The memory after the last element may be zero, and integers must not be divided by zero."""
 
 
 def carried(node: OnnxNode, rule: OnnxRule) -> Sequence[str]:

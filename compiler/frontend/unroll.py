@@ -1,4 +1,4 @@
-"""Scan and Loop: spelled out step by step where that is short, else as loops that the run makes.
+"""Scan and Loop: spelled out step by step if that is short, else made loops at run time.
 
 Spelled out, the body is imported once for each step: steps fuse with each other and with what is
 around them, and equal steps share their kernels. A loop of any length costs the same to compile,

@@ -41,12 +41,12 @@ def fma(a: Expr | float, b: Expr | float, c: Expr | float) -> Expr:
 
 
 def maximum(a: Expr | float, b: Expr | float) -> Expr:
-    """The larger one; beside a constant, NaN passes through."""
+    """The larger one; if the other operand is a constant, a NaN passes through."""
     return op(Operation.MAX, a, b)
 
 
 def minimum(a: Expr | float, b: Expr | float) -> Expr:
-    """The smaller one; beside a constant, NaN passes through."""
+    """The smaller one; if the other operand is a constant, a NaN passes through."""
     return op(Operation.MIN, a, b)
 
 
@@ -56,12 +56,12 @@ def absolute(x: Expr) -> Expr:
 
 
 def less(a: Expr | float, b: Expr | float) -> Expr:
-    """a < b, false beside NaN."""
+    """a < b; false if either is NaN."""
     return op(Operation.LT, a, b)
 
 
 def equal(a: Expr | float, b: Expr | float) -> Expr:
-    """a == b, false beside NaN."""
+    """a == b; false if either is NaN."""
     return op(Operation.EQ, a, b)
 
 

@@ -51,7 +51,7 @@ def _half_of_exp(x: Expr) -> Expr:
 
 
 def _large(x: Expr) -> float:
-    """e**x is finite up to here, and e**-x beside it is nothing."""
+    """The largest x at which e**x is finite; e**-x is then too small to count."""
     return by_type(x, 88.0, 709.0)
 
 

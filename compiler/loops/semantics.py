@@ -120,8 +120,8 @@ def apply(
 ) -> Array:
     """One operation on values of one type; the result has that type too.
 
-    `constants` says which operands are constants: MAX and MIN let a NaN pass beside one of those,
-    and otherwise give the second operand where either is NaN.
+    `constants` says which operands are constants. If one is, MAX and MIN let a NaN pass; otherwise
+    they give the second operand if either is NaN.
     """
     with np.errstate(all="ignore"):
         return _apply(operation, args, constants, fused)
@@ -197,7 +197,7 @@ def cast(value: Array, dtype: DType) -> Array:
 
 
 def items_of(expr: Expr) -> tuple[Expr, ...]:
-    """The items of a tuple; an expression that is none is its own only item."""
+    """The items of a tuple; any other expression is its own only item."""
     return expr.values if isinstance(expr, Items) else (expr,)
 
 

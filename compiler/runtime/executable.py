@@ -193,9 +193,9 @@ class Executable:
 
         Returns:
             (samples, instructions): seconds of each instruction of `program.walk()`, CPU time with
-            one thread and wall time with several. An instruction in a loop counts each time that it
-                runs; one that a branch passes over is 0. Loops and branches themselves are what
-                they cost beside the instructions in them.
+                one thread and wall time with several. An instruction in a loop counts each time
+                that it runs; one that a branch passes over is 0. Loops and branches themselves
+                have what they cost besides the instructions in them.
 
         Raises:
             InvalidInputError, OutOfMemoryError: as `run` does.

@@ -76,7 +76,7 @@ class CoreModel:
 
     @property
     def set_stride(self) -> int:
-        """Bytes after which the sets of the first-level cache begin anew."""
+        """Addresses this many bytes apart fall into the same set of the first-level cache."""
         return self.cache_bytes[0] // self.level1_ways
 
     @property

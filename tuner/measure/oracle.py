@@ -28,18 +28,18 @@ BASE_SEED = 20_240_229
 """Inputs are the same in every job, so that errors of different jobs can be compared."""
 
 SEED_STEP = 1000
-"""From the seeds of one draw to those of the next: no workload has so many inputs."""
+"""The distance between the seeds of two draws: no workload has so many inputs."""
 
 DRAWS = (Distribution.NORMAL, Distribution.NORMAL, Distribution.WIDE)
-"""What floats are drawn from, one entry a draw: the first is for screening and timing."""
+"""The distribution of floats in each draw; the first draw is for screening and timing."""
 
 WIDE_SCALE = math.sqrt(4 * math.log(10) / (1e4 - 1e-4))
 """Brings `Distribution.WIDE` to a root mean square of 1. Its magnitudes still differ by decades,
-but sums of products keep their size: a ReLU6 of sums of thousands is 6 wherever it is not 0, and
-the rounding errors of thousands, beside 6, would refuse any kernel."""
+but sums of products keep their size. If sums were thousands, a ReLU6 would give 0 or 6, and their
+rounding errors, compared with 6, would refuse any kernel."""
 
 NICENESS = 5
-"""Of the thread that computes references: that of the builders."""
+"""The niceness of the thread that computes references, as of the builders."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ SMALL_BYTES = 32 << 10
 """Smaller weights of one program travel together."""
 
 PROCESS_BYTES = 16 << 20
-"""What loading a program takes beside its buffers: its code, its text, the lists of both."""
+"""Memory to load a program, besides its buffers: its code, its text, the lists of both."""
 
 Blobs = Mapping[str, memoryview]
 

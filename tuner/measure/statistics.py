@@ -119,7 +119,7 @@ class Comparison:
 
     @property
     def outcome(self) -> Outcome:
-        """TIE unless the interval is sure enough, beside 1, and the gain is worth a change."""
+        """TIE, unless the interval is certain enough and excludes 1, and the gain is worth it."""
         interval = self.interval
         if interval.high < 1.0 and self.ratio < 1.0 - TIE_MARGIN:
             return Outcome.FASTER if interval.coverage >= CONFIDENCE else Outcome.TIE

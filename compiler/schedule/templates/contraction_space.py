@@ -257,8 +257,8 @@ def _tile_score(
 ) -> float:
     """Useful share of the tiles' work, times how well loads are amortised, in 0..1.
 
-    `near` is whether a panel stays in the first-level cache; else its vectors come from further
-    off, anew for every tile.
+    `near` is whether a panel stays in the first-level cache. If not, every tile loads its vectors
+    again from further away.
     """
     tiles, panels = -(-extent // tile), -(-whole // vectors)
     useful = extent * whole / (tiles * tile * panels * vectors)
