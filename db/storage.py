@@ -11,6 +11,7 @@ from db.clock import Clock, system_clock
 from db.engine import open_engine
 from db.migrate import upgrade
 from db.stores.audit import AuditStore
+from db.stores.blob_bytes import BlobBytes
 from db.stores.blob_folder import BlobFolder
 from db.stores.blobs import BlobStore
 from db.stores.cost_models import CostModelStore
@@ -67,6 +68,7 @@ class Storage:
         blob_folder: Path,
         clock: Clock | None = None,
         *,
+        blob_url: str = "",
         worker_lost_seconds: float = WORKER_LOST_SECONDS,
         worker_failures: int = MOST_FAILURES,
     ) -> Storage:
@@ -75,6 +77,8 @@ class Storage:
         Args:
             database_url: `sqlite:///FILE` or `postgresql://user:password@host/name`.
             blob_folder: where large bytes lie; made if it is not there.
+            blob_url: `s3://bucket/prefix`, for bytes that lie there instead; the folder then holds
+                what is on its way.
             clock: the time in seconds since the epoch, for tests. Without one, what several
                 processes decide by is the database's time, and the rest this machine's.
             worker_lost_seconds: silence after which a worker counts as lost.
@@ -86,7 +90,7 @@ class Storage:
         engine = open_engine(database_url)
         upgrade(engine)
         decisive, clock = clock, clock or system_clock
-        blobs = BlobStore(engine, BlobFolder(blob_folder), clock)
+        blobs = BlobStore(engine, _place(blob_folder, blob_url), clock)
         return Storage(
             engine=engine,
             clock=clock,
@@ -120,3 +124,12 @@ class Storage:
     def close(self) -> None:
         """Close the connections."""
         self.engine.dispose()
+
+
+def _place(folder: Path, url: str) -> BlobBytes:
+    """Where the bytes of blobs lie."""
+    if not url:
+        return BlobFolder(folder)
+    from db.stores.blob_objects import BlobObjects
+
+    return BlobObjects(url, folder / "incoming")

@@ -33,6 +33,10 @@ class Settings(BaseSettings):
         default="",
         description="postgresql://user:password@host/name; empty: SQLite in the data folder.",
     )
+    blob_url: str = Field(
+        default="",
+        description="s3://bucket/prefix for the blobs; empty: a folder in the data folder.",
+    )
     host: str = Field(default="127.0.0.1", description="Address that `serve` listens on.")
     port: int = Field(default=8080, ge=0, le=65535, description="Port that `serve` listens on.")
     server: str = Field(

@@ -17,6 +17,7 @@ def open_storage(settings: Settings, clock: Clock | None = None) -> Storage:
         settings.effective_database_url,
         settings.blob_folder,
         clock,
+        blob_url=settings.blob_url,
         worker_lost_seconds=settings.worker_lost_seconds,
         worker_failures=settings.worker_failures,
     )

@@ -150,6 +150,21 @@ def stage(folder: Path, chunks: Iterable[bytes], max_bytes: int | None = None) -
         staging.close()
 
 
+def remove_old_files(folder: Path, older_than: float) -> int:
+    """Remove what was modified before that time; bytes freed. Raises StorageError."""
+    freed = 0
+    for path in folder.iterdir():
+        try:
+            status = path.stat()
+        except FileNotFoundError:  # another sweep was faster
+            continue
+        if status.st_mtime < older_than:
+            with os_errors(path):
+                path.unlink(missing_ok=True)
+            freed += status.st_size
+    return freed
+
+
 @contextmanager
 def os_errors(path: Path) -> Iterator[None]:
     """Turn what the file system refuses into StorageError."""

@@ -10,7 +10,14 @@ from pathlib import Path
 
 from db.engine import os_storage_error
 from db.errors import NotFoundError
-from db.stores.blob_bytes import CHUNK_BYTES, Staged, StoredBytes, is_digest, os_errors
+from db.stores.blob_bytes import (
+    CHUNK_BYTES,
+    Staged,
+    StoredBytes,
+    is_digest,
+    os_errors,
+    remove_old_files,
+)
 
 _TEMPORARY = "incoming"
 
@@ -106,17 +113,7 @@ class BlobFolder:
             yield StoredBytes(digest, status.st_size, status.st_mtime)
 
     def remove_left_overs(self, older_than: float) -> int:
-        freed = 0
-        for path in self.staging.iterdir():
-            try:
-                status = path.stat()
-                if status.st_mtime < older_than:
-                    with os_errors(path):
-                        path.unlink(missing_ok=True)
-                    freed += status.st_size
-            except FileNotFoundError:  # another sweep was faster
-                continue
-        return freed
+        return remove_old_files(self.staging, older_than)
 
 
 def _sync_folder(path: Path) -> None:

@@ -7,14 +7,24 @@ import hashlib
 import os
 import subprocess
 import sys
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import boto3
 import pytest
+import sqlalchemy as sa
+from moto.server import ThreadedMotoServer
 
 import db
 from db.errors import NotFoundError, StorageError, StorageKind
 from db.stores.blob_bytes import CHUNK_BYTES, BlobBytes, stage
 from db.stores.blob_folder import BlobFolder
+from db.stores.blob_objects import BlobObjects
+from db.stores.blobs import BlobStore
+from service.settings import Settings
+from service.storage import open_storage
 
 
 @pytest.fixture
@@ -22,7 +32,38 @@ def folder(tmp_path: Path) -> BlobFolder:
     return BlobFolder(tmp_path / "blobs")
 
 
-@pytest.fixture(params=["folder"])
+@pytest.fixture(scope="session")
+def bucket_server() -> Iterator[str]:
+    """An imitation of S3 in this process, with a bucket; its URL."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    names = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "us-east-1"}
+    boto3.client("s3", endpoint_url=url, **names).create_bucket(Bucket="bucket")
+    yield url
+    server.stop()
+
+
+@pytest.fixture
+def s3(bucket_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the environment says of it; the URL of a part of the bucket that nobody else uses."""
+    for name, value in (
+        ("AWS_ENDPOINT_URL", bucket_server),
+        ("AWS_ALLOW_HTTP", "true"),
+        ("AWS_ACCESS_KEY_ID", "a"),
+        ("AWS_SECRET_ACCESS_KEY", "b"),
+        ("AWS_REGION", "us-east-1"),
+    ):
+        monkeypatch.setenv(name, value)
+    return f"s3://bucket/some/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def objects(s3: str, tmp_path: Path) -> BlobObjects:
+    return BlobObjects(s3, tmp_path / "staging")
+
+
+@pytest.fixture(params=["folder", "objects"])
 def place(request: pytest.FixtureRequest) -> BlobBytes:
     found: BlobBytes = request.getfixturevalue(request.param)
     return found
@@ -152,3 +193,77 @@ def test_what_a_killed_process_left_goes_when_it_is_old(folder: BlobFolder) -> N
         os.utime(path, (modified, modified))
     assert folder.remove_left_overs(2000.0) == 4
     assert files(folder.folder) == [young]
+
+
+# ---- object stores
+
+
+def test_a_large_blob_goes_in_parts(objects: BlobObjects) -> None:
+    data = os.urandom(11 << 20)
+    digest = keep(
+        objects, *(data[start : start + 999_999] for start in range(0, 11 << 20, 999_999))
+    )
+    assert objects.size(digest) == len(data)
+    assert b"".join(objects.read(digest)) == data
+    assert (
+        b"".join(objects.read(digest, (5 << 20) - 3, (5 << 20) + 3))
+        == data[(5 << 20) - 3 : (5 << 20) + 3]
+    )
+
+
+def test_parts_of_a_bucket_do_not_see_each_other(
+    objects: BlobObjects, s3: str, tmp_path: Path
+) -> None:
+    other = BlobObjects(s3 + "/inside", tmp_path / "other")
+    digest = keep(other, b"inside")
+    assert objects.size(digest) is None
+    assert list(objects.list()) == [], "what is no blob of its own"
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///", "gs://bucket", "/tmp/x", "s3:bucket"])
+def test_what_names_no_bucket_is_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="names no bucket"):
+        BlobObjects(url, tmp_path)
+
+
+def test_an_object_store_that_does_not_answer_may_be_asked_again(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("db.stores.blob_objects.RETRIES", 0)
+    away = BlobObjects(s3, tmp_path / "staging")
+    for call in (
+        lambda: away.size("0" * 64),
+        lambda: keep(away, b"bytes"),
+        lambda: away.delete(["0" * 64]),
+        lambda: list(away.list()),
+    ):
+        with pytest.raises(StorageError, match="cannot be reached") as caught:
+            call()
+        assert caught.value.retryable and len(str(caught.value).splitlines()) == 1
+    assert files(away.staging) == []
+
+
+def test_a_bucket_that_is_not_there_is_said(s3: str, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="'s3://nowhere/x' does not exist"):
+        keep(BlobObjects("s3://nowhere/x", tmp_path / "staging"), b"bytes")
+
+
+def test_the_sweep_works_on_objects(objects: BlobObjects, engine: sa.Engine, clock: Any) -> None:
+    blobs = BlobStore(engine, objects, clock)
+    old = blobs.put(b"old")
+    clock.advance(1000)
+    young = blobs.put(b"young")
+    assert blobs.get(old) == b"old"
+    assert blobs.sweep(900) == 3
+    assert list(blobs.digests()) == [young]
+
+
+def test_the_setting_names_the_bucket(s3: str, tmp_path: Path) -> None:
+    settings = Settings(data_folder=tmp_path / "data", database_url="", blob_url=s3)
+    for _ in range(2):  # what one process saved another one reads
+        storage = open_storage(settings)
+        digest = storage.blobs.put(b"in the bucket")
+        assert storage.blobs.get(digest) == b"in the bucket"
+        storage.close()
+    assert files(settings.blob_folder) == []

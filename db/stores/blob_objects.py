@@ -1,0 +1,178 @@
+"""The bytes of blobs as objects of an S3-compatible store: `prefix/ab/cdef...`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from db.errors import NotFoundError, StorageError, StorageKind
+from db.stores.blob_bytes import (
+    Staged,
+    StoredBytes,
+    is_digest,
+    os_errors,
+    remove_old_files,
+)
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+PART_BYTES = 4 << 20
+"""How much of a blob is read at a time."""
+
+RETRIES = 4
+RETRY_SECONDS = 20
+"""How often, and for how long altogether, a request that failed is made again."""
+
+
+class BlobObjects:
+    """A bucket, or a part of one. An object appears whole or not at all; large ones go in parts.
+
+    Who it talks to and with which keys is what the `AWS_...` variables say, as every client of S3
+    reads them (`AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID`, ...). Parts of uploads that
+    were broken off are for the bucket's own lifecycle rules to remove.
+    """
+
+    def __init__(self, url: str, staging: Path) -> None:
+        """A store behind `s3://bucket/prefix`. Raises StorageError if the URL is no such thing."""
+        try:
+            import obstore.exceptions
+            from obstore.store import S3Store
+        except ModuleNotFoundError as error:
+            raise StorageError(
+                f"'{url}' needs the package 'obstore': pip install 'tilewright[s3]' has it"
+            ) from error
+        if not url.startswith("s3://") or not url.removeprefix("s3://").strip("/"):
+            raise StorageError(f"'{url}' names no bucket: s3://bucket/prefix is expected")
+        self._url = url
+        self._staging = staging
+        with os_errors(staging):
+            staging.mkdir(parents=True, mode=0o700, exist_ok=True)
+        try:
+            self._store: S3Store = S3Store.from_url(
+                url,
+                retry_config={
+                    "max_retries": RETRIES,
+                    "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+                },
+            )
+        except obstore.exceptions.BaseError as error:
+            raise StorageError(f"'{url}' cannot be opened: {_first_line(error)}") from error
+
+    @property
+    def staging(self) -> Path:
+        """On this machine: what arrives is sent on when its digest is known."""
+        return self._staging
+
+    def keep(self, staged: Staged) -> None:
+        import obstore
+
+        if self.size(staged.digest) == staged.bytes:
+            return
+        with self._errors():
+            obstore.put(self._store, _key(staged.digest), staged.path)
+
+    def size(self, digest: str) -> int | None:
+        import obstore
+
+        if not is_digest(digest):
+            return None
+        try:
+            with self._errors(key=True):
+                return obstore.head(self._store, _key(digest))["size"]
+        except FileNotFoundError:
+            return None
+
+    def read(self, digest: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        import obstore
+
+        size = self.size(digest)
+        if size is None:
+            raise NotFoundError("blob", digest)
+        last = size if end is None else min(end, size)
+
+        def chunks() -> Iterator[bytes]:
+            # a request for each part: a slow reader keeps none of them open
+            for first in range(start, last, PART_BYTES):
+                try:
+                    with self._errors(key=True):
+                        part = obstore.get_range(
+                            self._store,
+                            _key(digest),
+                            start=first,
+                            end=min(first + PART_BYTES, last),
+                        )
+                except FileNotFoundError as error:
+                    raise NotFoundError("blob", digest) from error
+                yield bytes(part)
+
+        return chunks()
+
+    @contextmanager
+    def local(self, digest: str) -> Iterator[Path]:
+        chunks = self.read(digest)
+        with os_errors(self._staging):
+            file = tempfile.NamedTemporaryFile(dir=self._staging)  # noqa: SIM115 (closed below)
+        with file:
+            for chunk in chunks:
+                with os_errors(self._staging):
+                    file.write(chunk)
+            with os_errors(self._staging):
+                file.flush()
+            yield Path(file.name)
+
+    def delete(self, digests: Sequence[str]) -> None:
+        import obstore
+
+        if digests:
+            with self._errors():
+                obstore.delete(self._store, [_key(digest) for digest in digests])
+
+    def list(self) -> Iterator[StoredBytes]:
+        import obstore
+
+        with self._errors():
+            for batch in obstore.list(self._store):
+                for found in batch:
+                    digest = found["path"].replace("/", "", 1)
+                    if is_digest(digest):
+                        modified = found["last_modified"].timestamp()
+                        yield StoredBytes(digest, found["size"], modified)
+
+    def remove_left_overs(self, older_than: float) -> int:
+        return remove_old_files(self._staging, older_than)
+
+    @contextmanager
+    def _errors(self, *, key: bool = False) -> Iterator[None]:
+        """Turn what the object store refuses into StorageError.
+
+        That a `key` is absent passes; where none is asked for, the bucket is.
+        """
+        import obstore.exceptions as errors
+
+        try:
+            yield
+        except FileNotFoundError as error:
+            if key:
+                raise
+            raise StorageError(f"'{self._url}' does not exist", StorageKind.DENIED) from error
+        except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
+            raise StorageError(
+                f"'{self._url}' may not be used: {_first_line(error)}", StorageKind.DENIED
+            ) from error
+        except (errors.BaseError, OSError) as error:
+            raise StorageError(
+                f"'{self._url}' cannot be reached: {_first_line(error)}", StorageKind.UNREACHABLE
+            ) from error
+
+
+def _key(digest: str) -> str:
+    return f"{digest[:2]}/{digest[2:]}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]
