@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$", description="SHA-256 in hexadecimal")]
 Numerics = Literal["fast", "strict", "loose"]
 Size = Annotated[int, Field(ge=1, le=1 << 40)]
+
+
+def _name(text: str) -> str:
+    """A name that is what it looks like, on a terminal and in a page."""
+    if not text.isprintable() or text != text.strip():
+        raise ValueError("a name holds no control characters, and no space around it")
+    return text
+
+
+Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_name)]
 
 
 def storable(value: Any) -> Any:
@@ -289,7 +299,7 @@ class RollbackRequest(RequestBody):
 class WorkerRequest(RequestBody):
     """A worker introduces itself. With the id it had, it is the same worker after a restart."""
 
-    name: str = Field(min_length=1, max_length=200)
+    name: Name
     device: dict[str, Any] = Field(default_factory=dict, max_length=64)
     targets: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
         default_factory=list,
@@ -434,7 +444,7 @@ ScopeName = Literal["submit", "read", "measure", "admin"]
 
 
 class TokenRequest(RequestBody):
-    name: str = Field(min_length=1, max_length=200)
+    name: Name
     scopes: list[ScopeName] = Field(min_length=1, max_length=4)
     lifetime_seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
 

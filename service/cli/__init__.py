@@ -28,6 +28,7 @@ from service.cli import (
     serving,
     tuning,
 )
+from service.cli.terminal import complain
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of the signal."""
@@ -140,10 +141,10 @@ def _warn(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    complain(f"warning: {message}")
 
 
 def _complain(sentence: str) -> None:
     from service.sentences import one_sentence
 
-    print(f"error: {one_sentence(sentence)}", file=sys.stderr)
+    complain(f"error: {one_sentence(sentence)}")

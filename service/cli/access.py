@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import ServerOption, TokenOption, UserError, connect, console
+from service.cli.common import ServerOption, TokenOption, UserError, connect
+from service.cli.terminal import complain, console, say
 
 if TYPE_CHECKING:
     from service.api.schemas import TokenView
@@ -70,8 +70,8 @@ def rotate(
     with connect(server, token) as client:
         lifetime = None if days is None else days * 86400.0
         made = client.rotate_token(_token_id(client, token_id), grace, lifetime)
-    print(f"the secret before is taken for {grace:g} s yet", file=sys.stderr)
-    print(made.secret)
+    complain(f"the secret before is taken for {grace:g} s yet")
+    say(made.secret)
 
 
 def revoke(token_id: TokenName, server: ServerOption = None, token: TokenOption = None) -> None:
@@ -102,7 +102,7 @@ def audit(
         entries = client.audit(limit, action, subject)
     if as_json:
         for entry in entries:
-            print(entry.model_dump_json())
+            say(entry.model_dump_json())
         return
     table = make_table("<when", "<who", "<from", "<action", "<subject", "<detail")
     for entry in entries:

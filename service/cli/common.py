@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from service.cli.terminal import say
 
+if TYPE_CHECKING:
     from compiler.graph.ir import Graph
     from compiler.passes.pipeline import Observer
     from service.client import Client
@@ -131,7 +131,7 @@ def dump_observer(names: list[str] | None) -> Observer | None:
 
     def observe(name: str, graph: Graph) -> None:
         if name in names:
-            print(f"# after {name}\n{print_graph(graph)}")
+            say(f"# after {name}\n{print_graph(graph)}")
 
     return observe
 
@@ -203,14 +203,6 @@ def load_settings(server: str | None = None, token: str | None = None) -> Settin
     settings = Settings()
     changes = {"server": server, "token": token}
     return settings.model_copy(update={k: v for k, v in changes.items() if v is not None})
-
-
-def console() -> Console:
-    """Standard output; tables are as wide as the terminal, or 160 columns into a pipe."""
-    from rich.console import Console
-
-    found = Console(highlight=False, soft_wrap=False)
-    return found if found.is_terminal else Console(highlight=False, width=160)
 
 
 def milliseconds(seconds: float | None) -> str:

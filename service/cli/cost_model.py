@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import TargetOption, UserError, console, load_settings
+from service.cli.common import TargetOption, UserError, load_settings
+from service.cli.terminal import console
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.common import ServerOption, TokenOption, console, load_settings
+from service.cli.common import ServerOption, TokenOption, load_settings
+from service.cli.terminal import console, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,7 +61,7 @@ def devices(
         unreachable = str(error)
     known = [here, *(w.model_dump(mode="json") for w in workers if w.health != "gone")]
     if as_json:
-        print(json.dumps(known, indent=2))
+        say(json.dumps(known, indent=2))
         return
     out = console()
     out.print(device_table(known))

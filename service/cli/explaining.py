@@ -17,13 +17,13 @@ from service.cli.common import (
     TimingsOption,
     UserError,
     check_printing,
-    console,
     dump_observer,
     existing_file,
     load_settings,
     parse_dims,
 )
 from service.cli.on_device import OnOption, device_for
+from service.cli.terminal import console, say
 
 
 def add_to(app: typer.Typer) -> None:
@@ -97,7 +97,7 @@ def explain(
             data["kernels"] = [data["kernels"][number - 1] for number in kernel]
         if timings:
             data["timings"] = {stage.stage: stage.seconds for stage in recorder.stages}
-        print(json.dumps(data, indent=2))
+        say(json.dumps(data, indent=2))
         return
     out = console()
     chosen = [report.kernels[number - 1] for number in kernel or ()]
@@ -111,9 +111,9 @@ def explain(
         out.print(kernel_view(report, one))
         # as they are: the console would wrap long lines and read brackets as markup
         if nest:
-            print(f"\n{one.nest}", end="")
+            say(f"\n{one.nest}", end="")
         if asm:
-            print(f"\n{assembly_text(one)}")
+            say(f"\n{assembly_text(one)}")
     if timings:
         out.print()
         out.print(timings_table(recorder.stages))

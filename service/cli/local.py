@@ -23,7 +23,6 @@ from service.cli.common import (
     UserError,
     WeightLimitOption,
     check_printing,
-    console,
     dump_observer,
     existing_file,
     load_settings,
@@ -32,6 +31,7 @@ from service.cli.common import (
     parse_sizes,
 )
 from service.cli.on_device import OnOption, device_for
+from service.cli.terminal import console, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +83,7 @@ def inspect(
         storage.close()
     summary = plan_summary(planned.plan)
     if as_json:
-        print(json.dumps({**summary.to_json(), "decision": planned.decision}, indent=2))
+        say(json.dumps({**summary.to_json(), "decision": planned.decision}, indent=2))
         return
     names = {workload.key: workload_name(workload) for workload, _ in planned.workloads}
     out = console()

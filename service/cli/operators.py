@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from service.cli.terminal import say
+
 
 def add_to(app: typer.Typer) -> None:
     """Add the command of this module."""
@@ -14,4 +16,4 @@ def operators() -> None:
     """Every ONNX operator that compiles: opsets, element types and limits, in Markdown."""
     from compiler.frontend.catalogue import page
 
-    print(page(), end="")
+    say(page(), end="")

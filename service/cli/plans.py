@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from service.cli.common import ModelPath, console, existing_file, load_settings, milliseconds
+from service.cli.common import ModelPath, existing_file, load_settings, milliseconds
+from service.cli.terminal import console
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import UserError, console, load_settings
+from service.cli.common import UserError, load_settings
+from service.cli.terminal import complain, console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -187,7 +188,7 @@ def _trusted(more: Sequence[str] | None) -> set[str]:
 
 def _refuse(path: Path, refused: Sequence[tuple[int, str]]) -> None:
     for number, reason in refused[:10]:
-        print(f"{path}:{number}: {reason}", file=sys.stderr)
+        complain(f"{path}:{number}: {reason}")
     if refused:
         raise UserError(f"{len(refused)} lines of '{path}' were refused")
 

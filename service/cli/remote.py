@@ -32,7 +32,6 @@ from service.cli.common import (
     UserError,
     WeightLimitOption,
     connect,
-    console,
     duration,
     existing_file,
     milliseconds,
@@ -40,6 +39,7 @@ from service.cli.common import (
     parse_share,
     parse_sizes,
 )
+from service.cli.terminal import console
 
 if TYPE_CHECKING:
     from rich.console import Console

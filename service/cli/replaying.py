@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import UserError, console, load_settings, milliseconds
+from service.cli.common import UserError, load_settings, milliseconds
+from service.cli.terminal import console
 
 if TYPE_CHECKING:
     from rich.console import Console

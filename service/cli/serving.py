@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli.common import UserError, load_settings, who_runs_this
+from service.cli.terminal import complain, say
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -63,7 +64,7 @@ def serve(
     owner_token(settings, storage)
     tuner_process = None if no_tuner else _start_tuner()
     url = f"http://{settings.host}:{port}"
-    print(f"serving {url}/v1, the owner's token is in {settings.token_file}", file=sys.stderr)
+    complain(f"serving {url}/v1, the owner's token is in {settings.token_file}")
     app = create_app(settings, storage)
 
     class Server(uvicorn.Server):
@@ -106,7 +107,7 @@ class _TunerProcess:
         pause = 1.0
         while not self._stopping.wait(0.2):
             if self._process.poll() is not None:
-                print(f"the tuner ended ({self._process.returncode})", file=sys.stderr)
+                complain(f"the tuner ended ({self._process.returncode})")
                 if self._stopping.wait(pause):
                     return
                 pause = min(2 * pause, 30.0)
@@ -239,4 +240,4 @@ def token(
         )
     finally:
         storage.close()
-    print(secret)
+    say(secret)

@@ -27,12 +27,12 @@ from service.cli.common import (
     UnconstrainedOption,
     UserError,
     WeightLimitOption,
-    console,
     existing_file,
     load_settings,
     parse_share,
     parse_sizes,
 )
+from service.cli.terminal import console
 
 
 def add_to(app: typer.Typer) -> None:

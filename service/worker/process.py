@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from service.sentences import one_sentence
 from service.worker.cache import BlobCache
 from service.worker.claiming import Claimer
 from service.worker.facts import device_facts
@@ -159,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(sys.argv[1:] if arguments is None else arguments, os.environ)
 
     def log(text: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {one_sentence(text)}", file=sys.stderr, flush=True)
 
     hide_secrets(options.token, log)
     try:

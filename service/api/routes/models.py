@@ -21,7 +21,7 @@ from service.api.deps import (
 )
 from service.api.gate import GatedRoute
 from service.api.limiter import Limited, LimiterDep
-from service.api.schemas import ModelView
+from service.api.schemas import ModelView, Name
 from service.api.upload import received
 from service.api.views import model_view
 
@@ -45,7 +45,7 @@ async def upload_model(
     uploads: UploadLimiterDep,
     limiter: LimiterDep,
     token: Submitter,
-    name: Annotated[str, Query(max_length=200, description="A name for people")] = "model.onnx",
+    name: Annotated[Name, Query(description="A name for people")] = "model.onnx",
 ) -> ModelView:
     """Save an ONNX model. The body is the file; the same bytes again answer 200."""
     await run_in_threadpool(limiter.take, Limited.UPLOADS)
