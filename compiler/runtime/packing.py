@@ -207,6 +207,11 @@ def to_bfloat16(array: Array) -> NDArray[np.uint16]:
     return (rounded >> 16).astype(np.uint16).reshape(array.shape)
 
 
+def from_bfloat16(bits: Array) -> NDArray[np.float32]:
+    """The numbers of raw bits: each is the upper half of a float32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
 def _in_logical_order(
     flat: Array, even: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 ) -> Array:

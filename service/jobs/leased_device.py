@@ -170,7 +170,7 @@ class LeasedDevice:
                 f"worker '{self.name}' brings back outputs of at most {FETCH_BYTES} bytes, "
                 f"{coming} are wanted"
             )
-        files = {name: array_to_bytes(_plain(array)) for name, array in expected.items()}
+        files = {name: array_to_bytes(array) for name, array in expected.items()}
         names = {name: digest_bytes(data) for name, data in files.items()}
         more = {names[name]: memoryview(data) for name, data in files.items()}
         # an output and what is expected of it, both as float64, and their difference
@@ -255,8 +255,3 @@ def _facts(worker: RegisteredWorker) -> DeviceFacts | None:
         return DeviceFacts.from_json(worker.device)
     except InvalidFactsError:
         return None
-
-
-def _plain(array: np.ndarray) -> np.ndarray:
-    """In a type that .npy files know: bfloat16 as float32."""
-    return array.astype(np.float32) if array.dtype.kind == "V" else array

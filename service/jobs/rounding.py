@@ -1,4 +1,4 @@
-"""Can rounding alone be why a model's outputs differ from its reference?
+"""How far may rounding take a model's outputs from its reference, and can it alone be the reason?
 
 A choice between nearly equal values may fall either way, and everything behind it follows. If the
 choice cannot be seen, the reference itself is tested: its numbers are moved several times, by more
@@ -13,9 +13,20 @@ from dataclasses import replace
 
 import numpy as np
 
+from compiler import ops
+from compiler.dtypes import DType
 from compiler.errors import CompilerError
-from compiler.graph.ir import Graph
+from compiler.graph.ir import Graph, Node
+from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops.interpret import run_graph
+from compiler.ops.registry import OpKind
+from compiler.runtime.verify import tolerance_for
+
+MODEL_TOLERANCE = 1e-4
+"""Largest error of a whole model in float32, relative to its largest output."""
+
+_EXACT = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER, OpKind.NATIVE)
+"""Kinds of operators whose results are elements of their operands, or numbers of them."""
 
 MOVES = 8
 """A tie falls the other way in half of the moves: one tie in 256 is taken for a firm choice."""
@@ -27,8 +38,39 @@ that float32's rounding makes in the sums of a model. For coarser types it is th
 CLEARLY = 10.0
 """A program is wrong if its error is more than so many times that of the moved reference."""
 
+_EPSILON = {DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7}
+"""The distance of one from the next number, where that is more than `MOVED_BY`."""
+
 ErrorOf = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], float]
 """(outputs, expected) -> the largest error, as a share of the largest value expected."""
+
+
+def tolerances(graph: Graph) -> dict[str, float]:
+    """How far each value of a graph may be from its reference, relative to its largest element.
+
+    What a narrow type rounds stays in all that is computed from it, also in a wider type. The
+    program rounds where kernels end, the reference after each operator, so that values differ by
+    roundings. n of them add up like a random walk, to u * sqrt(n) of the largest element:
+    the tolerance of a kernel of the type (`tolerance_for`: 20 u for float16, 13 u for bfloat16) is
+    that of 400 and 160 operators behind each other. Moving or widening an element rounds nothing.
+    Values that are no floats have no roundings of their own: they keep float32's tolerance.
+    """
+    narrow: dict[str, float] = {}
+    for node in graph.nodes:
+        narrow[node.output] = max(
+            _rounding(graph, node), *(narrow.get(value, 0.0) for value in node.inputs), 0.0
+        )
+    return {
+        value: max(MODEL_TOLERANCE, narrow.get(value, 0.0) if kind.dtype.is_float else 0.0)
+        for value, kind in graph.types.items()
+    }
+
+
+def _rounding(graph: Graph, node: Node) -> float:
+    """The tolerance of the narrowest type that a node, or a body of it, rounds to."""
+    inner = (_rounding(body, step) for body in node.bodies for step in body.nodes)
+    exact = ops.get(node.op).kind in _EXACT
+    return max(0.0 if exact else tolerance_for(graph.types[node.output].dtype), *inner, 0.0)
 
 
 def clearly_wrong(
@@ -57,7 +99,8 @@ def clearly_wrong(
             outputs = run_graph(*moved)
         except CompilerError:
             return ()  # a loop that ends on these inputs does not on those beside them
-        for name, there, here in zip(graph.outputs, outputs, expected, strict=True):
+        for name, *found in zip(graph.outputs, outputs, expected, strict=True):
+            there, here = (from_memory(array, graph.types[name].dtype) for array in found)
             if name in left and not left[name] > CLEARLY * error_of([there], [here]):
                 del left[name]
         if not left:
@@ -74,14 +117,16 @@ def _moved(
     """
     found = False
 
-    def move(array: np.ndarray) -> np.ndarray:
+    def move(value: str, array: np.ndarray) -> np.ndarray:
         nonlocal found
-        if array.dtype.kind != "f":
+        dtype = graph.types[value].dtype
+        if not dtype.is_float:
             return array
         found = True
-        share = max(MOVED_BY, float(np.finfo(array.dtype).eps))
-        return (array * (1.0 + share * rng.standard_normal(array.shape))).astype(array.dtype)
+        share = max(MOVED_BY, _EPSILON.get(dtype, 0.0))
+        numbers = from_memory(array, dtype)
+        return to_memory(numbers * (1.0 + share * rng.standard_normal(array.shape)), dtype)
 
-    constants = {n: move(a) if a.size > 1 else a for n, a in graph.constants.items()}
-    arrays = {name: np.asarray(move(array)) for name, array in inputs.items()}
+    constants = {n: move(n, a) if a.size > 1 else a for n, a in graph.constants.items()}
+    arrays = {name: move(name, array) for name, array in inputs.items()}
     return (replace(graph, constants=constants), arrays) if found else None

@@ -51,11 +51,8 @@ from compiler.runtime.program import (
 from service.jobs.device import Device, DeviceError, Loadable
 from service.jobs.loadables import of_artifact
 from service.jobs.planning import Planned
-from service.jobs.rounding import clearly_wrong
+from service.jobs.rounding import clearly_wrong, tolerances
 from tuner.measure.model_runs import INPUT_SEED, input_spec, largest_error
-
-MODEL_TOLERANCE = 1e-4
-"""Largest error of a whole model in float32, relative to its largest output."""
 
 ATTEMPTS = 3
 """Most draws of the inputs, if truth values depend on rounding."""
@@ -241,19 +238,21 @@ def _verify(
     wanted = {p: np.asarray(e) for p, e in zip(ports, expected, strict=True)}
     checked = device.check(loadable, threads, seed, wanted)
     errors = {n: checked.errors[p] for n, p in zip(graph.outputs, ports, strict=True)}
-    hidden = chosen_outputs(graph)
-    unverified = tuple(n for n, e in errors.items() if n in hidden and not e <= MODEL_TOLERANCE)
+    hidden, allowed = chosen_outputs(graph), tolerances(graph)
+    unverified = tuple(n for n, e in errors.items() if n in hidden and not e <= allowed[n])
     doubted = {name: errors[name] for name in unverified}
     wrong = clearly_wrong(graph, inputs, expected, doubted, largest_model_error) if doubted else ()
-    verified = [error for name, error in errors.items() if name not in unverified]
-    error = max([*verified, *(errors[name] for name in wrong)], default=0.0)
-    if error <= MODEL_TOLERANCE:
-        return Verification(error if verified else None, unverified)
+    judged = [name for name in errors if name not in unverified or name in wrong]
+    # not a number is over any tolerance
+    apart = [name for name in judged if not errors[name] <= allowed[name]]
+    if not apart:
+        return Verification(max((errors[name] for name in judged), default=None), unverified)
     if choices.undecided:
         raise UndecidedError(f"what '{choices.undecided}' chooses hangs on rounding")
+    worst_of = max(apart, key=lambda name: errors[name] / allowed[name])
     raise CompilerError(
-        f"the compiled model differs from its reference by {error:.2g} of the largest output, "
-        f"allowed are {MODEL_TOLERANCE:.0e}"
+        f"output '{worst_of}' of the compiled model differs from its reference by "
+        f"{errors[worst_of]:.2g} of its largest value, allowed are {allowed[worst_of]:.0e}"
     )
 
 
@@ -308,6 +307,7 @@ class Choices:
         self._graph = graph
         self._calls = calls
         self._values = values
+        self._allowed = tolerances(graph)
         self.undecided = ""
 
     def __call__(
@@ -350,9 +350,9 @@ class Choices:
 
     def _agree(self, node: Node, own: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> bool:
         """Whether a call read the reference's values: floats within the tolerance, others equal."""
-        for mine, other in zip(own, theirs, strict=True):
+        for name, mine, other in zip(node.inputs, own, theirs, strict=True):
             if mine.dtype.kind == "f":
-                if largest_model_error([mine], [other]) > MODEL_TOLERANCE:
+                if largest_model_error([mine], [other]) > self._allowed[name]:
                     return False
                 continue
             differing = int((mine != other).sum())

@@ -16,7 +16,7 @@ import numpy as np
 from compiler.dtypes import DType
 from compiler.runtime.bench import BoundKernel, reference_seconds
 from compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
-from compiler.runtime.packing import unpack
+from compiler.runtime.packing import from_bfloat16, unpack
 from compiler.runtime.verify import compare
 from tuner.measure.kernel_buffers import POISON, Buffers
 from tuner.measure.race import Emit, Race, Races, Ready, held_bytes
@@ -177,7 +177,9 @@ class Session:
                 error="the halo of the output is not zero",
             )
             return None
-        distance = compare(_widened(actual, output_spec.dtype), expected)
+        if output_spec.dtype is DType.BFLOAT16:
+            actual = from_bfloat16(actual)
+        distance = compare(actual, expected)
         if not distance <= request.tolerance:
             self._emit(
                 event="checked",
@@ -197,13 +199,6 @@ def _address(library: ctypes.CDLL, symbol: str) -> int:
     address = ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
     assert address is not None
     return address
-
-
-def _widened(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """bfloat16 comes as its 16 raw bits, the upper half of a float32."""
-    if dtype is DType.BFLOAT16:
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    return array
 
 
 def _halo_is_zero(spec: BufferSpec, output: np.ndarray) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 from compiler.dtypes import DType
 from compiler.runtime.executable import Executable
 from compiler.runtime.memory import check_memory
+from compiler.runtime.packing import from_bfloat16
 from compiler.runtime.program import Port
 from tuner.measure.statistics import Comparison, may_be_faster
 from tuner.measure.wire import Distribution, InputSpec
@@ -167,8 +168,15 @@ def output_errors(
     executable: Executable, outputs: Sequence[np.ndarray], expected: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
     """The errors of those outputs of a run for which a value is expected."""
-    named = dict(zip(executable.output_names, outputs, strict=True))
-    return {name: largest_error(named[name], wanted) for name, wanted in expected.items()}
+    ports = zip(executable.outputs, outputs, strict=True)
+    return {p.name: output_error(p, a, expected[p.name]) for p, a in ports if p.name in expected}
+
+
+def output_error(port: Port, actual: np.ndarray, expected: np.ndarray) -> float:
+    """`largest_error` of one output by its numbers: bfloat16 arrays hold raw bits."""
+    if port.dtype is DType.BFLOAT16:
+        actual, expected = from_bfloat16(actual), from_bfloat16(expected)
+    return largest_error(actual, expected)
 
 
 def _clock(threads: int) -> Callable[[], float]:

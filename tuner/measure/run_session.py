@@ -24,7 +24,7 @@ from compiler.runtime.memory import check_memory
 from compiler.runtime.packing import Bytes, aligned_zeros
 from compiler.runtime.program import Program
 from compiler.runtime.speeds import Probes, Speeds
-from tuner.measure.model_runs import Run, draw_inputs, largest_error, race, run_all
+from tuner.measure.model_runs import Run, draw_inputs, output_error, race, run_all
 from tuner.measure.run_result import RunResult, RunStatus
 from tuner.measure.run_wire import (
     CheckWork,
@@ -95,11 +95,12 @@ class _Run:
         inputs = draw_inputs(executable.inputs, work.seed)
         self._begin("run")
         outputs = dict(zip(executable.output_names, executable.run(inputs), strict=True))
+        ports = {port.name: port for port in executable.outputs}
         errors = {}
         for name, digest in work.expected.items():
             self._begin("compare")
             expected = np.load(self._files[digest], allow_pickle=False)
-            errors[name] = largest_error(outputs[name], expected)
+            errors[name] = output_error(ports[name], outputs[name], expected)
         return errors, {name: array_to_bytes(outputs[name]) for name in work.fetch}
 
     def _variant(self, numbers: tuple[int, ...], seed: int) -> Run:

@@ -8,7 +8,8 @@ import pytest
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph
 from compiler.ops.interpret import run_graph
-from service.jobs.rounding import clearly_wrong
+from compiler.runtime.packing import to_bfloat16
+from service.jobs.rounding import MODEL_TOLERANCE, clearly_wrong, tolerances
 from service.jobs.verification import largest_model_error
 from tests.graphs import Maker
 
@@ -57,3 +58,33 @@ def test_without_numbers_to_move_nothing_is_said() -> None:
     assert (
         clearly_wrong(graph, inputs, expected, {graph.outputs[0]: 1.0}, largest_model_error) == ()
     )
+
+
+def test_what_is_rounded_to_a_narrow_type_may_differ_by_more() -> None:
+    """Also behind it, in a wider type; but elements that are moved or widened are not rounded."""
+    make = Maker()
+    x = make.input("x", 4, 8, dtype=DType.BFLOAT16)
+    w = make.input("w", 4, 8, dtype=DType.FLOAT16)
+    moved = make("transpose", w, perm=(1, 0))
+    widened = make("cast", moved, to="float32")
+    half = make("add", w, w)
+    rounded = make("exp", x)
+    behind = make("neg", make("cast", rounded, to="float32"))
+    place = make("arg_max", behind, axis=1, keepdims=0, select_last_index=0)
+    ends = moved, widened, half, rounded, behind, place
+    found = tolerances(make.graph(*ends))
+    floats = MODEL_TOLERANCE, MODEL_TOLERANCE, 1e-2, 5e-2, 5e-2
+    assert tuple(found[end] for end in ends) == (*floats, MODEL_TOLERANCE)
+
+
+def test_bits_of_bfloat16_are_moved_as_numbers() -> None:
+    """x where it is over its own largest element, else -x: a tie that a move decides."""
+    values = to_bfloat16(np.linspace(1.0, 2.0, 64))
+    make = Maker()
+    x = make.input("x", 64, dtype=DType.BFLOAT16)
+    top = make("reduce_max", x, axes=(0,), keepdims=1)
+    graph = make.graph(make("where", make("equal", x, top), x, make("neg", x)), make("add", x, x))
+    inputs = {"x": values}
+    expected = run_graph(graph, inputs)
+    errors = dict.fromkeys(graph.outputs, 2.0)
+    assert clearly_wrong(graph, inputs, expected, errors, largest_model_error) == graph.outputs[1:]

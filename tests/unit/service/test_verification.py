@@ -219,6 +219,42 @@ def plain() -> bytes:
     return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
 
 
+def narrow(element_type: int, factor: float = 1.0) -> bytes:
+    """exp(x @ w) in a narrow type, and its negation in float32."""
+    weight = np.random.default_rng(4).standard_normal((32, 16)) * 0.1 * factor
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["product"]),
+        helper.make_node("Exp", ["product"], ["y"]),
+        helper.make_node("Cast", ["y"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("Neg", ["wide"], ["z"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "narrow",
+        [helper.make_tensor_value_info("x", element_type, [8, 32])],
+        [helper.make_empty_tensor_value_info("y"), helper.make_empty_tensor_value_info("z")],
+        [helper.make_tensor("w", element_type, weight.shape, weight.flatten())],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
+
+
+@pytest.mark.skipif(not linkers(), reason="no linker")
+@pytest.mark.parametrize("element_type", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_outputs_of_narrow_types_are_verified_by_their_numbers(
+    element_type: int, tmp_path: Path
+) -> None:
+    given = plan_model(ModelRequest(narrow(element_type)))
+    driver.save_artifact(
+        {(): given.plan}, driver.ProgramBuilder(None, given.target), tmp_path / "a"
+    )
+    artifact = read_artifact(tmp_path / "a")
+    assert verify_artifact(given, artifact, HERE).complete
+    other = plan_model(ModelRequest(narrow(element_type, 1.5)))
+    with pytest.raises(CompilerError, match=r"output '[yz]' .* differs .* allowed are [15]e-02"):
+        verify_artifact(other, artifact, HERE)
+
+
 def _with_weight_moved(planned: Planned) -> Planned:
     """Another model, of which the artifact is not."""
     graph: Graph = planned.graph

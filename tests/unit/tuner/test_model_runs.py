@@ -10,9 +10,18 @@ import pytest
 
 from compiler.dtypes import DType
 from compiler.errors import OutOfMemoryError
+from compiler.runtime.packing import to_bfloat16
 from compiler.runtime.program import Port
 from tuner.measure import model_runs
-from tuner.measure.model_runs import Run, compare_runs, draw_inputs, input_spec, largest_error, race
+from tuner.measure.model_runs import (
+    Run,
+    compare_runs,
+    draw_inputs,
+    input_spec,
+    largest_error,
+    output_error,
+    race,
+)
 from tuner.measure.statistics import Outcome
 
 
@@ -92,3 +101,23 @@ def test_errors_are_relative_to_the_largest_value(
 ) -> None:
     found = largest_error(np.array(actual, np.float32), np.array(expected, np.float32))
     assert found == error or (math.isinf(error) and found > 1e30)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "error"),
+    [
+        ([1.0, -0.0], [1.0, 0.0], 0.0),
+        ([1.0, -(2.0**-20)], [1.0, 2.0**-20], 2.0**-19),
+        ([0.5, 4.0], [1.0, 4.0], 0.125),
+        ([np.nan, 1.0], [np.nan, 1.0], 0.0),
+        ([1.0], [np.inf], math.inf),
+    ],
+)
+def test_bfloat16_is_compared_by_its_numbers(
+    actual: list[float], expected: list[float], error: float
+) -> None:
+    """Bits of small numbers of either sign are far apart, those of a half and one are near."""
+    port = Port("y", DType.BFLOAT16, (len(actual),))
+    assert output_error(port, *(to_bfloat16(np.array(a)) for a in (actual, expected))) == error
+    plain = Port("y", DType.FLOAT32, (len(actual),))
+    assert output_error(plain, *(np.array(a, np.float32) for a in (actual, expected))) == error
