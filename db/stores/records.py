@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -24,6 +24,19 @@ from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Tri
 _trials = table_of(TrialRow)
 _records = table_of(RecordRow)
 
+
+# Of two that were confirmed at the same moment the later comes last, and counts.
+_versions = (
+    sa.select(_records.c.workload_key, _records.c.serial, _records.c.id, _records.c.stored_at)
+    .where(
+        _records.c.workload_key.in_(sa.bindparam("workloads", expanding=True)),
+        _records.c.target_key == sa.bindparam("target"),
+        _records.c.threads == sa.bindparam("threads"),
+        _records.c.numerics == sa.bindparam("numerics"),
+        _records.c.state == "confirmed",
+    )
+    .order_by(_records.c.serial)
+)
 
 _believed = _trials.c.withdrawn.is_(False)
 
@@ -43,6 +56,10 @@ class RecordState(StrEnum):
     """The second measurement contradicts the first."""
     WITHDRAWN = "withdrawn"
     """Somebody took it back."""
+
+
+ServedVersion = tuple[int, str, float]
+"""Which row is served: what it says of schedule and measurement never changes."""
 
 
 class SqlRecordStore:
@@ -133,6 +150,29 @@ class SqlRecordStore:
             found = map(record_of, served_rows(connection, keys))
             return {record.key: record for record in found}
 
+    def served_versions(
+        self, target_key: str, threads: int, numerics: str, workload_keys: Collection[str]
+    ) -> dict[str, ServedVersion]:
+        """Which rows are served for these workloads, without what is in them."""
+        given = {"target": target_key, "threads": threads, "numerics": numerics}
+        found: dict[str, ServedVersion] = {}
+        with reading(self._engine) as connection:
+            for some in chunks(sorted(workload_keys)):
+                rows = connection.execute(_versions, {**given, "workloads": some})
+                found.update({row[0]: (row[1], row[2], row[3]) for row in rows})
+        return found
+
+    def of_versions(self, versions: Sequence[ServedVersion]) -> dict[ServedVersion, TuningRecord]:
+        """The records in these rows; without those that were replaced since."""
+        found: dict[ServedVersion, TuningRecord] = {}
+        if versions:
+            with reading(self._engine) as connection:
+                for some in chunks([serial for serial, _, _ in versions]):
+                    query = sa.select(_records).where(_records.c.serial.in_(some))
+                    for row in connection.execute(query):
+                        found[row.serial, row.id, row.stored_at] = record_of(row)
+        return {version: found[version] for version in versions if version in found}
+
     # the compiler's ScheduleSource
 
     def best(
@@ -222,7 +262,10 @@ def record_values(record: TuningRecord, now: float, *, job_id: str = "") -> dict
     }
 
 
-def served_rows(connection: sa.Connection, keys: Sequence[RecordKey]) -> Iterator[sa.Row[Any]]:
+def served_rows(
+    connection: sa.Connection,
+    keys: Sequence[RecordKey],
+) -> Iterator[sa.Row[Any]]:
     """The rows that are served for these keys, in one query for each kind of key.
 
     Two tuners may have confirmed one each at the same moment: the later comes last, and counts.

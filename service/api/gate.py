@@ -10,13 +10,13 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import structlog
-from fastapi import Depends, Request
+from fastapi import Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Send
@@ -36,20 +36,17 @@ _MOST_KNOWN = 10_000
 
 log = structlog.get_logger("tilewright.web")
 
-_bearer = HTTPBearer(auto_error=False, description="A token with the scope of the route")
 
-
-class Needs:
+class Needs(HTTPBearer):
     """The dependency of a route that needs a token with a scope. The gate has checked it."""
 
     def __init__(self, scope: Scope) -> None:
+        super().__init__(
+            scheme_name="HTTPBearer", description="A token with the scope of the route"
+        )
         self.scope = scope
 
-    async def __call__(
-        self,
-        request: Request,
-        _: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
-    ) -> Token:
+    async def __call__(self, request: Request) -> Token:  # type: ignore[override]
         token = request.scope["tilewright_token"]
         assert isinstance(token, Token)
         return token

@@ -1,29 +1,42 @@
-"""Schedules in bulk."""
+"""Schedules as answers: one at a time, and in bulk."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
+from fastapi import Response
 from starlette.concurrency import run_in_threadpool
 
 from db.storage import Storage
 from service.api.planning import Planning
-from service.api.planning_child import WorkloadsQuestion
-from service.api.schemas import LookupEntry, LookupRequest, LookupView
-from service.api.views import record_view
+from service.api.planning_child import PlannedWorkload, WorkloadsQuestion
+from service.api.schemas import LookupRequest
+from service.api.served import ServedRecords
 from service.jobs.addressee import resolve_addressee, target_key_of
 from service.jobs.graph_choice import chosen_plan
-from tuner.measure.measurement import RecordKey
+from service.jobs.targets import is_target_key
 
 
-def lookup_workloads(storage: Storage, body: LookupRequest) -> LookupView:
+async def target_key(name: str, storage: Storage) -> str:
+    """As `target_key_of`; a thread asks the database only about what is no key."""
+    if is_target_key(name):
+        return name
+    return await run_in_threadpool(target_key_of, name, storage)
+
+
+async def lookup_workloads(
+    storage: Storage, body: LookupRequest, served: ServedRecords
+) -> Response:
     """Records of the named workloads. Raises UnknownTargetError."""
     keys = list(dict.fromkeys(body.workloads or ()))
-    target = target_key_of(body.target, storage)
-    return _lookup(storage, body, target, [(key, "", 1) for key in keys])
+    target = await target_key(body.target, storage)
+    return await _lookup(served, body, target, [PlannedWorkload(key, "", 1) for key in keys])
 
 
-async def lookup_model(storage: Storage, body: LookupRequest, planning: Planning) -> LookupView:
+async def lookup_model(
+    storage: Storage, body: LookupRequest, planning: Planning, served: ServedRecords
+) -> Response:
     """Records of every workload that a model is cut into. It is planned at most once.
 
     Raises:
@@ -41,30 +54,30 @@ async def lookup_model(storage: Storage, body: LookupRequest, planning: Planning
 
     question = await run_in_threadpool(known)
     workloads = await planning.workloads(question)
-    wanted = [(each.key, each.name, each.count) for each in workloads]
-    return await run_in_threadpool(_lookup, storage, body, question.target.key, wanted)
+    return await _lookup(served, body, question.target.key, workloads)
 
 
-def _lookup(
-    storage: Storage, body: LookupRequest, key: str, wanted: Sequence[tuple[str, str, int]]
-) -> LookupView:
-    keys = {name: RecordKey(name, key, body.threads, body.numerics) for name, _, _ in wanted}
-    found = storage.records.best_records(list(keys.values()))
-    entries = []
-    for workload, name, count in wanted:
-        record = found.get(keys[workload])
-        entries.append(
-            LookupEntry(
-                workload_key=workload,
-                name=name,
-                count=count,
-                record=None if record is None else record_view(record),
-            )
-        )
-    return LookupView(
-        target_key=key,
-        threads=body.threads,
-        numerics=body.numerics,
-        known=sum(entry.record is not None for entry in entries),
-        schedules=entries,
+async def _lookup(
+    served: ServedRecords, body: LookupRequest, target: str, wanted: Sequence[PlannedWorkload]
+) -> Response:
+    """A `LookupView` as bytes: the records are bytes already."""
+    found = await served.find((target, body.threads, body.numerics), [each.key for each in wanted])
+    records = [found.get(each.key, b"null") for each in wanted]
+    entries = [
+        b'{"workload_key":"%s","name":%s,"count":%d,"record":%s}'
+        % (each.key.encode(), _text(each.name), each.count, record)
+        for each, record in zip(wanted, records, strict=True)
+    ]
+    known = sum(record != b"null" for record in records)
+    content = b'{"target_key":%s,"threads":%d,"numerics":%s,"known":%d,"schedules":[%s]}' % (
+        _text(target),
+        body.threads,
+        _text(body.numerics),
+        known,
+        b",".join(entries),
     )
+    return Response(content, media_type="application/json")
+
+
+def _text(value: str) -> bytes:
+    return json.dumps(value).encode() if value else b'""'

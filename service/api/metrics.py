@@ -119,6 +119,7 @@ class MetricsMiddleware:
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
+        self._found: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -138,9 +139,21 @@ class MetricsMiddleware:
         finally:
             route = _template(scope)
             method = scope["method"]
-            self._metrics.requests.labels(method, route, str(status)).inc()
+            counted, timed = self._of(method, route, status)
+            counted.inc()
             if route not in _UNTIMED:
-                self._metrics.seconds.labels(method, route).observe(time.perf_counter() - started)
+                timed.observe(time.perf_counter() - started)
+
+    def _of(self, method: str, route: str, status: int) -> tuple[Counter, Histogram]:
+        """The metrics of a route, found once: to find them takes longer than to count."""
+        found = self._found.get((method, route, status))
+        if found is None:
+            found = (
+                self._metrics.requests.labels(method, route, str(status)),
+                self._metrics.seconds.labels(method, route),
+            )
+            self._found[method, route, status] = found
+        return found
 
 
 def _template(scope: Scope) -> str:

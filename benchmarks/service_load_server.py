@@ -1,0 +1,175 @@
+"""The processes that `service_load` asks: the service on a filled database, and a bare route."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import uvicorn
+
+from compiler.process import settle_process
+from compiler.schedule.schedule import Schedule
+from compiler.target import known_targets
+from db.engine import writing
+from db.storage import Storage
+from db.stores.records import record_values, serve
+from db.stores.requests import NewRequest
+from db.stores.statements import chunks
+from db.stores.tokens import Scope
+from service.api.listening import listen
+from service.settings import Settings
+from service.storage import open_storage
+from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tuner.measure.wire import PROTOCOL
+
+TARGET = known_targets()["x86-64-v3"].key
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What requests to a filled database name."""
+
+    token: str
+    workloads: Sequence[str]
+    worker_id: str
+    job_id: str
+
+    def single(self, workload: str) -> bytes:
+        """A lookup of one workload."""
+        return self._head("GET", f"/v1/schedules?workload={workload}&target={TARGET}") + b"\r\n"
+
+    def bulk(self, workloads: Sequence[str]) -> bytes:
+        """A lookup of several."""
+        names = ", ".join(f'"{name}"' for name in workloads)
+        return self._post(
+            "/v1/schedules/lookup", f'{{"workloads": [{names}], "target": "{TARGET}"}}'
+        )
+
+    def claim(self, wait_seconds: float) -> bytes:
+        """A claim of work, which there is none of."""
+        body = f'{{"worker_id": "{self.worker_id}", "wait_seconds": {wait_seconds}}}'
+        return self._post("/v1/leases/claim", body)
+
+    def stream(self) -> bytes:
+        """The events of a job that nobody works on."""
+        return self._head("GET", f"/v1/jobs/{self.job_id}/events") + b"\r\n"
+
+    def _head(self, method: str, path: str) -> bytes:
+        lines = f"{method} {path} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {self.token}\r\n"
+        return lines.encode()
+
+    def _post(self, path: str, body: str) -> bytes:
+        told = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+        return self._head("POST", path) + told.encode()
+
+
+def settings_of(url: str, folder: Path) -> Settings:
+    """The service's defaults, but for polls that may last as long as the measurement."""
+    return Settings(database_url=url, data_folder=folder, long_poll_seconds=3600.0)
+
+
+def fill(url: str, folder: Path, records: int, retained: int) -> Filled:
+    """Records, finished requests, a worker and a queued job in a new database."""
+    storage = open_storage(settings_of(url, folder))
+    try:
+        names = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(records)]
+        with writing(storage.engine) as connection:
+            for name in names:
+                serve(connection, record_values(_record(name), storage.clock()))
+        _retain(storage, retained)
+        with storage.engine.connect() as connection:
+            connection.exec_driver_sql("ANALYZE")
+        secret, token = storage.tokens.create("load", [Scope.ADMIN])
+        worker = storage.workers.register("idle", [TARGET], {}, protocol=PROTOCOL, owner=token.id)
+        model = storage.models.add(b"a model that nobody reads", "load.onnx")
+        job = storage.jobs.create(model.digest, TARGET)
+        return Filled(secret, names, worker.id, job.id)
+    finally:
+        storage.close()
+
+
+def _record(workload: str) -> TuningRecord:
+    """One with what a worker reports: samples, a certificate, the facts of its device."""
+    samples = tuple(1e-5 * (1 + number / 50) for number in range(20))
+    measurement = Measurement(
+        Status.OK,
+        samples_seconds=samples,
+        max_error=1e-7,
+        tolerance=1e-4,
+        seeds=(1, 2, 3),
+        reference_digest="a" * 64,
+        object_digest="b" * 64,
+        worker="w" * 32,
+        device={"model_name": "a CPU", "cores": 8, "governor": "performance", "caches": [1, 2, 3]},
+        measured_at=1e9,
+        checks=3,
+    )
+    schedule = Schedule.of("direct", tile_m=4, tile_n=16, tile_k=64, unroll=4, parallel=1)
+    return TuningRecord(RecordKey(workload, TARGET), schedule, measurement, workload, "1", "0")
+
+
+def _retain(storage: Storage, count: int) -> None:
+    """So many requests that ended, each with candidates to measure."""
+    payload = {"candidates": ["x" * 200] * 5}
+    for some in chunks([f"retained-{number}" for number in range(count)]):
+        storage.leases.submit([NewRequest(name, TARGET, payload) for name in some])
+        storage.leases.cancel(request_ids=some)
+
+
+@contextmanager
+def serving(serve_on: Callable[..., None], *arguments: object) -> Iterator[int]:
+    """A process that serves on a free port of this machine: the port."""
+    sockets = listen("127.0.0.1", 0)
+    process = get_context("spawn").Process(
+        target=_serve, args=(serve_on, sockets, arguments), daemon=True
+    )
+    process.start()
+    port: int = sockets[0].getsockname()[1]
+    for one in sockets:
+        one.close()
+    try:
+        yield port
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve(
+    serve_on: Callable[..., None], sockets: list[socket.socket], arguments: tuple[object, ...]
+) -> None:
+    serve_on(sockets, *arguments)
+
+
+def serve_bare(sockets: list[socket.socket]) -> None:
+    """The least that a FastAPI application can do."""
+    from fastapi import FastAPI
+
+    settle_process()
+    app = FastAPI()
+
+    @app.get("/bare")
+    async def bare() -> dict[str, str]:
+        return {"status": "ok"}
+
+    # as the service has it: without a log of requests, and with uvicorn's own protocol
+    config = uvicorn.Config(app, http="h11", ws="none", log_level="warning", access_log=False)
+    uvicorn.Server(config).run(sockets)
+
+
+def serve_service(sockets: list[socket.socket], url: str, folder: str) -> None:
+    """The service, without a tuner."""
+    from service.api.app import create_app
+    from service.api.server import server_config
+
+    settle_process()  # as `tilewright serve` does
+    settings = settings_of(url, Path(folder))
+    storage = open_storage(settings)
+    try:
+        uvicorn.Server(server_config(create_app(settings, storage), settings)).run(sockets)
+    finally:
+        storage.close()
