@@ -42,6 +42,20 @@ class NotFoundError(DatabaseError):
         super().__init__(f"{what} '{key}' does not exist")
 
 
+class QuotaError(DatabaseError):
+    """The caller's token has as much of something as it may have.
+
+    Attributes:
+        quota: which quota, for machines: "open-jobs".
+        limit: how much is allowed.
+    """
+
+    def __init__(self, quota: str, limit: int, message: str) -> None:
+        self.quota = quota
+        self.limit = limit
+        super().__init__(message)
+
+
 class StateError(DatabaseError):
     """The transition table has no such step: a finished job does not start again."""
 

@@ -8,12 +8,15 @@ from db.errors import StateError
 
 
 class JobState(StrEnum):
-    """Where a job stands. The last three are final."""
+    """Where a job stands. The last four are final."""
 
     QUEUED = "queued"  # waits for a tuner
+    WAITING = "waiting_for_worker"  # nobody alive runs its target; no tuner holds it
+    PAUSED = "paused"  # its owner stopped it, and may let it go on
     RUNNING = "running"  # a tuner holds it and measures
     VERIFYING = "verifying"  # measured; the artifact is built and compared with the reference
     SUCCEEDED = "succeeded"
+    INCOMPLETE = "incomplete"  # nothing was tuned, for a reason that it names
     FAILED = "failed"
     CANCELLED = "cancelled"
 
@@ -22,30 +25,37 @@ class JobState(StrEnum):
         return not TRANSITIONS[self]
 
 
+_STOPPED = frozenset({JobState.PAUSED, JobState.CANCELLED})  # by its owner, at any time
+
 # queued <- running: a tuner that shuts down gives its job back.
+# waiting <- running: the last worker for its target is gone.
+# running <- waiting: no worker came in time, and the job ends with what is known.
 # running <- verifying: a tuner died while verifying; its successor starts from the records.
-# failed <- queued: the job killed every tuner that took it.
+# failed <- queued, waiting: the job killed every tuner that took it.
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.FAILED}),
-    JobState.RUNNING: frozenset(
-        {
-            JobState.QUEUED,
-            JobState.VERIFYING,
-            JobState.SUCCEEDED,
-            JobState.FAILED,
-            JobState.CANCELLED,
-        }
-    ),
-    JobState.VERIFYING: frozenset(
-        {
-            JobState.QUEUED,
-            JobState.RUNNING,
-            JobState.SUCCEEDED,
-            JobState.FAILED,
-            JobState.CANCELLED,
-        }
-    ),
+    JobState.QUEUED: _STOPPED | {JobState.WAITING, JobState.RUNNING, JobState.FAILED},
+    JobState.WAITING: _STOPPED | {JobState.QUEUED, JobState.RUNNING, JobState.FAILED},
+    JobState.PAUSED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
+    JobState.RUNNING: _STOPPED
+    | {
+        JobState.QUEUED,
+        JobState.WAITING,
+        JobState.VERIFYING,
+        JobState.SUCCEEDED,
+        JobState.INCOMPLETE,
+        JobState.FAILED,
+    },
+    JobState.VERIFYING: _STOPPED
+    | {
+        JobState.QUEUED,
+        JobState.WAITING,
+        JobState.RUNNING,
+        JobState.SUCCEEDED,
+        JobState.INCOMPLETE,
+        JobState.FAILED,
+    },
     JobState.SUCCEEDED: frozenset(),
+    JobState.INCOMPLETE: frozenset(),
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),
 }

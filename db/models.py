@@ -77,12 +77,15 @@ class JobRow(Base):
     model_digest: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"))
     target: Mapped[str]
     target_key: Mapped[str | None]
+    worker_id: Mapped[str | None]
     threads: Mapped[int]
     numerics: Mapped[str]
     options: Mapped[Json]
+    priority: Mapped[int]
+    wait_seconds: Mapped[float | None]
     owner: Mapped[str]  # "" for nobody: NULLs would all differ in the unique constraint
     idempotency_key: Mapped[str | None]
-    cancel_requested: Mapped[bool]
+    reason: Mapped[str | None]  # why it waits, or is incomplete
     error: Mapped[str | None]
     result: Mapped[Json | None]
     artifact_digest: Mapped[str | None]
@@ -106,6 +109,7 @@ class JobRow(Base):
     event_sequence: Mapped[int] = mapped_column(sa.BigInteger)
     created_at: Mapped[float]
     started_at: Mapped[float | None]
+    progressed_at: Mapped[float]
     finished_at: Mapped[float | None]
 
 
@@ -453,6 +457,9 @@ class TokenRow(Base):
     created_at: Mapped[float]
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
+    # quotas; NULL is what the service is set to
+    max_open_jobs: Mapped[int | None]
+    max_running_jobs: Mapped[int | None]
     last_used_at: Mapped[float | None]
     # the secret before the last rotation, and until when it is taken
     previous_digest: Mapped[str | None] = mapped_column(unique=True)

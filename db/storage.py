@@ -96,7 +96,7 @@ class Storage:
             clock=clock,
             blobs=blobs,
             models=ModelStore(engine, blobs, clock),
-            jobs=JobStore(engine, clock),
+            jobs=JobStore(engine, decisive),
             events=EventStore(engine, clock),
             tasks=TaskStore(engine, clock),
             workloads=WorkloadStore(engine, clock),

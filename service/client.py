@@ -150,7 +150,16 @@ class Client:
         return self._views(TaskView, f"/v1/jobs/{_quoted(job_id)}/tasks")
 
     def cancel(self, job_id: str) -> JobView:
-        return self._view(JobView, "POST", f"/v1/jobs/{_quoted(job_id)}/cancel")
+        """End a job at once; what it measured stays."""
+        return self._view(JobView, "POST", f"/v1/jobs/{_quoted(job_id)}:cancel")
+
+    def pause(self, job_id: str) -> JobView:
+        """Stop a job at once until it is resumed."""
+        return self._view(JobView, "POST", f"/v1/jobs/{_quoted(job_id)}:pause")
+
+    def resume(self, job_id: str) -> JobView:
+        """Let a paused job go on."""
+        return self._view(JobView, "POST", f"/v1/jobs/{_quoted(job_id)}:resume")
 
     def events(
         self, job_id: str, after: int = 0, patience_seconds: float = 60.0

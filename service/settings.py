@@ -127,6 +127,29 @@ class Settings(BaseSettings):
     job_lease_seconds: float = Field(
         default=30.0, gt=0, description="Time a tuner has to renew its claim on a job."
     )
+    tuner_jobs: int = Field(
+        default=4, ge=1, le=64, description="Jobs that one tuner works on at a time."
+    )
+    job_wait_seconds: float = Field(
+        default=86400.0,
+        ge=0,
+        description="How long a job waits for a worker, unless it says so itself; then it ends "
+        "with what is known.",
+    )
+    job_stall_seconds: float = Field(
+        default=3600.0,
+        gt=0,
+        description="Time without a trial, a phase or a task after which a job is taken from its "
+        "tuner.",
+    )
+    max_open_jobs: int = Field(
+        default=1000, ge=1, description="Open jobs of one token, unless the token says otherwise."
+    )
+    max_running_jobs: int = Field(
+        default=1000,
+        ge=1,
+        description="Running jobs of one token, unless the token says otherwise.",
+    )
     tuner_poll_seconds: float = Field(
         default=0.5, gt=0, description="How often an idle tuner looks for a job."
     )

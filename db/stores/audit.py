@@ -24,6 +24,8 @@ class Action(StrEnum):
     TOKEN_REVOKED = "token.revoked"
     TOKEN_ROTATED = "token.rotated"
     JOB_CANCELLED = "job.cancelled"
+    JOB_PAUSED = "job.paused"
+    JOB_RESUMED = "job.resumed"
     WORKER_DRAINED = "worker.drained"
     WORKER_RESUMED = "worker.resumed"
     COST_MODEL_PROMOTED = "cost-model.promoted"

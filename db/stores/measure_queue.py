@@ -37,7 +37,10 @@ class MeasureQueue:
         self._now = instant(clock)
 
     def submit(self, new: Sequence[NewRequest]) -> Sequence[str]:
-        """Queue requests in one transaction; the ids that are new. Known ones stay as they are."""
+        """Queue requests in one transaction; the ids that are new. Known ones stay as they are.
+
+        One that was cancelled counts as new: its job was paused, and goes on.
+        """
         rows = [
             {
                 "id": request.request_id,
@@ -59,7 +62,13 @@ class MeasureQueue:
             if not rows:
                 return []
             insert = upsert(connection, requests).values(created_at=self._now())
-            insert = insert.on_conflict_do_nothing()
+            again = {column: insert.excluded[column] for column in rows[0] if column != "id"}
+            gone = ("finished_at", "lease_id", "worker_id", "result", "error")
+            insert = insert.on_conflict_do_update(
+                index_elements=[requests.c.id],
+                set_={**again, **dict.fromkeys(gone)},
+                where=requests.c.state == RequestState.CANCELLED.value,
+            )
             known = set(connection.execute(insert.returning(requests.c.id), rows).scalars())
             announce(connection, {queue_topic(request.target_key) for request in new})
             for request in new:
@@ -121,20 +130,8 @@ class MeasureQueue:
         ]
         if job_id is not None:
             wanted.append(requests.c.job_id == job_id)
-        values = {"state": RequestState.CANCELLED.value, "finished_at": self._now()}
-        count = 0
         with writing(self._engine) as connection:
-            for which in wanted:
-                update = sa.update(requests).where(which, _is_open).values(values)
-                cancelled = connection.execute(update.returning(requests.c.id)).scalars().all()
-                count += len(cancelled)
-                for some in chunks(cancelled):
-                    end = sa.update(leases).where(
-                        leases.c.request_id.in_(some), leases.c.ended_at.is_(None)
-                    )
-                    ended = {"ended_at": self._now(), "outcome": Outcome.CANCELLED.value}
-                    connection.execute(end.values(ended))
-        return count
+            return sum(_cancel(connection, which, self._now()) for which in wanted)
 
     def prune(self, older_than_seconds: float) -> int:
         """Delete final requests that finished that long ago and that nobody waits for, with their
@@ -170,6 +167,23 @@ class MeasureQueue:
         with reading(self._engine) as connection:
             found = {row[0]: row[1] for row in connection.execute(query)}
         return {state: found.get(state.value, 0) for state in RequestState}
+
+
+def cancel_requests(connection: sa.Connection, job_id: str, now: float) -> int:
+    """Cancel what is not final of a job, within a transaction of another store; how many."""
+    return _cancel(connection, requests.c.job_id == job_id, sa.literal(now, sa.Double()))
+
+
+def _cancel(
+    connection: sa.Connection, which: sa.ColumnElement[bool], now: sa.ColumnElement[float]
+) -> int:
+    values = {"state": RequestState.CANCELLED.value, "finished_at": now}
+    update = sa.update(requests).where(which, _is_open).values(values)
+    cancelled = connection.execute(update.returning(requests.c.id)).scalars().all()
+    for some in chunks(cancelled):
+        end = sa.update(leases).where(leases.c.request_id.in_(some), leases.c.ended_at.is_(None))
+        connection.execute(end.values(ended_at=now, outcome=Outcome.CANCELLED.value))
+    return len(cancelled)
 
 
 _status_columns: tuple[sa.ColumnElement[Any], ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -46,6 +47,16 @@ def insert_new(connection: sa.Connection, table: sa.Table, rows: Sequence[dict[s
     """
     if rows:
         connection.execute(upsert(connection, table).on_conflict_do_nothing(), rows)
+
+
+def one_at_a_time(connection: sa.Connection, what: str) -> None:
+    """Wait until no other transaction does this; at the end of this one the next goes on.
+
+    SQLite has one writer anyway.
+    """
+    if connection.dialect.name == "postgresql":
+        number = zlib.crc32(what.encode())
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(number)))
 
 
 def chunks(values: Sequence[_T]) -> list[Sequence[_T]]:

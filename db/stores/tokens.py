@@ -42,6 +42,8 @@ class Token:
     revoked_at: float | None
     last_used_at: float | None = None
     previous_until: float | None = None  # until when the secret before the last rotation is taken
+    max_open_jobs: int | None = None  # None: what the service is set to
+    max_running_jobs: int | None = None
 
     def allows(self, scope: Scope) -> bool:
         """Whether the token may do this; admin may do everything."""
@@ -60,12 +62,16 @@ class TokenStore:
         *,
         lifetime_seconds: float | None = None,
         secret: str | None = None,
+        max_open_jobs: int | None = None,
+        max_running_jobs: int | None = None,
     ) -> tuple[str, Token]:
         """(secret, token). The secret is shown once and not kept.
 
         A secret that is given (the embedded mode has one in a file) makes this idempotent: the
         token of that secret gets this name, these scopes and this lifetime. One that was revoked
         stays so.
+        The quotas bound the jobs of the token that are open or running; without, the
+        service's settings do.
         """
         secret = secret if secret is not None else secrets.token_urlsafe(32)
         now = self._clock()
@@ -74,6 +80,8 @@ class TokenStore:
             "scopes": sorted(scope.value for scope in scopes),
             "created_at": now,
             "expires_at": None if lifetime_seconds is None else now + lifetime_seconds,
+            "max_open_jobs": max_open_jobs,
+            "max_running_jobs": max_running_jobs,
         }
         with writing(self._engine) as connection:
             row = connection.execute(
@@ -203,4 +211,6 @@ def _token(row: sa.Row[Any]) -> Token:
         revoked_at=row.revoked_at,
         last_used_at=row.last_used_at,
         previous_until=row.previous_until,
+        max_open_jobs=row.max_open_jobs,
+        max_running_jobs=row.max_running_jobs,
     )

@@ -24,6 +24,7 @@ from compiler.errors import (
 from db.errors import (
     DatabaseError,
     NotFoundError,
+    QuotaError,
     SchemaVersionError,
     StaleLeaseError,
     StateError,
@@ -122,6 +123,10 @@ def database_problem(error: DatabaseError) -> ApiProblem:
     match error:
         case NotFoundError():
             return ApiProblem(404, "not-found", str(error), {"what": error.what, "key": error.key})
+        case QuotaError():
+            quota = {"quota": error.quota, "limit": error.limit}
+            wait = {"Retry-After": "30"}
+            return ApiProblem(429, "quota-exceeded", str(error), quota, headers=wait)
         case StaleLeaseError():
             return ApiProblem(409, "stale-lease", str(error))
         case StateError():

@@ -131,10 +131,21 @@ class JobRequest(RequestBody):
     unconstrained: bool = Field(
         False, description="Search all that lowers, whatever is known of the target"
     )
+    priority: int = Field(
+        0, ge=-100, le=100, description="Among jobs of owners who have as many running"
+    )
+    wait_seconds: float | None = Field(
+        None,
+        ge=0,
+        le=365 * 86400,
+        allow_inf_nan=False,
+        description="Most time to wait for a worker; then the job ends with what is known",
+    )
 
     def options(self) -> dict[str, Any]:
-        """The options that are stored beside model, target, threads and numerics."""
-        return self.model_dump(exclude={"model", "target", "threads", "numerics"})
+        """The options that have no place of their own in a job."""
+        own = {"model", "target", "threads", "numerics", "priority", "wait_seconds"}
+        return self.model_dump(exclude=own)
 
 
 class ProgressView(View):
@@ -159,11 +170,16 @@ class JobView(View):
     model: str
     target: str
     target_key: str | None
+    worker_id: str | None = Field(None, description="The one worker that measures, if it is one")
     threads: int
     numerics: str
     options: dict[str, Any]
+    priority: int = 0
+    wait_seconds: float | None = None
     progress: ProgressView
-    cancel_requested: bool
+    reason: str | None = Field(
+        None, description="Why it waits and what would help, or why it is incomplete"
+    )
     error: str | None
     result: dict[str, Any] | None
     failures: dict[str, int] = Field(
@@ -447,6 +463,12 @@ class TokenRequest(RequestBody):
     name: Name
     scopes: list[ScopeName] = Field(min_length=1, max_length=4)
     lifetime_seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
+    max_open_jobs: int | None = Field(
+        None, ge=0, le=1_000_000, description="Quota; without, the service's setting"
+    )
+    max_running_jobs: int | None = Field(
+        None, ge=0, le=1_000_000, description="Quota; without, the service's setting"
+    )
 
 
 class TokenView(View):
@@ -456,6 +478,8 @@ class TokenView(View):
     created_at: float
     expires_at: float | None
     revoked_at: float | None
+    max_open_jobs: int | None = None
+    max_running_jobs: int | None = None
     last_used_at: float | None = Field(description="To within a minute or so")
     previous_until: float | None = Field(
         description="Until when the secret before the last rotation is taken"

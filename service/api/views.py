@@ -52,11 +52,14 @@ def job_view(job: Job, counts: Mapping[Status, int] | None = None) -> JobView:
         model=job.model_digest,
         target=job.target,
         target_key=job.target_key,
+        worker_id=job.worker_id,
         threads=job.threads,
         numerics=job.numerics,
         options=dict(job.options),
+        priority=job.priority,
+        wait_seconds=job.wait_seconds,
         progress=ProgressView(**asdict(job.progress)),
-        cancel_requested=job.cancel_requested,
+        reason=job.reason,
         error=job.error,
         result=None if job.result is None else dict(job.result),
         failures=failures(counts or {}),
@@ -143,6 +146,8 @@ def token_view(token: Token) -> TokenView:
         revoked_at=token.revoked_at,
         last_used_at=token.last_used_at,
         previous_until=token.previous_until,
+        max_open_jobs=token.max_open_jobs,
+        max_running_jobs=token.max_running_jobs,
     )
 
 

@@ -40,6 +40,7 @@ from service.cli.common import (
     parse_sizes,
 )
 from service.cli.terminal import console
+from service.sentences import one_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,6 +78,13 @@ def submit(
     target_ms: TargetMsOption = None,
     strategy: StrategyOption = None,
     unconstrained: UnconstrainedOption = False,
+    priority: Annotated[
+        int, typer.Option("--priority", min=-100, max=100, help="Among your jobs: highest first")
+    ] = 0,
+    wait: Annotated[
+        float | None,
+        typer.Option("--wait", min=0, help="Most seconds to wait for a worker"),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
@@ -106,13 +114,16 @@ def submit(
                 target_ms=target_ms,
                 strategy=strategy,
                 unconstrained=unconstrained,
+                priority=priority,
+                wait_seconds=wait,
             )
         )
         out.print(f"job {job.id}", soft_wrap=True)
         if detach:
+            _tell_reason(job, out)
             return
         job = _follow(client, job, out)
-        if job.state != "succeeded":
+        if job.state not in ("succeeded", "incomplete"):
             raise UserError(f"job {job.id} {job.state}: {job.error or 'no reason was given'}")
         from service.cli.view import origins_line, task_table
 
@@ -125,6 +136,8 @@ def submit(
         if output is not None:
             _unpack(client, job.id, output)
             out.print(f"artifact: {output}", soft_wrap=True)
+    if job.state != "succeeded":
+        raise UserError(f"job {job.id} is incomplete, nothing was tuned: {_reason(job.reason)}")
 
 
 def _follow(client: Client, job: JobView, out: Console) -> JobView:
@@ -147,6 +160,9 @@ def _follow(client: Client, job: JobView, out: Console) -> JobView:
                 elif line != shown:
                     out.print(line, soft_wrap=True)
                 shown = line
+            elif event.kind == "state" and "reason" in event.data:
+                state = event.data["state"].replace("_", " ")
+                out.print(f"{state}: {_reason(event.data['reason'])}", soft_wrap=True, markup=False)
     finally:
         if live is not None:
             live.stop()
@@ -161,6 +177,18 @@ def _summary(job: JobView) -> str:
         f"{milliseconds(progress.best_seconds)} tuned; {progress.trials_done} trials, "
         f"{progress.trials_failed} failed, {duration(seconds)}"
     )
+
+
+def _reason(text: str | None) -> str:
+    """A reason as it may be shown: it holds names that workers chose."""
+    return one_sentence(text or "no reason was given")
+
+
+def _tell_reason(job: JobView, out: Console) -> None:
+    """Say why a job waits, or is incomplete, and what would help."""
+    if job.reason:
+        state = job.state.replace("_", " ")
+        out.print(f"{state}: {_reason(job.reason)}", soft_wrap=True, markup=False)
 
 
 def _tell_result(job: JobView, out: Console) -> None:
@@ -197,18 +225,22 @@ def jobs(
     job_id: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One job only")] = None,
     server: ServerOption = None,
     token: TokenOption = None,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the job")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="End the job at once")] = False,
+    pause: Annotated[bool, typer.Option("--pause", help="Stop it at once, to go on later")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Let a paused job go on")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Show the job until it ends")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the job's artifact")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000)] = 20,
 ) -> None:
-    """List jobs, or show, cancel or follow one."""
+    """List jobs, or show, pause, resume, cancel or follow one."""
     from service.cli.view import failures_text, job_table, task_table
 
-    if job_id is None and (cancel or follow or output):
-        raise UserError("--cancel, --follow and --output need a JOB")
+    if job_id is None and (cancel or pause or resume or follow or output):
+        raise UserError("--cancel, --pause, --resume, --follow and --output need a JOB")
+    if cancel + pause + resume > 1:
+        raise UserError("--cancel, --pause and --resume exclude each other")
     _check_free(output)
     out = console()
     with connect(server, token) as client:
@@ -217,6 +249,10 @@ def jobs(
             return
         if cancel:
             client.cancel(job_id)
+        if pause:
+            client.pause(job_id)
+        if resume:
+            client.resume(job_id)
         job = client.job(job_id)
         if follow:
             job = _follow(client, job, out)
@@ -224,6 +260,7 @@ def jobs(
         out.print(task_table(client.tasks(job_id)))
         _tell_result(job, out)
         out.print(f"failed trials: {failures_text(job.failures)}", soft_wrap=True)
+        _tell_reason(job, out)
         if job.error:
             out.print(f"error: {job.error}", soft_wrap=True, markup=False)
         if output is not None:

@@ -213,6 +213,12 @@ def token(
         list[str], typer.Option("--scope", help="submit, read, measure or admin; repeatable")
     ],
     days: Annotated[float | None, typer.Option("--days", min=0.01, help="Lifetime")] = None,
+    max_open_jobs: Annotated[
+        int | None, typer.Option("--max-open-jobs", min=0, help="Quota of jobs that did not end")
+    ] = None,
+    max_running_jobs: Annotated[
+        int | None, typer.Option("--max-running-jobs", min=0, help="Quota of jobs at a time")
+    ] = None,
 ) -> None:
     """Make a bearer token in the database, and print its secret."""
     from db.stores.audit import Action
@@ -228,7 +234,11 @@ def token(
     storage = open_storage(settings)
     try:
         secret, made = storage.tokens.create(
-            name, scopes, lifetime_seconds=None if days is None else days * 86400
+            name,
+            scopes,
+            lifetime_seconds=None if days is None else days * 86400,
+            max_open_jobs=max_open_jobs,
+            max_running_jobs=max_running_jobs,
         )
         storage.audit.add(
             Action.TOKEN_CREATED,

@@ -67,6 +67,7 @@ def tune(
     from service.cli.tune_view import tell, watching
     from service.cli.view import rate_line, timings_table
     from service.jobs.cost_models import describe, train_due
+    from service.jobs.incomplete import untuned
     from service.jobs.job_spec import JobBudget, JobSpec
     from service.jobs.local_device import LocalDevice
     from service.jobs.run_job import Workshop, run_job
@@ -111,6 +112,7 @@ def tune(
                     deliver_cancelled=True,
                 )
             tell(out, outcome, output)
+            reason = None if outcome.cancelled else untuned(outcome, budget, storage, job_id)
     finally:
         builder.close()
     if not outcome.cancelled:
@@ -126,3 +128,5 @@ def tune(
         out.print(rate_line(outcome.finished))
     if outcome.cancelled:
         raise typer.Exit(130)
+    if reason is not None:
+        raise UserError(f"nothing was tuned: {reason}")

@@ -79,7 +79,7 @@ def job_table(jobs: Sequence[JobView]) -> Table:
         progress = job.progress
         table.add_row(
             job.id,
-            job.state,
+            job.state.replace("_", " "),
             job.model[:12],
             Text(job.target),
             str(job.threads),

@@ -60,6 +60,7 @@ class LeasedDevice:
         cancel: set when the user wants the job to end.
         worker_id: the only worker that may be asked.
         absent_seconds: how long a run waits while nobody can take it.
+        gives_back: whether the job is given back then (WorkerAbsent), to wait for a worker.
         limit_seconds: wall time that one step of a run may take.
     """
 
@@ -73,14 +74,24 @@ class LeasedDevice:
         worker_id: str | None = None,
         *,
         absent_seconds: float = ABSENT_SECONDS,
+        gives_back: bool = False,
         limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
         self._job_id = job_id
         self._target = target
         self._limit_seconds = limit_seconds
-        self._runner = RemoteRunner(storage, job_id, target.key, interrupt, worker_id)
+        self._runner = RemoteRunner(
+            storage,
+            job_id,
+            target.key,
+            interrupt,
+            worker_id,
+            cancel=cancel,
+            absent_seconds=absent_seconds,
+            gives_back=gives_back,
+        )
         self._queue = RunQueue(
-            storage, job_id, target, interrupt, cancel, worker_id, absent_seconds
+            storage, job_id, target, interrupt, cancel, worker_id, absent_seconds, gives_back
         )
         self._facts: DeviceFacts | None = None
         self._speeds: dict[str, Speeds] = {}

@@ -12,6 +12,8 @@ from dataclasses import replace
 
 from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState, RequestStatus
+from db.stores.workers import Health
+from service.jobs.interrupts import Interrupted, JobCancelled, WorkerAbsent
 from tuner.cancel import CancelToken
 from tuner.measure.measurement import Measurement, Status
 from tuner.measure.run_wire import is_run
@@ -23,16 +25,12 @@ REQUESTS_PER_WORKER = 3
 ready."""
 
 
-class Interrupted(Exception):
-    """This process must let go of the job at once.
-
-    Requests in flight stay in the queue: workers go on, and the tuner that takes over the job
-    adopts their results.
-    """
-
-
 class RemoteRunner:
-    """Measures for one job, through all workers of a target or a single one."""
+    """Measures for one job, through all workers of a target or a single one.
+
+    Where none of them has been alive for `absent_seconds` while requests wait, the job is given
+    back (`gives_back`: WorkerAbsent), or the requests are cancelled.
+    """
 
     def __init__(
         self,
@@ -41,7 +39,15 @@ class RemoteRunner:
         target_key: str,
         interrupt: CancelToken,
         worker_id: str | None = None,
+        *,
+        cancel: CancelToken | None = None,
+        absent_seconds: float = float("inf"),
+        gives_back: bool = False,
     ) -> None:
+        self._cancel = cancel or CancelToken()
+        self._absent_seconds = absent_seconds
+        self._gives_back = gives_back
+        self._present = time.monotonic()
         self._storage = storage
         self._job_id = job_id
         self._target_key = target_key
@@ -49,7 +55,7 @@ class RemoteRunner:
         self._worker_id = worker_id
         self._open: dict[str, MeasureRequest] = {}
         self._looked_for_workers = float("-inf")
-        self._workers = 0
+        self._workers = self._in_quarantine = 0
 
     @property
     def capacity(self) -> int:
@@ -61,11 +67,13 @@ class RemoteRunner:
         """Living workers for the target, looked up at most once a second."""
         if time.monotonic() - self._looked_for_workers >= 1.0:
             self._looked_for_workers = time.monotonic()
-            alive = self._storage.workers.list(alive=True)
-            self._workers = sum(
-                self._target_key in worker.target_keys and self._worker_id in (None, worker.id)
-                for worker in alive
-            )
+            fitting = [
+                worker.health
+                for worker in self._storage.workers.list()
+                if self._target_key in worker.target_keys and self._worker_id in (None, worker.id)
+            ]
+            self._workers = fitting.count(Health.HEALTHY)
+            self._in_quarantine = fitting.count(Health.QUARANTINED)
         return self._workers
 
     def beside(self, worker_id: str) -> RemoteRunner:
@@ -73,12 +81,24 @@ class RemoteRunner:
         for worker in self._storage.workers.list(alive=True):
             if worker.id != worker_id and self._target_key in worker.target_keys:
                 return RemoteRunner(
-                    self._storage, self._job_id, self._target_key, self._interrupt, worker.id
+                    self._storage,
+                    self._job_id,
+                    self._target_key,
+                    self._interrupt,
+                    worker.id,
+                    cancel=self._cancel,
+                    absent_seconds=self._absent_seconds,
                 )
         return self
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
-        """Queue a request; its blobs are saved first, so that no worker looks for them in vain."""
+        """Queue a request; its blobs are saved first, so that no worker looks for them in vain.
+
+        Raises:
+            JobCancelled: if the job has ended: nobody is to measure for it.
+        """
+        if self._cancel.cancelled:
+            raise JobCancelled(self._cancel.reason)
         for digest in request.digests:
             # one that is there is made young: the sweep spares it until the request names it
             if not self._storage.blobs.touch(digest):
@@ -102,12 +122,14 @@ class RemoteRunner:
 
         Raises:
             Interrupted: if the process must let go of the job.
+            WorkerAbsent: if nobody is there who could measure.
         """
         ends = time.monotonic() + timeout_seconds
         while True:
             if self._interrupt.cancelled:
                 raise Interrupted(self._interrupt.reason)
             results = self._collect()
+            self._look_for_workers()
             left = ends - time.monotonic()
             if results or left <= 0:
                 return results
@@ -124,7 +146,9 @@ class RemoteRunner:
     def resume(self) -> list[MeasureRequest]:
         """Requests of an earlier process of this job whose trials were not stored."""
         statuses = self._storage.leases.of_job(self._job_id, unacknowledged=True)
-        payloads = self._storage.leases.payloads([status.request_id for status in statuses])
+        # what was cancelled when the job was paused is proposed again
+        known = [s.request_id for s in statuses if s.state is not RequestState.CANCELLED]
+        payloads = self._storage.leases.payloads(known)
         found = []
         for request_id, payload in payloads.items():
             if is_run(payload):
@@ -140,6 +164,16 @@ class RemoteRunner:
 
     def close(self) -> None:
         """Nothing to release: the queue is the database's."""
+
+    def _look_for_workers(self) -> None:
+        """Raises WorkerAbsent, or cancels what waits, where nobody has been there for long."""
+        now = time.monotonic()
+        if not self._open or self.workers or self._in_quarantine:
+            self._present = now
+        elif now - self._present >= self._absent_seconds:
+            if self._gives_back:
+                raise WorkerAbsent("no worker is alive that could measure")
+            self.cancel()
 
     def _collect(self) -> list[MeasureResult]:
         if not self._open:

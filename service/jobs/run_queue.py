@@ -15,7 +15,7 @@ from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState, RequestStatus
 from db.stores.workers import Health, RegisteredWorker
 from service.jobs.device import DeviceError
-from service.jobs.remote_runner import Interrupted
+from service.jobs.interrupts import Interrupted, JobCancelled, WorkerAbsent
 from tuner.cancel import CancelToken
 from tuner.measure.run_packing import Blobs, request_name
 from tuner.measure.run_result import RunResult, RunStatus
@@ -25,10 +25,6 @@ from tuner.measure.wire import ProtocolError
 POLL_SECONDS = 0.02
 LOOK_SECONDS = 1.0
 """Seconds between two looks at which workers are alive."""
-
-
-class JobCancelled(Exception):
-    """The user wants the job to end; its requests are withdrawn."""
 
 
 class RunQueue:
@@ -43,6 +39,7 @@ class RunQueue:
         cancel: set when the user wants the job to end.
         worker_id: the only worker that may be asked.
         absent_seconds: how long a run waits while nobody can take it.
+        gives_back: whether the job is given back then (WorkerAbsent) instead of DeviceError.
     """
 
     def __init__(
@@ -54,6 +51,7 @@ class RunQueue:
         cancel: CancelToken,
         worker_id: str | None,
         absent_seconds: float,
+        gives_back: bool = False,
     ) -> None:
         self._storage = storage
         self._job_id = job_id
@@ -62,6 +60,7 @@ class RunQueue:
         self._cancel = cancel
         self._worker_id = worker_id
         self._absent_seconds = absent_seconds
+        self._gives_back = gives_back
         self._chosen: RegisteredWorker | None = None
         self._nobody_came = False
         self._attempts: dict[str, int] = {}
@@ -86,6 +85,7 @@ class RunQueue:
         Raises:
             DeviceError: if no worker comes, or the run fails.
             Interrupted, JobCancelled: if this process must let go of the job, or the job is to end.
+            WorkerAbsent: if no worker comes, and the job is given back.
         """
         status = None
         while status is None:
@@ -114,6 +114,7 @@ class RunQueue:
                 return self._chosen
             if time.monotonic() >= ends:
                 self._nobody_came = True
+                self._give_back(target)
                 raise DeviceError(self._nobody(target))
             self._interrupt.wait(min(LOOK_SECONDS, max(0.0, ends - time.monotonic())))
 
@@ -174,12 +175,20 @@ class RunQueue:
                     leases.cancel(request_ids=[name])
                     return None
                 elif now - seen >= self._absent_seconds:
+                    self._give_back(target)
                     leases.cancel(request_ids=[name])
                     raise DeviceError(
                         f"worker '{worker.name}' was not heard of for {self._absent_seconds:g} "
                         "seconds while a run waited for it"
                     )
             time.sleep(POLL_SECONDS)
+
+    def _give_back(self, target: Target) -> None:
+        """Raises WorkerAbsent if the job is to wait for a worker that runs its target."""
+        # the job would be woken at once for one in quarantine, which gets no runs
+        resting = any(worker.health is Health.QUARANTINED for worker in self.known(target))
+        if self._gives_back and target.key == self._target.key and not resting:
+            raise WorkerAbsent(self._nobody(target))
 
     def _check_tokens(self, name: str = "") -> None:
         """Raises Interrupted or JobCancelled; what is cancelled is withdrawn from the queue."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -81,7 +82,10 @@ class Builder(Protocol):
 
 
 class ProcessBuilder:
-    """Builds in a pool of processes; what was built once is not built again."""
+    """Builds in a pool of processes; what was built once is not built again.
+
+    Several runs may share one, each from a thread of its own.
+    """
 
     def __init__(
         self,
@@ -105,6 +109,7 @@ class ProcessBuilder:
             initargs=(compile_candidate is None,),
         )
         self._cache: OrderedDict[tuple[str, str, int, str], Built] = OrderedDict()
+        self._lock = threading.Lock()
 
     def start(self) -> None:
         """Start the processes now: they import the compiler while the caller plans."""
@@ -117,9 +122,8 @@ class ProcessBuilder:
         parts: list[Built | _Pending] = []
         for schedule in schedules:
             identity = key.workload_key, key.target_key, key.threads, schedule.digest
-            found = self._cache.get(identity)
+            found = self._known(identity)
             if found is not None:
-                self._cache.move_to_end(identity)
                 parts.append(found)
                 continue
             future = self._pool.schedule(
@@ -134,10 +138,18 @@ class ProcessBuilder:
         self._pool.stop()
         self._pool.join()
 
+    def _known(self, identity: tuple[str, str, int, str]) -> Built | None:
+        with self._lock:
+            found = self._cache.get(identity)
+            if found is not None:
+                self._cache.move_to_end(identity)
+            return found
+
     def _remember(self, identity: tuple[str, str, int, str], built: Built) -> None:
-        self._cache[identity] = built
-        while len(self._cache) > CACHE_ENTRIES:
-            self._cache.popitem(last=False)
+        with self._lock:
+            self._cache[identity] = built
+            while len(self._cache) > CACHE_ENTRIES:
+                self._cache.popitem(last=False)
 
 
 class _Process(SpawnProcess):

@@ -1,4 +1,4 @@
-"""Tuning jobs: create, look at, cancel, fetch what came out."""
+"""Tuning jobs: create, look at, pause, resume, cancel, fetch what came out."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from db.job_states import JobState
+from db.storage import Storage
 from db.stores.audit import Action
-from db.stores.tokens import Scope
+from db.stores.jobs import Job
+from db.stores.tokens import Scope, Token
 from service.api.audit import AuditDep
 from service.api.blob_response import blob_response
-from service.api.deps import PlanningDep, Reader, StorageDep, Submitter
+from service.api.deps import PlanningDep, Reader, SettingsDep, StorageDep, Submitter
 from service.api.errors import ApiProblem, forbidden
 from service.api.gate import GatedRoute
 from service.api.limiter import Limited, LimiterDep
@@ -21,6 +23,7 @@ from service.api.planning_child import JobCheck
 from service.api.schemas import JobRequest, JobView, TaskView
 from service.api.views import job_view, task_view
 from service.jobs.addressee import Addressee, resolve_addressee
+from service.jobs.waiting import Workforce, match_jobs
 
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 
@@ -54,21 +57,32 @@ def create_job(
     body: JobRequest,
     addressee: Annotated[Addressee, Depends(checked_job)],
     storage: StorageDep,
+    settings: SettingsDep,
     token: Submitter,
     idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
 ) -> JobView:
-    """Queue a tuning job. The same `Idempotency-Key` gives the first job back."""
+    """Queue a tuning job. The same `Idempotency-Key` gives the first job back.
+
+    While no worker that could measure it is alive the job waits for one: `reason` says what helps.
+    """
     target = addressee.target
     # "host" and a worker's name are resolved here, and nowhere else
     storage.workloads.put_target(target.key, target.name, target.to_json())
+    workforce = Workforce.of(storage)
+    served = workforce.serves(target.key, addressee.worker_id)
     job = storage.jobs.create(
         body.model,
         body.target,
         target_key=target.key,
+        worker_id=addressee.worker_id,
         threads=body.threads,
         numerics=body.numerics,
-        options={**body.options(), "worker_id": addressee.worker_id},
+        options=body.options(),
+        priority=body.priority,
+        wait_seconds=body.wait_seconds,
+        waits=None if served else workforce.reason(target.key, addressee.worker_id),
         owner=token.id,
+        max_open=settings.max_open_jobs,
         idempotency_key=idempotency_key,
     )
     return job_view(job)
@@ -98,15 +112,40 @@ def list_tasks(job_id: str, storage: StorageDep, _: Reader) -> list[TaskView]:
     return [task_view(task) for task in storage.tasks.list(job_id)]
 
 
-@router.post("/jobs/{job_id}/cancel")
+@router.post("/jobs/{job_id}:cancel")
 def cancel_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter) -> JobView:
-    """Stop a job; what it measured stays. Cancelling a job that ended changes nothing."""
+    """End a job at once; what it measured stays. Cancelling a job that ended changes nothing."""
+    job = _own_job(job_id, storage, token)
+    cancelled = storage.jobs.cancel(job_id)
+    audit(Action.JOB_CANCELLED, job_id, owner=job.owner, state=job.state.value)
+    return job_view(cancelled)
+
+
+@router.post("/jobs/{job_id}:pause")
+def pause_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter) -> JobView:
+    """Stop a job at once until it is resumed; what it measured stays."""
+    job = _own_job(job_id, storage, token)
+    paused = storage.jobs.pause(job_id)
+    audit(Action.JOB_PAUSED, job_id, owner=job.owner, state=job.state.value)
+    return job_view(paused)
+
+
+@router.post("/jobs/{job_id}:resume")
+def resume_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter) -> JobView:
+    """Let a paused job go on from what it measured."""
+    job = _own_job(job_id, storage, token)
+    storage.jobs.resume(job_id)
+    match_jobs(storage)
+    audit(Action.JOB_RESUMED, job_id, owner=job.owner, state=job.state.value)
+    return job_view(storage.jobs.get(job_id))
+
+
+def _own_job(job_id: str, storage: Storage, token: Token) -> Job:
+    """The job. Raises NotFoundError, or a 403 problem if it is another token's."""
     job = storage.jobs.get(job_id)
     if job.owner not in (None, token.id) and not token.allows(Scope.ADMIN):
         raise forbidden(f"job '{job_id}' is another token's")
-    cancelled = storage.jobs.request_cancel(job_id)
-    audit(Action.JOB_CANCELLED, job_id, owner=job.owner, state=job.state.value)
-    return job_view(cancelled)
+    return job
 
 
 @router.get("/jobs/{job_id}/artifact", response_class=StreamingResponse)

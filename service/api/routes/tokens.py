@@ -25,6 +25,8 @@ def create_token(
         body.name,
         [Scope(scope) for scope in body.scopes],
         lifetime_seconds=body.lifetime_seconds,
+        max_open_jobs=body.max_open_jobs,
+        max_running_jobs=body.max_running_jobs,
     )
     audit(
         Action.TOKEN_CREATED,

@@ -23,6 +23,7 @@ from service.api.schemas import (
 from service.api.views import worker_view
 from service.jobs.addressee import target_names
 from service.jobs.targets import recognised_as, runnable_targets
+from service.jobs.waiting import match_jobs
 from tuner.measure.wire import PROTOCOL
 
 router = APIRouter(tags=["workers"], route_class=GatedRoute)
@@ -65,6 +66,7 @@ def register_worker(
         owner=token.id,
         worker_id=body.worker_id,
     )
+    match_jobs(storage)  # those that waited for it are woken
     return RegistrationView(
         worker=worker_view(worker),
         recognised="" if body.targets else recognised_as(body.device),
@@ -114,6 +116,7 @@ def drain(
     if not body.draining and token.allows(Scope.ADMIN):
         storage.workers.readmit(worker_id)
     worker = storage.workers.drain(worker_id, body.draining)
+    match_jobs(storage)
     action = Action.WORKER_DRAINED if body.draining else Action.WORKER_RESUMED
     audit(action, worker_id, name=worker.name)
     return worker_view(worker, storage.leases.in_hand().get(worker_id, 0))
@@ -124,3 +127,4 @@ def leave(worker_id: str, storage: StorageDep, token: Measurer) -> None:
     """The worker says good-bye."""
     own_worker(storage, worker_id, token)
     storage.workers.leave(worker_id)
+    match_jobs(storage)

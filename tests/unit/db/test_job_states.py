@@ -10,7 +10,8 @@ from db.job_states import FINAL_STATES, HELD_STATES, TRANSITIONS, JobState, chec
 
 def test_the_table_names_every_state() -> None:
     assert set(TRANSITIONS) == set(JobState)
-    assert {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED} == FINAL_STATES
+    ended = {JobState.SUCCEEDED, JobState.INCOMPLETE, JobState.FAILED, JobState.CANCELLED}
+    assert ended == FINAL_STATES
     assert all(state.final == (state in FINAL_STATES) for state in JobState)
 
 
@@ -38,6 +39,21 @@ STEPS = {
     "its owner cancels it while it waits": ("queued", "cancelled"),
     "its owner cancels it while it is measured": ("running", "cancelled"),
     "its owner cancels it while it is verified": ("verifying", "cancelled"),
+    "no worker for it is alive": ("queued", "waiting_for_worker"),
+    "a worker appears": ("waiting_for_worker", "queued"),
+    "its last worker is gone": ("running", "waiting_for_worker"),
+    "its last worker is gone before the artifact was verified": ("verifying", "waiting_for_worker"),
+    "no worker came in time": ("waiting_for_worker", "running"),
+    "it killed every tuner, and waited for a worker in between": ("waiting_for_worker", "failed"),
+    "its owner cancels it while it waits for a worker": ("waiting_for_worker", "cancelled"),
+    "nothing was tuned": ("running", "incomplete"),
+    "nothing was tuned, and the defaults are verified": ("verifying", "incomplete"),
+    "its owner pauses it": ("queued", "paused"),
+    "its owner pauses it while it waits for a worker": ("waiting_for_worker", "paused"),
+    "its owner pauses it while it is measured": ("running", "paused"),
+    "its owner pauses it while it is verified": ("verifying", "paused"),
+    "its owner lets it go on": ("paused", "queued"),
+    "its owner cancels it while it is paused": ("paused", "cancelled"),
 }
 
 

@@ -5,15 +5,33 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.errors import NotFoundError, StaleLeaseError, StateError
+from db.errors import NotFoundError, QuotaError, StaleLeaseError, StateError
 from db.job_states import JobState
 from db.stores.events import EventStore
 from db.stores.jobs import JobClaim, JobProgress, JobStore
+from db.stores.leases import LeaseStore, NewRequest, RequestState
+from db.stores.tokens import Scope, TokenStore
+from db.stores.workers import WorkerStore
 
 
 @pytest.fixture
 def events(engine: sa.Engine, clock: Any) -> EventStore:
     return EventStore(engine, clock)
+
+
+@pytest.fixture
+def leases(engine: sa.Engine, clock: Any) -> LeaseStore:
+    return LeaseStore(engine, clock)
+
+
+@pytest.fixture
+def workers(engine: sa.Engine, clock: Any) -> WorkerStore:
+    return WorkerStore(engine, clock)
+
+
+@pytest.fixture
+def tokens(engine: sa.Engine, clock: Any) -> TokenStore:
+    return TokenStore(engine, clock)
 
 
 def take(jobs: JobStore, tuner: str = "tuner-1", **options: Any) -> JobClaim:
@@ -41,7 +59,7 @@ def test_unknown_model_and_job(jobs: JobStore) -> None:
     with pytest.raises(NotFoundError, match="job 'nope'"):
         jobs.get("nope")
     with pytest.raises(NotFoundError):
-        jobs.request_cancel("nope")
+        jobs.cancel("nope")
 
 
 def test_idempotency_key_is_the_owners(
@@ -212,35 +230,281 @@ def test_a_step_that_is_not_in_the_table_changes_nothing(
     assert (jobs.get(job.id), events.since(job.id)) == before
 
 
-def test_cancelling_a_waiting_job(jobs: JobStore, model_digest: str, clock: Any) -> None:
+def test_cancelling_a_queued_job(jobs: JobStore, model_digest: str, clock: Any) -> None:
     job = jobs.create(model_digest, "host")
-    assert jobs.request_cancel(job.id).state is JobState.CANCELLED
-    assert jobs.request_cancel(job.id).finished_at == clock()
+    assert jobs.cancel(job.id).state is JobState.CANCELLED
+    ended = clock()
+    clock.advance(5)
+    assert jobs.cancel(job.id).finished_at == ended
     assert jobs.claim("tuner-1", 30) is None
 
 
-def test_cancelling_a_running_job_tells_its_tuner(
-    jobs: JobStore, model_digest: str, events: EventStore
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("stop", ["cancel", "pause"])
+def test_requests_of_a_job_that_is_stopped_are_measured_no_more(
+    jobs: JobStore,
+    leases: LeaseStore,
+    workers: WorkerStore,
+    model_digest: str,
+    stop: str,
+    held: bool,
+) -> None:
+    """In the same transaction, whether or not a tuner holds the job."""
+    job, other = jobs.create(model_digest, "host"), jobs.create(model_digest, "host")
+    if held:
+        take(jobs)
+    new = [NewRequest(n, "t", {}, job_id=job.id) for n in ("done", "leased", "queued")]
+    leases.submit([*new, NewRequest("other", "t", {}, job_id=other.id)])
+    worker = workers.register("w", ["t"], {}).id
+    (done,) = leases.claim(worker, ["t"], limit=1, lease_seconds=60)
+    leases.complete(done.lease_id, worker, "key", {"kept": 1})
+    leases.claim(worker, ["t"], limit=1, lease_seconds=60)
+    getattr(jobs, stop)(job.id)
+    states = {name: each.state for name, each in leases.status(["queued", "leased"]).items()}
+    assert set(states.values()) == {RequestState.CANCELLED}
+    assert leases.status([done.request_id])[done.request_id].result == {"kept": 1}
+    left = leases.claim(worker, ["t"], limit=9, lease_seconds=60)
+    assert [lease.request_id for lease in left] == ["other"]
+
+
+@pytest.mark.parametrize("stop", ["cancel", "pause"])
+def test_a_job_that_is_stopped_is_its_tuners_no_longer(
+    jobs: JobStore, model_digest: str, stop: str
+) -> None:
+    """At once: nobody waits for a tuner to notice."""
+    job = jobs.create(model_digest, "host")
+    claim = take(jobs)
+    stopped = getattr(jobs, stop)(job.id)
+    assert stopped.state in (JobState.CANCELLED, JobState.PAUSED)
+    assert (stopped.tuner, stopped.deadline) == (None, None)
+    for write in (
+        lambda: jobs.renew(claim, 30),
+        lambda: jobs.progress(claim, JobProgress(trials_done=1)),
+        lambda: jobs.tell(claim, [("task", {})]),
+        lambda: jobs.transition(claim, JobState.SUCCEEDED),
+        lambda: jobs.release(claim),
+    ):
+        with pytest.raises(StaleLeaseError):
+            write()
+    assert jobs.get(job.id) == stopped
+    assert jobs.claim("tuner-2", 30) is None
+
+
+def test_a_paused_job_goes_on_where_it_was(
+    jobs: JobStore, model_digest: str, events: EventStore, clock: Any
 ) -> None:
     job = jobs.create(model_digest, "host")
-    claim = take(jobs)
-    assert jobs.renew(claim, 30).cancel_requested is False
-    assert jobs.request_cancel(job.id).state is JobState.RUNNING
-    jobs.request_cancel(job.id)
-    assert jobs.renew(claim, 30).cancel_requested is True
-    assert jobs.transition(claim, JobState.CANCELLED).state is JobState.CANCELLED
-    kinds = [e.kind for e in events.since(job.id)]
-    assert kinds == ["state", "state", "cancel_requested", "state"]
+    jobs.progress(take(jobs), JobProgress(trials_done=7))
+    assert jobs.pause(job.id) == jobs.pause(job.id), "twice is no error"
+    assert jobs.claim("tuner-2", 30) is None
+    clock.advance(1000)
+    assert jobs.resume(job.id).state is JobState.QUEUED
+    assert jobs.resume(job.id).state is JobState.QUEUED
+    again = jobs.claim("tuner-2", 30)
+    assert again is not None and again[0].fencing_token == 2
+    assert again[1].progress.trials_done == 7
+    states = [e.data["state"] for e in events.since(job.id) if e.kind == "state"]
+    assert states == ["queued", "running", "paused", "queued", "running"]
 
 
-def test_cancelling_the_job_of_a_lost_tuner(jobs: JobStore, model_digest: str, clock: Any) -> None:
+def test_a_job_that_ended_is_neither_paused_nor_resumed(jobs: JobStore, model_digest: str) -> None:
+    job = jobs.cancel(jobs.create(model_digest, "host").id)
+    for change in (jobs.pause, jobs.resume):
+        with pytest.raises(StateError, match="cancelled"):
+            change(job.id)
+
+
+def test_progress_without_trials_forgives_no_lost_tuner(
+    jobs: JobStore, model_digest: str, clock: Any
+) -> None:
     job = jobs.create(model_digest, "host")
-    claim = take(jobs)
-    jobs.request_cancel(job.id)
+    for phase in range(3):
+        claim = take(jobs, max_attempts=3)
+        jobs.progress(claim, JobProgress(phase=f"phase {phase}", trials_done=0))
+        clock.advance(30)
+    assert jobs.claim("tuner", 30, max_attempts=3) is None
+    assert jobs.get(job.id).state is JobState.FAILED
+
+
+def test_a_job_that_may_kill_tuners_is_taken_only_alone(
+    jobs: JobStore, model_digest: str, clock: Any
+) -> None:
+    suspect = jobs.create(model_digest, "host")
+    for _ in range(2):
+        take(jobs, shared=True)
+        clock.advance(30)
+    assert jobs.claim("tuner", 30, shared=True) is None
+    innocent = jobs.create(model_digest, "host")
+    assert take(jobs, shared=True).job_id == innocent.id
+    assert take(jobs).job_id == suspect.id
+
+
+# ---- whose turn it is
+
+
+def test_owners_take_turns(jobs: JobStore, model_digest: str, clock: Any) -> None:
+    """One with a hundred jobs does not keep the next one waiting."""
+    many = [jobs.create(model_digest, "host", owner="greedy").id for _ in range(4)]
+    clock.advance(1)
+    few = [jobs.create(model_digest, "host", owner="modest").id for _ in range(2)]
+    taken = [take(jobs).job_id for _ in range(5)]
+    assert taken[0] in many and taken[1] in few
+    assert sum(job in few for job in taken[:4]) == 2
+    assert taken[4] in many
+
+
+def test_priority_comes_before_age_and_after_fairness(
+    jobs: JobStore, model_digest: str, clock: Any
+) -> None:
+    old = jobs.create(model_digest, "host", owner="a").id
+    clock.advance(1)
+    urgent = jobs.create(model_digest, "host", owner="a", priority=5).id
+    urgent_too = jobs.create(model_digest, "host", owner="a", priority=4).id
+    clock.advance(1)
+    low = jobs.create(model_digest, "host", owner="b", priority=-5).id
+    assert [take(jobs).job_id for _ in range(4)] == [urgent, low, urgent_too, old]
+
+
+def test_a_lost_tuners_jobs_do_not_count_as_running(
+    jobs: JobStore, model_digest: str, clock: Any
+) -> None:
+    lost = jobs.create(model_digest, "host", owner="a").id
+    take(jobs)
     clock.advance(30)
-    assert jobs.request_cancel(job.id).state is JobState.CANCELLED
+    jobs.create(model_digest, "host", owner="b")
+    assert take(jobs).job_id == lost, "the oldest of two owners with nothing running"
+
+
+def test_an_owner_has_no_more_running_than_its_quota(
+    jobs: JobStore, tokens: TokenStore, model_digest: str
+) -> None:
+    _, limited = tokens.create("limited", [Scope.SUBMIT], max_running_jobs=1)
+    first = jobs.create(model_digest, "host", owner=limited.id, priority=1)
+    second = jobs.create(model_digest, "host", owner=limited.id)
+    claim = take(jobs)
+    assert claim.job_id == first.id
+    assert jobs.claim("tuner", 30) is None
+    jobs.transition(claim, JobState.FAILED, error="for the test")
+    assert take(jobs).job_id == second.id
+    for _ in range(3):
+        jobs.create(model_digest, "host", owner="another")
+    assert take(jobs, max_running=2) and take(jobs, max_running=2)
+    assert jobs.claim("tuner", 30, max_running=2) is None
+
+
+def test_an_owner_has_no_more_open_jobs_than_its_quota(
+    jobs: JobStore, tokens: TokenStore, model_digest: str
+) -> None:
+    _, limited = tokens.create("limited", [Scope.SUBMIT], max_open_jobs=2)
+    first = jobs.create(model_digest, "host", owner=limited.id, idempotency_key="k")
+    jobs.create(model_digest, "host", owner=limited.id)
+    with pytest.raises(QuotaError, match=r"'limited' has 2 open jobs.*quota of open jobs is 2"):
+        jobs.create(model_digest, "host", owner=limited.id, max_open=100)
+    again = jobs.create(model_digest, "host", owner=limited.id, idempotency_key="k")
+    assert again.id == first.id, "the first answer stands, whatever the quota says by now"
+    jobs.cancel(first.id)
+    jobs.create(model_digest, "host", owner=limited.id)
+    jobs.create(model_digest, "host", owner="other", max_open=1)
+    with pytest.raises(QuotaError):
+        jobs.create(model_digest, "host", owner="other", max_open=1)
+
+
+# ---- jobs that wait for a worker
+
+
+def nobody(target_key: str, worker_id: str | None) -> bool:
+    return False
+
+
+def why(target_key: str, worker_id: str | None) -> str:
+    return f"nobody runs {target_key}"
+
+
+def test_a_job_without_a_worker_holds_up_nobody(
+    jobs: JobStore, model_digest: str, clock: Any, events: EventStore
+) -> None:
+    waiting = jobs.create(model_digest, "pi", target_key="pi")
+    bound = jobs.create(model_digest, "w1", target_key="host", worker_id="w1")
+    clock.advance(1)
+    served = jobs.create(model_digest, "host", target_key="host")
+    old = jobs.create(model_digest, "host")  # of an earlier release: nobody knows its target
+
+    def only_host(target_key: str, worker_id: str | None) -> bool:
+        return target_key == "host" and worker_id is None
+
+    assert jobs.match(only_host, why) == 2
+    assert jobs.match(only_host, why) == 0
+    assert {take(jobs).job_id, take(jobs).job_id} == {served.id, old.id}
+    assert jobs.claim("tuner", 30) is None
+    found = jobs.get(waiting.id)
+    assert (found.state, found.reason) == (JobState.WAITING, "nobody runs pi")
+    assert jobs.get(bound.id).state is JobState.WAITING
+    last = events.since(waiting.id)[-1].data
+    assert last == {"state": "waiting_for_worker", "reason": "nobody runs pi"}
+    assert jobs.match(lambda target, worker: True, why) == 2
+    woken = jobs.get(waiting.id)
+    assert (woken.state, woken.reason) == (JobState.QUEUED, None)
+
+
+def test_a_job_whose_last_worker_is_gone_waits_with_its_trials(
+    jobs: JobStore, model_digest: str, leases: LeaseStore
+) -> None:
+    job = jobs.create(model_digest, "pi", target_key="pi")
+    leases.submit([NewRequest("r", "pi", {}, job_id=job.id)])
+    claim = take(jobs)
+    jobs.progress(claim, JobProgress(trials_done=3))
+    jobs.release(claim, waits="the last one left")
+    waiting = jobs.get(job.id)
+    assert (waiting.state, waiting.reason) == (JobState.WAITING, "the last one left")
+    assert (waiting.attempts, waiting.progress.trials_done) == (0, 3)
+    assert leases.status(["r"])["r"].state is RequestState.QUEUED, "whoever comes measures it"
+
+
+def test_a_job_waits_no_longer_than_it_should(
+    jobs: JobStore, model_digest: str, clock: Any
+) -> None:
+    patient = jobs.create(model_digest, "pi", target_key="pi", waits="nobody")
+    hasty = jobs.create(model_digest, "pi", target_key="pi", waits="nobody", wait_seconds=10.0)
+    assert jobs.claim("tuner", 30, wait_seconds=100) is None
+    clock.advance(10)
+    assert take(jobs, wait_seconds=100.0).job_id == hasty.id
+    clock.advance(20)
+    assert jobs.claim("tuner", 30, wait_seconds=100) is None
+    clock.advance(70)
+    assert patient.id in {take(jobs, wait_seconds=100.0).job_id for _ in range(2)}
+
+
+# ---- the watchdog
+
+
+def test_a_job_that_makes_no_progress_is_taken_from_its_tuner(
+    jobs: JobStore, model_digest: str, clock: Any, events: EventStore
+) -> None:
+    """The tuner lives and renews its claim: it hangs."""
+    job = jobs.create(model_digest, "host")
+    hung = take(jobs, "hung")
+    for counters in (JobProgress(phase="a"), JobProgress(phase="a", trials_done=1)):
+        clock.advance(90)
+        jobs.renew(hung, 30)
+        jobs.progress(hung, counters)
+        assert jobs.claim("next", 30, stall_seconds=100) is None
+    clock.advance(90)
+    jobs.renew(hung, 30)
+    jobs.progress(hung, JobProgress(phase="a", trials_done=1))  # nothing new
+    clock.advance(10)
+    jobs.renew(hung, 30)
+    claim = take(jobs, "next", stall_seconds=100.0)
+    assert claim.job_id == job.id
     with pytest.raises(StaleLeaseError):
+        jobs.renew(hung, 30)
+    assert events.since(job.id)[-1].data["reason"] == "no progress for 100 seconds"
+    for _ in range(2):
+        clock.advance(100)
         jobs.renew(claim, 30)
+        taken = jobs.claim("next", 30, stall_seconds=100, max_attempts=3)
+        claim = claim if taken is None else taken[0]
+    failed = jobs.get(job.id)
+    assert (failed.state, failed.error) == (JobState.FAILED, "no progress for 100 seconds")
 
 
 def test_events_resume_anywhere(jobs: JobStore, model_digest: str, events: EventStore) -> None:

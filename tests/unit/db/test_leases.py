@@ -368,7 +368,7 @@ def test_what_an_open_job_waits_for_is_never_pruned(
     assert leases.status(["waits"])["waits"].result == {"n": 1}
     # the job ends: nobody will ask any more
     leases.cancel(job_id=job.id)
-    jobs.request_cancel(job.id)
+    jobs.cancel(job.id)
     assert leases.prune(60) == 1, "what was cancelled just now is young"
     clock.advance(61)
     assert leases.prune(60) == 1 and not leases.of_job(job.id)

@@ -47,12 +47,12 @@ def test_nobody_but_its_owner_and_an_admin_cancels_a_job(
     submitter, other = (with_scopes(storage, Scope.SUBMIT, Scope.READ) for _ in range(2))
     anonymous.headers.update(submitter)
     jobs = [submit(anonymous)["id"] for _ in range(2)]
-    refused = anonymous.post(f"/v1/jobs/{jobs[0]}/cancel", headers=other)
+    refused = anonymous.post(f"/v1/jobs/{jobs[0]}:cancel", headers=other)
     assert problem(refused)[:2] == (403, "forbidden")
     assert anonymous.get(f"/v1/jobs/{jobs[0]}").json()["state"] == "queued"
     admin = {"Authorization": f"Bearer {owner}"}
     for job, header in zip(jobs, (submitter, admin), strict=True):
-        assert anonymous.post(f"/v1/jobs/{job}/cancel", headers=header).status_code == 200
+        assert anonymous.post(f"/v1/jobs/{job}:cancel", headers=header).status_code == 200
 
 
 def test_a_rotated_secret_is_taken_for_its_time(client: TestClient) -> None:
@@ -113,7 +113,7 @@ def test_what_is_done_is_written_down(client: TestClient, storage: Storage) -> N
     client.post(f"/v1/tokens/{made['id']}/rotate", json={})
     client.delete(f"/v1/tokens/{made['id']}")
     job = submit(client)["id"]
-    client.post(f"/v1/jobs/{job}/cancel")
+    client.post(f"/v1/jobs/{job}:cancel")
     worker = storage.workers.register("board", ["a" * 64], {}).id
     client.post(f"/v1/workers/{worker}/drain", json={"draining": True})
     client.post(f"/v1/workers/{worker}/drain", json={"draining": False})

@@ -21,10 +21,12 @@ from db.job_states import JobState
 from db.storage import Storage
 from db.stores.blob_bytes import Staging
 from db.stores.jobs import JobProgress
+from db.stores.tokens import Scope
 from db.stores.workers import RegisteredWorker
 from service.api.app import create_app
 from service.settings import Settings
 from service.worker.facts import registration_facts
+from tests.unit.service.conftest import with_scopes
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 from tuner.measure.wire import PROTOCOL
 
@@ -57,7 +59,11 @@ def upload(client: TestClient, data: bytes | None = None) -> str:
 
 
 def submit(client: TestClient, **changes: Any) -> dict[str, Any]:
+    """A job; one for this machine does not wait, for a worker is there."""
     body = {"model": upload(client), "dims": {"batch": 2}, **changes}
+    if "target" not in changes:
+        here = {"name": "here", "targets": ["host"], "protocol": PROTOCOL}
+        assert client.post("/v1/workers", json=here).status_code == 201
     answer = client.post("/v1/jobs", json=body)
     assert answer.status_code == 201, answer.text
     job: dict[str, Any] = answer.json()
@@ -173,8 +179,8 @@ def test_a_job_for_a_worker_is_measured_by_it_alone(client: TestClient, storage:
     for name in ("board", board.id):
         job = submit(client, target=name)
         assert job["target_key"] == resolve_target("cortex-a72").key, "the best that it runs"
-        assert job["options"]["worker_id"] == board.id
-    assert submit(client, target="cortex-a72")["options"]["worker_id"] is None
+        assert job["worker_id"] == board.id
+    assert submit(client, target="cortex-a72")["worker_id"] is None
     looked = {"model": upload(client), "dims": {"batch": 2}, "target": "board"}
     found = client.post("/v1/schedules/lookup", json=looked).json()
     assert found["target_key"] == resolve_target("cortex-a72").key
@@ -212,10 +218,10 @@ def test_of_workers_with_one_name_the_one_alive_is_meant(
     gone = worker(storage, "board", "cortex-a72")
     storage.workers.leave(gone.id)
     alive = worker(storage, "board", "riscv64")
-    assert submit(client, target="board")["options"]["worker_id"] == alive.id
+    assert submit(client, target="board")["worker_id"] == alive.id
     # of two that are gone, the one that was heard of last
     storage.workers.leave(alive.id)
-    assert submit(client, target="board")["options"]["worker_id"] == alive.id
+    assert submit(client, target="board")["worker_id"] == alive.id
     alive = worker(storage, "board", "riscv64")
     worker(storage, "board", "riscv64")
     body = {"model": upload(client), "dims": {"batch": 1}, "target": "board"}
@@ -294,11 +300,104 @@ def test_an_unknown_job_is_404(client: TestClient, path: str) -> None:
     assert problem(client.get(path))[:2] == (404, "not-found")
 
 
-def test_a_queued_job_is_cancelled_at_once_and_twice_is_no_error(client: TestClient) -> None:
+def test_a_job_is_paused_resumed_and_cancelled_and_twice_is_no_error(
+    client: TestClient, storage: Storage
+) -> None:
     job = submit(client)
-    path = f"/v1/jobs/{job['id']}/cancel"
-    assert client.post(path).json()["state"] == "cancelled"
-    assert client.post(path).json()["state"] == "cancelled"
+    for change, state in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
+        for _ in range(2):
+            answer = client.post(f"/v1/jobs/{job['id']}:{change}")
+            assert (answer.status_code, answer.json()["state"]) == (200, state)
+    assert client.post(f"/v1/jobs/{job['id']}:cancel").json()["state"] == "cancelled"
+    for change in ("pause", "resume"):
+        again = client.post(f"/v1/jobs/{job['id']}:{change}")
+        assert problem(again)[:2] == (409, "conflicting-state")
+
+
+@pytest.mark.parametrize("change", ["cancel", "pause", "resume"])
+def test_nobody_stops_anothers_job(client: TestClient, storage: Storage, change: str) -> None:
+    job = submit(client)
+    path = f"/v1/jobs/{job['id']}:{change}"
+    other = with_scopes(storage, Scope.SUBMIT, Scope.READ)
+    status, slug, detail = problem(client.post(path, headers=other))
+    assert (status, slug, detail) == (403, "forbidden", f"job '{job['id']}' is another token's")
+    assert client.get(f"/v1/jobs/{job['id']}").json()["state"] == "queued"
+    reader = with_scopes(storage, Scope.READ)
+    assert problem(client.post(path, headers=reader))[0] == 403
+    assert problem(client.post(f"/v1/jobs/none:{change}"))[0] == 404
+    mine = client.post(
+        "/v1/jobs", json={"model": job["model"], "dims": {"batch": 2}}, headers=other
+    )
+    admin = client.post(f"/v1/jobs/{mine.json()['id']}:{change}")
+    assert admin.status_code == 200, "an admin may"
+
+
+def test_a_job_without_a_worker_is_told_what_would_help(
+    client: TestClient, storage: Storage
+) -> None:
+    laptop = resolve_target("x86-64-v3")
+    storage.workers.register("laptop", [laptop.key], {})
+    job = submit(client, target="cortex-a72")
+    assert job["state"] == "waiting_for_worker"
+    assert job["reason"] == (
+        "no worker for target 'cortex-a72' is alive; start one on its device with "
+        "`tilewright worker --server URL --target cortex-a72`; "
+        "workers for other targets: 'laptop' (x86-64-v3)"
+    )
+    assert events_of_job(storage, job) == [{"state": "waiting_for_worker", "reason": job["reason"]}]
+    body = {"name": "pi", "targets": ["cortex-a72"], "protocol": PROTOCOL}
+    worker = client.post("/v1/workers", json=body).json()["worker"]
+    woken = client.get(f"/v1/jobs/{job['id']}").json()
+    assert (woken["state"], woken["reason"]) == ("queued", None)
+    client.post(f"/v1/workers/{worker['id']}/drain", json={})
+    drained = client.get(f"/v1/jobs/{job['id']}").json()
+    assert "worker 'pi' is draining (`tilewright workers resume pi`" in drained["reason"]
+    client.post(f"/v1/workers/{worker['id']}/drain", json={"draining": False})
+    assert client.get(f"/v1/jobs/{job['id']}").json()["state"] == "queued"
+    client.delete(f"/v1/workers/{worker['id']}")
+    assert "worker 'pi' is gone" in client.get(f"/v1/jobs/{job['id']}").json()["reason"]
+
+
+def test_a_paused_job_that_is_resumed_without_a_worker_waits(
+    client: TestClient, storage: Storage
+) -> None:
+    job = submit(client, target="cortex-a72")
+    client.post(f"/v1/jobs/{job['id']}:pause")
+    resumed = client.post(f"/v1/jobs/{job['id']}:resume").json()
+    assert resumed["state"] == "waiting_for_worker" and resumed["reason"]
+
+
+def events_of_job(storage: Storage, job: dict[str, Any]) -> list[Any]:
+    return [event.data for event in storage.events.since(job["id"])]
+
+
+def test_a_token_has_no_more_open_jobs_than_its_quota(client: TestClient, storage: Storage) -> None:
+    wanted = {"name": "small", "scopes": ["submit"], "max_open_jobs": 1, "max_running_jobs": 1}
+    made = client.post("/v1/tokens", json=wanted).json()
+    assert (made["max_open_jobs"], made["max_running_jobs"]) == (1, 1)
+    header = {"Authorization": f"Bearer {made['secret']}"}
+    body = {"model": upload(client), "dims": {"batch": 2}}
+    first = client.post("/v1/jobs", json=body, headers={**header, "Idempotency-Key": "k"})
+    assert first.status_code == 201
+    refused = client.post("/v1/jobs", json=body, headers=header)
+    status, slug, detail = problem(refused)
+    assert (status, slug) == (429, "quota-exceeded")
+    assert detail == "token 'small' has 1 open jobs, and its quota of open jobs is 1"
+    assert (refused.json()["quota"], refused.json()["limit"]) == ("open-jobs", 1)
+    assert int(refused.headers["retry-after"]) > 0
+    again = client.post("/v1/jobs", json=body, headers={**header, "Idempotency-Key": "k"})
+    assert again.json()["id"] == first.json()["id"]
+
+
+def test_the_quota_of_the_service_holds_for_tokens_without_one(
+    settings: Settings, storage: Storage, owner: str
+) -> None:
+    small = settings.model_copy(update={"max_open_jobs": 1})
+    with TestClient(create_app(small, storage)) as client:
+        client.headers["Authorization"] = f"Bearer {owner}"
+        submit(client)
+        body = {"model": upload(client), "dims": {"batch": 2}}
+        assert problem(client.post("/v1/jobs", json=body))[0] == 429
 
 
 def test_an_artifact_is_there_once_the_job_has_one(client: TestClient, storage: Storage) -> None:
@@ -380,6 +479,26 @@ def test_a_stream_brings_events_as_they_happen(server: Any, storage: Storage) ->
         rest = stream.read()
     assert b"for the test" in rest or b"failed" in rest
     later.join()
+
+
+def test_a_stream_ends_with_the_last_event_whenever_it_comes(
+    client: TestClient, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is written just after the stream looked, and more than one look brings."""
+    job = submit(client)
+    since, looks = type(storage.events).since, []
+
+    def late(store: Any, *arguments: Any, **more: Any) -> Any:
+        found = since(store, *arguments, **more)
+        looks.append(len(found))
+        if looks == [1, 0]:
+            finish(storage, steps=700)
+        return found
+
+    monkeypatch.setattr(type(storage.events), "since", late)
+    events = events_of(client.get(f"/v1/jobs/{job['id']}/events").text)
+    assert len(events) == 1 + 1 + 700 + 1
+    assert events[-1][2]["data"] == {"state": "failed", "error": "for the test"}
 
 
 # ---- schedules

@@ -19,9 +19,8 @@ from db.storage import Storage
 from db.stores.blobs import BlobStore
 from db.stores.leases import RequestState
 from service.jobs.device import DeviceError, Loadable
+from service.jobs.interrupts import Interrupted, JobCancelled
 from service.jobs.leased_device import LeasedDevice
-from service.jobs.remote_runner import Interrupted
-from service.jobs.run_queue import JobCancelled
 from tests.unit.service.leased import (
     broken,
     compile_program,

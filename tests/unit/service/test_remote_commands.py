@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tarfile
+import threading
 from dataclasses import fields
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compiler.schedule.schedule import Schedule
+from db.job_states import JobState
 from db.storage import Storage
 from db.stores.leases import NewRequest
 from service.cli import run as run_cli
@@ -79,10 +83,13 @@ def test_every_option_of_submit_reaches_the_job(
         "--numerics",
         "strict",
     ]
-    arguments += ["--target", "x86-64-v3", "--detach"]
+    arguments += ["--target", "x86-64-v3", "--priority", "-3", "--wait", "60", "--detach"]
     assert run_cli(["submit", str(path), *arguments]) == 0
     (job,) = storage.jobs.list()
-    assert job.id in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert job.id in out
+    assert "waiting for worker: no worker for target 'x86-64-v3' is alive" in out
+    assert (job.priority, job.wait_seconds) == (-3, 60.0)
     assert (job.target, job.threads, job.numerics) == ("x86-64-v3", 2, "strict")
     assert job.options == {
         "trials": 7,
@@ -95,10 +102,9 @@ def test_every_option_of_submit_reaches_the_job(
         "dims": {"batch": [2, 4]},
         "pad": True,
         "weight_limit": 1_000_000,
-        "worker_id": None,
     }
     # and another option than these would have to be among them
-    others = {"dims", "pad", "weight_limit", "worker_id"}
+    others = {"dims", "pad", "weight_limit"}
     assert {field.name for field in fields(JobBudget)} | others == set(job.options)
 
 
@@ -124,3 +130,58 @@ def test_a_job_says_how_its_trials_failed(
     storage.records.add_trials(trials)
     assert run_cli(["jobs", job.id]) == 0
     assert "failed trials: 2 crash, 1 build error" in capsys.readouterr().out
+
+
+def test_a_job_is_paused_resumed_and_cancelled(
+    storage: Storage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host")
+    for option, state in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
+        assert run_cli(["jobs", job.id, f"--{option}"]) == 0
+        assert state in capsys.readouterr().out
+        assert storage.jobs.get(job.id).state.value == state
+    assert run_cli(["jobs", job.id, "--resume"]) == 1
+    assert "cancelled, which cannot become queued" in capsys.readouterr().err
+    assert run_cli(["jobs", job.id, "--pause", "--cancel"]) == 1
+    assert "exclude each other" in capsys.readouterr().err
+    assert run_cli(["jobs", "--pause"]) == 1
+
+
+def test_a_job_that_tuned_nothing_does_not_end_well(
+    storage: Storage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its user is told while it waits and why it ended, and still gets the defaults."""
+    path, folder = tmp_path / "tiny.onnx", tmp_path / "made"
+    path.write_bytes(onnx_bytes())
+    made = BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        entry = tarfile.TarInfo("manifest.json")
+        entry.size = 2
+        tar.addfile(entry, BytesIO(b"{}"))
+    artifact = storage.blobs.put(made.getvalue())
+
+    def end() -> None:
+        while (taken := storage.jobs.claim("t", 60, wait_seconds=0.0)) is None:
+            pass
+        storage.jobs.transition(
+            taken[0], JobState.INCOMPLETE, reason="no\x1b worker", artifact_digest=artifact
+        )
+
+    ending = threading.Thread(target=end, daemon=True)
+    ending.start()
+    arguments = ["submit", str(path), "--dim", "batch=2", "--target", "cortex-a72"]
+    assert run_cli([*arguments, "-o", str(folder)]) == 1
+    said = capsys.readouterr()
+    assert "waiting for worker: no worker for target 'cortex-a72' is alive; start one" in said.out
+    assert "is incomplete, nothing was tuned: no\\x1b worker" in said.err
+    assert (folder / "manifest.json").exists()
+    (job,) = storage.jobs.list()
+    assert run_cli(["jobs", job.id]) == 0
+    assert "incomplete: no\\x1b worker" in capsys.readouterr().out
+
+
+def test_a_token_may_have_quotas(storage: Storage, capsys: pytest.CaptureFixture[str]) -> None:
+    quotas = ["--max-open-jobs", "5", "--max-running-jobs", "2"]
+    assert run_cli(["token", "ci", "--scope", "submit", *quotas]) == 0
+    token = storage.tokens.verify(capsys.readouterr().out.strip())
+    assert token is not None and (token.max_open_jobs, token.max_running_jobs) == (5, 2)

@@ -8,7 +8,8 @@ import sqlalchemy as sa
 from db.engine import writing
 from db.storage import Storage
 from db.stores.leases import Cause, LeaseStore, RequestState
-from service.jobs.remote_runner import REQUESTS_PER_WORKER, Interrupted, RemoteRunner
+from service.jobs.interrupts import Interrupted
+from service.jobs.remote_runner import REQUESTS_PER_WORKER, RemoteRunner
 from tuner.cancel import CancelToken
 from tuner.measure.measurement import Measurement, RecordKey, Status
 from tuner.measure.wire import Candidate, Case, MeasureRequest, MeasureResult, digest_bytes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,23 +17,26 @@ from compiler.choices import RULE
 from compiler.target import Target, resolve_target
 from db.job_states import JobState
 from db.storage import Storage
-from db.stores.jobs import Job
+from db.stores.jobs import Job, JobStore
 from db.stores.leases import NewRequest, RequestState
-from service.jobs import run_job, tuner_process
+from service.jobs import job_run, run_job
 from service.jobs.device import Checked
 from service.jobs.graph_choice import keep_plan
+from service.jobs.hold import Hold
+from service.jobs.job_run import JobReporter
 from service.jobs.leased_device import LeasedDevice
 from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, plan_model
 from service.jobs.remote_runner import RemoteRunner
 from service.jobs.run_queue import JobCancelled
-from service.jobs.tuner_process import JobReporter, TunerProcess
+from service.jobs.tuner_process import TunerProcess
 from service.settings import Settings
 from tests.unit.tuner.fakes import FakeBuilder
 from tuner.cancel import CancelToken
 from tuner.events import Finished, Started, TaskSnapshot
-from tuner.measure.measurement import Status
+from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tuner.measure.model_runs import Race
+from tuner.measure.wire import Case, MeasureRequest
 
 
 def model_bytes() -> bytes:
@@ -59,8 +63,16 @@ def tuner(settings: Settings, storage: Storage, monkeypatch: pytest.MonkeyPatch)
     fast = settings.model_copy(update={"job_lease_seconds": 0.4})
     process = TunerProcess(fast, storage, "test")
     monkeypatch.setattr(TunerProcess, "builder", FakeBuilder())
-    monkeypatch.setattr(tuner_process, "LeasedDevice", LocalWorker)
+    monkeypatch.setattr(job_run, "LeasedDevice", LocalWorker)
     return process
+
+
+def work_once(tuner: TunerProcess) -> bool:
+    """Take a job, if there is one, and work on it here to its end."""
+    run = tuner.take()
+    if run is not None:
+        run.run()
+    return run is not None
 
 
 class LocalWorker(LeasedDevice):
@@ -98,7 +110,7 @@ def test_a_job_without_trials_becomes_an_artifact(
     storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
-    assert tuner.work_once()
+    assert work_once(tuner)
     done = storage.jobs.get(job.id)
     assert (done.state, done.error) == (JobState.SUCCEEDED, None)
     assert done.artifact_digest in storage.blobs
@@ -110,7 +122,7 @@ def test_a_job_without_trials_becomes_an_artifact(
     assert "progress" in kinds
     assert storage.workloads.workload(storage.tasks.list(job.id)[0].workload_key)
     assert storage.plans.list(job.model_digest)
-    assert not tuner.work_once()
+    assert not work_once(tuner)
 
 
 def test_a_job_tunes_the_plan_that_is_known(
@@ -119,7 +131,7 @@ def test_a_job_tunes_the_plan_that_is_known(
     decision = {"choice": RULE.to_json(), "name": "by rule", "reason": "nothing is faster"}
     keep_plan(plan_model(ModelRequest(model_bytes())), storage, 1.0, decision)
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
-    assert tuner.work_once()
+    assert work_once(tuner)
     done = storage.jobs.get(job.id)
     assert done.result is not None and done.result["plan"] == decision
     assert storage.records.count_trials(job.id)[Status.OK] == 0
@@ -130,36 +142,243 @@ def test_the_same_artifact_has_the_same_digest(
 ) -> None:
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     again = storage.jobs.create(job.model_digest, "host", options={"trials": 4})
-    assert tuner.work_once()
-    assert tuner.work_once()
+    assert work_once(tuner)
+    assert work_once(tuner)
     first, second = (storage.jobs.get(i).artifact_digest for i in (job.id, again.id))
     assert first == second
 
 
-def test_a_cancelled_job_stops_within_a_renewal(
+@contextmanager
+def running(tuner: TunerProcess) -> Iterator[None]:
+    """The tuner in a thread, as its process runs it."""
+    thread = threading.Thread(target=tuner.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        tuner.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for something that another thread does."""
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_a_stopped_tuner_gives_its_jobs_back(
     storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    other = storage.jobs.create(job.model_digest, "host", options={"trials": 4})
+    under_way = threading.Barrier(3)
+
     def wait(runner: RemoteRunner, token: Any) -> bool:
-        storage.jobs.request_cancel(job.id)
-        return bool(token.wait(10))
-
-    monkeypatch.setattr(run_job, "tune_tasks", loop(wait))
-    assert tuner.work_once()
-    assert storage.jobs.get(job.id).state is JobState.CANCELLED
-
-
-def test_a_stopped_tuner_gives_its_job_back(
-    storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(runner: RemoteRunner, token: Any) -> bool:
-        threading.Timer(0.1, tuner.stop).start()
+        under_way.wait(60)
         while True:
             runner.poll(0.05)
 
-    monkeypatch.setattr(run_job, "tune_tasks", loop(stop))
-    assert tuner.work_once()
-    back = storage.jobs.get(job.id)
-    assert (back.state, back.attempts) == (JobState.QUEUED, 0)
+    monkeypatch.setattr(run_job, "tune_tasks", loop(wait))
+    with running(tuner):
+        under_way.wait(60)
+    for each in (job, other):
+        back = storage.jobs.get(each.id)
+        assert (back.state, back.attempts) == (JobState.QUEUED, 0)
+
+
+def test_a_tuner_works_on_as_many_jobs_as_it_is_set_to(
+    settings: Settings,
+    storage: Storage,
+    job: Job,
+    tuner: TunerProcess,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for _ in range(4):
+        storage.jobs.create(job.model_digest, "host", options={"trials": 4})
+    go = threading.Event()
+
+    def wait(runner: RemoteRunner, token: Any) -> bool:
+        go.wait(60)
+        return False
+
+    monkeypatch.setattr(run_job, "tune_tasks", loop(wait))
+    two = settings.model_copy(update={"tuner_jobs": 2, "tuner_poll_seconds": 0.05})
+    tuner = TunerProcess(two, storage, "two at a time")
+    with running(tuner):
+        until(lambda: storage.jobs.counts()[JobState.RUNNING] == 2)
+        assert tuner.take() is None
+        go.set()
+        until(lambda: storage.jobs.counts()[JobState.SUCCEEDED] == 5)
+    digests = {each.artifact_digest for each in storage.jobs.list()}
+    assert len(digests) == 1, "what was built at the same time is what is built alone"
+
+
+def test_a_job_that_may_kill_its_tuner_has_it_for_itself(
+    storage: Storage, job: Job, tuner: TunerProcess
+) -> None:
+    for ago in (1000, 500):
+        past = JobStore(storage.engine, lambda ago=ago: time.time() - ago)
+        assert past.claim("lost", 1) is not None
+    suspect = tuner.take()
+    assert suspect is not None and suspect.job.attempts == 3
+    tuner._start(suspect)
+    storage.jobs.create(job.model_digest, "host", options={"trials": 4})
+    assert tuner.take() is None
+    tuner.stop()
+    until(lambda: storage.jobs.get(job.id).state is not JobState.RUNNING)
+
+
+def stopped_within(
+    storage: Storage, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch, stop: Callable[[], Job]
+) -> Job:
+    """The job as `stop` left it once its tuner, which was measuring for it, has let go of it."""
+    measuring, let_go = threading.Event(), threading.Event()
+
+    def measure(runner: RemoteRunner, token: Any) -> bool:
+        measuring.set()
+        try:
+            while not token.cancelled:
+                runner.poll(0.05)
+        finally:
+            let_go.set()
+        return True
+
+    monkeypatch.setattr(run_job, "tune_tasks", loop(measure))
+    with running(tuner):
+        assert measuring.wait(60)
+        stopped = stop()
+        began = time.monotonic()
+        assert let_go.wait(60)
+        seconds = time.monotonic() - began
+        until(lambda: not tuner._runs)
+    assert seconds < 2.0, "the tuner lets go of what it measures within two seconds"
+    return stopped
+
+
+def test_a_job_is_cancelled_at_once(
+    storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = stopped_within(storage, tuner, monkeypatch, lambda: storage.jobs.cancel(job.id))
+    assert stopped.state is JobState.CANCELLED
+    assert storage.jobs.get(job.id) == stopped
+
+
+def test_a_job_is_paused_at_once_and_goes_on(
+    storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = stopped_within(storage, tuner, monkeypatch, lambda: storage.jobs.pause(job.id))
+    assert stopped.state is JobState.PAUSED
+    assert storage.jobs.get(job.id) == stopped
+    storage.jobs.resume(job.id)
+    monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
+    again = TunerProcess(tuner._settings, storage, "again")
+    assert work_once(again)
+    assert storage.jobs.get(job.id).state is JobState.SUCCEEDED
+
+
+# ---- jobs without a worker
+
+
+def test_a_job_without_a_worker_keeps_no_other_one_waiting(
+    storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the tuner that it would have blocked for ever."""
+    pi = resolve_target("x86-64-v2")
+    storage.workloads.put_target(pi.key, pi.name, pi.to_json())
+    waiting = storage.jobs.create(
+        job.model_digest, pi.name, target_key=pi.key, options={"trials": 4}, priority=9
+    )
+    monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
+    with running(tuner):
+        until(lambda: storage.jobs.get(job.id).state is JobState.SUCCEEDED)
+        until(lambda: storage.jobs.get(waiting.id).state is JobState.WAITING)
+        found = storage.jobs.get(waiting.id)
+        assert "no worker for target 'x86-64-v2' is alive" in (found.reason or "")
+        storage.workers.register("pi", [pi.key], {})
+        until(lambda: storage.jobs.get(waiting.id).state is JobState.SUCCEEDED)
+
+
+def make_request(name: str, target_key: str) -> MeasureRequest:
+    return MeasureRequest(
+        request_id=name,
+        key=RecordKey("w" * 64, target_key),
+        candidates=(),
+        library_digest="d" * 64,
+        cases=(Case((), "e" * 64),),
+        tolerance=1e-4,
+    )
+
+
+def test_a_job_whose_last_worker_goes_in_the_middle_waits_for_the_next(
+    storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_run, "AWAY_SECONDS", 0.0)
+    target = resolve_target("host")
+    storage.workloads.put_target(target.key, target.name, target.to_json())
+    storage.jobs.cancel(job.id)
+    worker = storage.workers.register("desk", [target.key], {})
+    mine = storage.jobs.create(
+        job.model_digest, "host", target_key=target.key, options={"trials": 4}
+    )
+
+    def lose(runner: RemoteRunner, token: Any) -> bool:
+        storage.workers.leave(worker.id)
+        runner._open["asked"] = make_request("asked", target.key)
+        while True:
+            runner.poll(0.05)
+
+    monkeypatch.setattr(run_job, "tune_tasks", loop(lose))
+    assert work_once(tuner)
+    found = storage.jobs.get(mine.id)
+    assert (found.state, found.attempts) == (JobState.WAITING, 0)
+    assert "worker 'desk' is gone" in (found.reason or "")
+
+
+def test_a_job_that_waited_in_vain_ends_with_its_defaults(
+    storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_run, "LeasedDevice", LeasedDevice)
+    storage.jobs.cancel(job.id)
+    target = resolve_target("host")
+    storage.workloads.put_target(target.key, target.name, target.to_json())
+    vain = storage.jobs.create(
+        job.model_digest,
+        "host",
+        target_key=target.key,
+        options={"trials": 4},
+        wait_seconds=0.0,
+        waits="nobody is there",
+    )
+    assert work_once(tuner)
+    found = storage.jobs.get(vain.id)
+    assert found.state is JobState.INCOMPLETE
+    assert found.reason == "no worker came in time: nobody is there"
+    assert found.artifact_digest in storage.blobs
+    assert storage.records.count_trials(vain.id)[Status.OK] == 0
+
+
+def test_a_job_whose_every_trial_failed_is_incomplete(
+    storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(tasks: Any, storage: Storage, *_: Any, **options: Any) -> Finished:
+        key = tasks[0].key
+        crash = Measurement(Status.CRASH, "signal 11")
+        schedule = tasks[0].space.default()
+        trials = [Trial(f"t{n}", key, schedule, crash, Phase.SCREEN, job.id) for n in range(3)]
+        storage.records.add_trials(trials)
+        statuses = tuple(TaskSnapshot(t.name, t.key, t.count, 3, 3) for t in tasks)
+        options["on_event"](Started(statuses, 4))
+        finished = Finished(statuses, (None,) * len(statuses), 3, 0.1)
+        options["on_event"](finished)
+        return finished
+
+    monkeypatch.setattr(run_job, "tune_tasks", fail)
+    assert work_once(tuner)
+    found = storage.jobs.get(job.id)
+    assert (found.state, found.reason) == (JobState.INCOMPLETE, "all 3 trials failed: 3 crash")
+    assert found.artifact_digest in storage.blobs, "the defaults are delivered"
 
 
 def test_a_tuner_lets_go_of_a_job_that_another_one_has(
@@ -172,7 +391,7 @@ def test_a_tuner_lets_go_of_a_job_that_another_one_has(
             runner.poll(0.05)
 
     monkeypatch.setattr(run_job, "tune_tasks", loop(steal))
-    assert tuner.work_once()
+    assert work_once(tuner)
     taken = storage.jobs.get(job.id)
     assert (taken.state, taken.tuner) == (JobState.RUNNING, "thief")
 
@@ -182,7 +401,7 @@ def test_a_model_that_cannot_be_tuned_fails_with_a_sentence(
 ) -> None:
     digest = storage.models.add(b"no model", "bad").digest
     job = storage.jobs.create(digest, "host")
-    assert tuner.work_once()
+    assert work_once(tuner)
     failed = storage.jobs.get(job.id)
     assert failed.state is JobState.FAILED
     assert failed.error
@@ -203,7 +422,7 @@ def test_a_type_that_the_target_lacks_fails_the_job_and_not_the_tuner(
     digest = storage.models.add(model.SerializeToString(), "narrow").digest
     narrow = storage.jobs.create(digest, "wasm32", options={"trials": 4, "seconds": None})
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
-    assert tuner.work_once() and tuner.work_once()
+    assert work_once(tuner) and work_once(tuner)
     failed = storage.jobs.get(narrow.id)
     assert failed.state is JobState.FAILED
     assert failed.error == (
@@ -219,7 +438,7 @@ def test_a_bug_fails_the_job_and_not_the_tuner(
         raise ZeroDivisionError("oops")
 
     monkeypatch.setattr(run_job, "tune_tasks", loop(broken))
-    assert tuner.work_once()
+    assert work_once(tuner)
     assert storage.jobs.get(job.id).error == "internal error: ZeroDivisionError: oops"
 
 
@@ -231,7 +450,7 @@ def test_a_wrong_answer_of_the_whole_model_is_no_artifact(
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     zeros = [np.zeros((2, 4), np.float32)]
     monkeypatch.setattr(verification, "run_graph", lambda graph, inputs, **_: zeros)
-    assert tuner.work_once()
+    assert work_once(tuner)
     failed = storage.jobs.get(job.id)
     assert failed.state is JobState.FAILED
     assert "differs from its reference" in (failed.error or "")
@@ -242,12 +461,12 @@ def test_a_job_that_is_cancelled_while_it_is_verified_ends(
     storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cancelled(*_: Any, **__: Any) -> Checked:
-        storage.jobs.request_cancel(job.id)
+        storage.jobs.cancel(job.id)
         raise JobCancelled
 
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     monkeypatch.setattr(LocalWorker, "check", cancelled)
-    assert tuner.work_once()
+    assert work_once(tuner)
     assert storage.jobs.get(job.id).state is JobState.CANCELLED
 
 
@@ -265,11 +484,11 @@ def test_what_the_api_resolved_is_what_is_tuned_for(
         return LocalWorker(*arguments, **more)
 
     monkeypatch.setattr(run_job, "tune_tasks", loop(note))
-    monkeypatch.setattr(tuner_process, "LeasedDevice", spy)
+    monkeypatch.setattr(job_run, "LeasedDevice", spy)
     target = resolve_target("x86-64-v2")
     storage.workloads.put_target(target.key, target.name, target.to_json())
     storage.jobs.create(job.model_digest, "host", target_key=target.key, options={"trials": 4})
-    while tuner.work_once():
+    while work_once(tuner):
         pass
     assert [one.name for one in seen] == [resolve_target("host").name, "x86-64-v2"]
 
@@ -286,7 +505,7 @@ def test_a_job_may_have_several_sizes(
     options = {"trials": 4, "dims": {"rows": sizes}, "pad": isinstance(sizes, list)}
     job = storage.jobs.create(digest, "host", options=options)
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
-    assert tuner.work_once()
+    assert work_once(tuner)
     done = storage.jobs.get(job.id)
     assert (done.state, done.error) == (JobState.SUCCEEDED, None)
     assert done.result is not None and done.result["verified"]
@@ -301,7 +520,7 @@ def test_a_tuner_that_comes_back_keeps_the_run_under_way(storage: Storage, job: 
     before = NewRequest("race", target.key, {"kind": "run"}, job_id=job.id)
     storage.leases.submit([before])
     tokens = CancelToken(), CancelToken()
-    reporter = JobReporter(storage, claimed[0], job, CancelToken())
+    reporter = JobReporter(storage, Hold(storage, claimed[0], 60), job)
     with LeasedDevice(storage, job.id, target, *tokens) as device:
         reporter.device = device
         reporter.phase("settling")

@@ -128,7 +128,7 @@ def test_an_idle_stream_asks_nothing(server: Any, storage: Storage) -> None:
         for _ in range(2):
             urllib.request.urlopen(claim, timeout=30).read()
         assert len(asked) == 2  # one that found the first event, one that found no other
-        storage.jobs.request_cancel(job.id)
+        storage.jobs.cancel(job.id)
         assert b"cancelled" in stream.read()
 
 
@@ -139,7 +139,7 @@ def test_an_event_number_that_nobody_sent_breaks_no_stream(
     client: TestClient, storage: Storage, number: str
 ) -> None:
     job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host")
-    storage.jobs.request_cancel(job.id)
+    storage.jobs.cancel(job.id)
     path = f"/v1/jobs/{job.id}/events"
     answer = client.get(path, headers={"Last-Event-ID": number.encode("latin-1")})
     assert answer.status_code == 200

@@ -1,0 +1,281 @@
+"""What tuners do with jobs: take them in a fair order, report, hand on, let go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import sqlalchemy as sa
+
+from db.clock import Clock, instant
+from db.engine import reading, writing
+from db.job_states import JobState
+from db.models import TokenRow
+from db.stores.blob_references import BlobKind, refer
+from db.stores.events import EventData, append_events
+from db.stores.job_rows import (
+    Job,
+    JobClaim,
+    JobProgress,
+    JsonObject,
+    check_claim,
+    get_job,
+    held_states,
+    holds,
+    job_of,
+    jobs_table,
+    stale,
+    step,
+)
+from db.stores.statements import one_at_a_time, table_of
+
+SHARED_ATTEMPTS = 2
+"""A job that so many tuners in a row were lost with is taken only by a tuner with no other job: it
+may be what kills them."""
+
+_tokens = table_of(TokenRow)
+_jobs = jobs_table
+
+
+class JobClaims:
+    """The tuner's side of the queue of jobs. All its writes are fenced by the claim.
+
+    `clock` is for tests: without one, times are the database's, so that no tuner takes another's
+    jobs because its clock is ahead.
+    """
+
+    def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
+        self._engine = engine
+        self._now = instant(clock)
+
+    def _clock(self, connection: sa.Connection) -> float:
+        """Seconds since the epoch, as this transaction sees it."""
+        return connection.execute(sa.select(self._now())).scalar_one()
+
+    def claim(
+        self,
+        tuner: str,
+        lease_seconds: float,
+        *,
+        max_attempts: int = 5,
+        max_running: int | None = None,
+        wait_seconds: float = float("inf"),
+        stall_seconds: float = float("inf"),
+        shared: bool = False,
+    ) -> tuple[JobClaim, Job] | None:
+        """Take the job whose turn it is; None when there is nothing to do.
+
+        It is the turn of the owner with the fewest running jobs, and of these of the job with the
+        highest priority, then of the oldest. The job becomes running with a higher fencing token.
+        One that was claimed `max_attempts` times without a trial becomes failed instead.
+
+        Args:
+            tuner: who takes it.
+            lease_seconds: until when the claim holds unless it is renewed.
+            max_attempts: tuners that a job may lose in a row.
+            max_running: jobs of one owner at a time, unless the owner's token says otherwise.
+            wait_seconds: how long a job waits for a worker unless it says so itself; after that
+                it is taken without one, to end with what is known.
+            stall_seconds: a job that made no progress for so long is taken from its tuner.
+            shared: whether the tuner has other jobs in hand (see SHARED_ATTEMPTS).
+        """
+        with reading(self._engine) as connection:
+            now = self._clock(connection)
+        stalled = sa.and_(
+            _jobs.c.state.in_(held_states), _jobs.c.progressed_at <= now - stall_seconds
+        )
+        lost = sa.and_(_jobs.c.state.in_(held_states), _jobs.c.deadline <= now)
+        waited = sa.func.coalesce(_jobs.c.wait_seconds, wait_seconds)
+        free = sa.or_(
+            _jobs.c.state == JobState.QUEUED.value,
+            lost,
+            stalled,
+            sa.and_(_jobs.c.state == JobState.WAITING.value, _jobs.c.progressed_at + waited <= now),
+        )
+        if shared:
+            free = sa.and_(free, _jobs.c.attempts < SHARED_ATTEMPTS)
+        with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
+            if connection.execute(sa.select(_jobs.c.id).where(free).limit(1)).first() is None:
+                return None
+        running = (
+            sa.select(_jobs.c.owner, sa.func.count().label("jobs"))
+            .where(_jobs.c.state.in_(held_states), sa.not_(sa.or_(lost, stalled)))
+            .group_by(_jobs.c.owner)
+            .subquery()
+        )
+        beside = sa.func.coalesce(running.c.jobs, 0)
+        limit = sa.func.coalesce(_tokens.c.max_running_jobs, max_running)
+        turn = (
+            sa.select(_jobs)
+            .outerjoin(running, running.c.owner == _jobs.c.owner)
+            .outerjoin(_tokens, _tokens.c.id == _jobs.c.owner)
+            .where(free, sa.or_(limit.is_(None), beside < limit))
+            .order_by(beside, _jobs.c.priority.desc(), _jobs.c.created_at, _jobs.c.id)
+            .limit(1)
+            .with_for_update(skip_locked=True, of=_jobs)
+        )
+        with writing(self._engine) as connection:
+            one_at_a_time(connection, "claims of jobs")  # else two tuners count the same
+            while (row := connection.execute(turn).first()) is not None:
+                job = job_of(row)
+                held = job.state.value in held_states
+                late = held and job.deadline is not None and job.deadline > now
+                reason = f"no progress for {stall_seconds:g} seconds" if late else None
+                if job.attempts >= max_attempts:
+                    error = f"{job.attempts} tuners in a row were lost while working on this job"
+                    step(connection, job, JobState.FAILED, now, error=reason or error)
+                    continue
+                claim = JobClaim(job.id, tuner, job.fencing_token + 1)
+                values: dict[str, Any] = {
+                    "tuner": tuner,
+                    "deadline": now + lease_seconds,
+                    "fencing_token": claim.fencing_token,
+                    "attempts": job.attempts + 1,
+                    "started_at": job.started_at if job.started_at is not None else now,
+                    # of one whose wait is over: why it has no worker
+                    "reason": job.reason,
+                }
+                if job.state is not JobState.RUNNING:
+                    return claim, step(connection, job, JobState.RUNNING, now, **values)
+                update = sa.update(_jobs).where(_jobs.c.id == job.id)
+                connection.execute(update.values(progressed_at=now, **values))
+                took_over = {"from": job.tuner, "by": tuner, **({"reason": reason} if late else {})}
+                append_events(connection, job.id, [("taken_over", took_over)], now)
+                return claim, get_job(connection, job.id)
+        return None
+
+    def match(
+        self,
+        served: Callable[[str, str | None], bool],
+        reason: Callable[[str, str | None], str],
+    ) -> int:
+        """Let queued jobs without a worker wait for one, and wake those that have one; how many.
+
+        Any process may call it at any time.
+
+        Args:
+            served: whether a worker for a target key, or that very worker, is alive.
+            reason: why a job waits, and what would help.
+        """
+        places = (_jobs.c.state, _jobs.c.target_key, _jobs.c.worker_id)
+        moved = {JobState.QUEUED: JobState.WAITING, JobState.WAITING: JobState.QUEUED}
+        query = sa.select(*places).distinct()
+        query = query.where(
+            _jobs.c.state.in_([state.value for state in moved]), _jobs.c.target_key.is_not(None)
+        )
+        with reading(self._engine) as connection:
+            found = connection.execute(query).all()
+        wrong = [
+            row
+            for row in found
+            if served(row.target_key, row.worker_id) == (row.state == JobState.WAITING.value)
+        ]
+        if not wrong:
+            return 0
+        count = 0
+        with writing(self._engine) as connection:
+            now = self._clock(connection)
+            for row in wrong:
+                here = (column.is_not_distinct_from(row[n]) for n, column in enumerate(places))
+                jobs = sa.select(_jobs).where(*here).with_for_update(skip_locked=True)
+                state = moved[JobState(row.state)]
+                why = None
+                if state is JobState.WAITING:
+                    why = reason(row.target_key, row.worker_id)
+                for each in connection.execute(jobs).all():
+                    step(connection, job_of(each), state, now, reason=why)
+                    count += 1
+        return count
+
+    def renew(self, claim: JobClaim, lease_seconds: float) -> Job:
+        """Move the deadline.
+
+        Raises StaleLeaseError when another tuner has the job, or it was stopped or ended.
+        """
+        with writing(self._engine) as connection:
+            deadline = self._clock(connection) + lease_seconds
+            return self._fenced_update(connection, claim, {"deadline": deadline})
+
+    def progress(
+        self,
+        claim: JobClaim,
+        progress: JobProgress,
+        *,
+        event: JsonObject | None = None,
+    ) -> None:
+        """Save counters (and an event "progress" with the counters and what `event` adds).
+
+        A tuner that is lost after some trials is forgiven: they count as progress. Raises
+        StaleLeaseError.
+        """
+        counters = asdict(progress)
+        values: dict[str, Any] = dict(counters)
+        more = _jobs.c.trials_done < progress.trials_done
+        values["attempts"] = sa.case((more, 1), else_=_jobs.c.attempts)
+        moved = sa.or_(
+            more,
+            _jobs.c.phase != progress.phase,
+            _jobs.c.tasks_done != progress.tasks_done,
+        )
+        with writing(self._engine) as connection:
+            now = self._clock(connection)
+            values["progressed_at"] = sa.case((moved, now), else_=_jobs.c.progressed_at)
+            self._fenced_update(connection, claim, values)
+            data = {**counters, **(event or {})}
+            append_events(connection, claim.job_id, [("progress", data)], now)
+
+    def tell(self, claim: JobClaim, events: Sequence[EventData]) -> None:
+        """Add events; they count as progress. Raises StaleLeaseError."""
+        with writing(self._engine) as connection:
+            now = self._clock(connection)
+            self._fenced_update(connection, claim, {"progressed_at": now})
+            append_events(connection, claim.job_id, events, now)
+
+    def transition(
+        self,
+        claim: JobClaim,
+        state: JobState,
+        *,
+        reason: str | None = None,
+        error: str | None = None,
+        result: JsonObject | None = None,
+        artifact_digest: str | None = None,
+    ) -> Job:
+        """Step to another state; one that no tuner holds ends the claim. Adds an event "state".
+
+        Raises StateError (no such step), StaleLeaseError.
+        """
+        values: dict[str, Any] = {"reason": reason}
+        if error is not None:
+            values["error"] = error
+        if result is not None:
+            values["result"] = dict(result)
+        if artifact_digest is not None:
+            values["artifact_digest"] = artifact_digest
+        with writing(self._engine) as connection:
+            job = check_claim(connection, claim)
+            if artifact_digest is not None:
+                refer(connection, BlobKind.ARTIFACT, job.id, [artifact_digest])
+            return step(connection, job, state, self._clock(connection), **values)
+
+    def release(self, claim: JobClaim, *, waits: str | None = None) -> None:
+        """Give the job back unfinished; the claim does not count as an attempt.
+
+        It is queued, or waits for a worker where `waits` says why. Raises StaleLeaseError.
+        """
+        state = JobState.QUEUED if waits is None else JobState.WAITING
+        with writing(self._engine) as connection:
+            job = check_claim(connection, claim)
+            attempts = max(0, job.attempts - 1)
+            step(connection, job, state, self._clock(connection), attempts=attempts, reason=waits)
+
+    @staticmethod
+    def _fenced_update(
+        connection: sa.Connection, claim: JobClaim, values: Mapping[str, Any]
+    ) -> Job:
+        update = sa.update(_jobs).where(holds(claim)).values(dict(values))
+        row = connection.execute(update.returning(_jobs)).first()
+        if row is None:
+            raise stale(claim)
+        return job_of(row)

@@ -1,0 +1,150 @@
+"""The values of jobs, and the one way in which a job's row steps from state to state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import sqlalchemy as sa
+
+from db.errors import NotFoundError, StaleLeaseError
+from db.job_states import HELD_STATES, JobState, check_transition
+from db.models import JobRow
+from db.stores.events import EventData, append_events
+from db.stores.measure_queue import cancel_requests
+from db.stores.statements import table_of
+
+JsonObject = Mapping[str, Any]
+
+jobs_table = table_of(JobRow)
+held_states = sorted(state.value for state in HELD_STATES)
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """Counters a tuner reports. Seconds of the whole model are weighted sums over its tasks."""
+
+    phase: str = ""  # one word for people: "importing", "tuning", ...
+    tasks_total: int = 0
+    tasks_done: int = 0
+    trials_budget: int = 0
+    trials_done: int = 0  # failures too
+    trials_failed: int = 0
+    default_seconds: float | None = None  # with untuned defaults
+    best_seconds: float | None = None  # with the best schedules so far
+    seconds_left: float | None = None  # estimate
+    forecast_gain: float | None = None  # share of best_seconds that a minute more is to gain
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    id: str
+    state: JobState
+    model_digest: str
+    target: str  # as the user named it: "host", "x86-64-v3", a worker, ...
+    target_key: str | None  # what that was resolved to; None in jobs of earlier releases
+    worker_id: str | None  # the only worker that measures; None: any that runs the target
+    threads: int
+    numerics: str  # "fast" | "strict" | "loose"
+    options: JsonObject  # budget, dims, seed, ...: the service's schema
+    priority: int  # among the jobs of owners who have as many running; the highest first
+    wait_seconds: float | None  # most time to wait for a worker; None: the service's
+    owner: str | None  # token id
+    progress: JobProgress
+    reason: str | None  # why it waits, has no worker, or is incomplete; one sentence
+    error: str | None  # why it failed, one sentence
+    result: JsonObject | None  # the final report
+    artifact_digest: str | None  # blob
+    tuner: str | None  # who holds the claim
+    deadline: float | None  # until when
+    fencing_token: int
+    attempts: int  # claims since the last progress
+    created_at: float
+    started_at: float | None
+    progressed_at: float  # the last step, phase or trial
+    finished_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobClaim:
+    """Proof that a tuner holds a job; every write of the tuner carries it."""
+
+    job_id: str
+    tuner: str
+    fencing_token: int
+
+
+def get_job(connection: sa.Connection, job_id: str, *, lock: bool = False) -> Job:
+    """Raises NotFoundError."""
+    query = sa.select(jobs_table).where(jobs_table.c.id == job_id)
+    row = connection.execute(query.with_for_update() if lock else query).first()
+    if row is None:
+        raise NotFoundError("job", job_id)
+    return job_of(row)
+
+
+_PROGRESS_FIELDS = tuple(field.name for field in fields(JobProgress))
+
+
+def job_of(row: sa.Row[Any]) -> Job:
+    """The job that a whole row describes."""
+    values = dict(row._mapping)
+    progress = JobProgress(**{name: values.pop(name) for name in _PROGRESS_FIELDS})
+    for name in ("idempotency_key", "event_sequence"):
+        del values[name]
+    values["owner"] = values["owner"] or None
+    return Job(progress=progress, **{**values, "state": JobState(values["state"])})
+
+
+def step(connection: sa.Connection, job: Job, state: JobState, now: float, **values: Any) -> Job:
+    """One step of the transition table with its event. The job's row is locked by the caller.
+
+    Requests of a job that ends or is paused are cancelled with it.
+    """
+    check_transition(job.id, job.state, state)
+    values.setdefault("reason", None)
+    if state not in HELD_STATES:  # the claim ends; its token stays used
+        values |= {"tuner": None, "deadline": None, "seconds_left": None}
+    if state.final:
+        values["finished_at"] = now
+    if state.final or state is JobState.PAUSED:
+        cancel_requests(connection, job.id, now)
+    update = sa.update(jobs_table).where(jobs_table.c.id == job.id)
+    connection.execute(update.values(state=state.value, progressed_at=now, **values))
+    event = state_event(state, error=values.get("error"), reason=values["reason"])
+    append_events(connection, job.id, [event], now)
+    return get_job(connection, job.id)
+
+
+def state_event(state: JobState, **why: str | None) -> EventData:
+    """The event of a step; what is None is left out."""
+    return "state", {"state": state.value, **{k: v for k, v in why.items() if v is not None}}
+
+
+def check_claim(connection: sa.Connection, claim: JobClaim) -> Job:
+    """The job, its row locked until the transaction ends. Raises StaleLeaseError.
+
+    A claim whose deadline is over still holds while nobody else has taken the job.
+    """
+    query = sa.select(jobs_table).where(holds(claim))
+    row = connection.execute(query.with_for_update()).first()
+    if row is None:
+        raise stale(claim)
+    return job_of(row)
+
+
+def holds(claim: JobClaim) -> sa.ColumnElement[bool]:
+    """Whether a row is of the job that is claimed so."""
+    return sa.and_(
+        jobs_table.c.id == claim.job_id,
+        jobs_table.c.fencing_token == claim.fencing_token,
+        jobs_table.c.state.in_(held_states),
+    )
+
+
+def stale(claim: JobClaim) -> StaleLeaseError:
+    return StaleLeaseError(
+        f"job '{claim.job_id}' is no longer held by tuner '{claim.tuner}'"
+        f" (fencing token {claim.fencing_token})"
+    )

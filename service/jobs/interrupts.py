@@ -1,0 +1,19 @@
+"""Why a process lets go of a job in the middle of it. None of these is an error of the job."""
+
+from __future__ import annotations
+
+
+class Interrupted(Exception):
+    """This process must let go of the job at once.
+
+    Requests in flight stay in the queue: workers go on, and the tuner that takes over the job
+    adopts their results.
+    """
+
+
+class WorkerAbsent(Interrupted):
+    """Nobody is there any more who could measure for the job: it waits for a worker."""
+
+
+class JobCancelled(Exception):
+    """The user wants the job to end; its requests are withdrawn."""

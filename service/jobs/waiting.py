@@ -1,0 +1,92 @@
+"""Jobs and the workers that could measure them: which jobs wait, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from db.storage import Storage
+from db.stores.workers import Health, RegisteredWorker
+from service.jobs.addressee import target_names
+
+MOST_NAMED = 5
+"""Workers that a reason lists by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workforce:
+    """Every worker that is known, and the names of targets by their keys."""
+
+    workers: Sequence[RegisteredWorker]
+    names: Mapping[str, str]
+
+    @staticmethod
+    def of(storage: Storage) -> Workforce:
+        """The workers as they are now."""
+        return Workforce(storage.workers.list(), target_names(storage))
+
+    def serves(self, target_key: str, worker_id: str | None) -> bool:
+        """Whether a worker may measure for a target, or this very one."""
+        return any(map(may_measure, self._fitting(target_key, worker_id)))
+
+    def reason(self, target_key: str, worker_id: str | None) -> str:
+        """Why nobody measures, what would help, and which workers there are; one sentence."""
+        target = self._name(target_key)
+        command = f"`tilewright worker --server URL --target {target}`"
+        parts = []
+        for worker in self._fitting(target_key, worker_id)[:MOST_NAMED]:
+            parts.append(f"worker '{worker.name}' is {worker.health}" + _remedy(worker))
+        if worker_id is not None:
+            help_ = parts[0] if parts else f"worker '{worker_id}' is not known any more"
+            return f"the job is for one worker alone: {help_}"
+        others = [w for w in self.workers if w.health is Health.HEALTHY]
+        names = [f"'{w.name}' ({self._best(w)})" for w in others[:MOST_NAMED]]
+        if len(others) > MOST_NAMED:
+            names.append(f"{len(others) - MOST_NAMED} more")
+        known = f"workers for other targets: {', '.join(names)}" if names else "no other is alive"
+        start = f"no worker for target '{target}' is alive; start one on its device with {command}"
+        return "; ".join([start, *parts, known])
+
+    def _fitting(self, target_key: str, worker_id: str | None) -> list[RegisteredWorker]:
+        """Those that could measure, the one heard of last first."""
+        found = [
+            worker
+            for worker in self.workers
+            if (target_key in worker.target_keys if worker_id is None else worker.id == worker_id)
+        ]
+        return sorted(found, key=lambda worker: -worker.last_heartbeat)
+
+    def _name(self, target_key: str) -> str:
+        return self.names.get(target_key, target_key)
+
+    def _best(self, worker: RegisteredWorker) -> str:
+        return self._name(worker.target_keys[0]) if worker.target_keys else "no target"
+
+
+def may_measure(worker: RegisteredWorker) -> bool:
+    """Whether a worker gets work: also one in quarantine, which nothing else brings back."""
+    return worker.health in (Health.HEALTHY, Health.QUARANTINED)
+
+
+def match_jobs(storage: Storage) -> int:
+    """Let jobs without a worker wait, and wake those that have one; how many. Any process may."""
+
+    @cache
+    def workforce() -> Workforce:  # mostly no job waits, and nobody asks
+        return Workforce.of(storage)
+
+    return storage.jobs.match(
+        lambda target_key, worker_id: workforce().serves(target_key, worker_id),
+        lambda target_key, worker_id: workforce().reason(target_key, worker_id),
+    )
+
+
+def _remedy(worker: RegisteredWorker) -> str:
+    match worker.health:
+        case Health.DRAINING:
+            return f" (`tilewright workers resume {worker.name}` gives it work again)"
+        case Health.LOST | Health.GONE:
+            return " (start it again on its device)"
+        case _:
+            return ""
