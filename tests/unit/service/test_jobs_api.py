@@ -59,11 +59,11 @@ def upload(client: TestClient, data: bytes | None = None) -> str:
 
 
 def submit(client: TestClient, **changes: Any) -> dict[str, Any]:
-    """A job; one for this machine does not wait, for a worker is there."""
+    """A job; one for this machine does not wait, if the token may bring a worker."""
     body = {"model": upload(client), "dims": {"batch": 2}, **changes}
     if "target" not in changes:
         here = {"name": "here", "targets": ["host"], "protocol": PROTOCOL}
-        assert client.post("/v1/workers", json=here).status_code == 201
+        client.post("/v1/workers", json=here)  # refused for a token that may not measure
     answer = client.post("/v1/jobs", json=body)
     assert answer.status_code == 201, answer.text
     job: dict[str, Any] = answer.json()
