@@ -49,7 +49,7 @@ def test_nobody_but_its_owner_and_an_admin_cancels_a_job(
     jobs = [submit(anonymous)["id"] for _ in range(2)]
     refused = anonymous.post(f"/v1/jobs/{jobs[0]}:cancel", headers=other)
     assert problem(refused)[:2] == (403, "forbidden")
-    assert anonymous.get(f"/v1/jobs/{jobs[0]}").json()["state"] == "queued"
+    assert anonymous.get(f"/v1/jobs/{jobs[0]}").json()["state"] != "cancelled"
     admin = {"Authorization": f"Bearer {owner}"}
     for job, header in zip(jobs, (submitter, admin), strict=True):
         assert anonymous.post(f"/v1/jobs/{job}:cancel", headers=header).status_code == 200
