@@ -18,15 +18,20 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim AS base
 ENV PYTHONUNBUFFERED=1
+# the worker is another user than the service: it cannot read the service's files where both lie
+# on one disk. A new volume takes the owner of the folder that it is mounted on
 RUN useradd --create-home --uid 1000 tilewright \
- && install -d -o tilewright /var/lib/tilewright
+ && useradd --create-home --uid 1001 worker \
+ && install -d -o tilewright -m 700 /var/lib/tilewright \
+ && install -d -o worker -m 700 /var/lib/tilewright-worker /var/lib/tilewright-token
 COPY --from=build /wheels /wheels
-WORKDIR /var/lib/tilewright
 
 FROM base AS worker
 RUN pip install --no-cache-dir /wheels/*.whl && rm -r /wheels
-USER tilewright
-VOLUME /var/lib/tilewright
+USER worker
+WORKDIR /var/lib/tilewright-worker
+ENV TILEWRIGHT_SPOOL=/var/lib/tilewright-worker
+VOLUME /var/lib/tilewright-worker
 ENTRYPOINT ["tilewright-worker"]
 
 FROM base AS service
@@ -38,6 +43,7 @@ RUN apt-get update \
  && pip install --no-cache-dir "tilewright[all] @ file://${wheel}" \
  && rm -r /wheels
 USER tilewright
+WORKDIR /var/lib/tilewright
 VOLUME /var/lib/tilewright
 EXPOSE 8080
 ENTRYPOINT ["tilewright"]

@@ -1,0 +1,146 @@
+"""docker-compose.yml and the Dockerfile against the code, and against each other."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from service.api.app import create_app
+from service.cli import app
+from service.settings import Settings
+from service.worker.options import parse_arguments
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+
+OURS = sorted(name for name, service in SERVICES.items() if "build" in service)
+WORKERS = [name for name in OURS if SERVICES[name]["build"]["target"] == "worker"]
+SERVERS = [name for name in OURS if name not in WORKERS and name != "tokens"]
+
+WORKER_VARIABLES = set(
+    re.findall(r'environment\.get\("(\w+)"', (ROOT / "service/worker/options.py").read_text())
+)
+
+
+def volumes(name: str) -> dict[str, str]:
+    """Volume -> where it is mounted."""
+    return dict(text.split(":")[:2] for text in SERVICES[name].get("volumes", ()))
+
+
+def stages() -> dict[str, str]:
+    """What the Dockerfile does for each target."""
+    parts = re.split(r"^FROM \S+ AS (\w+)$", DOCKERFILE, flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_there_is_all_that_a_service_needs() -> None:
+    assert set(WORKERS) == {"worker"} and set(SERVERS) == {"api", "tuner"}
+    assert SERVICES["api"]["deploy"]["replicas"] == 2
+    for name, service in SERVICES.items():
+        assert set(service.get("depends_on", {})) <= set(SERVICES), name
+        assert set(volumes(name)) <= set(COMPOSE["volumes"]), name
+        assert set(service["networks"]) <= set(COMPOSE["networks"]), name
+    for name in OURS:
+        assert SERVICES[name]["build"]["target"] in stages()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_variable_is_a_setting(name: str) -> None:
+    known = {f"TILEWRIGHT_{field.upper()}" for field in Settings.model_fields}
+    given = set(SERVICES[name]["environment"])
+    assert given and given <= (WORKER_VARIABLES if name in WORKERS else known)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_every_command_of_the_service_is_one(name: str) -> None:
+    command, *arguments = SERVICES[name]["command"]
+    known = get_command(app).commands[command]  # type: ignore[attr-defined]
+    known.make_context(command, list(arguments))
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_the_workers_command_is_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda self: f"what lies in {self}")
+    found = parse_arguments(SERVICES[name]["command"], SERVICES[name]["environment"])
+    folder = volumes(name)["worker-token"]
+    assert found.token == f"what lies in {folder}/token"
+    assert str(found.spool) == volumes(name)["spool"]
+    assert found.server == f"http://proxy:{proxy_port()}"
+
+
+def test_the_token_that_is_made_is_for_measuring_alone() -> None:
+    script = SERVICES["tokens"]["command"][-1]
+    (line,) = (each for each in script.splitlines() if "tilewright token" in each)
+    command, *arguments = shlex.split(line.partition(">")[0])[1:]
+    context = (
+        get_command(app)
+        .commands[command]
+        .make_context(  # type: ignore[attr-defined]
+            command, arguments
+        )
+    )
+    assert context.params["scope"] == ["measure"]
+    assert "umask 077" in script and volumes("tokens")["worker-token"] in script
+    assert SERVICES["tokens"]["user"] == SERVICES["worker"]["user"], "to whom the file belongs"
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_a_worker_sees_nothing_of_the_service(name: str) -> None:
+    shared = {volume for other in SERVERS for volume in volumes(other)}
+    assert not shared & set(volumes(name))
+    assert f"worker-token:{volumes(name)['worker-token']}:ro" in SERVICES[name]["volumes"]
+    assert not any("DATABASE" in v or "TOKEN" in v for v in SERVICES[name]["environment"])
+    near = {n for n in SERVICES if set(SERVICES[n]["networks"]) & set(SERVICES[name]["networks"])}
+    assert near == {name, "proxy"}
+
+
+def test_the_worker_is_a_user_of_its_own() -> None:
+    users = {name: re.findall(r"^USER (\w+)$", text, flags=re.M) for name, text in stages().items()}
+    assert users["service"] == ["tilewright"] and users["worker"] == ["worker"]
+    assert SERVICES["worker"]["user"] == "worker"
+    made = dict(re.findall(r"useradd --create-home --uid (\d+) (\w+)", DOCKERFILE))
+    assert sorted(made.values()) == ["tilewright", "worker"] and "0" not in made
+    # new volumes take the owner of these folders
+    for place in volumes("worker").values():
+        assert re.search(rf"install -d -o worker -m 700 .*{place}\b", DOCKERFILE)
+
+
+@pytest.mark.parametrize("name", [*OURS, "proxy"])
+def test_every_container_is_confined(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "privileged" not in service
+    assert service.get("cap_add", []) == (["NET_BIND_SERVICE"] if name == "proxy" else [])
+
+
+def proxy_port() -> int:
+    found = re.match(r":(\d+) \{", COMPOSE["configs"]["proxy"]["content"])
+    assert found is not None
+    return int(found[1])
+
+
+def test_the_proxy_alone_is_published_and_reaches_every_replica() -> None:
+    published = {name for name, service in SERVICES.items() if "ports" in service}
+    assert published == {"proxy"}
+    assert SERVICES["proxy"]["ports"] == [f"127.0.0.1:{proxy_port()}:{proxy_port()}"]
+    arguments = SERVICES["api"]["command"]
+    port = arguments[arguments.index("--port") + 1]
+    assert f"dynamic a api {port} " in COMPOSE["configs"]["proxy"]["content"]
+    assert "inside" in SERVICES["api"]["networks"] and "inside" in SERVICES["proxy"]["networks"]
+
+
+def test_the_health_that_is_asked_for_is_a_route(tmp_path: Path) -> None:
+    asked = SERVICES["api"]["healthcheck"]["test"][-1]
+    found = re.search(r"http://127\.0\.0\.1:8080(/[\w/]+)", asked)
+    assert found is not None
+    paths = create_app(Settings(data_folder=tmp_path)).openapi()["paths"]
+    assert "get" in paths[found[1]]
