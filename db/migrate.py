@@ -63,6 +63,12 @@ def head_revision() -> str:
     return max(names)[1:].partition("_")[0]
 
 
+def known_revisions() -> frozenset[str]:
+    """The revisions that this release can migrate from."""
+    names = (path.stem for path in _MIGRATIONS.glob("versions/v*.py"))
+    return frozenset(name[1:].partition("_")[0] for name in names)
+
+
 def _config() -> Config:
     from alembic.config import Config
 

@@ -90,7 +90,7 @@ class Storage:
         engine = open_engine(database_url)
         upgrade(engine)
         decisive, clock = clock, clock or system_clock
-        blobs = BlobStore(engine, _place(blob_folder, blob_url), clock)
+        blobs = BlobStore(engine, open_place(blob_folder, blob_url), clock)
         return Storage(
             engine=engine,
             clock=clock,
@@ -126,8 +126,8 @@ class Storage:
         self.engine.dispose()
 
 
-def _place(folder: Path, url: str) -> BlobBytes:
-    """Where the bytes of blobs lie."""
+def open_place(folder: Path, url: str) -> BlobBytes:
+    """Where the bytes of blobs lie: the folder, or the bucket of the URL. Raises StorageError."""
     if not url:
         return BlobFolder(folder)
     from db.stores.blob_objects import BlobObjects

@@ -30,6 +30,7 @@ class Action(StrEnum):
     WORKER_RESUMED = "worker.resumed"
     COST_MODEL_PROMOTED = "cost-model.promoted"
     COST_MODEL_ROLLED_BACK = "cost-model.rolled-back"
+    DATABASE_RESTORED = "database.restored"
     RECORDS_WITHDRAWN = "records.withdrawn"
 
 

@@ -6,7 +6,7 @@ need not know of blobs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 import sqlalchemy as sa
@@ -76,3 +76,21 @@ def _holds(kind: BlobKind) -> sa.ColumnElement[bool]:
         case BlobKind.REQUEST:
             waiting = [state.value for state in RequestState if not state.final]
             return sa.exists().where(_requests.c.id == holder, _requests.c.state.in_(waiting))
+
+
+def named_by_rows(connection: sa.Connection) -> Iterator[tuple[str, str, str]]:
+    """(kind, holder, digest) of all that rows name, whether or not there is a reference."""
+    for digest in connection.execute(sa.select(_models.c.digest)).scalars():
+        yield BlobKind.MODEL.value, digest, digest
+    artifacts = sa.select(_jobs.c.id, _jobs.c.artifact_digest)
+    artifacts = artifacts.where(_jobs.c.artifact_digest.is_not(None))
+    for job_id, digest in connection.execute(artifacts):
+        yield BlobKind.ARTIFACT.value, job_id, digest
+    versions = sa.select(_cost_models.c.target_key, _cost_models.c.version, _cost_models.c.digest)
+    for target_key, version, digest in connection.execute(versions):
+        yield BlobKind.COST_MODEL.value, cost_model_holder(target_key, version), digest
+    waiting = [state.value for state in RequestState if not state.final]
+    requests = sa.select(_requests.c.id, _requests.c.blob_digests)
+    for request_id, digests in connection.execute(requests.where(_requests.c.state.in_(waiting))):
+        for digest in digests:
+            yield BlobKind.REQUEST.value, request_id, digest

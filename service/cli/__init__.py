@@ -17,6 +17,7 @@ from typer.exceptions import TyperException
 from service.cli import (
     access,
     cost_model,
+    database,
     devices,
     explaining,
     local,
@@ -53,6 +54,7 @@ GROUPS = (
     remote,
     devices,
     access,
+    database,
 )
 for group in GROUPS:
     group.add_to(app)

@@ -1,0 +1,279 @@
+"""One archive of everything: the rows of all tables as JSON lines, and the blobs.
+
+    manifest.json        format, revision of the schema, time, rows of each table, blobs
+    tables/NAME.jsonl    one JSON array a row, in the order of the first line's column names
+    blobs/DIGEST         the bytes
+
+It is the same for SQLite and PostgreSQL, and either restores what the other saved. An archive of an
+earlier release is restored at its revision and then migrated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+
+import sqlalchemy as sa
+
+from db.clock import Clock, system_clock
+from db.engine import translated_errors, writing
+from db.errors import (
+    DatabaseError,
+    NotFoundError,
+    SchemaVersionError,
+)
+from db.migrate import current_revision, downgrade, head_revision, known_revisions, upgrade
+from db.models import Base
+from db.stores.blob_bytes import CHUNK_BYTES, BlobBytes, os_errors, stage
+
+FORMAT = 1
+
+_ROWS = 500
+_MANIFEST, _TABLES, _BLOBS = "manifest.json", "tables/", "blobs/"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What an archive holds."""
+
+    format: int
+    revision: str
+    created_at: float
+    tables: Mapping[str, int]  # rows
+    blobs: int
+    blob_bytes: int
+    missing: tuple[str, ...]  # blobs that have a row and no bytes
+
+
+class NotEmptyError(DatabaseError):
+    """There are rows: nothing is restored over them."""
+
+
+class ArchiveError(DatabaseError):
+    """The file is no archive of a database, or is damaged; nothing was restored."""
+
+
+def backup(
+    engine: sa.Engine, place: BlobBytes, file: Path, clock: Clock = system_clock
+) -> Manifest:
+    """Save everything while the service goes on: the rows are one moment's.
+
+    The file is for its owner alone, and appears complete or not at all.
+
+    Raises:
+        SchemaVersionError: if the database is not at this release's revision.
+        StorageError: if it cannot be read, or the file cannot be written.
+    """
+    revision = current_revision(engine)
+    if revision != head_revision():
+        raise SchemaVersionError(
+            f"the database is at revision '{revision}', this release is at '{head_revision()}':"
+            " `tilewright db migrate` comes first"
+        )
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    with os_errors(file):
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os_errors(file), os.fdopen(handle, "wb") as stream:
+            with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+                counts, digests = _save_rows(engine, archive)
+                sizes: list[int] = []
+                missing: list[str] = []
+                for digest in digests:
+                    try:
+                        with place.local(digest) as path:
+                            archive.add(path, _BLOBS + digest, filter=_plain)
+                            sizes.append(path.stat().st_size)
+                    except NotFoundError:  # swept meanwhile, or lost: `db check` tells
+                        missing.append(digest)
+                manifest = Manifest(
+                    FORMAT, revision, clock(), counts, len(sizes), sum(sizes), tuple(missing)
+                )
+                text = json.dumps(asdict(manifest), indent=1).encode()
+                archive.addfile(_entry(_MANIFEST, len(text)), BytesIO(text))
+            stream.flush()
+            os.fsync(stream.fileno())
+        with os_errors(file):
+            os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return manifest
+
+
+def restore(engine: sa.Engine, place: BlobBytes, file: Path) -> Manifest:
+    """Fill an empty database and its blobs from an archive, and migrate it to this release.
+
+    Raises:
+        ArchiveError: if the file is no archive, or a blob in it is damaged.
+        NotEmptyError: if the database has rows.
+        SchemaVersionError: if a newer release made the archive.
+        StorageError: if something cannot be read or written.
+    """
+    with _opened(file) as archive:
+        manifest = _manifest(archive, file)
+        _make_ready(engine, manifest.revision)
+        for entry in archive:
+            if entry.name.startswith(_BLOBS):
+                _restore_blob(archive, entry, place)
+        tables = sa.MetaData()
+        with writing(engine) as connection:
+            tables.reflect(connection)
+            for table in tables.sorted_tables:
+                if table.name in manifest.tables:
+                    _restore_rows(connection, table, archive, manifest.tables[table.name])
+    upgrade(engine)
+    return manifest
+
+
+def _save_rows(engine: sa.Engine, archive: tarfile.TarFile) -> tuple[dict[str, int], list[str]]:
+    """Rows of each table, as of one moment; the digests of all blobs."""
+    counts: dict[str, int] = {}
+    digests: list[str] = []
+    with translated_errors(engine), engine.connect() as connection:
+        if engine.dialect.name == "postgresql":  # SQLite's transactions are snapshots anyway
+            connection.execution_options(isolation_level="REPEATABLE READ")
+        with connection.begin():
+            for table in Base.metadata.sorted_tables:
+                with tempfile.TemporaryFile("w+b") as lines:
+                    names = [column.name for column in table.columns]
+                    _write_line(lines, names)
+                    query = sa.select(table).order_by(*table.primary_key.columns)
+                    rows = connection.execution_options(yield_per=_ROWS).execute(query)
+                    counts[table.name] = 0
+                    for row in rows:
+                        _write_line(lines, list(row))
+                        counts[table.name] += 1
+                        if table.name == "blobs":
+                            digests.append(row.digest)
+                    entry = _entry(f"{_TABLES}{table.name}.jsonl", lines.tell())
+                    lines.seek(0)
+                    archive.addfile(entry, lines)
+    return counts, digests
+
+
+def _write_line(file: IO[bytes], value: object) -> None:
+    file.write(json.dumps(value, separators=(",", ":")).encode() + b"\n")
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[tarfile.TarFile]:
+    try:
+        with (
+            os_errors(file),
+            file.open("rb") as stream,
+            tarfile.open(fileobj=stream, mode="r:") as archive,
+        ):
+            yield archive
+    except (tarfile.TarError, EOFError) as error:
+        raise ArchiveError(f"'{file}' is no archive of a database: {error}") from error
+
+
+def _manifest(archive: tarfile.TarFile, file: Path) -> Manifest:
+    try:
+        found = json.loads(_read(archive, _MANIFEST).read())
+        manifest = Manifest(**{**found, "missing": tuple(found["missing"])})
+    except (ArchiveError, KeyError, TypeError, ValueError) as error:
+        raise ArchiveError(f"'{file}' is no archive of a database: it has no manifest") from error
+    if manifest.format != FORMAT or manifest.revision not in known_revisions():
+        raise SchemaVersionError(
+            f"'{file}' was made at revision '{manifest.revision}' in format {manifest.format},"
+            " which this release does not know: a newer one made it"
+        )
+    return manifest
+
+
+def _make_ready(engine: sa.Engine, revision: str) -> None:
+    """An empty database at that revision. Raises NotEmptyError."""
+    current = current_revision(engine)
+    if current is not None:
+        found = sa.MetaData()
+        with writing(engine) as connection:
+            found.reflect(connection)
+            for table in found.sorted_tables:
+                if table.name == "alembic_version":
+                    continue
+                if connection.execute(sa.select(sa.literal(1)).select_from(table)).first():
+                    where = engine.url.render_as_string(hide_password=True)
+                    raise NotEmptyError(
+                        f"{where} has rows in '{table.name}': only an empty database is restored"
+                    )
+        if current != revision:
+            downgrade(engine, "base")
+    upgrade(engine, revision)
+
+
+def _restore_blob(archive: tarfile.TarFile, entry: tarfile.TarInfo, place: BlobBytes) -> None:
+    digest = entry.name.removeprefix(_BLOBS)
+    source = _read(archive, entry.name)
+    with stage(place.staging, iter(lambda: source.read(CHUNK_BYTES), b"")) as staged:
+        if staged.digest != digest:
+            raise ArchiveError(f"blob '{digest}' is damaged in the archive")
+        place.keep(staged)
+
+
+def _restore_rows(
+    connection: sa.Connection, table: sa.Table, archive: tarfile.TarFile, expected: int
+) -> None:
+    for column in table.columns:
+        if isinstance(column.type, sa.JSON):  # what was NULL is NULL, and no JSON null
+            column.type = sa.JSON(none_as_null=True)
+    lines = iter(_read(archive, f"{_TABLES}{table.name}.jsonl"))
+    batch: list[dict[str, Any]] = []
+    count = 0
+    try:
+        names = json.loads(next(lines))
+        for line in lines:
+            batch.append(dict(zip(names, json.loads(line), strict=True)))
+            count += 1
+            if len(batch) == _ROWS:
+                connection.execute(sa.insert(table), batch)
+                batch = []
+    except (ValueError, StopIteration) as error:
+        raise ArchiveError(f"row {count} of table '{table.name}' cannot be read") from error
+    if batch:
+        connection.execute(sa.insert(table), batch)
+    if count != expected:
+        raise ArchiveError(f"table '{table.name}' has {count} rows instead of {expected}")
+    _continue_numbers(connection, table)
+
+
+def _continue_numbers(connection: sa.Connection, table: sa.Table) -> None:
+    """Let PostgreSQL number new rows after those that brought their numbers along."""
+    if connection.dialect.name != "postgresql":
+        return
+    for column in table.primary_key.columns:
+        sequence = sa.func.pg_get_serial_sequence(table.name, column.name)
+        name = connection.execute(sa.select(sequence)).scalar()
+        last = connection.execute(sa.select(sa.func.max(column))).scalar() if name else None
+        if last is not None:
+            connection.execute(sa.select(sa.func.setval(name, last)))
+
+
+def _read(archive: tarfile.TarFile, name: str) -> IO[bytes]:
+    """A file of the archive. Raises ArchiveError if there is none by that name."""
+    try:
+        found = archive.extractfile(name)
+    except KeyError:
+        found = None
+    if found is None:
+        raise ArchiveError(f"there is no '{name}' in the archive")
+    return found
+
+
+def _entry(name: str, size: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.size = size
+    entry.mode = 0o600
+    return entry
+
+
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    return _entry(entry.name, entry.size)
