@@ -267,6 +267,13 @@ class Op(Expr):
     def __hash__(self) -> int:
         return self._hash
 
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Op):
+            return NotImplemented
+        return self._hash == other._hash and _equal(self, other)
+
     @property
     def dtype(self) -> DType:
         if self.operation in _COMPARISONS:
@@ -367,6 +374,33 @@ def finished(reduction: Reduce) -> Expr:
             return Items(tuple(Accumulator(c.type, i) for i, c in enumerate(neutral)))
         case _:
             return Accumulator(reduction.dtype)
+
+
+def _equal(first: Expr, second: Expr) -> bool:
+    """Whether two trees are equal, each pair of nodes compared once.
+
+    Operands are shared: in x * x, its square and so on, the paths to x double with each square.
+    """
+    seen: set[tuple[int, int]] = set()
+    left = [(first, second)]
+    while left:
+        one, other = left.pop()
+        if one is other or (id(one), id(other)) in seen:
+            continue
+        seen.add((id(one), id(other)))
+        match one, other:
+            case Op(), Op():
+                alike = one._hash == other._hash and one.operation is other.operation
+            case Cast(), Cast():
+                alike = one.type is other.type
+            case _:
+                alike = one == other
+        operands, others = children(one), children(other)
+        if not alike or len(operands) != len(others):
+            return False
+        if isinstance(one, Op | Cast):
+            left += zip(operands, others, strict=True)
+    return True
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:

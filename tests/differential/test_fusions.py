@@ -114,3 +114,11 @@ def test_a_slice_that_reads_backwards_is_no_view() -> None:
     backwards = g("slice", g.input("x", 28, 7), starts=(26, 0), steps=(-1, 1), sizes=(24, 7))
     graph = g.graph(backwards, g("relu", backwards))
     check(graph, random_inputs(graph))
+
+
+def test_a_power_of_integers_whose_exponent_is_one() -> None:
+    """Each is 64 squares that read the one before twice, and reads its exponent in all of them."""
+    g = Maker()
+    x = g.input("x", 3, 5, dtype=DType.INT64)
+    graph = g.graph(g("pow", x, g("neg", g("pow", x, x))))
+    check(graph, {"x": np.random.default_rng(0).integers(1, 4, (3, 5))})
