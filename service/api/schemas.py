@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from compiler.device import DeviceFacts
+from compiler.errors import InvalidFactsError
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$", description="SHA-256 in hexadecimal")]
 Numerics = Literal["fast", "strict", "loose"]
@@ -312,17 +316,37 @@ class RollbackRequest(RequestBody):
 # workers and leases
 
 
+MOST_FACTS_BYTES = 64 << 10
+"""Of a device's facts as JSON."""
+
+
+def _device_facts(value: dict[str, Any]) -> dict[str, Any]:
+    """Facts that a device may have, or none at all. Raises ValueError."""
+    if not value:
+        return value
+    try:
+        DeviceFacts.from_json(value)
+    except InvalidFactsError as error:
+        raise ValueError(str(error)) from error
+    if len(json.dumps(value)) > MOST_FACTS_BYTES:
+        raise ValueError(f"device facts: they take more than {MOST_FACTS_BYTES} bytes")
+    return value
+
+
+DeviceFactsJson = Annotated[dict[str, Any], AfterValidator(_device_facts)]
+
+
 class WorkerRequest(RequestBody):
     """A worker introduces itself. With the id it had, it is the same worker after a restart."""
 
     name: Name
-    device: dict[str, Any] = Field(default_factory=dict, max_length=64)
+    device: DeviceFactsJson = Field(default_factory=dict)
     targets: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
         default_factory=list,
         max_length=64,
         description="Names or keys of targets it runs; empty: found from the device facts",
     )
-    protocol: int = Field(ge=1)
+    protocol: int = Field(ge=1, lt=1 << 31)
     worker_id: str | None = Field(None, max_length=64)
 
 
@@ -388,7 +412,7 @@ class HeartbeatRequest(RequestBody):
     """`leases`: what the worker holds."""
 
     leases: list[LeaseId] = Field(default_factory=list, max_length=256)
-    device: dict[str, Any] | None = None
+    device: DeviceFactsJson | None = None
     speed: WorkerSpeed | None = None
 
 

@@ -16,6 +16,7 @@ from db.stores.workers import Health
 from service.jobs.interrupts import Interrupted, JobCancelled, WorkerAbsent
 from tuner.cancel import CancelToken
 from tuner.measure.measurement import Measurement, Status
+from tuner.measure.plausible import ImplausibleError, check_measured
 from tuner.measure.run_wire import is_run
 from tuner.measure.wire import MeasureRequest, MeasureResult, ProtocolError
 
@@ -193,8 +194,10 @@ def _result(request: MeasureRequest, status: RequestStatus) -> MeasureResult:
     match status.state:
         case RequestState.DONE:
             try:
-                return _by(worker, MeasureResult.from_json(status.result or {}))
-            except ProtocolError as error:
+                result = MeasureResult.from_json(status.result or {})
+                check_measured(request, result)
+                return _by(worker, result)
+            except (ProtocolError, ImplausibleError) as error:
                 return _same(request, Status.WORKER_LOST, str(error), worker)
         case RequestState.CANCELLED:
             return _same(request, Status.CANCELLED, "cancelled", worker)

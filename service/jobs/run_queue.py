@@ -17,6 +17,7 @@ from db.stores.workers import Health, RegisteredWorker
 from service.jobs.device import DeviceError
 from service.jobs.interrupts import Interrupted, JobCancelled, WorkerAbsent
 from tuner.cancel import CancelToken
+from tuner.measure.plausible import ImplausibleError, check_run
 from tuner.measure.run_packing import Blobs, request_name
 from tuner.measure.run_result import RunResult, RunStatus
 from tuner.measure.run_wire import RaceWork, RunRequest
@@ -93,7 +94,7 @@ class RunQueue:
             name = self._submit(request, blobs, worker, target)
             status = self._await(name, worker, target)
         # not acknowledged: while the job is open, whoever works on it next may ask again
-        return _read(status, f"worker '{worker.name}'")
+        return _read(replace(request, request_id=name), status, f"worker '{worker.name}'")
 
     def await_worker(self, target: Target) -> RegisteredWorker:
         """The worker of this job's runs, once there is one.
@@ -225,13 +226,14 @@ def _holds(status: RequestStatus) -> bool:
     return said not in (RunStatus.OUT_OF_MEMORY, RunStatus.REFUSED)
 
 
-def _read(status: RequestStatus, where: str) -> RunResult:
+def _read(request: RunRequest, status: RequestStatus, where: str) -> RunResult:
     """The result of a run that succeeded. Raises DeviceError for any other."""
     match status.state:
         case RequestState.DONE:
             try:
                 result = RunResult.from_json(status.result or {})
-            except ProtocolError as error:
+                check_run(request, result)
+            except (ProtocolError, ImplausibleError) as error:
                 raise DeviceError(f"{where}: {error}") from error
             if result.status is RunStatus.OK:
                 return result

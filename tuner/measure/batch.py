@@ -13,6 +13,7 @@ from tuner.measure.builder import Built
 from tuner.measure.measurement import Phase, RecordKey, Trial
 from tuner.measure.oracle import ExpectedOutput
 from tuner.measure.wire import (
+    LEAST_SECONDS,
     Candidate,
     Case,
     MeasureRequest,
@@ -44,6 +45,7 @@ def make_request(
     phase: Phase,
     job_id: str,
     codegen_version: str,
+    least_seconds: float = LEAST_SECONDS,
 ) -> tuple[MeasureRequest, dict[str, bytes]]:
     """A request for candidates that were built, and the blobs that it names.
 
@@ -75,6 +77,7 @@ def make_request(
         library_digest=digest_bytes(library),
         cases=tuple(Case(reference.inputs, reference.digest) for reference in references),
         tolerance=references[0].tolerance,
+        least_seconds=least_seconds,
         incumbent="" if phase is Phase.SCREEN else entries[0].trial_id,
         repeat=repeat,
         phase=phase,

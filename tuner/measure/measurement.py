@@ -7,6 +7,7 @@ text. Nothing here imports more than the standard library, because devices use i
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,6 +19,9 @@ from tuner.measure.statistics import Comparison, Interval, undisturbed
 if TYPE_CHECKING:
     from compiler.schedule.schedule import Schedule
 
+
+MOST_ERROR = 4000
+"""Characters of an error's text that travel."""
 
 CERTIFICATE_CHECKS = 3
 """Draws of the inputs on which the output of a schedule must be right before it may be a record."""
@@ -112,7 +116,13 @@ class Measurement:
 
     @property
     def ok(self) -> bool:
-        return self.status is Status.OK
+        """Whether it ran, was right, and took times that can be: no learning from any other.
+
+        What is stored may be of a release that believed devices.
+        """
+        return self.status is Status.OK and all(
+            0.0 < seconds < math.inf for seconds in self.samples_seconds
+        )
 
     @property
     def run_seconds(self) -> float | None:
@@ -137,7 +147,7 @@ class Measurement:
     def to_json(self) -> dict[str, Any]:
         return {
             "status": self.status.value,
-            "error": self.error,
+            "error": self.error[:MOST_ERROR],
             "samples_seconds": list(self.samples_seconds),
             "max_error": self.max_error,
             "tolerance": self.tolerance,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from compiler.runtime.speeds import Speeds
+from tuner.measure.measurement import MOST_ERROR
 from tuner.measure.model_runs import Race
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import PROTOCOL, ProtocolError, check_protocol
@@ -83,7 +84,7 @@ class RunResult:
             "request_id": self.request_id,
             "worker": self.worker,
             "status": self.status.value,
-            "error": self.error,
+            "error": self.error[:MOST_ERROR],
             # JSON has no infinity.
             "errors": {k: v if math.isfinite(v) else None for k, v in self.errors.items()},
             "fetched": {k: base64.b64encode(v).decode() for k, v in self.fetched.items()},

@@ -23,6 +23,10 @@ PROTOCOL = 5
 """Version of this format. A worker refuses a request of another version."""
 
 
+LEAST_SECONDS = 5e-10
+"""No kernel takes less: it is called, and returns."""
+
+
 class ProtocolError(ValueError):
     """A message is malformed or of another protocol version."""
 
@@ -213,8 +217,8 @@ class MeasureRequest:
 
     `library_digest` names the shared object. Candidates are checked on every case, and timed on the
     first. With an `incumbent`, the trial id of a candidate, each of the others is timed in pairs
-    with it. The request alone suffices to make trials of its results, so a restarted tuner loses
-    nothing.
+    with it. No machine runs the workload in less than `least_seconds`. The request alone suffices
+    to make trials of its results, so a restarted tuner loses nothing.
     """
 
     request_id: str
@@ -223,6 +227,7 @@ class MeasureRequest:
     library_digest: str
     cases: tuple[Case, ...]
     tolerance: float
+    least_seconds: float = LEAST_SECONDS
     incumbent: str = ""
     repeat: RepeatSettings = field(default_factory=RepeatSettings)
     phase: Phase = Phase.SCREEN
@@ -245,6 +250,7 @@ class MeasureRequest:
             "library_digest": self.library_digest,
             "cases": [case.to_json() for case in self.cases],
             "tolerance": self.tolerance,
+            "least_seconds": self.least_seconds,
             "incumbent": self.incumbent,
             "repeat": self.repeat.to_json(),
             "phase": self.phase.value,
@@ -270,6 +276,7 @@ class MeasureRequest:
                 library_digest=str(data["library_digest"]),
                 cases=tuple(Case.from_json(case) for case in data["cases"]),
                 tolerance=float(data["tolerance"]),
+                least_seconds=float(data["least_seconds"]),
                 incumbent=str(data["incumbent"]),
                 repeat=RepeatSettings.from_json(data["repeat"]),
                 phase=Phase(data["phase"]),

@@ -12,7 +12,9 @@ from db.storage import Storage
 from db.stores.leases import Cause
 from db.stores.workers import Health, RegisteredWorker
 from service.api.deps import Measurer, SettingsDep, StorageDep, WaitingRoomDep
+from service.api.errors import ApiProblem
 from service.api.gate import GatedRoute
+from service.api.results import ResultRefused, admit
 from service.api.routes.workers import check_version, own_worker
 from service.api.schemas import (
     ClaimRequest,
@@ -83,10 +85,18 @@ def report_result(
 ) -> ResultView:
     """Save what was measured. Safe to repeat: the same `result_key` is a duplicate, no error.
 
-    What comes after somebody else got the request is `late`: kept with the lease, and not counted.
+    A result that cannot be that of the request is refused and counts against the worker; another
+    one gets the request. What comes after somebody else got it is `late`: kept with the lease, and
+    not counted.
     """
     own_worker(storage, body.worker_id, token)
-    completion = storage.leases.complete(lease_id, body.worker_id, body.result_key, body.result)
+    try:
+        result = admit(storage.leases.held(lease_id, body.worker_id), body.worker_id, body.result)
+    except ResultRefused as refusal:
+        storage.leases.refuse(lease_id, body.worker_id, str(refusal))
+        extra = {"field": refusal.field}
+        raise ApiProblem(422, "refused-result", str(refusal), extra) from refusal
+    completion = storage.leases.complete(lease_id, body.worker_id, body.result_key, result)
     return ResultView(completion=completion.value)
 
 

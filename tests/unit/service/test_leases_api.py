@@ -22,8 +22,10 @@ from service.api.app import create_app
 from service.api.schemas import WorkerView
 from service.cli.view import worker_table
 from service.settings import Settings
+from tests.measured import honest
 from tests.unit.service.conftest import with_scopes
-from tuner.measure.wire import PROTOCOL
+from tuner.measure.measurement import RecordKey
+from tuner.measure.wire import PROTOCOL, Candidate, Case, MeasureRequest
 
 TARGET = known_targets()["x86-64-v3"].key
 
@@ -37,10 +39,20 @@ def worker(client: TestClient) -> str:
     return worker_id
 
 
-def queue(storage: Storage, *ids: str, target: str = TARGET) -> None:
-    storage.leases.submit(
-        [NewRequest(request_id=i, target_key=target, payload={"n": i}) for i in ids]
+def batch(name: str) -> MeasureRequest:
+    """A request of one candidate."""
+    return MeasureRequest(
+        request_id=name,
+        key=RecordKey("w" * 64, TARGET),
+        candidates=(Candidate(f"t-{name}", {}, "d" * 64, {}, "o" * 64),),
+        library_digest="a" * 64,
+        cases=(Case((), "e" * 64),),
+        tolerance=1e-4,
     )
+
+
+def queue(storage: Storage, *ids: str, target: str = TARGET) -> None:
+    storage.leases.submit([NewRequest(i, target, batch(i).to_json()) for i in ids])
 
 
 def claim(client: TestClient, worker: str, limit: int = 1, wait: float = 0.0) -> list[Any]:
@@ -51,8 +63,9 @@ def claim(client: TestClient, worker: str, limit: int = 1, wait: float = 0.0) ->
     return leases
 
 
-def report(client: TestClient, worker: str, lease: Any, key: str = "k1", **values: Any) -> Any:
-    body = {"worker_id": worker, "result_key": key, "result": {"value": 1, **values}}
+def report(client: TestClient, worker: str, lease: Any, key: str = "k1") -> Any:
+    result = honest(batch(lease.get("request_id", "a"))).to_json()
+    body = {"worker_id": worker, "result_key": key, "result": result}
     return client.post(f"/v1/leases/{lease['lease_id']}/result", json=body)
 
 
@@ -70,7 +83,7 @@ def test_claims_are_batched_and_never_shared(
     assert [lease["request_id"] for lease in first] == ["a", "b"]
     assert [lease["request_id"] for lease in second] == ["c"]
     assert first[0]["attempt"] == 1
-    assert first[0]["payload"] == {"n": "a"}
+    assert first[0]["payload"] == batch("a").to_json()
 
 
 def test_a_worker_gets_no_work_for_other_targets(
@@ -103,7 +116,7 @@ def test_a_result_may_be_reported_again_and_is_saved_once(
     assert report(client, worker, lease).json() == {"completion": "duplicate"}
     other = report(client, worker, lease, "k2")
     assert (other.status_code, other.json()["type"]) == (409, "urn:tilewright:problem:stale-lease")
-    assert storage.leases.status(["a"])["a"].result == {"value": 1}
+    assert storage.leases.status(["a"])["a"].result == honest(batch("a"), worker).to_json()
 
 
 def test_a_lease_that_moved_on_is_refused(
@@ -140,7 +153,8 @@ def test_another_tokens_worker_ends_no_lease(
     (lease,) = answer.json()["leases"]
     path = f"/v1/leases/{lease['lease_id']}"
     for worker, status in ((thief, 404), (mine, 403)):
-        result = {"worker_id": worker, "result_key": "k", "result": {"value": 666}}
+        lie = honest(batch("a"), seconds=1e-8).to_json()
+        result = {"worker_id": worker, "result_key": "k", "result": lie}
         assert (
             anonymous.post(f"{path}/result", json=result, headers=his_token).status_code == status
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import sqlalchemy as sa
 
@@ -10,9 +13,10 @@ from db.storage import Storage
 from db.stores.leases import Cause, LeaseStore, RequestState
 from service.jobs.interrupts import Interrupted
 from service.jobs.remote_runner import REQUESTS_PER_WORKER, RemoteRunner
+from tests.measured import honest
 from tuner.cancel import CancelToken
-from tuner.measure.measurement import Measurement, RecordKey, Status
-from tuner.measure.wire import Candidate, Case, MeasureRequest, MeasureResult, digest_bytes
+from tuner.measure.measurement import RecordKey, Status
+from tuner.measure.wire import Candidate, Case, MeasureRequest, digest_bytes
 
 TARGET = "t" * 64
 REFERENCE = b"expected"
@@ -50,10 +54,7 @@ def work(storage: Storage, lose: bool = False) -> list[str]:
             storage.leases.fail(lease.lease_id, worker.id, Cause.KILLED, "it broke")
             continue
         request = MeasureRequest.from_json(lease.payload)
-        ok = Measurement(Status.OK, samples_seconds=(1e-6,), worker=worker.id)
-        result = MeasureResult(
-            request.request_id, tuple((c.trial_id, ok) for c in request.candidates), worker.id
-        )
+        result = honest(request, worker.id)
         storage.leases.complete(lease.lease_id, worker.id, lease.request_id, result.to_json())
     return [lease.request_id for lease in leases]
 
@@ -145,6 +146,26 @@ def test_the_tuner_lets_no_lease_run_out(storage: Storage, job: str) -> None:
     past.claim(worker.id, [TARGET], limit=1, lease_seconds=1)
     assert remote.poll(0.05) == []
     assert storage.leases.status(["a"])["a"].state is RequestState.LEASED
+
+
+@pytest.mark.parametrize(
+    "lie", [{"request_id": "b"}, {"measurements": ()}, {"measurements": (("x", None),)}]
+)
+def test_a_stored_result_that_is_not_the_requests_ends_it_as_lost(
+    storage: Storage, job: str, lie: dict[str, Any]
+) -> None:
+    """The name of another request once hung the job. The door refuses it; this is behind it."""
+    remote = runner(storage, job)
+    remote.submit(*make("a"))
+    worker = storage.workers.register("w", [TARGET], {})
+    (lease,) = storage.leases.claim(worker.id, [TARGET], limit=1, lease_seconds=60)
+    result = honest(MeasureRequest.from_json(lease.payload), worker.id)
+    if lie.get("measurements"):
+        lie = {"measurements": (("x", result.measurements[0][1]),)}
+    storage.leases.complete(lease.lease_id, worker.id, "key", replace(result, **lie).to_json())
+    (told,) = remote.poll(0.0)
+    assert told.request_id == "a"
+    assert [m.status for _, m in told.measurements] == [Status.WORKER_LOST]
 
 
 def test_an_interrupted_runner_leaves_the_queue_alone(storage: Storage, job: str) -> None:

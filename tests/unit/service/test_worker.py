@@ -22,11 +22,11 @@ from service.worker.http import Api, Refused, Unreachable
 from service.worker.options import WorkerOptions, parse_arguments
 from service.worker.process import main
 from service.worker.state import Spooled, StateFolder
+from tests.measured import honest
 from tests.unit.service.workers import REFERENCE, TARGET, FakeSandbox, Running, queue, state, until
-from tuner.measure.measurement import Measurement, Status
 from tuner.measure.run_result import RunResult, RunStatus
 from tuner.measure.run_wire import RunRequest, SpeedsWork
-from tuner.measure.wire import MeasureResult, digest_bytes
+from tuner.measure.wire import MeasureRequest, MeasureResult, digest_bytes
 
 
 def test_a_worker_measures_and_reports(
@@ -146,7 +146,7 @@ def test_a_killed_worker_reports_its_spool_before_it_claims(
     leases = storage.leases.claim(registered.id, [TARGET], limit=2, lease_seconds=60)
     files = StateFolder(options.spool, options.server)
     files.worker_id = registered.id
-    result = MeasureResult("done", (("t", Measurement(Status.OK, samples_seconds=(1.0,))),))
+    result = honest(MeasureRequest.from_json(leases[0].payload), registered.id, 1.0)
     files.spool(Spooled("done", leases[0].lease_id, "key", result.to_json()))
     files.hold("begun", leases[1].lease_id)
     files.close()

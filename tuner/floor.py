@@ -1,0 +1,28 @@
+"""What no machine beats: a time below it is a mistake, or a lie."""
+
+from __future__ import annotations
+
+from compiler import costs
+from compiler.workload import Workload
+from tuner.measure.wire import LEAST_SECONDS
+
+OPERATIONS_PER_SECOND = 1e13
+"""Of one thread: 25 times the float32 rate of the fastest cores of 2026, and more than that of
+their units for matrices of bytes."""
+
+BYTES_PER_SECOND = 1e13
+"""That one thread writes: ten times what the fastest first-level caches take."""
+
+SAVING = 8.0
+"""An algorithm may do with so many times fewer operations than the direct one (Winograd and
+Strassen together: 5)."""
+
+
+def least_seconds(workload: Workload, threads: int) -> float:
+    """A lower bound of the seconds for one run, on any machine.
+
+    Only what is written counts as traffic: a kernel may read less than its inputs hold.
+    """
+    compute = costs.flops(workload) / (SAVING * OPERATIONS_PER_SECOND)
+    traffic = costs.bytes_written(workload) / BYTES_PER_SECOND
+    return max(LEAST_SECONDS, max(compute, traffic) / threads)

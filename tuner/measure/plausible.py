@@ -1,0 +1,159 @@
+"""Whether a result can be that of its request: what a device says is judged, not believed.
+
+The service asks this before it stores a result, and the tuner before it learns from one. A worker
+may be sick, or lie. What it says within these limits still has to be confirmed by another one
+before others are served. Only the standard library and NumPy are imported, as on a device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import assert_never
+
+from tuner.measure.measurement import Measurement, Status
+from tuner.measure.run_result import RunResult, RunStatus
+from tuner.measure.run_wire import CheckWork, ProfileWork, RaceWork, RunRequest, SpeedsWork
+from tuner.measure.statistics import Comparison
+from tuner.measure.wire import LEAST_SECONDS, Candidate, MeasureRequest, MeasureResult
+
+OF_DEVICES = frozenset(
+    {Status.OK, Status.CRASH, Status.RUN_ERROR, Status.RUN_TIMEOUT, Status.WRONG_ANSWER}
+)
+"""What a device can say of a candidate; the rest is the builder's or the tuner's."""
+
+LIMIT_SLACK = 2.0
+"""A step that was under way when its time ended may be reported."""
+
+MOST_RATIO = 1e6
+"""Between two programs that are raced, either way."""
+
+MOST_RATE = 1e16
+"""Operations or bytes a second, of any core."""
+
+
+class ImplausibleError(ValueError):
+    """A result cannot be that of its request. `field` says which part of it."""
+
+    def __init__(self, field: str, sentence: str) -> None:
+        self.field = field
+        super().__init__(f"{field}: {sentence}")
+
+
+def check_measured(request: MeasureRequest, result: MeasureResult) -> None:
+    """Raises ImplausibleError unless the result can be that of a batch."""
+    _require(result.request_id == request.request_id, "request_id", "is another request's")
+    names = [candidate.trial_id for candidate in request.candidates]
+    said = [name for name, _ in result.measurements]
+    _require(said == names, "measurements", f"are not those of the {len(names)} trials, in order")
+    for number, candidate in enumerate(request.candidates):
+        _check_candidate(
+            request,
+            candidate,
+            result.measurements[number][1],
+            f"measurements.{number}.measurement",
+        )
+
+
+def _check_candidate(
+    request: MeasureRequest, candidate: Candidate, found: Measurement, place: str
+) -> None:
+    def require(holds: bool, field: str, sentence: str) -> None:
+        _require(holds, f"{place}.{field}", sentence)
+
+    status = found.status
+    require(status in OF_DEVICES, "status", f"no device says '{status.value}'")
+    require(found.object_digest == candidate.object_digest, "object_digest", "is of other code")
+    reference = request.cases[0].reference_digest
+    require(found.reference_digest == reference, "reference_digest", "is of another output")
+    require(found.tolerance == request.tolerance, "tolerance", "is not the request's")
+    seeds = tuple(spec.seed for case in request.cases for spec in case.inputs)
+    require(found.seeds == seeds, "seeds", "are not the request's")
+    _check_comparison(request, candidate, found.comparison, require)
+    if status is not Status.OK:
+        require(not found.samples_seconds, "samples_seconds", "a candidate that failed has none")
+        require(0 <= found.checks <= len(request.cases), "checks", "are more than the cases")
+        return
+    require(found.checks == len(request.cases), "checks", "are not those of all cases")
+    error = found.max_error
+    within = error is not None and 0.0 <= error <= request.tolerance
+    require(within, "max_error", f"{error} is not within the tolerance of {request.tolerance:g}")
+    require(bool(found.samples_seconds), "samples_seconds", "there are none")
+    least = max(LEAST_SECONDS, request.least_seconds)
+    most = LIMIT_SLACK * request.repeat.limit_seconds
+    _check_times(found.samples_seconds, least, most, f"{place}.samples_seconds")
+
+
+def _check_comparison(
+    request: MeasureRequest,
+    candidate: Candidate,
+    comparison: Comparison | None,
+    require: Callable[[bool, str, str], None],
+) -> None:
+    if comparison is None:
+        return
+    others = {c.schedule_digest for c in request.candidates if c is not candidate}
+    compared = bool(request.incumbent) and comparison.against in others
+    require(compared, "comparison.against", "is no candidate that this one was to be compared with")
+    ratios = all(_is_ratio(ratio) for ratio in comparison.ratios)
+    require(ratios, "comparison.ratios", "are not between two programs that do the same")
+
+
+def check_run(request: RunRequest, result: RunResult) -> None:
+    """Raises ImplausibleError unless the result can be that of a run."""
+    _require(result.request_id == request.request_id, "request_id", "is another request's")
+    ok = result.status is RunStatus.OK
+    work = request.work
+    expected: Collection[str] = work.expected if isinstance(work, CheckWork) and ok else ()
+    fetched: Collection[str] = work.fetch if isinstance(work, CheckWork) and ok else ()
+    _require(result.errors.keys() == set(expected), "errors", "are not of the outputs to compare")
+    _require(result.fetched.keys() == set(fetched), "fetched", "is not what was asked for")
+    right = all(error >= 0.0 for error in result.errors.values())
+    _require(right, "errors", "are below 0, or no numbers")
+    _require((result.race is not None) == (ok and isinstance(work, RaceWork)), "race", "of no race")
+    timed = bool(result.seconds)
+    _require(not timed or (ok and isinstance(work, ProfileWork)), "seconds", "of no profile")
+    measured = result.speeds is not None
+    _require(measured == (ok and isinstance(work, SpeedsWork)), "speeds", "are not what was asked")
+    if not ok:
+        return
+    most = LIMIT_SLACK * request.limit_seconds
+    match work:
+        case CheckWork():
+            pass
+        case ProfileWork():
+            _check_times(result.seconds, 0.0, most, "seconds")
+        case RaceWork(variants=variants):
+            race = result.race
+            assert race is not None
+            _check_times([race.incumbent_seconds], LEAST_SECONDS, most, "race.incumbent_seconds")
+            pairs = len(race.comparisons) == len(variants) - 1
+            _require(pairs, "race.comparisons", f"are not those of {len(variants)} variants")
+            ratios = all(_is_ratio(r) for c in race.comparisons for r in c.ratios)
+            _require(ratios, "race.comparisons", "are not between two programs that do the same")
+        case SpeedsWork():
+            speeds = result.speeds
+            assert speeds is not None
+            rates = [speeds.flops_per_second, *(each.bytes_per_second for each in speeds.levels)]
+            possible = all(0.0 < rate <= MOST_RATE for rate in rates)
+            _require(possible, "speeds", "are of no machine")
+        case _:
+            assert_never(work)
+
+
+def _check_times(seconds: Sequence[float], least: float, most: float, field: str) -> None:
+    for value in seconds:
+        _require(
+            math.isfinite(value) and least <= value <= most,
+            field,
+            f"{value:g} seconds: no run takes less than {least:g}, and none may take {most:g}",
+        )
+
+
+def _is_ratio(value: float) -> bool:
+    return 1.0 / MOST_RATIO <= value <= MOST_RATIO
+
+
+def _require(holds: bool, field: str, sentence: str) -> None:
+    if not holds:
+        raise ImplausibleError(field, sentence)
