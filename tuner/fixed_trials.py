@@ -149,6 +149,7 @@ class FixedTrials:
                     phase=wanted.phase,
                     job_id=self.options.job_id,
                     codegen_version=self.options.codegen_version,
+                    least_seconds=wanted.task.least_seconds,
                 )
             except CompilerError as error:
                 why = Measurement(Status.BUILD_ERROR, f"the code does not link: {error}")

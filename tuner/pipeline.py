@@ -16,7 +16,6 @@ from typing import assert_never
 from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
 from compiler.timings import Timings, timed
-from tuner.floor import least_seconds
 from tuner.measure.batch import BuiltCandidate, Link, make_request, trials_of
 from tuner.measure.builder import Builder, Built, Ticket
 from tuner.measure.measurement import Measurement, Phase, Status, Trial
@@ -273,7 +272,7 @@ class Pipeline:
                 phase=batch.phase,
                 job_id=self._options.job_id,
                 codegen_version=self._options.codegen_version,
-                least_seconds=least_seconds(state.task.workload, state.task.threads),
+                least_seconds=state.task.least_seconds,
             )
         except CompilerError as error:
             failed = Measurement(Status.BUILD_ERROR, f"the batch does not link: {error}")

@@ -12,7 +12,9 @@ from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.schedule.space import ScheduleSpace
 from compiler.target import Target
 from compiler.workload import Workload
+from tuner.floor import least_seconds
 from tuner.measure.measurement import RecordKey
+from tuner.measure.wire import LEAST_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class Task:
     """A workload on a target, and how often the model runs it.
 
     `lower` gives the loop nest of a schedule of `space`, and raises ScheduleError if the schedule
-    does not fit. `name` is for people.
+    does not fit. `name` is for people. No machine runs the workload in less than `least_seconds`.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Task:
     count: int = 1
     threads: int = 1
     numerics: str = "fast"
+    least_seconds: float = LEAST_SECONDS
 
     @property
     def key(self) -> RecordKey:
@@ -64,6 +67,7 @@ def make_task(
         count,
         threads,
         numerics,
+        least_seconds(workload, threads),
     )
 
 

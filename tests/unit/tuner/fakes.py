@@ -23,7 +23,7 @@ from tuner.measure.measurement import (
 )
 from tuner.measure.oracle import ExpectedOutput
 from tuner.measure.statistics import Comparison
-from tuner.measure.wire import Candidate, MeasureRequest, MeasureResult, digest_bytes
+from tuner.measure.wire import LEAST_SECONDS, Candidate, MeasureRequest, MeasureResult, digest_bytes
 from tuner.options import TuneOptions
 from tuner.store import MemoryStore
 
@@ -44,6 +44,7 @@ class FakeTask:
     target: Target = field(default_factory=lambda: resolve_target("x86-64-v4"))
     threads: int = 1
     numerics: str = "fast"
+    least_seconds: float = LEAST_SECONDS
 
     @property
     def workload(self) -> FakeWorkload:
