@@ -186,6 +186,7 @@ class WorkerRow(Base):
     leases_lost: Mapped[int]
     created_at: Mapped[float]
     speed: Mapped[Json | None]  # of the reference kernel, as last reported
+    condition: Mapped[Json | None]  # temperature, load, clock and governor, as last reported
     # quarantine: since when, why, when it may try one request, how often it came to that
     quarantined_at: Mapped[float | None]
     quarantine_reason: Mapped[str | None]

@@ -51,6 +51,7 @@ class RegisteredWorker:
     leases_lost: int
     created_at: float
     speed: Mapping[str, Any] | None = None  # of the reference kernel, as last reported
+    condition: Mapping[str, Any] | None = None  # temperature, load, clock, governor
     draining: bool = False  # whatever its health: takes no new leases
     quarantine: Quarantine | None = None  # whatever its health
 
@@ -121,8 +122,9 @@ class WorkerStore:
         worker_id: str,
         device: Mapping[str, Any] | None = None,
         speed: Mapping[str, Any] | None = None,
+        condition: Mapping[str, Any] | None = None,
     ) -> RegisteredWorker:
-        """Note that it lives, and device facts (the governor) and speed that may have changed.
+        """Note that it lives, and device facts, speed and condition that may have changed.
 
         One that left has to introduce itself again: a message that was delayed brings nobody back.
         Raises NotFoundError.
@@ -132,6 +134,8 @@ class WorkerStore:
             values["device"] = dict(device)
         if speed is not None:
             values["speed"] = dict(speed)
+        if condition is not None:
+            values["condition"] = dict(condition)
         return self._update(worker_id, values)
 
     def get(self, worker_id: str) -> RegisteredWorker:
@@ -215,6 +219,7 @@ class WorkerStore:
             leases_lost=row.leases_lost,
             created_at=row.created_at,
             speed=row.speed,
+            condition=row.condition,
             draining=row.draining,
             quarantine=None
             if row.quarantined_at is None

@@ -361,6 +361,25 @@ class WorkerSpeed(RequestBody):
     throttled: bool = Field(description="Disturbed for half a minute without a break")
 
 
+class WorkerCondition(RequestBody):
+    """What the operating system of a worker's device says of it just now; null: nothing."""
+
+    temperature_celsius: float | None = Field(
+        None, ge=-300, le=300, allow_inf_nan=False, description="Of the hottest sensor"
+    )
+    load: float | None = Field(
+        None, ge=0, le=1e6, allow_inf_nan=False, description="Average of the last minute"
+    )
+    clock_ratio: float | None = Field(
+        None,
+        ge=0,
+        le=10,
+        allow_inf_nan=False,
+        description="Clock of the fastest core, as a share of its highest",
+    )
+    governor: str = Field("", max_length=100)
+
+
 class QuarantineView(View):
     reason: str
     since: float
@@ -383,6 +402,7 @@ class WorkerView(View):
     leases_lost: int
     created_at: float
     speed: WorkerSpeed | None = None
+    condition: WorkerCondition | None = None
     quarantine: QuarantineView | None = Field(
         None, description="It failed too often: it gets nothing, then one request at a time"
     )
@@ -414,6 +434,7 @@ class HeartbeatRequest(RequestBody):
     leases: list[LeaseId] = Field(default_factory=list, max_length=256)
     device: DeviceFactsJson | None = None
     speed: WorkerSpeed | None = None
+    condition: WorkerCondition | None = None
 
 
 class HeartbeatView(View):

@@ -25,6 +25,7 @@ from service.api.schemas import (
     RecordView,
     TaskView,
     TokenView,
+    WorkerCondition,
     WorkerSpeed,
     WorkerView,
 )
@@ -117,6 +118,9 @@ def worker_view(
         leases_lost=worker.leases_lost,
         created_at=worker.created_at,
         speed=None if worker.speed is None else WorkerSpeed.model_validate(worker.speed),
+        condition=None
+        if worker.condition is None
+        else WorkerCondition.model_validate(worker.condition),
         quarantine=None
         if worker.quarantine is None
         else QuarantineView(**asdict(worker.quarantine)),

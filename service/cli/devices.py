@@ -13,7 +13,7 @@ from service.cli.terminal import console, say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from service.api.schemas import WorkerView
+    from service.api.schemas import WorkerCondition, WorkerView
 
 SHOWN_TARGETS = 3
 """Names of targets in a row; the best one comes first."""
@@ -37,6 +37,7 @@ def devices(
     from compiler.target import resolve_target
     from service.client import Client, ClientError
     from service.embedded import client_token
+    from service.worker.condition import device_condition
 
     try:
         targets = [resolve_target("host").name]
@@ -48,6 +49,7 @@ def devices(
         "device": find_device().to_json(),
         "health": "",
         "speed": None,
+        "condition": device_condition(),
     }
     settings = load_settings(server, token)
     workers: Sequence[WorkerView] = ()
@@ -74,14 +76,23 @@ def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
     from rich.text import Text
 
     from service.cli.inspect_view import size
-    from service.cli.view import make_table
+    from service.cli.view import condition_text, make_table
     from service.sentences import one_sentence
 
     def text(said: object) -> Text:
         return Text(one_sentence(str(said)))
 
     table = make_table(
-        "<device", "<CPU", "<targets", "caches", "cores", "memory", "<governor", "<state", "speed"
+        "<device",
+        "<CPU",
+        "<targets",
+        "caches",
+        "cores",
+        "memory",
+        "<governor",
+        "<state",
+        "speed",
+        "just now",
     )
     for one in known:
         facts, speed = one["device"], one["speed"]
@@ -100,8 +111,17 @@ def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
             text(facts.get("governor") or "-"),
             Text(one["health"] or "here"),
             "-" if speed is None else f"{speed['arithmetic_ratio']:.2f}",
+            text(condition_text(_condition(one))),
         )
     return table
+
+
+def _condition(one: Mapping[str, Any]) -> WorkerCondition | None:
+    """The condition without its governor, which has a column of its own."""
+    from service.api.schemas import WorkerCondition
+
+    found = one.get("condition")
+    return None if found is None else WorkerCondition.model_validate({**found, "governor": ""})
 
 
 def _caches(caches: object) -> str:

@@ -11,7 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from compiler.timings import StageTime
-from service.api.schemas import JobView, LookupView, ProgressView, TaskView, WorkerView
+from service.api.schemas import (
+    JobView,
+    LookupView,
+    ProgressView,
+    TaskView,
+    WorkerCondition,
+    WorkerView,
+)
 from service.cli.common import duration, milliseconds
 from service.sentences import one_sentence
 from tuner.events import Ended, Finished
@@ -123,6 +130,7 @@ def worker_table(workers: Sequence[WorkerView]) -> Table:
     table = make_table(
         "<worker", "<name", "<health", "in hand", "targets", "arithmetic", "memory", "<state"
     )
+    table.add_column("device just now", no_wrap=False)
     for worker in workers:
         speed = worker.speed
         state = "-" if speed is None else "steady"
@@ -140,8 +148,23 @@ def worker_table(workers: Sequence[WorkerView]) -> Table:
             "-" if speed is None else f"{speed.arithmetic_ratio:.2f}",
             "-" if speed is None else f"{speed.memory_ratio:.2f}",
             Text(state),
+            Text(condition_text(worker.condition)),
         )
     return table
+
+
+def condition_text(condition: WorkerCondition | None) -> str:
+    """`61 °C, load 3.2, clock 85 %, powersave`: what the system of a device says of it."""
+    if condition is None:
+        return "-"
+    parts = []
+    if condition.temperature_celsius is not None:
+        parts.append(f"{condition.temperature_celsius:.0f} °C")
+    if condition.load is not None:
+        parts.append(f"load {condition.load:.1f}")
+    if condition.clock_ratio is not None:
+        parts.append(f"clock {100 * condition.clock_ratio:.0f} %")
+    return one_sentence(", ".join([*parts, *filter(None, [condition.governor])])) or "-"
 
 
 def verdict_text(verdict: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import time
 import uuid
 from typing import Any
 
+from service.worker.condition import device_condition
 from service.worker.hand import Hand, InHand, Log
 from service.worker.http import Api, Refused, Unreachable, field
 from service.worker.registration import Registration
@@ -154,7 +155,8 @@ class Reporter:
         leases = self._hand.held()
         worker_id = self._registration.worker_id
         try:
-            body = {"leases": sorted(leases.values()), "speed": self.speed}
+            body: dict[str, Any] = {"leases": sorted(leases.values()), "speed": self.speed}
+            body["condition"] = device_condition()
             answer = self._api.call("POST", f"/v1/workers/{worker_id}/heartbeat", body)
         except Refused as error:
             if error.ends_worker:

@@ -95,7 +95,8 @@ def heartbeat(
     """The worker lives: renew its leases. Those that it has lost are missing from the answer."""
     own_worker(storage, worker_id, token)
     speed = None if body.speed is None else body.speed.model_dump()
-    worker = storage.workers.heartbeat(worker_id, body.device, speed)
+    condition = None if body.condition is None else body.condition.model_dump()
+    worker = storage.workers.heartbeat(worker_id, body.device, speed, condition)
     renewed = (
         storage.leases.renew(worker_id, body.leases, settings.lease_seconds) if body.leases else {}
     )

@@ -1,0 +1,76 @@
+"""How the device is just now: what makes the same code slower today than yesterday."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+Reading = float | None
+
+MOST_CELSIUS, MOST_LOAD, MOST_CLOCK_RATIO = 300.0, 1e6, 10.0
+"""As in `service.api.schemas`: what a broken sensor says beyond that is not passed on."""
+
+LONGEST_GOVERNOR = 100
+
+
+def device_condition(root: Path = Path("/")) -> dict[str, Any]:
+    """Temperature, load, clock and governor; None or "" for what the system does not say.
+
+    `temperature_celsius` is that of the hottest sensor, `load` the processes that wanted to run in
+    the last minute on average, `clock_ratio` the clock of the fastest core as a share of its
+    highest.
+
+    Args:
+        root: the folder that holds `proc` and `sys`.
+    """
+    sensors = [
+        *(root / "sys/class/thermal").glob("thermal_zone*/temp"),
+        *(root / "sys/class/hwmon").glob("hwmon*/temp*_input"),
+    ]
+    cores = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
+    clocks = []
+    for core in cores:
+        now, highest = _number(core / "scaling_cur_freq"), _number(core / "cpuinfo_max_freq")
+        if now is not None and highest:
+            clocks.append(now / highest)
+    governors = sorted({_text(core / "scaling_governor") for core in cores} - {""})
+    return {
+        "temperature_celsius": _largest(
+            (n / 1000 for path in sensors if (n := _number(path)) is not None),
+            -MOST_CELSIUS,
+            MOST_CELSIUS,
+        ),
+        "load": _largest(_load(root), 0.0, MOST_LOAD),
+        "clock_ratio": _largest(clocks, 0.0, MOST_CLOCK_RATIO),
+        "governor": ", ".join(governors)[:LONGEST_GOVERNOR],
+    }
+
+
+def _load(root: Path) -> Iterable[float]:
+    first = _text(root / "proc/loadavg").split(" ")[0]
+    try:
+        yield float(first)
+    except ValueError:
+        return
+
+
+def _largest(readings: Iterable[float], least: float, most: float) -> Reading:
+    """The largest that makes sense; NaN never does."""
+    return max((n for n in readings if least <= n <= most), default=None)
+
+
+def _number(path: Path) -> Reading:
+    try:
+        return float(_text(path))
+    except ValueError:
+        return None
+
+
+def _text(path: Path) -> str:
+    """The text of a file, empty if it is not there, may not be read, or its sensor fails."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+    return text if text.isprintable() else ""
