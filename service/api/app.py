@@ -22,6 +22,7 @@ from service.api.metrics import Metrics, MetricsMiddleware
 from service.api.notifier import Notifier
 from service.api.plain_text import PlainTextMiddleware
 from service.api.planning import Planning
+from service.api.request_ids import RequestIdMiddleware
 from service.api.schemas import ProblemView
 from service.api.served import ServedRecords
 from service.api.upload import WRITERS
@@ -90,6 +91,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
     app.state.metrics = Metrics()
     app.add_middleware(PlainTextMiddleware)
     app.add_middleware(MetricsMiddleware, metrics=app.state.metrics)
+    app.add_middleware(RequestIdMiddleware)  # the last one is the outermost
     errors.install(app)
     for router in route_modules():
         app.include_router(router, prefix="/v1")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -31,6 +30,7 @@ from db.errors import (
     StorageError,
     StorageKind,
 )
+from service.api.request_ids import HEADER, current_request_id
 from service.sentences import one_sentence
 
 MEDIA_TYPE = "application/problem+json"
@@ -38,6 +38,9 @@ PREFIX = "urn:tilewright:problem:"
 
 MOST_FIELD_ERRORS = 20
 """Most errors of a body that are listed: it may be wrong in a million places."""
+
+RETRY_SECONDS = {"storage-unavailable": "1", "wrong-schema-version": "60"}
+"""When to try again what the storage refuses: at once, or once somebody has updated the service."""
 
 log = structlog.get_logger("tilewright.web")
 
@@ -67,6 +70,7 @@ class ApiProblem(Exception):
             "title": self.slug.replace("-", " ").capitalize(),
             "status": self.status,
             "detail": one_sentence(self.detail),
+            "request_id": current_request_id(),
             **self.extra,
         }
         return _ProblemResponse(
@@ -150,10 +154,9 @@ def database_problem(error: DatabaseError) -> ApiProblem:
 
 def _storage_problem(error: DatabaseError, status: int, slug: str, sentence: str) -> ApiProblem:
     """The sentence for anybody. Addresses and paths are in the log, under the request's id."""
-    request_id = uuid.uuid4().hex
-    log.error("storage", request_id=request_id, kind=slug, error=str(error))
-    retry = {"Retry-After": "1"} if slug == "storage-unavailable" else None
-    return ApiProblem(status, slug, sentence, {"request_id": request_id}, retry)
+    log.error("storage", kind=slug, error=str(error))
+    retry = {"Retry-After": RETRY_SECONDS[slug]} if slug in RETRY_SECONDS else None
+    return ApiProblem(status, slug, sentence, headers=retry)
 
 
 def validation_problem(error: RequestValidationError) -> ApiProblem:
@@ -211,7 +214,9 @@ def install(app: FastAPI) -> None:
 
     def on_bug(request: Request, error: Exception) -> JSONResponse:
         log.error("unhandled", path=request.url.path, error=repr(error), exc_info=error)
-        return ApiProblem(500, "internal-error", "the service failed; its log says why").response()
+        headers = {HEADER: current_request_id()}  # this answer passes no middleware
+        sentence = "the service failed; its log says why"
+        return ApiProblem(500, "internal-error", sentence, headers=headers).response()
 
     app.add_exception_handler(ApiProblem, on_problem)
     app.add_exception_handler(CompilerError, on_compiler)

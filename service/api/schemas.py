@@ -79,6 +79,7 @@ class ProblemView(View):
     title: str
     status: int
     detail: str
+    request_id: str = Field("", description="As in the header X-Request-Id, and in the log")
 
 
 # models

@@ -8,8 +8,11 @@ from typing import Any
 import h11
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from service.api.errors import ApiProblem
+from service.api.request_ids import RequestIdMiddleware
 from service.settings import Settings
 
 HEAD_BYTES = 32 << 10
@@ -27,11 +30,15 @@ class PromptProtocol(H11Protocol):
     def __init__(self, config: uvicorn.Config, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
         assert isinstance(config.app, FastAPI)
-        self._seconds: float = config.app.state.settings.header_seconds
+        settings: Settings = config.app.state.settings
+        self._seconds = settings.header_seconds
+        self._most_connections = settings.max_connections
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self._most_connections:
+            self.app = _overloaded
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -64,6 +71,14 @@ class PromptProtocol(H11Protocol):
             self._deadline = None
 
 
+async def _overloaded(scope: Scope, receive: Receive, send: Send) -> None:
+    """What answers on a connection too many."""
+    headers = {"Retry-After": "1", "Connection": "close"}
+    sentence = "the service has as many connections as it can bear: try again"
+    problem = ApiProblem(503, "too-many-connections", sentence, headers=headers)
+    await RequestIdMiddleware(problem.response())(scope, receive, send)
+
+
 def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     """How the application is served."""
     return uvicorn.Config(
@@ -73,7 +88,6 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         http=PromptProtocol,
         ws="none",
         h11_max_incomplete_event_size=HEAD_BYTES,
-        limit_concurrency=settings.max_connections,
         # for what does not look at `stopping`
         timeout_graceful_shutdown=2,
         log_level="warning",
