@@ -16,6 +16,7 @@ from db.stores.blob_folder import BlobFolder
 from db.stores.blobs import BlobStore
 from db.stores.cost_models import CostModelStore
 from db.stores.events import EventStore
+from db.stores.gauges import GaugeStore
 from db.stores.jobs import JobStore
 from db.stores.leases import MOST_FAILURES, LeaseStore
 from db.stores.models import ModelStore
@@ -61,6 +62,7 @@ class Storage:
     tokens: TokenStore
     audit: AuditStore
     rate_limits: RateLimitStore
+    gauges: GaugeStore
 
     @staticmethod
     def open(
@@ -119,6 +121,7 @@ class Storage:
             tokens=TokenStore(engine, clock),
             audit=AuditStore(engine, clock),
             rate_limits=RateLimitStore(engine),
+            gauges=GaugeStore(engine),
         )
 
     def close(self) -> None:

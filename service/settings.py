@@ -39,6 +39,16 @@ class Settings(BaseSettings):
     )
     host: str = Field(default="127.0.0.1", description="Address that `serve` listens on.")
     port: int = Field(default=8080, ge=0, le=65535, description="Port that `serve` listens on.")
+    tls_certificate: Path | None = Field(
+        default=None, description="PEM file that `serve` shows to clients; with it, it speaks TLS."
+    )
+    tls_key: Path | None = Field(
+        default=None, description="PEM file of its key; none: it lies in the certificate's file."
+    )
+    trusted_proxies: str = Field(
+        default="127.0.0.1",
+        description="Addresses, with commas, whose X-Forwarded-For is believed.",
+    )
     server: str = Field(
         default="http://127.0.0.1:8080", description="URL of the service, for the client commands."
     )

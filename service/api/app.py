@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from db.notices import open_source, topic_states
 from db.storage import Storage
-from service.api import errors, routes
+from service.api import errors, probes, routes
 from service.api.gate import Gate, TokenCache
 from service.api.housekeeping import keep_house
 from service.api.metrics import Metrics, MetricsMiddleware
@@ -47,6 +47,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         if opened is None:
             opened = await run_in_threadpool(open_storage, settings)
         app.state.storage = opened
+        app.state.metrics.time_statements(opened.engine)
         notifier = Notifier(open_source(opened.engine), partial(topic_states, opened.engine))
         app.state.notifier = notifier
         app.state.waiting_room = WaitingRoom(notifier)
@@ -95,6 +96,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
     errors.install(app)
     for router in route_modules():
         app.include_router(router, prefix="/v1")
+    app.include_router(probes.router)
     return app
 
 

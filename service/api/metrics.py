@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter as Counts
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+import sqlalchemy as sa
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
@@ -12,9 +15,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from db.storage import Storage
 from db.stores.leases import RequestState
+from db.stores.workers import Health
 
 # A long poll and an event stream take as long as they like; their time says nothing.
 _UNTIMED = frozenset({"/v1/leases/claim", "/v1/jobs/{job_id}/events"})
+
+
+_STATEMENT_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class Metrics:
@@ -71,6 +78,48 @@ class Metrics:
             "tilewright_workers_alive", "Workers with a recent heartbeat", registry=self.registry
         )
 
+        self._workers_health = Gauge(
+            "tilewright_workers", "Workers by health", ("health",), registry=self.registry
+        )
+        self._oldest_lease = Gauge(
+            "tilewright_lease_age_seconds",
+            "Age of the oldest lease that holds",
+            registry=self.registry,
+        )
+        self._oldest_queued = Gauge(
+            "tilewright_queue_age_seconds",
+            "Age of the oldest request that waits for a worker",
+            registry=self.registry,
+        )
+        self._ended = Gauge(
+            "tilewright_leases_ended",
+            "Leases that ended within the last hour, by outcome and by who is to blame",
+            ("outcome", "blame"),
+            registry=self.registry,
+        )
+        self._trials = _Totals("tilewright_trials", "Trials that were stored")
+        self.registry.register(self._trials)
+        self._statements = Histogram(
+            "tilewright_database_seconds",
+            "Time of one SQL statement",
+            buckets=_STATEMENT_BUCKETS,
+            registry=self.registry,
+        )
+
+    def time_statements(self, engine: sa.Engine) -> None:
+        """Measure every statement of this process from now on."""
+
+        def before(connection: sa.Connection, *_: Any) -> None:
+            connection.info["tilewright_statement_began"] = time.perf_counter()
+
+        def after(connection: sa.Connection, *_: Any) -> None:
+            began = connection.info.pop("tilewright_statement_began", None)
+            if began is not None:  # what began before somebody measured
+                self._statements.observe(time.perf_counter() - began)
+
+        sa.event.listen(engine, "before_cursor_execute", before)
+        sa.event.listen(engine, "after_cursor_execute", after)
+
     def count_removed(self, removed: Mapping[str, int]) -> None:
         """What housekeeping removed, by its kind."""
         for what, count in removed.items():
@@ -84,6 +133,16 @@ class Metrics:
         for job_state, jobs in storage.jobs.counts().items():
             if not job_state.final:
                 self._jobs.labels(job_state.value).set(jobs)
+        figures = storage.gauges.read()
+        self._oldest_lease.set(figures.oldest_lease)
+        self._oldest_queued.set(figures.oldest_queued)
+        self._trials.values = {"": figures.trials}
+        self._ended.clear()
+        for (outcome, blame), count in figures.ended.items():
+            self._ended.labels(outcome, blame).set(count)
+        everybody = Counts(worker.health for worker in storage.workers.list())
+        for health in Health:
+            self._workers_health.labels(health.value).set(everybody[health])
         workers = storage.workers.list(alive=True)
         self._workers.set(len(workers))
         self._workers_slow.set(sum(worker.throttled for worker in workers))

@@ -87,6 +87,9 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         port=settings.port,
         http=PromptProtocol,
         ws="none",
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+        forwarded_allow_ips=settings.trusted_proxies,
         h11_max_incomplete_event_size=HEAD_BYTES,
         # for what does not look at `stopping`
         timeout_graceful_shutdown=2,

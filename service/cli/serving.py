@@ -40,6 +40,12 @@ def serve(
     no_tuner: Annotated[
         bool, typer.Option("--no-tuner", help="Start no tuner process of its own")
     ] = False,
+    tls_certificate: Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="PEM", help="Speak TLS with this")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="PEM", help="The certificate's key")
+    ] = None,
 ) -> None:
     """Serve the REST interface, with a tuner process beside it."""
     import uvicorn
@@ -52,9 +58,15 @@ def serve(
     from service.storage import open_storage
 
     settings = load_settings()
-    changes = {"host": host, "port": port}
+    changes = {
+        "host": host,
+        "port": port,
+        "tls_certificate": tls_certificate,
+        "tls_key": tls_key,
+    }
     settings = settings.model_copy(update={k: v for k, v in changes.items() if v is not None})
     logs.set_up(settings)
+    _check_tls(settings)
     try:
         sockets = listen(settings.host, settings.port)
     except ListenError as error:
@@ -63,7 +75,7 @@ def serve(
     storage = open_storage(settings)
     owner_token(settings, storage)
     tuner_process = None if no_tuner else _start_tuner()
-    url = f"http://{settings.host}:{port}"
+    url = f"{'https' if settings.tls_certificate else 'http'}://{settings.host}:{port}"
     complain(f"serving {url}/v1, the owner's token is in {settings.token_file}")
     app = create_app(settings, storage)
 
@@ -88,6 +100,36 @@ def serve(
         storage.close()
     if not server.started:
         raise UserError(f"the service at {url} did not start; its log says why")
+
+
+def _check_tls(settings: Settings) -> None:
+    """Raises UserError unless the certificate and the key can be used. Warns of open lines."""
+    import ssl
+
+    if settings.tls_certificate is None:
+        if settings.tls_key is not None:
+            raise UserError("--tls-key needs --tls-cert")
+        if not is_loopback(settings.host):
+            complain(
+                f"warning: tokens pass {settings.host} in clear: give --tls-cert, or let only a"
+                " proxy that speaks TLS connect"
+            )
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(f"'{settings.tls_certificate}' cannot be used for TLS: {error}") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class _TunerProcess:

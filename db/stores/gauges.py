@@ -1,0 +1,60 @@
+"""Figures of the whole database, for metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from db.clock import Clock, instant
+from db.engine import reading
+from db.models import LeaseRow, RequestRow, TrialRow
+from db.stores.requests import RequestState
+from db.stores.statements import table_of
+
+_leases = table_of(LeaseRow)
+_requests = table_of(RequestRow)
+_trials = table_of(TrialRow)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Ages are in seconds, 0 where there is nothing that could be old."""
+
+    oldest_lease: float  # of those that hold
+    oldest_queued: float
+    trials: int  # that were ever stored
+    ended: Mapping[tuple[str, str], int]  # leases of the last hour by outcome and blame ("": none)
+
+
+class GaugeStore:
+    """What is asked of all rows at once. `clock` is for tests."""
+
+    def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
+        self._engine = engine
+        self._now = instant(clock)
+
+    def read(self) -> Figures:
+        """The figures as of now. Raises StorageError."""
+        now = self._now()
+        lease = sa.select(now - sa.func.min(_leases.c.taken_at)).where(_leases.c.ended_at.is_(None))
+        queued = sa.select(now - sa.func.min(_requests.c.created_at)).where(
+            _requests.c.state == RequestState.QUEUED.value
+        )
+        ended = (
+            sa.select(_leases.c.outcome, _leases.c.blame, sa.func.count())
+            .where(_leases.c.ended_at > now - 3600.0)
+            .group_by(_leases.c.outcome, _leases.c.blame)
+        )
+        with reading(self._engine) as connection:
+            return Figures(
+                oldest_lease=max(0.0, connection.execute(lease).scalar() or 0.0),
+                oldest_queued=max(0.0, connection.execute(queued).scalar() or 0.0),
+                # serials are given in order and never again: the last one counts them all
+                trials=connection.execute(sa.select(sa.func.max(_trials.c.serial))).scalar() or 0,
+                ended={
+                    (outcome or "", blame or ""): count
+                    for outcome, blame, count in connection.execute(ended)
+                },
+            )

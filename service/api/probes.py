@@ -1,0 +1,50 @@
+"""What an orchestrator asks: `/healthz`, does the process live, and `/readyz`, does it work.
+
+They need no token and say no more than that.
+"""
+
+from __future__ import annotations
+
+import anyio.to_thread
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from db.errors import DatabaseError
+from db.storage import Storage
+from service.api.housekeeping import SWEEP
+
+SWEEP_SECONDS = 30.0
+"""A sweep that is older means that no replica keeps house: leases of dead workers do not end."""
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/healthz")
+async def healthz() -> JSONResponse:
+    """The process answers; it asks nobody else."""
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/readyz")
+async def readyz(request: Request) -> JSONResponse:
+    """200 once the database answers and somebody looks after the leases, else 503 with a reason."""
+    state = request.app.state
+    if state.stopping:
+        return _answer("the process is stopping", None)
+    storage: Storage = state.storage
+    try:
+        age = await anyio.to_thread.run_sync(
+            storage.sweeps.age, SWEEP, limiter=state.health_limiter
+        )
+    except DatabaseError:
+        return _answer("the database does not answer", None)
+    if age is None:
+        return _answer("nobody has swept the leases yet", None)
+    return _answer("" if age <= SWEEP_SECONDS else "nobody sweeps the leases", age)
+
+
+def _answer(reason: str, age: float | None) -> JSONResponse:
+    body = {"status": "unready" if reason else "ready", "sweep_age_seconds": age}
+    return JSONResponse(
+        {**body, "reason": reason} if reason else body, status_code=503 if reason else 200
+    )
