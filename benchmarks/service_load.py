@@ -2,8 +2,9 @@
 
 `python -m benchmarks.service_load` starts the service and a bare FastAPI application as processes,
 on SQLite and on PostgreSQL, and asks them in turns: single lookups, bulk lookups of 23 keys, and
-claims where there is no work; then all that again beside idle event streams and long polls. A ratio
-is taken within a round, so that it cancels what the machine did meanwhile.
+claims where there is no work; then all that again beside idle event streams and long polls, and
+beside a process that commits. A ratio is taken within a round, so that it cancels what the machine
+did meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from statistics import median
 
 from benchmarks.report import Origin, markdown_table
 from benchmarks.service_load_client import Answered, Wanted, held, measure, until_answered
-from benchmarks.service_load_server import fill, serve_bare, serve_service, serving
+from benchmarks.service_load_server import (
+    COMMITS,
+    committing,
+    fill,
+    serve_bare,
+    serve_service,
+    serving,
+)
 
 BULK = 23
 """Keys of a bulk lookup: the workloads of a ResNet-50."""
@@ -125,8 +133,6 @@ def against(database: str, url: str, folder: Path, asked: argparse.Namespace) ->
             until_answered(each, START_SECONDS)
             measure(each, asked.clients, min(1.0, asked.seconds))  # the first are slower
         yield from in_turns(database, "nothing", wanted, asked)
-        if not asked.streams + asked.polls:
-            return
         with (
             held(service, filled.stream(), asked.streams),
             held(service, filled.claim(3600.0), asked.polls),
@@ -137,6 +143,8 @@ def against(database: str, url: str, folder: Path, asked: argparse.Namespace) ->
             time.sleep(asked.seconds)
             beside = f"{asked.streams} streams, {asked.polls} polls"
             yield from in_turns(database, beside, wanted, asked)
+        with committing(url, str(folder), filled.worker_id):
+            yield from in_turns(database, f"{COMMITS} commits a second", wanted, asked)
 
 
 def in_turns(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from service.settings import Settings
 from service.storage import open_storage
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 from tuner.measure.wire import PROTOCOL
+
+COMMITS = 20
+"""Commits a second of the process that commits."""
 
 TARGET = known_targets()["x86-64-v3"].key
 
@@ -173,3 +177,22 @@ def serve_service(sockets: list[socket.socket], url: str, folder: str) -> None:
         uvicorn.Server(server_config(create_app(settings, storage), settings)).run(sockets)
     finally:
         storage.close()
+
+
+@contextmanager
+def committing(url: str, folder: str, worker_id: str) -> Iterator[None]:
+    """A process that commits something else than records, as tuners and workers do all the time."""
+    process = get_context("spawn").Process(target=_commit, args=(url, folder, worker_id))
+    process.start()
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _commit(url: str, folder: str, worker_id: str) -> None:
+    storage = open_storage(settings_of(url, Path(folder)))
+    while True:
+        storage.workers.heartbeat(worker_id)
+        time.sleep(1 / COMMITS)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -101,6 +101,21 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
     """A transaction that only reads: one snapshot on SQLite. Raises StorageError."""
     with translated_errors(engine), engine.connect() as connection, connection.begin():
         yield connection
+
+
+class OwnConnection:
+    """A connection that is made like those of the pool, is none of them, and begins nothing."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._held = engine.connect()
+        self._held.detach()
+        self.driver = cast(Any, self._held.connection.dbapi_connection)
+        if engine.dialect.name == "postgresql":  # of SQLite's no connection begins by itself
+            self.driver.autocommit = True
+
+    def close(self) -> None:
+        """End it."""
+        self._held.close()
 
 
 def ping(engine: sa.Engine) -> None:

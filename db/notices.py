@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from db.engine import reading, translated_errors
+from db.engine import OwnConnection, reading, translated_errors
 from db.models import JobRow, NoticeRow, RequestRow, WorkerRow
 from db.stores.statements import chunks, table_of
 
@@ -126,31 +126,18 @@ def open_source(engine: sa.Engine) -> NoticeSource:
     return PostgresSource(engine) if engine.dialect.name == "postgresql" else SqliteSource(engine)
 
 
-class _OwnConnection:
-    """A connection made like those of the pool, but not one of them."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._held = engine.connect()
-        self._held.detach()
-        self.driver: Any = self._held.connection.dbapi_connection
-
-    def close(self) -> None:
-        self._held.close()
-
-
 class PostgresSource:
     """LISTEN on a connection of its own."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
-        self._own: _OwnConnection | None = None
+        self._own: OwnConnection | None = None
 
     def wait(self, seconds: float) -> Sequence[str] | None:
         with translated_errors(self._engine):
             try:
                 if self._own is None:
-                    self._own = _OwnConnection(self._engine)
-                    self._own.driver.autocommit = True
+                    self._own = OwnConnection(self._engine)
                     self._own.driver.execute(f"LISTEN {CHANNEL}")
                     return None
                 heard = self._own.driver.notifies(timeout=seconds, stop_after=1)
@@ -170,7 +157,7 @@ class SqliteSource:
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
-        self._own: _OwnConnection | None = None
+        self._own: OwnConnection | None = None
         self._version = 0
         self._last = 0
 
@@ -179,7 +166,7 @@ class SqliteSource:
         with translated_errors(self._engine):
             try:
                 if self._own is None:
-                    self._own = _OwnConnection(self._engine)
+                    self._own = OwnConnection(self._engine)
                     self._version = self._one("PRAGMA data_version")
                     self._last = self._one("SELECT coalesce(max(serial), 0) FROM notices")
                     return None

@@ -13,6 +13,7 @@ from anyio import CapacityLimiter
 from fastapi import APIRouter, FastAPI
 from starlette.concurrency import run_in_threadpool
 
+from db.changes import Changes
 from db.notices import open_source, topic_states
 from db.storage import Storage
 from service.api import errors, probes, routes
@@ -55,7 +56,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         app.state.gate = Gate(settings, tokens)
         planning = Planning(settings, opened.blobs)
         app.state.planning = planning
-        app.state.served = ServedRecords(opened.records)
+        app.state.served = ServedRecords(opened.records, Changes(opened.engine))
         app.state.upload_limiter = CapacityLimiter(WRITERS)
         app.state.health_limiter = CapacityLimiter(HEALTH_THREADS)
         await notifier.start()
@@ -71,6 +72,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
                 task.cancel()
             await notifier.stop()
             await run_in_threadpool(planning.close)
+            await run_in_threadpool(app.state.served.close)
             if storage is None:
                 opened.close()
 

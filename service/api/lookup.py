@@ -62,7 +62,7 @@ async def _lookup(
 ) -> Response:
     """A `LookupView` as bytes: the records are bytes already."""
     found = await served.find((target, body.threads, body.numerics), [each.key for each in wanted])
-    records = [found.get(each.key, b"null") for each in wanted]
+    records = [found[each.key] or b"null" for each in wanted]
     entries = [
         b'{"workload_key":"%s","name":%s,"count":%d,"record":%s}'
         % (each.key.encode(), _text(each.name), each.count, record)

@@ -2,20 +2,22 @@
 
 Lookups that arrive while others are answered go together in the next query: one thread and one
 connection serve all of them, however many clients ask. What a record looks like in an answer is
-made once for each record, and not for each lookup; which one is served is asked each time.
+made once for each record, and which one is served is asked once for as long as nothing is committed
+to the database, which is asked each time.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 
 import anyio.to_thread
 from anyio import CapacityLimiter
 
+from db.changes import Changes
 from db.stores.records import ServedVersion, SqlRecordStore
 from service.api.views import record_view
 
@@ -25,7 +27,7 @@ MOST_KEPT = 16_384
 RecordKind = tuple[str, int, str]
 """What records are looked up for together: target key, threads, numerics."""
 
-_Found = Mapping[str, bytes]
+_Found = Mapping[str, bytes | None]
 
 
 @dataclass(slots=True)
@@ -39,15 +41,22 @@ class _Batch:
 class ServedRecords:
     """The records that are served, by key, as JSON."""
 
-    def __init__(self, records: SqlRecordStore) -> None:
+    def __init__(self, records: SqlRecordStore, changes: Changes) -> None:
         self._records = records
+        self._changes = changes
+        self._stamp: object = None
+        self._known: dict[RecordKind, dict[str, bytes | None]] = {}
+        self._count = 0  # of all that is known
         self._limiter = CapacityLimiter(1)
         self._kept: OrderedDict[ServedVersion, bytes] = OrderedDict()
         self._waiting: dict[RecordKind, _Batch] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def find(self, kind: RecordKind, workloads: Collection[str]) -> _Found:
-        """Those that are known by workload key, and maybe others. Raises StorageError."""
+        """The records by workload key, None for what has none, and maybe others.
+
+        Raises StorageError.
+        """
         answer: asyncio.Future[_Found] = asyncio.get_running_loop().create_future()
         batch = self._waiting.setdefault(kind, _Batch())
         batch.workloads.update(workloads)
@@ -71,8 +80,23 @@ class ServedRecords:
                 if not answer.done():  # its client may have gone
                     answer.set_result(found)
 
-    def _look(self, kind: RecordKind, workloads: Collection[str]) -> _Found:
-        """In the one thread."""
+    def close(self) -> None:
+        """End the connection that asks for changes."""
+        self._changes.close()
+
+    def _look(self, kind: RecordKind, workloads: Set[str]) -> _Found:
+        """In the one thread. What it answers is added to, and never changed otherwise."""
+        stamp = self._changes.stamp()
+        if stamp != self._stamp or self._count > MOST_KEPT:
+            self._stamp, self._known, self._count = stamp, {}, 0
+        known = self._known.setdefault(kind, {})
+        if new := workloads - known.keys():
+            found = self._read(kind, new)
+            known.update({workload: found.get(workload) for workload in new})
+            self._count += len(new)
+        return known
+
+    def _read(self, kind: RecordKind, workloads: Set[str]) -> Mapping[str, bytes]:
         while True:
             versions = self._records.served_versions(*kind, workloads)
             new = [version for version in versions.values() if version not in self._kept]

@@ -39,7 +39,7 @@ async def get_schedule(
     """The best schedule of a workload on a target, with the measurement behind it."""
     state = request.app.state  # a dependency for each would take longer than the answer
     key = await target_key(target, state.storage)
-    record = (await state.served.find((key, threads, numerics), (workload,))).get(workload)
+    record = (await state.served.find((key, threads, numerics), (workload,)))[workload]
     if record is None:
         raise NotFoundError("schedule", f"{workload} on {target}, {threads} threads, {numerics}")
     return Response(record, media_type="application/json")

@@ -17,7 +17,9 @@ def test_a_run_reports_every_kind_of_request(tmp_path: Path) -> None:
     rows = [(row["beside"], row["kind"], row["failures"]) for row in report["results"]]
     kinds = ("bare", "single", "bulk", "claim")
     assert rows == [
-        (beside, kind, 0) for beside in ("nothing", "3 streams, 2 polls") for kind in kinds
+        (beside, kind, 0)
+        for beside in ("nothing", "3 streams, 2 polls", "20 commits a second")
+        for kind in kinds
     ]
     assert all(row["rate"] > 0 for row in report["results"])
     assert "| sqlite | nothing | bulk |" in output.with_suffix(".md").read_text()
