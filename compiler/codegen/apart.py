@@ -11,23 +11,15 @@ import atexit
 import os
 import resource
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
-from multiprocessing.connection import Connection, Pipe
-from typing import IO
+from multiprocessing.connection import Connection
 
+from compiler.child import ChildProcess
 from compiler.errors import CompilerError
 from compiler.target import Target
 
 LIMIT_SECONDS = 30
 """CPU time that one text may take; kernels take less than one second."""
-
-_COMMAND = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
-    "from compiler.codegen.apart import serve; serve(int(sys.argv[1]))"
-)
 
 
 def emit_object(ir_text: str, target: Target) -> bytes:
@@ -48,12 +40,12 @@ def emit_assembly(ir_text: str, target: Target) -> str:
     return made
 
 
-def serve(descriptor: int) -> None:
+def serve(pipe: Connection) -> None:
     """Answer requests until the pipe is closed: what the other process runs."""
     from compiler.codegen import object
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with Connection(descriptor) as pipe:
+    with pipe:
         while True:
             try:
                 as_text, text, target, seconds = pipe.recv()
@@ -77,45 +69,17 @@ def _limit_time(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, hard))
 
 
-class _Process:
-    """A process that serves, and this end of its pipe."""
-
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self.pipe, theirs = Pipe()
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process is
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND, str(theirs.fileno()), *sys.path],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._errors,
-                pass_fds=[theirs.fileno()],
-            )
-
-    def close(self) -> None:
-        """Let it end, and wait for that."""
-        self.pipe.close()
-        self._process.wait()
-        self._errors.close()
-
-    def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
-        self.close()
-
-    def reason(self) -> str:
-        """Why it ended before it answered."""
-        if self._process.wait() == -signal.SIGXCPU:
-            return f"it does not end in {LIMIT_SECONDS} s"
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").splitlines()
-        said = [line for line in lines if "LLVM ERROR" in line] or lines[-1:]
-        return said[0].removeprefix("LLVM ERROR: ") if said else "its process ended"
+def _reason(child: ChildProcess) -> str:
+    """Why it ended before it answered."""
+    if child.wait() == -signal.SIGXCPU:
+        return f"it does not end in {LIMIT_SECONDS} s"
+    lines = child.last_words()
+    said = [line for line in lines if "LLVM ERROR" in line] or lines[-1:]
+    return said[0].removeprefix("LLVM ERROR: ") if said else "its process ended"
 
 
 _lock = threading.Lock()
-_process: _Process | None = None
+_process: ChildProcess | None = None
 
 
 def _ask(ir_text: str, target: Target, *, as_text: bool) -> bytes | str:
@@ -123,13 +87,13 @@ def _ask(ir_text: str, target: Target, *, as_text: bool) -> bytes | str:
     with _lock:
         # After a fork, the pipe is still the parent's.
         if _process is None or _process.owner != os.getpid():
-            _process = _Process()
+            _process = ChildProcess("compiler.codegen.apart", "serve")
         try:
             _process.pipe.send((as_text, ir_text, target, LIMIT_SECONDS))
             answer: bytes | str | CompilerError = _process.pipe.recv()
         except (EOFError, OSError):
             failed, _process = _process, None
-            reason = failed.reason()
+            reason = _reason(failed)
             failed.close()
             raise CompilerError(
                 f"LLVM cannot compile the code for target '{target.name}': {reason}"

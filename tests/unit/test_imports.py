@@ -38,6 +38,7 @@ INSIDE: dict[str, set[str]] = {
     "local": _BASE | {"detection"},
     "timings": set(),
     "process": set(),
+    "child": set(),
     "graph": _BASE,
     "loops": _BASE | {"graph"},
     "ops": _IR,
@@ -52,7 +53,7 @@ INSIDE: dict[str, set[str]] = {
     "costs": _IR | {"ops", "workload", "plan", "passes", "memory_plan"},
     "memory_plan": _IR | {"ops", "workload", "plan", "regions"},
     "schedule": _IR | {"ops", "workload", "runtime"},
-    "codegen": _BASE | {"loops"},
+    "codegen": _BASE | {"loops", "child"},
     "runtime": {"errors", "dtypes", "loops", "detection", "targets"},
     # one candidate from schedule to object: it meets a workload, never a graph plan
     "roofline": _BASE | {"codegen", "runtime"},

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as BuildTimeoutError
@@ -81,42 +82,48 @@ class Builder(Protocol):
         """Stop all processes."""
 
 
-class ProcessBuilder:
-    """Builds in a pool of processes; what was built once is not built again.
+class BuildFuture(Protocol):
+    """A candidate on its way."""
+
+    def done(self) -> bool:
+        """Whether `result` answers at once."""
+
+    def cancelled(self) -> bool:
+        """Whether it was given up."""
+
+    def cancel(self) -> bool:
+        """Give it up."""
+
+    def result(self) -> Mapping[str, Any]:
+        """What `Compile` gives, and `build_seconds`.
+
+        Raises:
+            BuildTimeoutError: if it took too long.
+            ProcessExpired: if its process died.
+            CompilerError: if the compiler refuses it.
+        """
+
+
+class CachingBuilder(ABC):
+    """What was built once is not built again. Where builds happen is the subclass' matter.
 
     Several runs may share one, each from a thread of its own.
     """
 
-    def __init__(
-        self,
-        workers: int | None = None,
-        limit_seconds: float = 20.0,
-        compile_candidate: Compile | None = None,
-        timings: Timings | None = None,
-    ) -> None:
-        """`timings` counts what the steps of a build take, all processes together.
-
-        The processes start with the first batch, or with `start`.
-        """
-        self._limit_seconds = limit_seconds
-        self._compile = compile_candidate or compile_with_compiler
+    def __init__(self, timings: Timings | None = None) -> None:
+        """`timings` counts what the steps of a build take, all processes together."""
         self._timings = timings
-        # Not by fork, because this process has threads.
-        self._pool = ProcessPool(
-            max_workers=workers or max(1, (os.cpu_count() or 2) - 1),
-            context=_Context(),
-            initializer=_prepare,
-            initargs=(compile_candidate is None,),
-        )
         self._cache: OrderedDict[tuple[str, str, int, str], Built] = OrderedDict()
         self._lock = threading.Lock()
 
-    def start(self) -> None:
-        """Start the processes now: they import the compiler while the caller plans."""
-        # To ask a pool whether it is active starts it.
-        assert self._pool.active
+    @abstractmethod
+    def begin(
+        self, text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
+    ) -> BuildFuture:
+        """Start to build one candidate; the arguments are those of `Compile`."""
 
-    def submit(self, task: Task, schedules: Sequence[Schedule]) -> _PoolTicket:
+    def submit(self, task: Task, schedules: Sequence[Schedule]) -> Ticket:
+        """Start to build a batch."""
         key = task.key
         text, target = task.workload.text(), task.target.to_json()
         parts: list[Built | _Pending] = []
@@ -126,17 +133,9 @@ class ProcessBuilder:
             if found is not None:
                 parts.append(found)
                 continue
-            future = self._pool.schedule(
-                _timed,
-                args=(self._compile, text, schedule.to_json(), target, key.threads),
-                timeout=self._limit_seconds,
-            )
+            future = self.begin(text, schedule.to_json(), target, key.threads)
             parts.append(_Pending(schedule, identity, future))
-        return _PoolTicket(parts, self._remember, self._timings)
-
-    def close(self) -> None:
-        self._pool.stop()
-        self._pool.join()
+        return _CachingTicket(parts, self._remember, self._timings)
 
     def _known(self, identity: tuple[str, str, int, str]) -> Built | None:
         with self._lock:
@@ -150,6 +149,49 @@ class ProcessBuilder:
             self._cache[identity] = built
             while len(self._cache) > CACHE_ENTRIES:
                 self._cache.popitem(last=False)
+
+
+class ProcessBuilder(CachingBuilder):
+    """Builds in a pool of processes on this machine."""
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        limit_seconds: float = 20.0,
+        compile_candidate: Compile | None = None,
+        timings: Timings | None = None,
+    ) -> None:
+        """The processes start with the first batch, or with `start`."""
+        super().__init__(timings)
+        self._limit_seconds = limit_seconds
+        self._compile = compile_candidate or compile_with_compiler
+        # Not by fork, because this process has threads.
+        self._pool = ProcessPool(
+            max_workers=workers or max(1, (os.cpu_count() or 2) - 1),
+            context=_Context(),
+            initializer=_prepare,
+            initargs=(compile_candidate is None,),
+        )
+
+    def start(self) -> None:
+        """Start the processes now: they import the compiler while the caller plans."""
+        # To ask a pool whether it is active starts it.
+        assert self._pool.active
+
+    def begin(
+        self, text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
+    ) -> BuildFuture:
+        future: BuildFuture = self._pool.schedule(
+            timed_compile,
+            args=(self._compile, text, schedule, target, threads),
+            timeout=self._limit_seconds,
+        )
+        return future
+
+    def close(self) -> None:
+        """Stop all processes."""
+        self._pool.stop()
+        self._pool.join()
 
 
 class _Process(SpawnProcess):
@@ -175,10 +217,10 @@ class _Context(SpawnContext):
 class _Pending:
     schedule: Schedule
     identity: tuple[str, str, int, str]
-    future: Any
+    future: BuildFuture
 
 
-class _PoolTicket:
+class _CachingTicket:
     def __init__(
         self,
         parts: list[Built | _Pending],
@@ -257,13 +299,14 @@ def _prepare(with_compiler: bool) -> None:
         warm_up()
 
 
-def _timed(
+def timed_compile(
     compile_candidate: Compile,
     text: str,
     schedule: Mapping[str, Any],
     target: Mapping[str, Any],
     threads: int,
 ) -> dict[str, Any]:
+    """What the compiler gives, and the seconds that it took."""
     started = time.perf_counter()
     made = compile_candidate(text, schedule, target, threads)
     return {**made, "build_seconds": time.perf_counter() - started}

@@ -6,36 +6,16 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
-from compiler.errors import ScheduleError
 from compiler.schedule.schedule import Schedule
 from compiler.timings import StageTime, Timings
+from tests.unit.tuner.compilers import pretend
 from tuner.measure.builder import ProcessBuilder
 from tuner.measure.measurement import RecordKey, Status
-
-
-def pretend(
-    text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
-) -> Mapping[str, Any]:
-    """A compiler whose fate hangs on the algorithm's name."""
-    match schedule["algorithm"]:
-        case "refused":
-            raise ScheduleError("tile does not divide")
-        case "crashes":
-            os._exit(9)
-        case "hangs":
-            time.sleep(60)
-        case "bug":
-            raise IndexError("off by one")
-    code = f"{text} {schedule} {target} {threads} {os.getpid()} {time.time_ns()}".encode()
-    digest, stages = str(schedule["algorithm"]), {"lower": 0.25, "codegen": 2.0}
-    return {"object": code, "spec": {"name": text}, "digest": digest, "stages": stages}
 
 
 @dataclass(frozen=True)

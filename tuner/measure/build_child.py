@@ -1,0 +1,94 @@
+"""Builds candidates in a child of this process, one at a time: a crash or a hang ends the child."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import TimeoutError as BuildTimeoutError
+from multiprocessing.connection import Connection
+from typing import Any
+
+from pebble import ProcessExpired
+
+from compiler.child import ChildProcess
+from compiler.errors import CompilerError
+from tuner.measure.builder import Compile, timed_compile
+
+START_SECONDS = 120.0
+"""How long a child may take to load the compiler, on a machine that is busy."""
+
+
+class BuildChild:
+    """One child, started when it is first needed, and anew after it died. For one thread."""
+
+    def __init__(self, compile_candidate: Compile) -> None:
+        self._compile = compile_candidate
+        self._child: ChildProcess | None = None
+
+    def build(
+        self,
+        text: str,
+        schedule: Mapping[str, Any],
+        target: Mapping[str, Any],
+        threads: int,
+        limit_seconds: float,
+    ) -> Mapping[str, Any]:
+        """Build one candidate; the errors are those of `BuildFuture.result`."""
+        child = self._ready()
+        try:
+            child.pipe.send((self._compile, text, schedule, target, threads))
+            late = not child.pipe.poll(limit_seconds)
+            answer = None if late else child.pipe.recv()
+        except (EOFError, OSError):
+            status = child.wait()
+            self._drop(kill=False)
+            raise ProcessExpired(f"exit status {status}", status) from None
+        if late:
+            self._drop(kill=True)
+            raise BuildTimeoutError
+        if isinstance(answer, Exception):
+            raise answer
+        made: Mapping[str, Any] = answer
+        return made
+
+    def close(self) -> None:
+        """End the child."""
+        self._drop(kill=True)
+
+    def _ready(self) -> ChildProcess:
+        if self._child is None:
+            child = ChildProcess("tuner.measure.build_child", "serve")
+            if not child.pipe.poll(START_SECONDS):
+                child.kill()
+                raise ProcessExpired("it does not start", 1)
+            child.pipe.recv()
+            self._child = child
+        return self._child
+
+    def _drop(self, *, kill: bool) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            if kill:
+                child.kill()
+            else:
+                child.close()
+
+
+def serve(pipe: Connection) -> None:
+    """Build what comes through the pipe until it is closed: what the child runs."""
+    from tuner.measure.candidate import warm_up
+
+    warm_up()
+    with pipe:
+        pipe.send("ready")
+        while True:
+            try:
+                compile_candidate, *arguments = pipe.recv()
+            except EOFError:
+                return
+            try:
+                answer: object = timed_compile(compile_candidate, *arguments)
+            except CompilerError as error:
+                answer = CompilerError(str(error))  # subclasses need not pickle
+            except Exception as error:  # noqa: BLE001 - a bug in one candidate's lowering is recorded
+                answer = RuntimeError(f"{type(error).__name__}: {error}")
+            pipe.send(answer)

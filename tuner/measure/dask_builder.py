@@ -1,0 +1,242 @@
+"""Builds on a Dask cluster: the scheduler that somebody runs already, or a few machines beside.
+
+A lost Dask worker or scheduler costs time and nothing else: Dask runs the build elsewhere, and
+where there is no elsewhere it is built on this machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import TimeoutError as BuildTimeoutError
+from typing import TYPE_CHECKING, Any
+
+from pebble import ProcessExpired
+
+from compiler.errors import CompilerError
+from compiler.timings import Timings
+from tuner.measure.builder import (
+    Builder,
+    BuildFuture,
+    CachingBuilder,
+    Compile,
+    ProcessBuilder,
+    compile_with_compiler,
+)
+from tuner.measure.dask_build import build_on_worker, versions_differ, versions_here
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+CONNECT_SECONDS = 10.0
+"""How long the scheduler may take to answer."""
+
+AGAIN_SECONDS = 30.0
+"""How long the scheduler is left alone after it did not answer."""
+
+ABSENT_SECONDS = 10.0
+"""How long builds wait for a first Dask worker before they are done here."""
+
+LOOK_SECONDS = 1.0
+"""How often it is looked whether there are Dask workers."""
+
+
+class BuilderError(CompilerError):
+    """The cluster cannot be used; the sentence says why."""
+
+
+class DaskBuilder(CachingBuilder):
+    """Builds on the workers of a Dask scheduler, and on this machine while there are none."""
+
+    def __init__(
+        self,
+        address: str,
+        limit_seconds: float = 20.0,
+        compile_candidate: Compile = compile_with_compiler,
+        timings: Timings | None = None,
+        local: Callable[[], ProcessBuilder] = ProcessBuilder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`address` is the scheduler's, `tcp://HOST:PORT` or `tls://HOST:PORT`; keys and
+        certificates are those of Dask's own configuration. `local` makes what builds here."""
+        super().__init__(timings)
+        self.address = address
+        self._limit_seconds = limit_seconds
+        self._compile = compile_candidate
+        self._make_local = local
+        self._clock = clock
+        self._client: Client | None = None
+        self._local: ProcessBuilder | None = None
+        self._versions = versions_here()
+        self._ask_again = float("-inf")
+        self._looked = float("-inf")
+        self._seen = float("-inf")
+
+    def start(self) -> None:
+        """Connect, and compare versions.
+
+        Raises:
+            BuilderError: if the scheduler does not answer, or a worker is of another version.
+        """
+        if self._client is not None:
+            return
+        self._client = self._connect()
+        self._seen = self._clock()
+        for worker, theirs in self._client.run(versions_here).items():
+            if theirs != self._versions:
+                different = versions_differ(theirs, self._versions)
+                raise BuilderError(f"Dask worker '{worker}' is of another version: {different}")
+
+    def begin(
+        self, text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
+    ) -> BuildFuture:
+        arguments = text, schedule, target, threads
+        client = self._connected()
+        if client is None:
+            return self.begin_here(*arguments)
+        remote = client.submit(
+            build_on_worker,
+            self._compile,
+            arguments,
+            self._limit_seconds,
+            self._versions,
+            # named by what is built: two tuners that ask for the same share it
+            pure=True,
+        )
+        return _Remote(self, remote, arguments)
+
+    def begin_here(
+        self, text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
+    ) -> BuildFuture:
+        """Build on this machine."""
+        if self._local is None:
+            self._local = self._make_local()
+        return self._local.begin(text, schedule, target, threads)
+
+    def close(self) -> None:
+        """Leave the cluster, and stop what builds here."""
+        if self._client is not None:
+            self._client.close(timeout=CONNECT_SECONDS)  # type: ignore[no-untyped-call]
+        if self._local is not None:
+            self._local.close()
+
+    def abandoned(self) -> bool:
+        """Whether nobody on the cluster builds: no scheduler, or no worker for a while."""
+        client, now = self._client, self._clock()
+        if client is None or client.status != "running":
+            return True
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            if client.scheduler_info(n_workers=-1)["workers"]:
+                self._seen = now
+        return now - self._seen >= ABSENT_SECONDS
+
+    def _connected(self) -> Client | None:
+        """The client while there is somebody who builds; a lost scheduler is asked again."""
+        if self._client is not None and self._client.status == "closed":
+            self._client = None
+        now = self._clock()
+        if self._client is None and now >= self._ask_again:
+            self._ask_again = now + AGAIN_SECONDS
+            try:
+                self._client = self._connect()
+                self._seen = now
+            except BuilderError:
+                return None
+        return None if self.abandoned() else self._client
+
+    def _connect(self) -> Client:
+        from distributed import Client
+
+        try:
+            return Client(  # type: ignore[no-untyped-call]
+                self.address, timeout=CONNECT_SECONDS, set_as_default=False
+            )
+        except (OSError, TimeoutError) as error:
+            raise BuilderError(
+                f"the Dask scheduler at '{self.address}' does not answer: {error}"
+            ) from error
+        except ValueError as error:
+            raise BuilderError(f"'{self.address}' is no address of a Dask scheduler") from error
+
+
+class _Remote:
+    """A build on the cluster; on this machine, if the cluster loses it."""
+
+    def __init__(
+        self,
+        builder: DaskBuilder,
+        remote: Any,
+        arguments: tuple[str, Mapping[str, Any], Mapping[str, Any], int],
+    ) -> None:
+        self._builder = builder
+        self._remote = remote
+        self._arguments = arguments
+        self._here: BuildFuture | None = None
+        self._given_up = False
+
+    def done(self) -> bool:
+        if self._given_up:
+            return True
+        if self._here is None and self._is_lost():
+            self._here = self._builder.begin_here(*self._arguments)
+        return self._here.done() if self._here is not None else bool(self._remote.done())
+
+    def cancelled(self) -> bool:
+        return self._given_up
+
+    def cancel(self) -> bool:
+        self._given_up = True
+        if self._here is not None:
+            return self._here.cancel()
+        if self._remote.client.status == "running":
+            self._remote.cancel()
+        return True
+
+    def result(self) -> Mapping[str, Any]:
+        while not self.done():
+            time.sleep(0.01)
+        if self._here is not None:
+            return self._here.result()
+        answer: Mapping[str, Any] = self._remote.result()
+        match next(iter(answer.items())):
+            case "made", made:
+                return dict(made)
+            case "late", _:
+                raise BuildTimeoutError
+            case "expired", text:
+                raise ProcessExpired(text, 1)
+            case "refused", text:
+                raise CompilerError(text)
+            case _, text:
+                raise RuntimeError(text)
+
+    def _is_lost(self) -> bool:
+        """Whether the cluster has lost it: no answer will come, or none that is one."""
+        if self._remote.done():
+            if self._remote.status != "finished":
+                return True
+            return "differs" in self._remote.result()
+        return self._builder.abandoned()
+
+
+def is_dask(name: str) -> bool:
+    """Whether a setting names a Dask scheduler."""
+    return name.startswith(("dask://", "dask+tls://"))
+
+
+def dask_address(name: str) -> str:
+    """The scheduler's address for Dask: `dask://HOST:PORT` or `dask+tls://HOST:PORT`.
+
+    Raises:
+        BuilderError: if it is neither.
+    """
+    scheme, _, rest = name.partition("://")
+    kinds = {"dask": "tcp", "dask+tls": "tls"}
+    if scheme not in kinds or not rest.rpartition(":")[2].isdecimal():
+        raise BuilderError(f"'{name}' is no Dask scheduler: give dask://HOST:PORT")
+    return f"{kinds[scheme]}://{rest}"
+
+
+def _is_a_builder(made: DaskBuilder) -> Builder:
+    return made
