@@ -18,11 +18,11 @@ from typing import Any
 from benchmarks.models import MODELS, build
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table
+from service.jobs.builders import default_builders
 from service.jobs.graph_choice import choose_plan
 from service.jobs.job_spec import JobBudget
 from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, plan_model
-from service.jobs.tuning import default_builders
 from service.settings import Settings
 from service.storage import open_storage
 from tuner.cancel import CancelToken

@@ -163,8 +163,11 @@ class Settings(BaseSettings):
     tuner_poll_seconds: float = Field(
         default=0.5, gt=0, description="How often an idle tuner looks for a job."
     )
-    builders: int = Field(
-        default=0, ge=0, description="Processes that compile candidates; 0: one for each core."
+    builders: str = Field(
+        default="0",
+        pattern=r"^([0-9]{1,4}|dask(\+tls)?://[^\s/]+:[0-9]{1,5})$",
+        description="Processes that compile candidates (0: one for each core), or a Dask scheduler:"
+        " dask://HOST:PORT, dask+tls://HOST:PORT.",
     )
     cost_model_trials: int = Field(
         default=500,

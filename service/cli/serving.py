@@ -172,6 +172,12 @@ def _start_tuner() -> _TunerProcess:
 
 
 def tuner(
+    builders: Annotated[
+        str | None,
+        typer.Option(
+            "--builders", help="Processes that compile, or a Dask scheduler: dask://HOST:PORT"
+        ),
+    ] = None,
     with_parent: Annotated[
         bool, typer.Option("--with-parent", hidden=True, help="End when the parent process ends")
     ] = False,
@@ -179,12 +185,18 @@ def tuner(
     """Take jobs from the database and tune; workers do the measuring."""
     from service import logs
     from service.jobs.tuner_process import TunerProcess
+    from service.settings import Settings
     from service.storage import open_storage
+    from tuner.measure.dask_builder import is_dask
 
     settings = load_settings()
+    if builders is not None:
+        settings = Settings.model_validate({**settings.model_dump(), "builders": builders})
     logs.set_up(settings)
     storage = open_storage(settings)
     process = TunerProcess(settings, storage)
+    if is_dask(settings.builders):
+        _ = process.builder  # a scheduler that does not answer is told now, and not to a job
     _on_signals(process.stop)
     if with_parent:
         _watch_parent(process.stop)

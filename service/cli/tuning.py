@@ -66,15 +66,14 @@ def tune(
     from compiler.timings import Timings
     from service.cli.tune_view import tell, watching
     from service.cli.view import rate_line, timings_table
+    from service.jobs.builders import open_builder
     from service.jobs.cost_models import describe, train_due
     from service.jobs.incomplete import untuned
     from service.jobs.job_spec import JobBudget, JobSpec
     from service.jobs.local_device import LocalDevice
     from service.jobs.run_job import Workshop, run_job
-    from service.jobs.tuning import default_builders
     from service.storage import open_storage
     from tuner.cancel import CancelToken
-    from tuner.measure.builder import ProcessBuilder
 
     gain = parse_share("--stop-gain", stop_gain)
     budget = JobBudget(trials, seconds, seed, gain, target_ms, strategy, unconstrained)
@@ -89,7 +88,7 @@ def tune(
     storage = open_storage(settings)
     token = CancelToken()
     out, beside = console(), Timings()
-    builder = ProcessBuilder(settings.builders or default_builders(), timings=beside)
+    builder = open_builder(settings, beside)
     workshop = Workshop(storage, builder, beside=beside)
     # its own: two runs at once, each with its trials
     job_id = f"tune-{secrets.token_hex(8)}"

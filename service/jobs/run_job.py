@@ -42,7 +42,7 @@ from service.jobs.tuning import (
 from service.jobs.verification import Verification, Verifier
 from tuner.cancel import CancelToken
 from tuner.events import Ended, Event, Finished
-from tuner.measure.builder import ProcessBuilder
+from tuner.measure.builder import Builder
 from tuner.measure.oracle import ReferenceCache
 from tuner.tasks import Task
 
@@ -73,7 +73,7 @@ class Workshop:
     """
 
     storage: Storage
-    builder: ProcessBuilder
+    builder: Builder
     references: ReferenceCache = field(default_factory=ReferenceCache)
     kernels: KernelCache = field(default_factory=KernelCache)
     timings: Timings = field(default_factory=Timings)

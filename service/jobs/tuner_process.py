@@ -16,13 +16,13 @@ import structlog
 from db.errors import DatabaseError, StorageError
 from db.storage import Storage
 from db.stores.job_claims import SHARED_ATTEMPTS
+from service.jobs.builders import open_builder
 from service.jobs.cost_models import train_due
 from service.jobs.job_run import JobRun
 from service.jobs.run_job import Workshop
-from service.jobs.tuning import default_builders
 from service.jobs.waiting import match_jobs
 from service.settings import Settings
-from tuner.measure.builder import ProcessBuilder
+from tuner.measure.builder import Builder
 from tuner.measure.oracle import ReferenceCache
 
 log = structlog.get_logger("tilewright.tuner")
@@ -41,7 +41,7 @@ class TunerProcess:
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._runs: dict[JobRun, threading.Thread] = {}
-        self._builder: ProcessBuilder | None = None
+        self._builder: Builder | None = None
         self._references = ReferenceCache()
 
     def stop(self) -> None:
@@ -135,9 +135,9 @@ class TunerProcess:
         return True
 
     @property
-    def builder(self) -> ProcessBuilder:
+    def builder(self) -> Builder:
         """Builder processes, started for the first job and kept."""
         if self._builder is None:
-            self._builder = ProcessBuilder(self._settings.builders or default_builders())
+            self._builder = open_builder(self._settings)
             self._builder.start()
         return self._builder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -170,8 +169,3 @@ def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uname = entry.gname = ""
     entry.mode = 0o755 if entry.isdir() else 0o644
     return entry
-
-
-def default_builders() -> int:
-    """Builder processes for this machine: one for each core that it may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -37,7 +37,7 @@ class BuildChild:
         try:
             child.pipe.send((self._compile, text, schedule, target, threads))
             late = not child.pipe.poll(limit_seconds)
-            answer = None if late else child.pipe.recv()
+            answer: Any = None if late else child.pipe.recv()
         except (EOFError, OSError):
             status = child.wait()
             self._drop(kill=False)

@@ -6,6 +6,7 @@ where there is no elsewhere it is built on this machine.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as BuildTimeoutError
@@ -66,32 +67,39 @@ class DaskBuilder(CachingBuilder):
         self._make_local = local
         self._clock = clock
         self._client: Client | None = None
+        self._started = False
         self._local: ProcessBuilder | None = None
         self._versions = versions_here()
+        self._cluster_lock = threading.RLock()
         self._ask_again = float("-inf")
         self._looked = float("-inf")
         self._seen = float("-inf")
 
     def start(self) -> None:
-        """Connect, and compare versions.
+        """Connect, and compare versions; the first time.
 
         Raises:
             BuilderError: if the scheduler does not answer, or a worker is of another version.
         """
-        if self._client is not None:
-            return
+        with self._cluster_lock:
+            if not self._started:  # what was lost since then is asked again in time
+                self._start()
+
+    def _start(self) -> None:
         self._client = self._connect()
         self._seen = self._clock()
         for worker, theirs in self._client.run(versions_here).items():
             if theirs != self._versions:
                 different = versions_differ(theirs, self._versions)
                 raise BuilderError(f"Dask worker '{worker}' is of another version: {different}")
+        self._started = True
 
     def begin(
         self, text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
     ) -> BuildFuture:
         arguments = text, schedule, target, threads
-        client = self._connected()
+        with self._cluster_lock:
+            client = self._connected()
         if client is None:
             return self.begin_here(*arguments)
         remote = client.submit(
@@ -109,8 +117,9 @@ class DaskBuilder(CachingBuilder):
         self, text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
     ) -> BuildFuture:
         """Build on this machine."""
-        if self._local is None:
-            self._local = self._make_local()
+        with self._cluster_lock:
+            if self._local is None:
+                self._local = self._make_local()
         return self._local.begin(text, schedule, target, threads)
 
     def close(self) -> None:
@@ -120,6 +129,14 @@ class DaskBuilder(CachingBuilder):
         if self._local is not None:
             self._local.close()
 
+    @property
+    def workers(self) -> int:
+        """Dask workers that are up; 0 without a scheduler."""
+        client = self._client
+        if client is None or client.status != "running":
+            return 0
+        return len(client.scheduler_info(n_workers=-1)["workers"])
+
     def abandoned(self) -> bool:
         """Whether nobody on the cluster builds: no scheduler, or no worker for a while."""
         client, now = self._client, self._clock()
@@ -127,7 +144,7 @@ class DaskBuilder(CachingBuilder):
             return True
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
-            if client.scheduler_info(n_workers=-1)["workers"]:
+            if self.workers:
                 self._seen = now
         return now - self._seen >= ABSENT_SECONDS
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as BuildTimeoutError
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +13,7 @@ from typing import Any
 import pytest
 from pebble import ProcessExpired
 
+from benchmarks.dask_cluster import PATIENCE_SECONDS, Cluster, until
 from compiler.errors import CompilerError
 from compiler.schedule.schedule import Schedule
 from tests.unit.tuner.compilers import patient, pretend
@@ -29,67 +25,6 @@ from tuner.measure.dask_builder import BuilderError, DaskBuilder, dask_address, 
 from tuner.measure.measurement import Status
 
 distributed = pytest.importorskip("distributed")
-
-PATIENCE_SECONDS = 120.0
-ROOT = Path(__file__).parents[3]
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    ends = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert time.monotonic() < ends, f"no {what}"
-        time.sleep(0.02)
-
-
-@dataclass
-class Cluster:
-    """A scheduler and its workers, each a process."""
-
-    folder: Path
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    port: int = 0
-
-    @property
-    def address(self) -> str:
-        return f"tcp://127.0.0.1:{self.port}"
-
-    def scheduler(self) -> subprocess.Popen[bytes]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = self.port or free.getsockname()[1]
-        process = self._start("scheduler", "--host", "127.0.0.1", "--port", str(self.port))
-        until(self._answers, "scheduler")
-        return process
-
-    def _answers(self) -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", self.port), 1.0).close()
-        except OSError:
-            return False
-        return True
-
-    def worker(self) -> subprocess.Popen[bytes]:
-        return self._start("worker", self.address, "--nthreads", "1", "--no-nanny")
-
-    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "dask", *arguments, "--no-dashboard"]
-        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        log = (self.folder / f"{len(self.processes)}.log").open("wb")
-        with log:
-            process = subprocess.Popen(
-                command,
-                env={**os.environ, "PYTHONPATH": paths},
-                cwd=self.folder,
-                stdout=log,
-                stderr=log,
-            )
-        self.processes.append(process)
-        return process
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture
@@ -111,11 +46,6 @@ def builds(builder: DaskBuilder, *names: str, text: str = "conv") -> Any:
     return builder.submit(task(text), [Schedule(name, ()) for name in names])
 
 
-def workers_of(builder: DaskBuilder) -> int:
-    assert builder._client is not None
-    return len(builder._client.scheduler_info(n_workers=-1)["workers"])
-
-
 def test_builds_are_done_by_the_cluster_and_failures_are_data(cluster: Cluster) -> None:
     cluster.scheduler()
     workers = [cluster.worker(), cluster.worker()]
@@ -124,7 +54,7 @@ def test_builds_are_done_by_the_cluster_and_failures_are_data(cluster: Cluster) 
     )
     try:
         builder.start()
-        until(lambda: workers_of(builder) == 2, "workers")
+        until(lambda: builder.workers == 2, "workers")
         found = builds(builder, "good", "refused", "crashes", "bug", "hangs", "fine").results()
         assert [one.status for one in found] == [
             Status.OK,
@@ -154,11 +84,11 @@ def test_a_lost_worker_and_then_a_lost_scheduler_lose_no_build(
     builder = DaskBuilder(cluster.address, PATIENCE_SECONDS, patient, local=here(patient))
     try:
         builder.start()
-        until(lambda: workers_of(builder) == 2, "workers")
+        until(lambda: builder.workers == 2, "workers")
         ticket = builds(builder, "a", "b", "c", "d", text=str(shared))
         until(lambda: len(list(shared.glob("by-*"))) == 2, "builds on both workers")
         workers[0].send_signal(signal.SIGKILL)
-        until(lambda: workers_of(builder) == 1, "notice of the loss")
+        until(lambda: builder.workers == 1, "notice of the loss")
         assert not ticket.done()
         scheduler.send_signal(signal.SIGKILL)
         (shared / "go").touch()

@@ -1,0 +1,119 @@
+"""Builds a second with 1, 2 and 4 Dask workers: `python -m benchmarks.dask_builders`.
+
+Each build is stretched by waiting, so that the workers are the bottleneck and not the cores of this
+machine: what is measured is whether scheduler, transfer and builder scale, not how fast LLVM is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from benchmarks.dask_cluster import Cluster, until
+from benchmarks.race import RESULTS_FOLDER
+from benchmarks.report import Origin, markdown_table
+from compiler.graph.text import parse_graph
+from compiler.target import resolve_target
+from compiler.workload import make_workload
+from service.jobs.planning import task_of
+from tuner.measure.builder import ProcessBuilder, compile_with_compiler
+from tuner.measure.dask_builder import DaskBuilder
+from tuner.tasks import Task
+
+NAME = "dask-builders"
+TARGET = "x86-64-v3"
+
+
+def stretched(
+    text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
+) -> Mapping[str, Any]:
+    """A build as on a machine that takes a second longer."""
+    time.sleep(1.0)
+    return compile_with_compiler(text, schedule, target, threads)
+
+
+def product() -> Task:
+    """A matrix product, whose space has enough schedules."""
+    text = (
+        "graph product\n"
+        "input %a: float32[96, 64]\n"
+        "input %b: float32[64, 192]\n"
+        "%c: float32[96, 192] = matmul(%a, %b)\n"
+        "output %c\n"
+    )
+    graph = parse_graph(text)
+    workload = make_workload(graph, [node.name for node in graph.nodes])
+    return task_of(workload, resolve_target(TARGET), 1, "fast")
+
+
+def measure(workers: int, builds: int) -> float:
+    """Builds a second, from the first request to the last result."""
+    task = product()
+    schedules = list(islice(iter(task.space), builds))
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = Cluster(Path(folder))
+        builder: DaskBuilder | None = None
+        try:
+            cluster.scheduler()
+            for _ in range(workers):
+                cluster.worker()
+            builder = DaskBuilder(
+                cluster.address, 120.0, stretched, local=lambda: ProcessBuilder(1)
+            )
+            builder.start()
+            until(lambda: builder is not None and builder.workers == workers, "workers")
+            # each worker loads the compiler with its first build
+            builder.submit(task, schedules[:workers]).results()
+            rest = schedules[workers:]
+            started = time.perf_counter()
+            builder.submit(task, rest).results()
+            return len(rest) / (time.perf_counter() - started)
+        finally:
+            if builder is not None:
+                builder.close()
+            cluster.close()
+
+
+def report(rows: Sequence[Mapping[str, Any]], origin: Origin) -> str:
+    """The table in Markdown."""
+    first = rows[0]["builds_per_second"]
+    rates = [(row["workers"], row["builds_per_second"]) for row in rows]
+    cells = [[str(n), f"{rate:.2f}", f"{rate / first:.2f}"] for n, rate in rates]
+    return "\n".join(
+        [
+            "# Builds on Dask",
+            "",
+            f"{origin.sentence()} Each build waits a second beside its work.",
+            "",
+            markdown_table(["Dask workers", "builds a second", "times one worker"], cells, 0),
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--builds", type=int, default=28)
+    parser.add_argument("--output", type=Path, default=RESULTS_FOLDER)
+    options = parser.parse_args()
+    origin = Origin.of(options)
+    rows = []
+    for workers in options.workers:
+        rows.append({"workers": workers, "builds_per_second": measure(workers, options.builds)})
+        print(rows[-1], flush=True)
+    results = {"origin": asdict(origin), "rows": rows}
+    (options.output / f"{NAME}.json").write_text(json.dumps(results, indent=1) + "\n")
+    (options.output / f"{NAME}.md").write_text(report(rows, origin))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Dask clusters on this machine: a scheduler and its workers, each a process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PATIENCE_SECONDS = 120.0
+ROOT = Path(__file__).parents[1]
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    """Wait for something. Raises AssertionError if it does not come."""
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while not true():
+        assert time.monotonic() < ends, f"no {what}"
+        time.sleep(0.02)
+
+
+@dataclass
+class Cluster:
+    """A scheduler and its workers. They write their logs into `folder`."""
+
+    folder: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    port: int = 0
+
+    @property
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def scheduler(self) -> subprocess.Popen[bytes]:
+        """Start the scheduler, and wait until it answers."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        process = self._start("scheduler", "--host", "127.0.0.1", "--port", str(self.port))
+        until(self._answers, "scheduler")
+        return process
+
+    def worker(self) -> subprocess.Popen[bytes]:
+        """Start a worker with one thread."""
+        return self._start("worker", self.address, "--nthreads", "1", "--no-nanny")
+
+    def close(self) -> None:
+        """Kill what is left."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1.0).close()
+        except OSError:
+            return False
+        return True
+
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "dask", *arguments, "--no-dashboard"]
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        with (self.folder / f"dask-{len(self.processes)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, "PYTHONPATH": paths},
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+            )
+        self.processes.append(process)
+        return process

@@ -1,0 +1,29 @@
+"""Where candidates are compiled: processes of this machine, or a Dask cluster."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from compiler.timings import Timings
+from service.settings import Settings
+from tuner.measure.builder import Builder, ProcessBuilder
+from tuner.measure.dask_builder import DaskBuilder, dask_address, is_dask
+
+
+def open_builder(settings: Settings, timings: Timings | None = None) -> Builder:
+    """The builder that the settings name. `timings` counts what the steps of builds take.
+
+    Raises:
+        BuilderError: if they name neither a number of processes nor a Dask scheduler.
+    """
+    name = settings.builders
+    if is_dask(name):
+        local = partial(ProcessBuilder, default_builders())
+        return DaskBuilder(dask_address(name), timings=timings, local=local)
+    return ProcessBuilder(int(name) or default_builders(), timings=timings)
+
+
+def default_builders() -> int:
+    """Builder processes for this machine: one for each core that it may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
