@@ -238,6 +238,16 @@ def worker(
     python: Annotated[
         str | None, typer.Option("--python", help="Command that runs the sandbox's Python")
     ] = None,
+    sandbox_users: Annotated[
+        str | None,
+        typer.Option("--sandbox-users", help="Users that candidates run as: FIRST-LAST, or none"),
+    ] = None,
+    sandbox_mib: Annotated[
+        int | None, typer.Option("--sandbox-mib", help="Most memory of the sandbox")
+    ] = None,
+    cores: Annotated[
+        str | None, typer.Option("--cores", help="Cores that candidates run on, such as 2,4-7")
+    ] = None,
 ) -> None:
     """Measure candidates for a service. (`tilewright-worker` is the same without extras.)"""
     from service.worker.process import main
@@ -250,7 +260,8 @@ def worker(
         token = client_token(settings)
     pairs = (
         *(("--token", token), ("--token-file", token_file), ("--name", name)),
-        *(("--spool", spool), ("--python", python)),
+        *(("--spool", spool), ("--python", python), ("--cores", cores)),
+        *(("--sandbox-users", sandbox_users), ("--sandbox-mib", sandbox_mib)),
     )
     for option, value in pairs:
         if value is not None:

@@ -111,7 +111,7 @@ def check_whole_model(service: Service, machine: Machine, job: str, printed: str
     target, _ = storage.workloads.target(done.target_key or "")
     storage.close()
     assert target == machine.target, "the best one that it runs"
-    assert done.options["worker_id"] == worker.id
+    assert done.worker_id == worker.id
     result = done.result
     assert result is not None and result["verified"] and not result["not_verified"]
     assert result["largest_error"] <= TOLERANCE

@@ -413,3 +413,17 @@ def test_json_that_is_not_an_object_is_no_answer(server: Any, owner: str) -> Non
     with pytest.raises(Unreachable, match="JSON object"):
         Api(server.url, owner).call("GET", "/v1/jobs")
     assert json.dumps(Api(server.url, owner).call("GET", "/v1/health"))
+
+
+def test_the_service_packages_command_passes_the_options_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from service.cli import run
+
+    given: list[list[str]] = []
+    monkeypatch.setattr("service.worker.process.main", lambda a: given.append(a) or 0)
+    options = ["--cores", "0", "--sandbox-users", "5000-5001", "--sandbox-mib", "2048"]
+    assert run(["worker", *COMMON, *options]) == 0
+    found = parse_arguments(given[0], {})
+    assert (found.cores, found.sandbox_bytes, found.token) == ((0,), 2 << 30, "t")
+    assert "5000-5001" in given[0]
