@@ -14,9 +14,11 @@ from db.engine import reading
 from db.job_states import JobState
 from db.models import RequestRow
 from db.storage import Storage
+from db.stores.leases import NewRequest, RequestState
 from db.stores.statements import table_of
 from service.api.app import create_app
-from service.api.housekeeping import Tidied, tidy
+from service.api.housekeeping import Tidied, sweep, tidy
+from service.api.metrics import Metrics
 from service.jobs.remote_runner import RemoteRunner
 from service.settings import Settings
 from service.storage import open_storage
@@ -171,3 +173,80 @@ def test_the_service_tidies_at_intervals_and_counts(
             text = client.get("/v1/metrics").text
         assert 'tilewright_removed_total{what="requests"} 5.0' in text
         assert client.get("/v1/workers").json() == []
+
+
+def leased(storage: Storage, seconds: float) -> str:
+    """A request in a worker's hand."""
+    storage.leases.submit([NewRequest("held", TARGET, {})])
+    worker = storage.workers.register("w", [TARGET], {})
+    (lease,) = storage.leases.claim(worker.id, [TARGET], limit=1, lease_seconds=seconds)
+    return lease.request_id
+
+
+def test_a_replica_that_starts_beside_another_puts_no_deadline_off(
+    storage: Storage, clock: Clock
+) -> None:
+    """Each start once renewed every lease: a dead worker's never ran out while replicas came."""
+    name = leased(storage, 30.0)
+    for second in range(29):
+        assert sweep(storage, Metrics(), "a")
+        assert not sweep(storage, Metrics(), f"new {second}")
+        clock.now += 1
+    (row,) = storage.leases.history(name)
+    assert row.deadline == row.taken_at + 30
+    clock.now += 1
+    sweep(storage, Metrics(), "a")
+    assert storage.leases.status([name])[name].state is RequestState.QUEUED
+
+
+def test_time_in_which_no_replica_was_up_does_not_count(storage: Storage, clock: Clock) -> None:
+    sweep(storage, Metrics(), "a")
+    name = leased(storage, 30.0)
+    clock.now += 1000
+    sweep(storage, Metrics(), "b")
+    assert storage.leases.status([name])[name].state is RequestState.LEASED
+    (row,) = storage.leases.history(name)
+    assert row.deadline == row.taken_at + 1030
+
+
+def test_a_replica_that_takes_over_was_up_itself(storage: Storage, clock: Clock) -> None:
+    """The one that had the turn died; workers could renew at the other one all the time."""
+    sweep(storage, Metrics(), "a")
+    name = leased(storage, 30.0)
+    clock.now += 8
+    assert sweep(storage, Metrics(), "b", idle_seconds=0.5)
+    (row,) = storage.leases.history(name)
+    assert row.deadline == row.taken_at + 30
+
+
+@pytest.mark.parametrize("error", [OSError(2, "incoming is gone"), ZeroDivisionError()], ids=repr)
+def test_nothing_ends_housekeeping(
+    settings: Settings,
+    storage: Storage,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    """One OSError of the folder of blobs once ended it, and no lease ran out any more."""
+    failures = []
+
+    def fail(*_: object) -> None:
+        failures.append(1)
+        raise error
+
+    name = leased(storage, 6.0)
+    monkeypatch.setattr(type(storage.blobs), "sweep", fail)
+    often = settings.model_copy(update={"housekeeping_seconds": 0.01})
+    ends = time.monotonic() + 60
+    with TestClient(create_app(often, storage)):
+        while len(failures) < 2:
+            assert time.monotonic() < ends
+            time.sleep(0.02)
+        for _ in range(2):  # 8 seconds, without a gap that counts as an absence
+            clock.now += 4
+            while (storage.sweeps.age("leases") or 0.0) > 3.0:
+                assert time.monotonic() < ends
+                time.sleep(0.02)
+        while storage.leases.status([name])[name].state is not RequestState.QUEUED:
+            assert time.monotonic() < ends
+            time.sleep(0.02)

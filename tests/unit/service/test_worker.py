@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from db.errors import StorageError, StorageKind
 from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState
 from db.stores.workers import Health
@@ -159,6 +160,36 @@ def test_a_killed_worker_reports_its_spool_before_it_claims(
     assert storage.leases.status(["begun"])["begun"].attempt == 2
     assert [w.id for w in storage.workers.list()] == [registered.id]
     running.end()
+
+
+def test_nothing_is_claimed_while_results_wait_to_be_reported(
+    storage: Storage,
+    start: Callable[[], Running],
+    sandbox: type[FakeSandbox],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the worker would be offered what it has measured already, once its lease runs out."""
+    refusing = True
+    complete = type(storage.leases).complete
+
+    def when_it_may(*arguments: Any) -> Any:
+        if refusing:
+            raise StorageError("away", StorageKind.UNREACHABLE)
+        return complete(*arguments)
+
+    monkeypatch.setattr(type(storage.leases), "complete", when_it_may)
+    names = "abcdefgh"
+    queue(storage, *names)
+    start()
+    until(lambda: len(sandbox.measured) >= 1)
+    (worker,) = storage.workers.list()
+    until(lambda: storage.leases.in_hand().get(worker.id, 0) <= len(sandbox.measured))
+    time.sleep(1.0)  # as long as several claims take
+    claimed = [name for name in names if storage.leases.history(name)]
+    assert len(claimed) <= 4
+    refusing = False
+    until(lambda: state(storage, "h") is RequestState.DONE)
+    assert sorted(sandbox.measured) == list(names)
 
 
 def test_a_cancelled_request_is_dropped(
