@@ -144,6 +144,20 @@ class TaskRow(Base):
     updated_at: Mapped[float]
 
 
+class OpenTaskRow(Base):
+    """What a job tunes just now, so that no other does; it counts while a tuner has the job."""
+
+    __tablename__ = "open_tasks"
+
+    workload_key: Mapped[str] = mapped_column(primary_key=True)
+    target_key: Mapped[str] = mapped_column(primary_key=True)
+    threads: Mapped[int] = mapped_column(primary_key=True)
+    numerics: Mapped[str] = mapped_column(primary_key=True)
+    codegen_version: Mapped[str] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(index=True)
+    since: Mapped[float]
+
+
 class WorkloadRow(Base):
     __tablename__ = "workloads"
 

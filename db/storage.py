@@ -20,6 +20,7 @@ from db.stores.gauges import GaugeStore
 from db.stores.jobs import JobStore
 from db.stores.leases import MOST_FAILURES, LeaseStore
 from db.stores.models import ModelStore
+from db.stores.open_tasks import OpenTaskStore
 from db.stores.plans import GraphPlanStore
 from db.stores.queue import QueueStore
 from db.stores.rate_limits import RateLimitStore
@@ -47,6 +48,7 @@ class Storage:
     jobs: JobStore
     events: EventStore
     tasks: TaskStore
+    open_tasks: OpenTaskStore
     workloads: WorkloadStore
     records: SqlRecordStore
     ledger: RecordLedger
@@ -101,6 +103,7 @@ class Storage:
             jobs=JobStore(engine, decisive),
             events=EventStore(engine, clock),
             tasks=TaskStore(engine, clock),
+            open_tasks=OpenTaskStore(engine, decisive),
             workloads=WorkloadStore(engine, clock),
             records=SqlRecordStore(engine, clock),
             ledger=RecordLedger(engine, clock),

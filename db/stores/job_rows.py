@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from db.errors import NotFoundError, StaleLeaseError
 from db.job_states import HELD_STATES, JobState, check_transition
-from db.models import JobRow
+from db.models import JobRow, OpenTaskRow
 from db.stores.events import EventData, append_events
 from db.stores.measure_queue import cancel_requests
 from db.stores.statements import table_of
@@ -18,6 +18,7 @@ from db.stores.statements import table_of
 JsonObject = Mapping[str, Any]
 
 jobs_table = table_of(JobRow)
+_open_tasks = table_of(OpenTaskRow)
 held_states = sorted(state.value for state in HELD_STATES)
 
 
@@ -110,6 +111,8 @@ def step(connection: sa.Connection, job: Job, state: JobState, now: float, **val
         values["finished_at"] = now
     if state.final or state is JobState.PAUSED:
         cancel_requests(connection, job.id, now)
+    if state not in HELD_STATES:
+        connection.execute(sa.delete(_open_tasks).where(_open_tasks.c.job_id == job.id))
     update = sa.update(jobs_table).where(jobs_table.c.id == job.id)
     connection.execute(update.values(state=state.value, progressed_at=now, **values))
     event = state_event(state, error=values.get("error"), reason=values["reason"])

@@ -27,6 +27,7 @@ from service.jobs.job_spec import JobSpec
 from service.jobs.leased_device import LeasedDevice
 from service.jobs.planning import ModelRequest
 from service.jobs.run_job import JobWatcher, Workshop, run_job
+from service.jobs.shared_tasks import SharedTasks
 from service.jobs.tracker import Tracker
 from service.jobs.tuning import store_artifact
 from service.jobs.waiting import Workforce
@@ -147,6 +148,7 @@ class JobRun:
                 job_id=job.id,
                 token=hold.cancel,
                 output=folder,
+                sharing=SharedTasks(storage, hold, lambda: reporter.phase("waiting")),
             )
             hold.check()
             digest = store_artifact(folder, storage)

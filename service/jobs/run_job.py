@@ -7,15 +7,19 @@ plan -> choose -> tune -> confirm -> settle -> verify -> artifact
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from compiler.build import CODEGEN_VERSION
 from compiler.program_builder import KernelCache
 from compiler.runtime.artifact import Artifact
 from compiler.timings import Timings
 from db.storage import Storage
+from db.stores.open_tasks import OpenTask
 from service.jobs.bounds import task_bounds
 from service.jobs.carry_over import carry_over
 from service.jobs.confirmation import Confirmed, confirm_records
@@ -31,6 +35,7 @@ from service.jobs.graph_choice import (
 from service.jobs.job_spec import JobBudget, JobSpec
 from service.jobs.no_regret import Settled, settle
 from service.jobs.planning import Planned, open_ports, plan_sizes, tasks_of
+from service.jobs.shared_tasks import UNSHARED, Sharing
 from service.jobs.tracker import Tracker
 from service.jobs.tuning import (
     all_known,
@@ -148,6 +153,7 @@ def run_job(
     token: CancelToken,
     output: Path | None = None,
     deliver_cancelled: bool = False,
+    sharing: Sharing = UNSHARED,
 ) -> JobOutcome:
     """Tune a model for a device.
 
@@ -159,6 +165,7 @@ def run_job(
         job_id: what trials, requests and verdicts are kept under.
         token: ends the job soon; what was measured is kept.
         output: folder for the artifact; None makes none.
+        sharing: what other jobs tune just now; without, nobody else tunes anything.
         deliver_cancelled: whether a cancelled job makes an artifact from what it knows.
 
     Raises:
@@ -171,7 +178,7 @@ def run_job(
 
     watcher.phase("planning")
     carry_over(plans, storage, workshop.builder)
-    with timings.stage("compare plans"):
+    with timings.stage("compare plans"), sharing.alone(_choice_of(plans)):
         chosen, budget = _choose(plans, spec, device, workshop, job_id, token)
     plans = tuple(each.planned for each in chosen)
     for planned in plans:
@@ -188,6 +195,9 @@ def run_job(
     confirmed = Confirmed()
 
     def tuned(tasks: list[Task], budget: JobBudget, watched: bool = False) -> Finished:
+        return sharing.tune(tasks, budget, partial(tuned_here, watched=watched))
+
+    def tuned_here(tasks: list[Task], budget: JobBudget, *, watched: bool) -> Finished:
         def on_event(event: Event) -> None:
             if watched:
                 watcher.event(event, tracker)
@@ -272,6 +282,15 @@ def run_job(
             check=check,
         )
     return replace(outcome, verification=verifier.found)
+
+
+def _choice_of(plans: tuple[Planned, ...]) -> OpenTask:
+    """The choice among the plans of a model: what one job measures for it another finds."""
+    first = plans[0]
+    digests = [first.request.digest, *sorted(str(each.sizes) for each in plans)]
+    key = hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    request = first.request
+    return OpenTask(key, first.target.key, request.threads, request.numerics, CODEGEN_VERSION)
 
 
 def _plan(spec: JobSpec, workshop: Workshop) -> tuple[Planned, ...]:

@@ -1,0 +1,71 @@
+"""Who tunes what just now: one job at a time for a workload, target, threads, numerics and code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from db.clock import Clock, instant
+from db.engine import writing
+from db.models import JobRow, OpenTaskRow
+from db.stores.job_rows import JobClaim, check_claim, held_states
+from db.stores.statements import chunks, one_at_a_time, table_of, upsert
+
+_open = table_of(OpenTaskRow)
+_jobs = table_of(JobRow)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTask:
+    """What only one job should spend trials on at a time."""
+
+    workload_key: str
+    target_key: str
+    threads: int
+    numerics: str
+    codegen_version: str
+
+
+class OpenTaskStore:
+    """A job that no tuner holds any more holds none of its tasks, whatever the rows say."""
+
+    def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
+        self._engine = engine
+        self._now = instant(clock)
+
+    def take(self, claim: JobClaim, wanted: Sequence[OpenTask]) -> frozenset[OpenTask]:
+        """Those of the tasks that are this job's now: they were free, or its own.
+
+        The others are in the hands of jobs that tuners work on. Raises StaleLeaseError.
+        """
+        with writing(self._engine) as connection:
+            check_claim(connection, claim)
+            one_at_a_time(connection, "open tasks")
+            live = sa.and_(_jobs.c.state.in_(held_states), _jobs.c.deadline > self._now())
+            taken: set[OpenTask] = set()
+            for some in chunks(sorted({task.workload_key for task in wanted})):
+                query = sa.select(_open).join(_jobs, _jobs.c.id == _open.c.job_id)
+                query = query.where(
+                    _open.c.workload_key.in_(some), live, _open.c.job_id != claim.job_id
+                )
+                taken |= {
+                    OpenTask(*(row._mapping[name] for name in OpenTask.__slots__))
+                    for row in connection.execute(query)
+                }
+            mine = [task for task in dict.fromkeys(wanted) if task not in taken]
+            insert = upsert(connection, _open)
+            insert = insert.on_conflict_do_update(
+                index_elements=[_open.c[name] for name in OpenTask.__slots__],
+                set_={"job_id": insert.excluded.job_id, "since": self._now()},
+            )
+            for task in mine:
+                row = {name: getattr(task, name) for name in OpenTask.__slots__}
+                connection.execute(insert.values(**row, job_id=claim.job_id, since=self._now()))
+        return frozenset(mine)
+
+    def release(self, claim: JobClaim) -> None:
+        """Let other jobs have all that this one took."""
+        with writing(self._engine) as connection:
+            connection.execute(sa.delete(_open).where(_open.c.job_id == claim.job_id))

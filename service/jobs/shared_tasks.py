@@ -1,0 +1,169 @@
+"""Jobs that want the same tuned share the work: one measures, the others adopt what it finds.
+
+A job takes its tasks before it spends trials on them. What another job has in hand it puts off; it
+tunes what it got, gives that back, and looks again: the other's records and trials are there by
+then. If everything that is left is in other hands it waits, and no worker with it. It holds nothing
+while it waits, so no two jobs wait for each other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+from compiler.build import CODEGEN_VERSION
+from db.storage import Storage
+from db.stores.open_tasks import OpenTask
+from service.jobs.graph_choice import LEAST_SECONDS
+from service.jobs.hold import Hold
+from service.jobs.job_spec import JobBudget
+from tuner.events import Finished
+from tuner.measure.measurement import Phase
+from tuner.tasks import Task
+
+LOOK_SECONDS = 1.0
+"""Between two looks at whether the others are done."""
+
+PATIENCE = 2
+"""A job waits until others made so many times the trials that it may spend: one with the same
+budget comes to its end before."""
+
+Tune = Callable[[list[Task], JobBudget], Finished]
+
+
+class Sharing(Protocol):
+    """What a job shares with others while it runs."""
+
+    def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
+        """Tune tasks with `tune`, but for those that another job tunes."""
+
+    def alone(self, what: OpenTask) -> AbstractContextManager[None]:
+        """A context in which no other job does the same."""
+
+
+class Unshared:
+    """A job that no other knows of: `tilewright tune`."""
+
+    def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
+        return tune(tasks, budget)
+
+    @contextmanager
+    def alone(self, what: OpenTask) -> Iterator[None]:
+        yield
+
+
+UNSHARED = Unshared()
+
+
+class SharedTasks:
+    """A job of the database, which tells the others what it has in hand.
+
+    Args:
+        storage: where they tell each other.
+        hold: of the job; waiting ends with it.
+        waiting: called when the job begins to wait for others.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        hold: Hold,
+        waiting: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._storage = storage
+        self._hold = hold
+        self._waiting = waiting
+        self._clock = clock
+
+    @contextmanager
+    def alone(self, what: OpenTask) -> Iterator[None]:
+        """Raises Interrupted or JobCancelled if the job is to be let go while it waits."""
+        self._take_all([what])
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _take_all(self, wanted: Sequence[OpenTask]) -> None:
+        told = False
+        while len(self._take(wanted)) < len(wanted):
+            if not told:
+                self._waiting()
+                told = True
+            self._look_again()
+
+    def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
+        """Raises Interrupted or JobCancelled if the job is to be let go while it waits."""
+        ends = None if budget.seconds is None else self._clock() + budget.seconds
+        others_before: int | None = None
+        tuned: set[OpenTask] = set()
+        while True:
+            left = [t for t in tasks if _open_task(t) not in tuned and not self._is_known(t)]
+            mine = self._take([_open_task(task) for task in left])
+            got = [task for task in left if _open_task(task) in mine]
+            seconds = None if ends is None else max(LEAST_SECONDS, ends - self._clock())
+            rest = replace(budget, seconds=seconds)
+            try:
+                if len(got) == len(left):
+                    return tune(tasks, rest)
+                if got:
+                    finished = tune(got, _part(rest, len(got) / len(left)))
+                    if finished.cancelled:
+                        return finished
+                    tuned |= mine
+                    others_before = None
+                    continue
+            finally:
+                self._release()
+            made = self._trials_of_others(left)
+            if others_before is None:
+                others_before = made
+                self._waiting()
+            over = ends is not None and self._clock() >= ends
+            if over or made - others_before >= PATIENCE * budget.trials:
+                # What this job might have spent is spent: it compares the best of what is known.
+                return tune(tasks, replace(rest, trials=0))
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Wait a little. It counts as progress: others are at work."""
+        self._hold.check()
+        self._hold.interrupt.wait(LOOK_SECONDS)
+        self._hold.check()
+        self._storage.jobs.tell(self._hold.claim, [])
+
+    def _take(self, wanted: Sequence[OpenTask]) -> frozenset[OpenTask]:
+        return self._storage.open_tasks.take(self._hold.claim, wanted)
+
+    def _release(self) -> None:
+        self._storage.open_tasks.release(self._hold.claim)
+
+    def _is_known(self, task: Task) -> bool:
+        record = self._storage.records.best_record(task.key)
+        return record is not None and record.holds(CODEGEN_VERSION)
+
+    def _trials_of_others(self, tasks: Sequence[Task]) -> int:
+        mine = self._hold.claim.job_id
+        trials = (self._storage.records.trials(task.key) for task in tasks)
+        return sum(
+            trial.job_id != mine and trial.phase is Phase.SCREEN
+            for found in trials
+            for trial in found
+        )
+
+
+def _open_task(task: Task) -> OpenTask:
+    key = task.key
+    return OpenTask(key.workload_key, key.target_key, key.threads, key.numerics, CODEGEN_VERSION)
+
+
+def _part(budget: JobBudget, share: float) -> JobBudget:
+    """A part of a budget, without the target, which is of all tasks together."""
+    seconds = None if budget.seconds is None else max(LEAST_SECONDS, share * budget.seconds)
+    trials = max(1, round(share * budget.trials)) if budget.trials else 0
+    return replace(budget, trials=trials, seconds=seconds, target_ms=None)
