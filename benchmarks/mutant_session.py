@@ -60,7 +60,7 @@ MEMORY_BYTES = 8 << 30
 
 IMPORT_SECONDS = 10.0
 SPARE_CPU_SECONDS = 5.0
-SPARE_SECONDS = 40.0
+SPARE_SECONDS = 25.0
 TIMES = 3.0
 """A test has this many times its seconds, and some to spare: few of CPU time, since other programs
 do not count there, and more of the clock's, for tests that wait. An import takes seconds too."""

@@ -99,9 +99,10 @@ class Recordings:
                         say(f"{recording.test} judges nothing: it does not pass alone\n{tail}")
 
     def choose(self, mutant: Mutant, limit_seconds: float) -> Choice:
-        """The tests that execute a mutant's line; of what acts at import, those of its module.
+        """The tests that execute a mutant's line; there may be none.
 
-        There may be none. The quickest are taken until `limit_seconds` are full.
+        Of what acts at import: the tests whose file imports the module, then those that execute
+        anything of it. The quickest are taken until `limit_seconds` are full.
         """
         before = (self._root / mutant.path).read_text()
         by_line = self._by_line.get(mutant.path, {})
@@ -109,8 +110,13 @@ class Recordings:
         at_import = differing_functions(before, mutant.text, mutant.path) is None
         tests: set[str] = set().union(*(by_line.get(line, ()) for line in span))
         if at_import or not self._imports.get(mutant.path, set()).isdisjoint(span):
-            tests.update(*by_line.values())
-        ordered = sorted(tests & self._judges, key=lambda test: (self._seconds[test], test))
+            near = self._importing(mutant.path)
+            tests.update(near, *by_line.values())
+        else:
+            near = frozenset()
+        ordered = sorted(
+            tests & self._judges, key=lambda test: (test not in near, self._seconds[test], test)
+        )
         seconds: list[float] = []
         total = 0.0
         for test in ordered:
@@ -119,6 +125,16 @@ class Recordings:
                 break
             seconds.append(self._seconds[test])
         return Choice(tuple(ordered[: len(seconds)]), tuple(seconds), len(ordered) - len(seconds))
+
+    def _importing(self, path: str) -> frozenset[str]:
+        """The tests that judge in files which name a module."""
+        name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        files = {
+            file
+            for file in self._files
+            if file.endswith(".py") and f"from {name} import" in (self._root / file).read_text()
+        }
+        return frozenset(test for test in self._seconds if test.split("::")[0] in files)
 
     def _take(self, row: Mapping[str, Any]) -> None:
         test, seconds, lines = row["test"], row["seconds"], row["lines"]

@@ -35,13 +35,17 @@ ROOT = Path(__file__).parent.parent
 RECORDINGS = ROOT / "build" / "mutants"
 
 JUDGES: dict[str, tuple[str, ...]] = {
-    "service": ("tests/unit/service",),
+    "service": ("tests/unit/service", "tests/integration/test_service.py"),
     "db": ("tests/unit/db", "tests/unit/service"),
     "compiler/passes": (
         *("tests/golden/passes", "tests/unit/passes", "tests/unit/plan", "tests/unit/frontend"),
     ),
     "compiler/ops": ("tests/unit/ops", "tests/unit/frontend", "tests/unit/passes"),
-    "compiler/codegen": ("tests/golden/kernels", "tests/unit/codegen"),
+    "compiler/codegen": (
+        "tests/golden/kernels",
+        "tests/unit/codegen",
+        "tests/unit/runtime/test_link.py",
+    ),
     "compiler/schedule": ("tests/golden/kernels", "tests/unit/schedule", "tests/unit/codegen"),
     "tuner": ("tests/unit/tuner", "tests/unit/service"),
 }
@@ -86,7 +90,10 @@ class Judge:
     def __init__(self, copy: Path, tests: Sequence[str], folder: Path) -> None:
         """`folder` keeps what is recorded of the tests."""
         self._warm = Session("warm", copy, tests)
-        self._fresh = Session("fresh", copy, ())
+        self._copy = copy
+        self._fresh: Session | None = (
+            None  # one is started for the first mutant that acts at import
+        )
         hello = self._warm.hello
         self._recordings = Recordings(folder, copy, hello["tests"], hello["imports"])
 
@@ -103,6 +110,7 @@ class Judge:
         request = Request(choice.tests, choice.seconds, mutant.path, mutant.text)
         reply = self._warm.ask(request)
         if not reply.possible:
+            self._fresh = self._fresh or Session("fresh", self._copy, ())
             reply = self._fresh.ask(request)
         if reply.timed_out:
             outcome = Outcome.TIMED_OUT
@@ -121,7 +129,8 @@ class Judge:
     def close(self) -> None:
         """End the sessions."""
         self._warm.close()
-        self._fresh.close()
+        if self._fresh is not None:
+            self._fresh.close()
 
 
 @contextmanager

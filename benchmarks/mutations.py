@@ -135,7 +135,7 @@ def _sites(root: Path, file: Path) -> Iterator[_Site]:
     pending: list[cst.CSTNode] = [wrapper.module]
     while pending:
         node = pending.pop()
-        if isinstance(node, NOT_MUTATED):
+        if isinstance(node, NOT_MUTATED) or _is_for_people(node):
             continue
         pending += reversed(node.children)
         for kind, operator in OPERATORS:
@@ -145,7 +145,31 @@ def _sites(root: Path, file: Path) -> Iterator[_Site]:
             line = place.start.line if place is not None else 1
             name = operator.__name__.removeprefix("operator_").strip("_")
             for other in operator(node):
+                if isinstance(node, cst.Call) and _help(node) != _help(other):
+                    continue
                 yield _Site(path, line, name, wrapper.module, node, other)
+
+
+def _is_for_people(node: cst.CSTNode) -> bool:
+    """Whether nothing that a test may expect depends on a node: logs, help, what types need."""
+    match node:
+        case (
+            cst.If(test=cst.Name("TYPE_CHECKING"))
+            | cst.Call(func=cst.Attribute(attr=cst.Name("_log")))
+            | cst.Call(func=cst.Attribute(value=cst.Attribute(attr=cst.Name("_log"))))
+            | cst.Call(func=cst.Attribute(value=cst.Name("log")))
+            | cst.Arg(keyword=cst.Name("help" | "description"))
+        ):
+            return True
+        case _:
+            return False
+
+
+def _help(node: cst.CSTNode) -> list[str]:
+    """The words of a call, which `_is_for_people` leaves alone where they stand."""
+    assert isinstance(node, cst.Call)
+    module = cst.Module([])
+    return [module.code_for_node(arg) for arg in node.args if _is_for_people(arg)]
 
 
 def change(before: str, after: str) -> str:

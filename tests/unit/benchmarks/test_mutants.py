@@ -41,6 +41,9 @@ def least(a: int, b: int, most: int = 9) -> int:
 def greatest(a: int, b: int) -> int:
     """The larger one."""
     return max(a, b)
+
+
+OTHER = 5
 '''
 TEST = """import subprocess, sys
 
@@ -63,6 +66,12 @@ def test_elsewhere() -> None:
 def test_that_fails_alone() -> None:
     assert least(5, 6) == 6
 """
+READS = """from compiler.least import OTHER
+
+
+def test_other() -> None:
+    assert OTHER == 5
+"""
 LAZY = '''def twice(n: int) -> int:
     """As much again."""
     return n + n
@@ -72,7 +81,7 @@ LAZY = '''def twice(n: int) -> int:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     files = {"compiler/least.py": SOURCE, "compiler/lazy.py": LAZY, "tests/test_least.py": TEST}
-    files["compiler/__init__.py"] = ""
+    files |= {"compiler/__init__.py": "", "tests/test_other.py": READS}
     for name, text in files.items():
         path = tmp_path / "project" / name
         path.parent.mkdir(exist_ok=True, parents=True)
@@ -106,7 +115,9 @@ def test_mutants_are_judged_by_the_tests_that_execute_them(judge: Judge, project
     assert rest.outcome == Outcome.CAUGHT and rest.tests == 3  # that return what is not `a`
     assert judged("max(a, b)", "min(a, b)").outcome == Outcome.NOT_EXECUTED
     # at import: the module is imported anew
-    assert judged("LIMIT = 7", "LIMIT = 1").outcome == Outcome.CAUGHT
+    assert judged("LIMIT = 7", "LIMIT = 3").outcome == Outcome.CAUGHT
+    other = judged("OTHER = 5", "OTHER = 6")
+    assert other.outcome == Outcome.CAUGHT and other.test == "tests/test_other.py::test_other"
     assert judged("most: int = 9", "most: int = 12").outcome == Outcome.CAUGHT
     assert judged("LIMIT = 7", "LIMIT = 7 // 0").outcome == Outcome.CAUGHT
     # in a process that a test starts
@@ -130,7 +141,7 @@ def test_what_is_recorded_once_is_not_recorded_again(
         once.record(["tests"])
     (kept,) = (tmp_path / "recordings").iterdir()
     first = kept.read_text()
-    assert len(first.splitlines()) == 6
+    assert len(first.splitlines()) == 7
     assert "test_that_fails_alone judges nothing" in capsys.readouterr().out
     added = TEST + "\n\ndef test_more() -> None:\n    pass\n"
     (project / "tests/test_more.py").write_text(added.replace("def test_least", "def test_less"))
@@ -138,7 +149,7 @@ def test_what_is_recorded_once_is_not_recorded_again(
     with closing(Judge(project, ["tests"], tmp_path / "recordings")) as again:
         again.record(["tests"])
     rows = [json.loads(line)["test"] for line in kept.read_text().splitlines()]
-    assert len(rows) == len(set(rows)) == 6 + 7
+    assert len(rows) == len(set(rows)) == 7 + 7
     (project / "compiler/least.py").write_text(SOURCE + "\n# longer\n")
     with closing(Judge(project, ["tests"], tmp_path / "recordings")) as changed:
         changed.record(["tests"])
@@ -278,7 +289,7 @@ def test_a_sample_is_of_different_modules_that_compile(project: Path) -> None:
     assert len({mutant.text for mutant in everything}) == len(everything)
     for mutant in everything:
         compile(mutant.text, mutant.path, "exec")
-        assert mutant.path in ("compiler/least.py", "compiler/lazy.py") and 1 <= mutant.line <= 19
+        assert mutant.path in ("compiler/least.py", "compiler/lazy.py") and 1 <= mutant.line <= 24
     changes = {mutant.change for mutant in everything}
     assert {
         "if a < b and a != LIMIT: -> if a <= b and a != LIMIT:",
@@ -298,6 +309,23 @@ def test_migrations_are_no_place_for_mistakes(tmp_path: Path) -> None:
         (tmp_path / name).write_text(LAZY)
     mutants, _ = sample(tmp_path, "db", 100, 0)
     assert {mutant.path for mutant in mutants} == {"db/migrations/env.py"}
+
+
+def test_words_for_people_are_no_place_for_mistakes(tmp_path: Path) -> None:
+    (tmp_path / "cli").mkdir()
+    (tmp_path / "cli/options.py").write_text("""
+if TYPE_CHECKING:
+    from a import B
+
+def made(self, n):
+    log.info("made", n=n)
+    self._log(f"made {n}")
+    self._log.error("not made")
+    return option("--n", help="how many")
+""")
+    mutants, _ = sample(tmp_path, "cli", 100, 0)
+    assert {mutant.line for mutant in mutants} == {9}
+    assert all('help="how many"' in mutant.text for mutant in mutants if "return" in mutant.text)
 
 
 def test_a_long_change_is_shown_from_a_little_before_it() -> None:
