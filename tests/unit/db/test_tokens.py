@@ -110,3 +110,16 @@ def test_the_last_use_is_noted_now_and_then(tokens: TokenStore, clock: Any) -> N
     assert not tokens.use_is_old(noted)
     clock.advance(USED_SECONDS)
     assert tokens.use_is_old(noted)
+
+
+def test_tokens_are_listed_as_they_were_made(tokens: TokenStore, clock: Any) -> None:
+    names = [f"token {number}" for number in range(12)]
+    for name in names:
+        tokens.create(name, [Scope.READ])
+        clock.advance(1)
+    assert [token.name for token in tokens.list()] == names
+
+
+def test_scopes_are_stored_under_the_same_names_for_ever() -> None:
+    """Databases hold them, and `tilewright token --scope` takes them."""
+    assert [scope.value for scope in Scope] == ["submit", "read", "measure", "admin"]

@@ -245,16 +245,17 @@ def recurrent(op: str, gates: int, **attrs: Any) -> Case:
     directions = 2 if attrs.get("direction") == "bidirectional" else 1
     lengths = attrs.pop("lengths", None)
     rows = gates * 4
+    swapped = attrs.get("layout") == 1
     inputs = [
-        (5, 3, 2),
+        (3, 5, 2) if swapped else (5, 3, 2),
         (directions, rows, 2),
         (directions, rows, 4),
         (directions, 2 * rows),
         None if lengths is None else data(lengths, np.int32),
-        (directions, 3, 4),
+        (3, directions, 4) if swapped else (directions, 3, 4),
     ]
     if op == "LSTM":
-        inputs += [(directions, 3, 4), (directions, 12)]
+        inputs += [inputs[-1], (directions, 12)]
     attrs["hidden_size"] = 4
     return Case(op, tuple(inputs), attrs, outputs=3 if op == "LSTM" else 2)
 
@@ -271,6 +272,7 @@ RECURRENT = [
     recurrent("GRU", 3, linear_before_reset=1),
     recurrent("RNN", 1, activations=["LeakyRelu"], activation_alpha=[0.3]),
     recurrent("LSTM", 4, input_forget=1),
+    *(recurrent(op, gates, layout=1) for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4))),
     Case("LSTM", ((4, 2, 3), (1, 8, 3), (1, 8, 2)), {"hidden_size": 2}, outputs=3),
 ]
 

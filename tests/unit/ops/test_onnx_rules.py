@@ -149,6 +149,10 @@ CASES = [
     Case("DepthToSpace", ((1, 12, 2, 3),), {"blocksize": 2}),
     Case("DepthToSpace", ((1, 12, 2, 3),), {"blocksize": 2, "mode": "CRD"}),
     Case("SpaceToDepth", ((1, 3, 4, 6),), {"blocksize": 2}),
+    *(
+        Case("Slice", ((5, 4), i64(start), i64(end), i64(0), i64(step)))
+        for start, end, step in ((3, -9, -2), (9, 0, -1), (4, 2, 1), (2, 4, -1), (-1, -6, -4))
+    ),
     Case("Reshape", ((2, 3, 4), i64(0, -1, 2))),
     Case("Flatten", ((2, 3, 4),), {"axis": 2}),
     Case("Flatten", ((2, 3, 4),), {"axis": -1}),
@@ -225,6 +229,9 @@ def test_zero_points_of_rows_are_taken_off_rows(op: str) -> None:
     np.testing.assert_array_equal(found, np.concatenate(expected))
 
 
+TWO = numpy_helper.from_array(np.zeros(2, np.float32), "value")
+
+
 def test_every_rule_has_a_case() -> None:
     assert set(ops.onnx_rules()) == {(case.domain, case.op_type) for case in CASES}
 
@@ -253,6 +260,23 @@ def test_every_rule_has_a_case() -> None:
         (Case("LeakyRelu", ((3,),), {"alpha": "x"}), "'alpha' is not a number"),
         (Case("ConstantOfShape", (i64(10**6, 10**6),)), "bytes"),
         (Case("Tile", ((3,), i64(10**12))), "more than the limit"),
+        (Case("SpaceToDepth", ((1, 1, 4, 5),), {"blocksize": 2}), "blocksize 2 for an input of"),
+        (Case("SpaceToDepth", ((1, 1, 5, 4),), {"blocksize": 2}), "blocksize 2 for an input of"),
+        (Case("SpaceToDepth", ((1, 4, 4),), {"blocksize": 2}), "blocksize 2 for an input of"),
+        (Case("SpaceToDepth", ((1, 1, 4, 4),), {"blocksize": 0}), "blocksize 0 for an input of"),
+        (Case("DepthToSpace", ((1, 6, 4, 4),), {"blocksize": 2}), "blocksize 2 for an input of"),
+        (Case("DepthToSpace", ((4, 4, 4),), {"blocksize": 2}), "blocksize 2 for an input of"),
+        (Case("DepthToSpace", ((1, 4, 4, 4),), {"blocksize": 0}), "blocksize 0 for an input of"),
+        (Case("ConstantOfShape", (i64(2, 3),), {"value": TWO}), "not a tensor of one element"),
+        (Case("Conv", ((1, 3), (2, 3))), r"input \(1, 3\) and weight \(2, 3\) do not fit"),
+        (Case("Conv", ((1, 1, 2, 2, 2, 2), (1, 1, 1, 1, 1, 1))), "do not fit"),
+        (
+            Case("Conv", ((1, 3, 4, 4), (2, 3, 3, 3)), {"dilations": [1, 1, 1]}),
+            "do not fit 2 spatial",
+        ),
+        (Case("Slice", ((3, 4), i64(0), i64(2), i64(2))), "axis 2, step 1 for an input of"),
+        (Case("Slice", ((3, 4), i64(0), i64(2), i64(-3))), "axis -3, step 1 for an input of"),
+        (Case("Slice", ((3, 4), i64(0), i64(2), i64(1), i64(0))), "axis 1, step 0 for an input of"),
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",
 )
@@ -267,6 +291,12 @@ def test_contradictions_name_the_node(case: Case, message: str) -> None:
     [
         (Case("Reshape", ((2, 3), data([3, 2]))), "shape .input 1. depends on a run-time value"),
         (Case("Cast", ((3,),), {"to": TensorProto.STRING}), "element type 8"),
+        (
+            Case(
+                "BatchNormalization", ((2, 3, 4), *((3, 4),) * 4), {"spatial": 0}, opset=7, low=0.5
+            ),
+            "spatial=0",
+        ),
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",
 )

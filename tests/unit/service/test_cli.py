@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import json
 import platform
 from dataclasses import replace
@@ -18,6 +19,8 @@ from compiler.choices import GraphChoice
 from compiler.driver import make_plan, optimise
 from service import cli
 from service.api.schemas import TaskView
+from service.cli.common import milliseconds
+from service.cli.inspect_view import quantity, size
 from service.cli.view import origins_line
 from service.jobs import graph_choice
 from service.jobs.graph_choice import keep_plan
@@ -69,6 +72,22 @@ def expected() -> Any:
 
 def run(*arguments: object) -> int:
     return cli.run([str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize(
+    ("number", "written", "as_bytes"),
+    [
+        (0, "0", "0 B"),
+        (999, "999", "999 B"),
+        (1000, "1 k", "1000 B"),
+        (1024, "1.02 k", "1 KiB"),
+        (1_500_000, "1.5 M", "1.43 MiB"),
+        (2.5e9, "2.5 G", "2.33 GiB"),
+        (4e12, "4 T", "3.73e+03 GiB"),
+    ],
+)
+def test_numbers_have_three_digits_and_a_prefix(number: float, written: str, as_bytes: str) -> None:
+    assert (quantity(number), size(number)) == (written, as_bytes)
 
 
 def test_inspect_shows_operators_and_workloads(
@@ -252,12 +271,48 @@ def test_tune_fills_the_database_and_a_second_run_spends_nothing(
     arguments = ("tune", model, "--dim", "batch=2", "--trials", "6", "-o", tmp_path / "a")
     assert run(*arguments) == 0
     first = capsys.readouterr().out
-    assert "largest error" in first
+    assert "tuning  tasks 0/1  trials 0/6  best - (untuned -)\n" in first
+    assert "largest error" in first and f"artifact: {tmp_path / 'a'}\n" in first
     assert run(*arguments[:-2]) == 0
-    assert "; 0 trials" in capsys.readouterr().out
+    second = capsys.readouterr().out
+    assert "; 0 trials" in second and "artifact:" not in second
     assert run("compile", model, "--dim", "batch=2", "-o", tmp_path / "b") == 0
     compiled = capsys.readouterr().out
     assert "1 of 1 workloads known" in compiled and "not raced" not in compiled
+
+
+def test_a_run_is_listed_and_repeated(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("replay") == 0
+    assert run("tune", model, "--dim", "batch=64", "--trials", "12") == 0
+    storage = open_storage(Settings())
+    (kept,) = storage.runs.list()
+    storage.close()
+    assert run("replay") == 0
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if kept.id in line]
+    assert row[1:3] == ["1", str(kept.trials)]
+    assert run("replay", kept.id, "--curve", tmp_path / "curve.csv") == 0
+    repeated = capsys.readouterr().out
+    assert f"1 tasks, {kept.trials} trials: as then" in repeated
+    assert "suggested by: " in repeated and "record " in repeated
+    curve = list(csv.DictReader((tmp_path / "curve.csv").open()))
+    trials = [int(point["trials"]) for point in curve]
+    assert trials == sorted(trials) and trials[-1] == kept.trials
+    for point in curve:
+        assert f"model {milliseconds(float(point['model_seconds']))}" in repeated
+        assert float(point["model_seconds"]) > 0
+    assert run("replay", kept.id, "--curve", tmp_path) == 1
+    assert f"--curve '{tmp_path}'" in capsys.readouterr().err
+    assert run("replay", "none") == 1
+
+
+def test_there_are_no_cost_models_before_one_is_trained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("cost-model", "list") == 0
+    assert run("cost-model", "promote", "1") == 1
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 def test_bench_compares_with_onnxruntime(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

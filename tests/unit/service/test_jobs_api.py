@@ -557,6 +557,23 @@ def test_unknown_paths_and_methods_are_problems(client: TestClient) -> None:
     assert problem(client.post("/v1/jobs", content=b"{"))[:2] == (422, "invalid-request")
 
 
+def test_a_refusal_names_every_field_that_is_wrong(client: TestClient) -> None:
+    answer = client.post("/v1/jobs", json={"model": "x", "threads": 0, "trials": -1}).json()
+    assert {error["field"] for error in answer["errors"]} >= {"body.threads", "body.trials"}
+
+
+def test_programs_are_told_what_an_upload_is_made_of(client: TestClient) -> None:
+    described = client.get("/openapi.json").json()
+    body = described["paths"]["/v1/models"]["post"]["requestBody"]
+    assert body["required"] and list(body["content"]) == ["application/octet-stream"]
+    fields = described["components"]["schemas"]["JobRequest"]["properties"]
+    assert fields["target"]["default"] == "host" and fields["threads"]["default"] == 1
+    tags = {
+        tag for path in described["paths"].values() for way in path.values() for tag in way["tags"]
+    }
+    assert "jobs" in tags and tags == {tag.lower() for tag in tags}
+
+
 def test_a_bug_is_a_problem_without_its_traceback(
     client: TestClient, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,3 +185,34 @@ def test_a_token_may_have_quotas(storage: Storage, capsys: pytest.CaptureFixture
     assert run_cli(["token", "ci", "--scope", "submit", *quotas]) == 0
     token = storage.tokens.verify(capsys.readouterr().out.strip())
     assert token is not None and (token.max_open_jobs, token.max_running_jobs) == (5, 2)
+
+
+def test_devices_are_this_machine_and_the_workers_that_live(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage.workers.register("board", ["armv8"], {"model": "Cortex", "cores": 4})
+    gone = storage.workers.register("other", ["armv9"], {})
+    storage.workers.leave(gone.id)
+    assert run_cli(["devices"]) == 0
+    shown = capsys.readouterr().out
+    assert "this machine" in shown and "Cortex" in shown and "other" not in shown
+    assert "not listed" not in shown
+    # without a service there is this machine, unless a service was named
+    monkeypatch.setenv("TILEWRIGHT_SERVER", "http://127.0.0.1:1")
+    assert run_cli(["devices"]) == 0
+    shown = capsys.readouterr().out
+    assert "this machine" in shown and "workers are not listed: the service at" in shown
+    assert run_cli(["devices", "--server", "http://127.0.0.1:1"]) == 1
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_a_model_nobody_tuned_is_looked_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tiny.onnx"
+    path.write_bytes(onnx_bytes())
+    asked = ["lookup", str(path), "--target", "x86-64-v3", "--dim", "batch=1"]
+    assert run_cli(asked) == 0
+    assert "0 of 1" in capsys.readouterr().out
+    assert run_cli(["lookup", str(tmp_path / "none.onnx")]) == 1
+    assert "none.onnx" in capsys.readouterr().err

@@ -87,3 +87,27 @@ def test_devices_are_shown_whatever_they_say_of_themselves(facts: dict[str, Any]
     out.print(device_table([row]))
     text = out.export_text()
     assert "[bold]b" in text and "healthy" in text and "\x1b" not in text
+
+
+def test_devices_are_shown_with_their_size_and_speed() -> None:
+    facts = {
+        "model": "Cortex",
+        "cores": 8,
+        "physical_cores": 4,
+        "memory_bytes": 8 << 30,
+        "governor": "performance",
+        "caches": [
+            {"level": 1, "kind": "data", "bytes": 32 << 10},
+            {"level": 1, "kind": "instruction", "bytes": 64 << 10},
+            {"level": 2, "kind": "unified", "bytes": 3 << 19},
+        ],
+    }
+    speed = {"arithmetic_ratio": 1.4567, "memory_ratio": 1.0}
+    targets = ["armv8", "armv8.2", "armv8.4", "armv9", "armv9.2", "armv9.4"]
+    row = {"name": "b", "targets": targets, "device": facts, "health": None, "speed": speed}
+    out = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    out.print(device_table([row]))
+    text = out.export_text()
+    for part in ("32 KiB, 1.5 MiB", "8 of 4", "8 GiB", "performance", "1.46", "here"):
+        assert part in text
+    assert "armv8, " in text and " more" in text and "armv9.4" not in text

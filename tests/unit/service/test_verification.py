@@ -146,9 +146,10 @@ def test_truth_values_that_hang_on_rounding_are_called_undecided(planned: Planne
     node = next(n for n in seen.graph.nodes if n.op == "positions")
     truths = seen.results[call.inputs[0]].view(np.bool_).copy()
     kind = seen.graph.types[node.inputs[0]]
-    one, many = truths.copy(), ~truths
+    one, two, many = truths.copy(), truths.copy(), ~truths
     one[5] ^= True
-    for operand, undecided in ((one, node.name), (many, "")):
+    two[5:7] ^= True
+    for operand, undecided in ((one, node.name), (two, ""), (many, "")):
         choices = Choices(seen.graph, seen.calls, seen.results)
         operand = operand.reshape(kind.shape)
         own = ops.get("positions").reference([operand], node.attrs)

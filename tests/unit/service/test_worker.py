@@ -20,7 +20,7 @@ from db.stores.workers import Health
 from service.worker import measuring
 from service.worker.cache import BlobCache
 from service.worker.http import Api, Refused, Unreachable
-from service.worker.options import WorkerOptions, parse_arguments
+from service.worker.options import WorkerOptions, default_spool, parse_arguments
 from service.worker.process import main
 from service.worker.state import Spooled, StateFolder
 from tests.measured import honest
@@ -458,3 +458,10 @@ def test_the_service_packages_command_passes_the_options_on(
     found = parse_arguments(given[0], {})
     assert (found.cores, found.sandbox_bytes, found.token) == ((0,), 2 << 30, "t")
     assert "5000-5001" in given[0]
+
+
+def test_the_spool_lies_where_the_owner_or_the_desktop_says() -> None:
+    home = Path.home() / ".local" / "state" / "tilewright"
+    assert default_spool({}) == default_spool({"XDG_STATE_HOME": ""}) == home
+    assert default_spool({"XDG_STATE_HOME": "/state"}) == Path("/state/tilewright")
+    assert default_spool({"XDG_STATE_HOME": "/state", "TILEWRIGHT_SPOOL": "/s"}) == Path("/s")
