@@ -12,6 +12,7 @@ from compiler.workload import Workload
 from db.storage import Storage
 from db.stores.runs import StoredRun
 from tuner.events import Event, Finished, TaskInputs
+from tuner.measure.measurement import Phase
 from tuner.measure.wire import MeasureRequest, ProtocolError
 from tuner.recording import RecordedRun, ReplayError
 from tuner.replay import replay
@@ -65,7 +66,8 @@ def load_run(run: StoredRun, storage: Storage) -> RecordedRun:
     trials = [
         trial
         for trial in storage.records.trials_of_job(run.options.job_id)
-        if trial.key in known and trial.id not in before
+        # what confirmed its records came after the run
+        if trial.key in known and trial.id not in before and trial.phase is not Phase.CONFIRM
     ]
     try:
         adopted = tuple(map(MeasureRequest.from_json, run.adopted or ()))
