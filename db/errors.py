@@ -42,6 +42,10 @@ class NotFoundError(DatabaseError):
         super().__init__(f"{what} '{key}' does not exist")
 
 
+class PositionError(DatabaseError):
+    """A list was to go on behind a position that no row of it can have."""
+
+
 class QuotaError(DatabaseError):
     """The caller's token has as much of something as it may have.
 

@@ -31,6 +31,7 @@ from db.stores.shapes import ShapeStore
 from db.stores.sweeps import SweepStore
 from db.stores.tasks import TaskStore, WorkloadStore
 from db.stores.tokens import TokenStore
+from db.stores.trials import TrialStore
 from db.stores.verdicts import VerdictStore
 from db.stores.workers import WorkerStore
 
@@ -61,6 +62,7 @@ class Storage:
     queue: QueueStore
     workers: WorkerStore
     sweeps: SweepStore
+    trials: TrialStore
     tokens: TokenStore
     audit: AuditStore
     rate_limits: RateLimitStore
@@ -121,6 +123,7 @@ class Storage:
             queue=QueueStore(engine),
             workers=WorkerStore(engine, decisive, lost_after_seconds=worker_lost_seconds),
             sweeps=SweepStore(engine, decisive),
+            trials=TrialStore(engine),
             tokens=TokenStore(engine, clock),
             audit=AuditStore(engine, clock),
             rate_limits=RateLimitStore(engine),

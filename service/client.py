@@ -14,6 +14,7 @@ import httpx2
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from service.api.record_schemas import AnswerView
+from service.api.resource_schemas import DeviceView
 from service.api.schemas import (
     AuditView,
     HealthView,
@@ -34,6 +35,7 @@ from service.api.schemas import (
 ViewT = TypeVar("ViewT", bound=BaseModel)
 
 CHUNK_BYTES = 1 << 20
+PAGE = 1000
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 5.0
 
 
@@ -122,7 +124,7 @@ class Client:
         )
 
     def models(self) -> list[ModelView]:
-        return self._views(ModelView, "/v1/models")
+        return self._views(ModelView, "/v1/models", most=None)
 
     # jobs
 
@@ -141,13 +143,11 @@ class Client:
         return self._view(JobView, "GET", f"/v1/jobs/{_quoted(job_id)}")
 
     def jobs(self, state: str | None = None, limit: int = 100) -> list[JobView]:
-        params: dict[str, Any] = {"limit": limit}
-        if state is not None:
-            params["state"] = state
-        return self._views(JobView, "/v1/jobs", params)
+        params = {} if state is None else {"state": state}
+        return self._views(JobView, "/v1/jobs", params, most=limit)
 
     def tasks(self, job_id: str) -> list[TaskView]:
-        return self._views(TaskView, f"/v1/jobs/{_quoted(job_id)}/tasks")
+        return self._views(TaskView, f"/v1/jobs/{_quoted(job_id)}/tasks", most=None)
 
     def cancel(self, job_id: str) -> JobView:
         """End a job at once; what it measured stays."""
@@ -254,7 +254,11 @@ class Client:
         )
 
     def workers(self) -> list[WorkerView]:
-        return self._views(WorkerView, "/v1/workers")
+        return self._views(WorkerView, "/v1/workers", most=None)
+
+    def devices(self) -> list[DeviceView]:
+        """The devices of workers that have not left."""
+        return self._views(DeviceView, "/v1/devices", most=None)
 
     def drain(self, worker_id: str, *, draining: bool = True) -> WorkerView:
         """Give a worker no new leases, or new ones again."""
@@ -264,7 +268,7 @@ class Client:
     # tokens, the audit log
 
     def tokens(self) -> list[TokenView]:
-        return self._views(TokenView, "/v1/tokens")
+        return self._views(TokenView, "/v1/tokens", most=None)
 
     def rotate_token(
         self, token_id: str, grace_seconds: float, lifetime_seconds: float | None
@@ -278,9 +282,9 @@ class Client:
 
     def audit(self, limit: int, action: str | None, subject: str | None) -> list[AuditView]:
         """The newest entries of the audit log."""
-        wanted = {"limit": limit, "action": action, "subject": subject}
+        wanted = {"action": action, "subject": subject}
         params = {name: value for name, value in wanted.items() if value is not None}
-        return self._views(AuditView, "/v1/audit", params)
+        return self._views(AuditView, "/v1/audit", params, most=limit)
 
     # transport
 
@@ -297,13 +301,30 @@ class Client:
         return _parse(view, self._send(method, path, **options).text)
 
     def _views(
-        self, view: type[ViewT], path: str, params: Mapping[str, Any] | None = None
+        self,
+        view: type[ViewT],
+        path: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        most: int | None,
     ) -> list[ViewT]:
-        answer = self._send("GET", path, params=params)
-        try:
-            return TypeAdapter(list[view]).validate_json(answer.text)  # type: ignore[valid-type]
-        except ValidationError as error:
-            raise ClientError(f"{self.server} does not answer as a Tilewright service") from error
+        """The items of a list, page after page, until there are `most` or no more."""
+        kind = TypeAdapter(list[view])  # type: ignore[valid-type]
+        found: list[ViewT] = []
+        token: str | None = None
+        while True:
+            left = PAGE if most is None else min(PAGE, most - len(found))
+            page = {} if token is None else {"page_token": token}
+            answer = self._send("GET", path, params={**(params or {}), "limit": left, **page})
+            try:
+                found += kind.validate_json(answer.text)
+            except ValidationError as error:
+                raise ClientError(
+                    f"{self.server} does not answer as a Tilewright service"
+                ) from error
+            token = answer.headers.get("X-Next-Page-Token")
+            if token is None or (most is not None and len(found) >= most):
+                return found
 
     def _unreachable(self, error: httpx2.HTTPError) -> ClientError:
         return ClientError(f"the service at {self.server} does not answer: {error}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -12,9 +12,11 @@ import sqlalchemy as sa
 from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.models import AuditRow
+from db.stores.pages import Order, Page, Position
 from db.stores.statements import table_of
 
 _audit = table_of(AuditRow)
+_newest_first = Order((_audit.c.serial,))
 
 
 class Action(StrEnum):
@@ -81,19 +83,21 @@ class AuditStore:
     def list(
         self,
         limit: int = 100,
-        before: int | None = None,
+        after: Position | None = None,
         *,
         action: str | None = None,
         actor: str | None = None,
         subject: str | None = None,
-    ) -> Sequence[Entry]:
-        """Newest first; `before` is the serial that the previous page ended with."""
-        query = sa.select(_audit).order_by(_audit.c.serial.desc()).limit(limit)
-        if before is not None:
-            query = query.where(_audit.c.serial < before)
+    ) -> Page[Entry]:
+        """Newest first, after a page's `next`. Raises PositionError."""
+        query = sa.select(_audit)
         wanted = ((_audit.c.action, action), (_audit.c.actor, actor), (_audit.c.subject, subject))
         for column, value in wanted:
             if value is not None:
                 query = query.where(column == value)
         with reading(self._engine) as connection:
-            return [Entry(**row._mapping) for row in connection.execute(query)]
+            return _newest_first.page(connection, query, _entry, limit, after)
+
+
+def _entry(row: sa.Row[Any]) -> Entry:
+    return Entry(**row._mapping)

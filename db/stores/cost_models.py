@@ -6,7 +6,7 @@ from it. `promote` replaces it by another, and `roll_back` brings back the one b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -19,9 +19,11 @@ from db.errors import NotFoundError, StateError
 from db.models import CostModelRow
 from db.stores.blob_references import BlobKind, cost_model_holder, refer
 from db.stores.blobs import BlobStore
+from db.stores.pages import Order, Page, Position
 from db.stores.statements import table_of
 
 _models = table_of(CostModelRow)
+_newest_first = Order((_models.c.created_at, _models.c.target_key, _models.c.version))
 
 
 class CostModelState(StrEnum):
@@ -113,15 +115,21 @@ class CostModelStore:
         """The bytes given to `add`. Raises NotFoundError, StorageError(CORRUPT)."""
         return self._blobs.get(model.digest)
 
-    def list(self, target_key: str | None = None) -> Sequence[StoredCostModel]:
-        """Every version, of one target or of all, the newest first."""
-        query = sa.select(_models).order_by(
-            _models.c.created_at.desc(), _models.c.target_key, _models.c.version.desc()
-        )
+    def list(
+        self,
+        target_key: str | None = None,
+        *,
+        limit: int | None = None,
+        after: Position | None = None,
+    ) -> Page[StoredCostModel]:
+        """Every version, of one target or of all, the newest first. Raises PositionError."""
+        query = sa.select(_models)
         if target_key is not None:
             query = query.where(_models.c.target_key == target_key)
         with reading(self._engine) as connection:
-            return [_stored(dict(row._mapping)) for row in connection.execute(query)]
+            return _newest_first.page(
+                connection, query, lambda row: _stored(dict(row._mapping)), limit, after
+            )
 
     def promoted(self, target_key: str) -> StoredCostModel | None:
         """The version from which tuning runs of a target start, or None."""

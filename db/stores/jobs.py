@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import sqlalchemy as sa
@@ -26,11 +26,13 @@ from db.stores.job_rows import (
     state_event,
     step,
 )
+from db.stores.pages import Order, Page, Position
 from db.stores.statements import table_of, upsert
 
 __all__ = ["Job", "JobClaim", "JobProgress", "JobStore", "check_claim"]
 
 _jobs = jobs_table
+_newest_first = Order((_jobs.c.created_at, _jobs.c.id))
 _models = table_of(ModelRow)
 _tokens = table_of(TokenRow)
 _ended = sorted(state.value for state in FINAL_STATES)
@@ -120,22 +122,16 @@ class JobStore(JobClaims):
         owner: str | None = None,
         state: JobState | None = None,
         limit: int = 100,
-        after: str | None = None,
-    ) -> Sequence[Job]:
-        """Newest first; `after` is the id the previous page ended with."""
-        query = sa.select(_jobs).order_by(_jobs.c.created_at.desc(), _jobs.c.id.desc()).limit(limit)
+        after: Position | None = None,
+    ) -> Page[Job]:
+        """Newest first, after a page's `next`. Raises PositionError."""
+        query = sa.select(_jobs)
         if owner is not None:
             query = query.where(_jobs.c.owner == owner)
         if state is not None:
             query = query.where(_jobs.c.state == state.value)
         with reading(self._engine) as connection:
-            if after is not None:
-                last = get_job(connection, after)
-                query = query.where(
-                    sa.tuple_(_jobs.c.created_at, _jobs.c.id)
-                    < sa.tuple_(sa.literal(last.created_at), sa.literal(last.id))
-                )
-            return [job_of(row) for row in connection.execute(query)]
+            return _newest_first.page(connection, query, job_of, limit, after)
 
     def counts(self) -> Mapping[JobState, int]:
         """How many jobs are in which state; every state is named."""

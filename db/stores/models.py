@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +13,11 @@ from db.errors import NotFoundError
 from db.models import ModelRow
 from db.stores.blob_references import BlobKind, refer
 from db.stores.blobs import BlobStore
+from db.stores.pages import Order, Page, Position
 from db.stores.statements import insert_new, table_of
 
 _models = table_of(ModelRow)
+_newest_first = Order((_models.c.created_at, _models.c.digest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +70,10 @@ class ModelStore:
         self.get(digest)
         return self._blobs.get(digest)
 
-    def list(self, limit: int = 100, after: str | None = None) -> Sequence[Model]:
-        """Newest first; `after` is the digest the previous page ended with."""
-        query = sa.select(_models).limit(limit)
-        query = query.order_by(_models.c.created_at.desc(), _models.c.digest.desc())
+    def list(self, limit: int = 100, after: Position | None = None) -> Page[Model]:
+        """Newest first, after a page's `next`. Raises PositionError."""
         with reading(self._engine) as connection:
-            if after is not None:
-                last = _get(connection, after)
-                query = query.where(
-                    sa.tuple_(_models.c.created_at, _models.c.digest)
-                    < sa.tuple_(sa.literal(last.created_at), sa.literal(last.digest))
-                )
-            return [_model(row) for row in connection.execute(query)]
+            return _newest_first.page(connection, sa.select(_models), _model, limit, after)
 
 
 def _get(connection: sa.Connection, digest: str) -> Model:

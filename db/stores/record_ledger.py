@@ -17,6 +17,7 @@ from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.errors import NotFoundError
 from db.models import RecordRow, RecordUseRow, TrialRow
+from db.stores.pages import Order, Page, Position
 from db.stores.records import (
     RecordState,
     SqlRecordStore,
@@ -29,6 +30,7 @@ from db.stores.statements import chunks, insert_new, table_of
 from tuner.measure.measurement import Measurement, RecordKey, Trial, TuningRecord
 
 _records = table_of(RecordRow)
+_newest_first = Order((_records.c.serial,))
 _trials = table_of(TrialRow)
 _uses = table_of(RecordUseRow)
 
@@ -196,11 +198,11 @@ class RecordLedger:
         worker: str | None = None,
         state: RecordState | None = None,
         limit: int = 100,
-        after: str | None = None,
-    ) -> Sequence[StoredRecord]:
-        """Records that match all that is given, the newest first, `after` one by its id.
+        after: Position | None = None,
+    ) -> Page[StoredRecord]:
+        """Records that match all that is given, the newest first, after a page's `next`.
 
-        Raises NotFoundError if `after` names none.
+        Raises PositionError.
         """
         wanted = {
             _records.c.workload_key: workload_key,
@@ -214,15 +216,7 @@ class RecordLedger:
             *(column == value for column, value in wanted.items() if value is not None)
         )
         with reading(self._engine) as connection:
-            if after is not None:
-                last = connection.execute(
-                    sa.select(_records.c.serial).where(_records.c.id == after)
-                ).scalar()
-                if last is None:
-                    raise NotFoundError("record", after)
-                query = query.where(_records.c.serial < last)
-            rows = connection.execute(query.order_by(_records.c.serial.desc()).limit(limit))
-            return [_stored(row) for row in rows]
+            return _newest_first.page(connection, query, _stored, limit, after)
 
     def withdraw(
         self,

@@ -84,13 +84,13 @@ class SqlRecordStore:
         newest = newest.order_by(_trials.c.serial.desc())
         with reading(self._engine) as connection:
             rows = connection.execute(newest if limit is None else newest.limit(limit)).all()
-        return [_trial(row) for row in reversed(rows)]
+        return [trial_of(row) for row in reversed(rows)]
 
     def trials_of_job(self, job_id: str) -> list[Trial]:
         """Every trial of a job, in the order of their arrival."""
         query = sa.select(_trials).where(_trials.c.job_id == job_id).order_by(_trials.c.serial)
         with reading(self._engine) as connection:
-            return [_trial(row) for row in connection.execute(query)]
+            return [trial_of(row) for row in connection.execute(query)]
 
     def count_trials(self, job_id: str) -> dict[Status, int]:
         """The number of a job's trials by the status in which they ended; every status is named."""
@@ -118,7 +118,7 @@ class SqlRecordStore:
             .limit(limit)
         )
         with reading(self._engine) as connection:
-            return [_trial(row) for row in reversed(connection.execute(query).all())]
+            return [trial_of(row) for row in reversed(connection.execute(query).all())]
 
     def count_by_target(self, codegen_version: str) -> dict[str, int]:
         """The number of trials of one version, by target."""
@@ -211,7 +211,8 @@ def _trial_row(trial: Trial, now: float) -> dict[str, Any]:
     }
 
 
-def _trial(row: sa.Row[Any]) -> Trial:
+def trial_of(row: sa.Row[Any]) -> Trial:
+    """The trial in a row."""
     return Trial(
         id=row.id,
         key=_key(row),

@@ -14,11 +14,16 @@ from db.engine import reading, writing
 from db.errors import NotFoundError
 from db.models import TargetRow, TaskRow, WorkloadRow
 from db.stores.jobs import JobClaim, check_claim
+from db.stores.pages import Order, Page, Position
 from db.stores.statements import chunks, insert_new, table_of, upsert
 
 _tasks = table_of(TaskRow)
 _workloads = table_of(WorkloadRow)
 _targets = table_of(TargetRow)
+_as_put = Order((_tasks.c.position, _tasks.c.workload_key), descending=False)
+_by_job = Order((_tasks.c.job_id, *_as_put.columns), descending=False)
+_newest_workload_first = Order((_workloads.c.created_at, _workloads.c.key))
+_by_key = Order((_targets.c.key,), descending=False)
 
 
 class TaskStatus(StrEnum):
@@ -40,6 +45,25 @@ class JobTask:
     best_seconds: float | None = None
     trials: int = 0
     facts: Mapping[str, Any] | None = None  # flops, bytes, algorithm, ...: for the report
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWorkload:
+    """`text` is what `key` is the hash of."""
+
+    key: str
+    text: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTarget:
+    """`description` is the target as JSON."""
+
+    key: str
+    name: str
+    description: Mapping[str, Any]
+    created_at: float
 
 
 class TaskStore:
@@ -78,12 +102,39 @@ class TaskStore:
                 insert.on_conflict_do_update(index_elements=keys, set_=changed), rows
             )
 
-    def list(self, job_id: str) -> Sequence[JobTask]:
-        """The tasks of a job, in the order in which they were first put."""
-        order = (_tasks.c.position, _tasks.c.workload_key)
-        query = sa.select(_tasks).where(_tasks.c.job_id == job_id).order_by(*order)
+    def list(
+        self, job_id: str, *, limit: int | None = None, after: Position | None = None
+    ) -> Page[JobTask]:
+        """The tasks of a job, in the order in which they were first put. Raises PositionError."""
+        query = sa.select(_tasks).where(_tasks.c.job_id == job_id)
         with reading(self._engine) as connection:
-            return [_task(row) for row in connection.execute(query)]
+            return _as_put.page(connection, query, _task, limit, after)
+
+    def search(
+        self,
+        *,
+        job_id: str | None = None,
+        workload_key: str | None = None,
+        status: TaskStatus | None = None,
+        limit: int = 100,
+        after: Position | None = None,
+    ) -> Page[tuple[str, JobTask]]:
+        """Tasks that match all that is given with the ids of their jobs, job by job.
+
+        Raises PositionError.
+        """
+        wanted = {
+            _tasks.c.job_id: job_id,
+            _tasks.c.workload_key: workload_key,
+            _tasks.c.status: None if status is None else status.value,
+        }
+        query = sa.select(_tasks).where(
+            *(column == value for column, value in wanted.items() if value is not None)
+        )
+        with reading(self._engine) as connection:
+            return _by_job.page(
+                connection, query, lambda row: (row.job_id, _task(row)), limit, after
+            )
 
 
 def _task(row: sa.Row[Any]) -> JobTask:
@@ -123,6 +174,25 @@ class WorkloadStore:
                 query = query.where(_workloads.c.key.in_(some))
                 found.update({row.key: row.text for row in connection.execute(query)})
         return found
+
+    def list_workloads(self, *, limit: int, after: Position | None = None) -> Page[StoredWorkload]:
+        """Workloads with their texts, the newest first. Raises PositionError."""
+        query = sa.select(_workloads)
+        with reading(self._engine) as connection:
+            return _newest_workload_first.page(
+                connection, query, lambda row: StoredWorkload(**row._mapping), limit, after
+            )
+
+    def list_targets(self, *, limit: int, after: Position | None = None) -> Page[StoredTarget]:
+        """Targets that jobs and workers have brought, by key. Raises PositionError."""
+        with reading(self._engine) as connection:
+            return _by_key.page(
+                connection,
+                sa.select(_targets),
+                lambda row: StoredTarget(**row._mapping),
+                limit,
+                after,
+            )
 
     def put_target(self, key: str, name: str, description: Mapping[str, Any]) -> None:
         """Save target_key -> (name, JSON description); a known key stays as it is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -17,9 +17,11 @@ from db.engine import reading, writing
 from db.errors import NotFoundError, StateError
 from db.models import TokenRow
 from db.notices import TOKENS, announce
+from db.stores.pages import Order, Page, Position
 from db.stores.statements import table_of, upsert
 
 _tokens = table_of(TokenRow)
+_oldest_first = Order((_tokens.c.created_at, _tokens.c.id), descending=False)
 
 USED_SECONDS = 60.0
 """How exact the time of a token's last use is: each is not worth a write."""
@@ -189,11 +191,10 @@ class TokenStore:
             raise NotFoundError("token", token_id)
         return _token(row)
 
-    def list(self) -> Sequence[Token]:
-        """All tokens, oldest first; the revoked ones too."""
-        query = sa.select(_tokens).order_by(_tokens.c.created_at, _tokens.c.id)
+    def list(self, *, limit: int | None = None, after: Position | None = None) -> Page[Token]:
+        """All tokens, oldest first; the revoked ones too. Raises PositionError."""
         with reading(self._engine) as connection:
-            return [_token(row) for row in connection.execute(query)]
+            return _oldest_first.page(connection, sa.select(_tokens), _token, limit, after)
 
 
 def _digest(secret: str) -> str:

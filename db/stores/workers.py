@@ -16,9 +16,11 @@ from db.errors import NotFoundError
 from db.models import WorkerRow
 from db.notices import announce, worker_topic
 from db.stores.blame import readmit
+from db.stores.pages import Order, Page, Position
 from db.stores.statements import table_of, upsert
 
 _workers = table_of(WorkerRow)
+_oldest_first = Order((_workers.c.created_at, _workers.c.id), descending=False)
 
 
 class Health(StrEnum):
@@ -147,12 +149,21 @@ class WorkerStore:
             raise NotFoundError("worker", worker_id)
         return self._worker(row)
 
-    def list(self, *, alive: bool = False) -> Sequence[RegisteredWorker]:
-        """All workers, or only the healthy ones; the first registered come first."""
-        query = sa.select(*self._columns()).order_by(_workers.c.created_at, _workers.c.id)
+    def list(
+        self, *, alive: bool = False, limit: int | None = None, after: Position | None = None
+    ) -> Page[RegisteredWorker]:
+        """All workers, or only the healthy ones; the first registered come first.
+
+        Raises PositionError.
+        """
+
+        def wanted(row: sa.Row[Any]) -> RegisteredWorker | None:
+            worker = self._worker(row)
+            return worker if not alive or worker.health is Health.HEALTHY else None
+
         with reading(self._engine) as connection:
-            workers = [self._worker(row) for row in connection.execute(query)]
-        return [worker for worker in workers if not alive or worker.health is Health.HEALTHY]
+            query = sa.select(*self._columns())
+            return _oldest_first.page(connection, query, wanted, limit, after)
 
     def drain(self, worker_id: str, draining: bool = True) -> RegisteredWorker:
         """Take it out of service, or back. Raises NotFoundError."""

@@ -23,6 +23,7 @@ from compiler.errors import (
 from db.errors import (
     DatabaseError,
     NotFoundError,
+    PositionError,
     QuotaError,
     SchemaVersionError,
     StaleLeaseError,
@@ -127,6 +128,8 @@ def database_problem(error: DatabaseError) -> ApiProblem:
     match error:
         case NotFoundError():
             return ApiProblem(404, "not-found", str(error), {"what": error.what, "key": error.key})
+        case PositionError():
+            return ApiProblem(422, "invalid-page-token", f"page_token: {error}")
         case QuotaError():
             quota = {"quota": error.quota, "limit": error.limit}
             wait = {"Retry-After": "30"}

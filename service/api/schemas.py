@@ -201,6 +201,7 @@ class JobView(View):
 class TaskView(View):
     """One tuning task of a job."""
 
+    job_id: str = Field("", description="Empty in a report of `tilewright tune`")
     workload_key: str
     name: str
     count: int

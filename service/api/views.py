@@ -72,8 +72,10 @@ def job_view(job: Job, counts: Mapping[Status, int] | None = None) -> JobView:
     )
 
 
-def task_view(task: JobTask) -> TaskView:
+def task_view(task: JobTask, job_id: str = "") -> TaskView:
+    """Without `job_id` it is of a run on this machine."""
     return TaskView(
+        job_id=job_id,
         workload_key=task.workload_key,
         name=task.name,
         count=task.count,

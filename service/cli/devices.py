@@ -13,7 +13,8 @@ from service.cli.terminal import console, say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from service.api.schemas import WorkerCondition, WorkerView
+    from service.api.resource_schemas import DeviceView
+    from service.api.schemas import WorkerCondition
 
 SHOWN_TARGETS = 3
 """Names of targets in a row; the best one comes first."""
@@ -52,16 +53,16 @@ def devices(
         "condition": device_condition(),
     }
     settings = load_settings(server, token)
-    workers: Sequence[WorkerView] = ()
+    devices: Sequence[DeviceView] = ()
     unreachable = ""
     try:
         with Client(settings.server, client_token(settings)) as client:
-            workers = client.workers()
+            devices = client.devices()
     except ClientError as error:
         if server is not None:
             raise
         unreachable = str(error)
-    known = [here, *(w.model_dump(mode="json") for w in workers if w.health != "gone")]
+    known = [here, *(device.model_dump(mode="json") for device in devices)]
     if as_json:
         say(json.dumps(known, indent=2))
         return

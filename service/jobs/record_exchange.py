@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from compiler.target import Target
 from db.storage import Storage
+from db.stores.pages import Position
 from db.stores.records import RecordState
 from service.jobs.record_lines import RecordLine, RecordLineError, read_line, write_line
 from service.signing import SigningKey
@@ -43,7 +44,7 @@ def export_records(
 ) -> Iterator[str]:
     """Signed lines of the records that are served, the newest first."""
     targets: dict[str, Target] = {}
-    after: str | None = None
+    after: Position | None = None
     while True:
         page = storage.ledger.list(
             target_key=target_key,
@@ -62,9 +63,9 @@ def export_records(
                 stored.record, text, targets[name], stored.confirmation, stored.stored_at
             )
             yield write_line(line, key)
-        if len(page) < PAGE:
+        after = page.next
+        if after is None:
             return
-        after = page[-1].id
 
 
 def checked_lines(

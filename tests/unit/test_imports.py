@@ -261,7 +261,8 @@ def test_importing_the_compiler_loads_neither_llvm_nor_onnx() -> None:
 
 def test_the_client_knows_the_schemas_only() -> None:
     ours = {t for t in imports("service.client", everywhere=True) if t.split(".")[0] in PACKAGES}
-    schemas = {"service.api.schemas", "service.api.record_schemas"}
+    kinds = ("schemas", "record_schemas", "resource_schemas")
+    schemas = {f"service.api.{kind}" for kind in kinds}
     assert ours <= schemas | {"service.api", "service"}
 
 

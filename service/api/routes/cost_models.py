@@ -10,6 +10,7 @@ from db.stores.audit import Action
 from service.api.audit import AuditDep
 from service.api.deps import Admin, Reader, StorageDep
 from service.api.gate import GatedRoute
+from service.api.pages import PagesDep
 from service.api.schemas import CostModelView, PromotionRequest, RollbackRequest
 from service.api.views import cost_model_view
 from service.jobs.targets import target_key
@@ -21,11 +22,13 @@ router = APIRouter(tags=["cost models"], route_class=GatedRoute)
 def list_cost_models(
     storage: StorageDep,
     _: Reader,
+    pages: PagesDep,
     target: Annotated[str | None, Query(max_length=200, description="Target key or name")] = None,
 ) -> list[CostModelView]:
     """Every version, of one target or of all, the newest first."""
     key = None if target is None else target_key(target)
-    return [cost_model_view(model) for model in storage.cost_models.list(key)]
+    found = storage.cost_models.list(key, limit=pages.limit, after=pages.after)
+    return [cost_model_view(model) for model in pages.told(found)]
 
 
 @router.post("/cost-models/promote")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -19,6 +19,7 @@ from service.api.deps import PlanningDep, Reader, SettingsDep, StorageDep, Submi
 from service.api.errors import ApiProblem, forbidden
 from service.api.gate import GatedRoute
 from service.api.limiter import Limited, LimiterDep
+from service.api.pages import PagesDep
 from service.api.planning_child import JobCheck
 from service.api.schemas import JobRequest, JobView, TaskView
 from service.api.views import job_view, task_view
@@ -92,24 +93,26 @@ def create_job(
 def list_jobs(
     storage: StorageDep,
     _: Reader,
+    pages: PagesDep,
     state: JobState | None = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    after: Annotated[str | None, Query(max_length=64)] = None,
 ) -> list[JobView]:
-    """Jobs, the newest first; `after` is the last id of the page before."""
-    return [job_view(job) for job in storage.jobs.list(state=state, limit=limit, after=after)]
+    """Jobs, the newest first."""
+    found = storage.jobs.list(state=state, limit=pages.limit, after=pages.after)
+    return [job_view(job) for job in pages.told(found)]
 
 
 @router.get("/jobs/{job_id}")
 def get_job(job_id: str, storage: StorageDep, _: Reader) -> JobView:
+    """A job, with its trials that failed, by kind."""
     return job_view(storage.jobs.get(job_id), storage.records.count_trials(job_id))
 
 
 @router.get("/jobs/{job_id}/tasks")
-def list_tasks(job_id: str, storage: StorageDep, _: Reader) -> list[TaskView]:
+def list_job_tasks(job_id: str, storage: StorageDep, _: Reader, pages: PagesDep) -> list[TaskView]:
     """The tasks of a job: workload, count, default and best time, what was chosen."""
     storage.jobs.get(job_id)
-    return [task_view(task) for task in storage.tasks.list(job_id)]
+    found = storage.tasks.list(job_id, limit=pages.limit, after=pages.after)
+    return [task_view(task, job_id) for task in pages.told(found)]
 
 
 @router.post("/jobs/{job_id}:cancel")

@@ -21,6 +21,7 @@ from service.api.deps import (
 )
 from service.api.gate import GatedRoute
 from service.api.limiter import Limited, LimiterDep
+from service.api.pages import PagesDep
 from service.api.schemas import ModelView, Name
 from service.api.upload import received
 from service.api.views import model_view
@@ -76,15 +77,15 @@ def _known(storage: Storage, digest: str) -> bool:
 def list_models(
     storage: StorageDep,
     _: Reader,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    after: Annotated[str | None, Query(max_length=64)] = None,
+    pages: PagesDep,
 ) -> list[ModelView]:
-    """Models, the newest first; `after` is the last digest of the page before."""
-    return [model_view(model) for model in storage.models.list(limit, after)]
+    """Models, the newest first."""
+    return [model_view(model) for model in pages.told(storage.models.list(*pages.wanted))]
 
 
 @router.get("/models/{digest}")
 def get_model(digest: str, storage: StorageDep, _: Reader) -> ModelView:
+    """A model by the SHA-256 of its bytes."""
     return model_view(storage.models.get(digest))
 
 

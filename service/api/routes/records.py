@@ -15,6 +15,7 @@ from service.api.audit import AuditDep
 from service.api.deps import Admin, Reader, SettingsDep, StorageDep
 from service.api.errors import invalid
 from service.api.gate import GatedRoute
+from service.api.pages import PagesDep
 from service.api.record_schemas import (
     AnswerView,
     ImportView,
@@ -51,16 +52,15 @@ _LINES_BODY = {
 def list_records(
     storage: StorageDep,
     _: Reader,
+    pages: PagesDep,
     workload: Digest | None = None,
     target: TargetQuery = None,
     threads: ThreadsQuery = None,
     numerics: Numerics | None = None,
     worker: Annotated[str | None, Query(max_length=200)] = None,
     state: RecordState | None = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    after: Annotated[str | None, Query(max_length=64)] = None,
 ) -> list[StoredRecordView]:
-    """Records, the newest first; `after` is the last id of the page before."""
+    """Records, the newest first."""
     found = storage.ledger.list(
         workload_key=workload,
         target_key=None if target is None else target_key_of(target, storage),
@@ -68,14 +68,15 @@ def list_records(
         numerics=numerics,
         worker=worker,
         state=state,
-        limit=limit,
-        after=after,
+        limit=pages.limit,
+        after=pages.after,
     )
-    return [stored_record_view(one) for one in found]
+    return [stored_record_view(one) for one in pages.told(found)]
 
 
 @router.get("/records/{record_id}")
 def get_record(record_id: str, storage: StorageDep, _: Reader) -> StoredRecordView:
+    """A record, what became of it, and its second measurement."""
     return stored_record_view(storage.ledger.get(record_id))
 
 

@@ -9,6 +9,7 @@ from db.stores.tokens import Scope
 from service.api.audit import AuditDep
 from service.api.deps import Admin, SettingsDep, StorageDep
 from service.api.gate import GatedRoute
+from service.api.pages import PagesDep
 from service.api.schemas import NewTokenView, RotationRequest, TokenRequest, TokenView
 from service.api.views import token_view
 from service.embedded import is_owner_token, keep_owner_token
@@ -39,8 +40,10 @@ def create_token(
 
 
 @router.get("/tokens")
-def list_tokens(storage: StorageDep, _: Admin) -> list[TokenView]:
-    return [token_view(token) for token in storage.tokens.list()]
+def list_tokens(storage: StorageDep, _: Admin, pages: PagesDep) -> list[TokenView]:
+    """Tokens without their secrets, the oldest first; the revoked ones too."""
+    found = storage.tokens.list(limit=pages.limit, after=pages.after)
+    return [token_view(token) for token in pages.told(found)]
 
 
 @router.post("/tokens/{token_id}/rotate")

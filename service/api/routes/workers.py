@@ -12,6 +12,7 @@ from service.api.audit import AuditDep
 from service.api.deps import Measurer, Reader, SettingsDep, StorageDep
 from service.api.errors import ApiProblem, forbidden
 from service.api.gate import GatedRoute
+from service.api.pages import PagesDep
 from service.api.schemas import (
     DrainRequest,
     HeartbeatRequest,
@@ -77,11 +78,15 @@ def register_worker(
 
 
 @router.get("/workers")
-def list_workers(storage: StorageDep, _: Reader, alive: bool = False) -> list[WorkerView]:
+def list_workers(
+    storage: StorageDep, _: Reader, pages: PagesDep, alive: bool = False
+) -> list[WorkerView]:
+    """Workers and their devices, the first registered first; a page may be short where only those
+    that are `alive` are wanted."""
     in_hand = storage.leases.in_hand()
-    workers = storage.workers.list(alive=alive)
+    found = storage.workers.list(alive=alive, limit=pages.limit, after=pages.after)
     names = target_names(storage)
-    return [worker_view(worker, in_hand.get(worker.id, 0), names) for worker in workers]
+    return [worker_view(worker, in_hand.get(worker.id, 0), names) for worker in pages.told(found)]
 
 
 @router.post("/workers/{worker_id}/heartbeat")

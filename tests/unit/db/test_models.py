@@ -39,6 +39,7 @@ def test_pages_newest_first(models: ModelStore, clock: Any) -> None:
         clock.advance(number % 2)  # some at the same moment
     expected = sorted(made, key=lambda m: (m.created_at, m.digest), reverse=True)
     pages = [models.list(limit=2)]
-    while pages[-1]:
-        pages.append(models.list(limit=2, after=pages[-1][-1].digest))
+    while pages[-1].next:
+        pages.append(models.list(limit=2, after=pages[-1].next))
+    assert [len(page) for page in pages] == [2, 2, 1]
     assert [model for page in pages for model in page] == expected

@@ -163,8 +163,6 @@ def test_unknown_records_are_named(ledger: RecordLedger) -> None:
     for ask in (ledger.get, lambda name: ledger.withdraw("", record_ids=[name])):
         with pytest.raises(NotFoundError, match="record 'nothing'"):
             ask("nothing")
-    with pytest.raises(NotFoundError, match="record 'nothing'"):
-        ledger.list(after="nothing")
 
 
 def test_the_list_has_filters_and_pages(
@@ -180,7 +178,7 @@ def test_the_list_has_filters_and_pages(
         return [one.id for one in ledger.list(**wanted)]
 
     assert listed() == newest and listed(limit=2) == newest[:2]
-    assert listed(limit=2, after=newest[1]) == newest[2:]
+    assert listed(limit=2, after=ledger.list(limit=2).next) == newest[2:]
     assert listed(workload_key=KEY.workload_key) == [newest[0], newest[2]]
     assert listed(worker="b") == newest[:2] and listed(state=RecordState.SUPERSEDED) == newest[2:]
     assert listed(threads=2) == listed(numerics="strict") == listed(target_key="x") == []

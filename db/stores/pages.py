@@ -1,0 +1,107 @@
+"""Lists a page at a time.
+
+A page goes on behind the values that its last row had in the columns that order the list. So rows
+that come or go in between neither hide nor repeat others, and a late page costs what the first
+does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from db.errors import PositionError
+from db.types import SafeText
+
+T = TypeVar("T")
+
+Position = tuple[str | int | float, ...]
+"""The values of a row in the columns that order its list."""
+
+_LONGEST_TEXT = 1000
+_LARGEST = (1 << 63) - 1
+
+
+class Page(list[T]):
+    """Some rows of a list. `next` is the position behind which there are more, if there are.
+
+    A page may have fewer rows than the limit, even none, and yet not be the last.
+    """
+
+    def __init__(self, items: Iterable[T], behind: Position | None) -> None:
+        super().__init__(items)
+        self.next = behind
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The columns that order a list; together they differ in all its rows, and none is NULL."""
+
+    columns: tuple[sa.Column[Any], ...]
+    descending: bool = True
+
+    def page(
+        self,
+        connection: sa.Connection,
+        query: sa.Select[Any],
+        item: Callable[[sa.Row[Any]], T | None],
+        limit: int | None,
+        after: Position | None = None,
+    ) -> Page[T]:
+        """The rows of a query, of which at most `limit`, behind a position.
+
+        Args:
+            connection: where to ask.
+            query: selects these columns, among others.
+            item: what a row stands for; None for one to leave out.
+            limit, after: without, all rows from the first one on.
+
+        Raises:
+            PositionError: if no row of such a list can be there.
+        """
+        query = query.order_by(*(c.desc() if self.descending else c for c in self.columns))
+        if after is not None:
+            self._check(after)
+            place = sa.tuple_(*self.columns)
+            # 64 bits, also where the column has 32: what somebody sent may be larger
+            values = (
+                sa.literal(value, sa.BigInteger() if isinstance(value, int) else column.type)
+                for column, value in zip(self.columns, after, strict=True)
+            )
+            here = sa.tuple_(*values)
+            query = query.where(place < here if self.descending else place > here)
+        rows = connection.execute(query if limit is None else query.limit(limit + 1)).all()
+        more = limit is not None and len(rows) > limit
+        rows = rows[:limit]
+        behind = tuple(rows[-1]._mapping[c.name] for c in self.columns) if more else None
+        items = (item(row) for row in rows)
+        return Page((each for each in items if each is not None), behind)
+
+    def _check(self, position: Position) -> None:
+        kinds = [_kind(column) for column in self.columns]
+        if len(kinds) != len(position) or not all(map(_fits, position, kinds)):
+            raise PositionError("no row of this list is at that position")
+
+
+def _kind(column: sa.Column[Any]) -> type:
+    kind: type = str if isinstance(column.type, SafeText) else column.type.python_type
+    return kind
+
+
+def _fits(value: object, kind: type) -> bool:
+    """Whether a column of a kind can hold a value that somebody sent."""
+    match value:
+        case bool():
+            return False
+        case str():
+            return kind is str and len(value) <= _LONGEST_TEXT
+        case int():
+            return kind is int and abs(value) <= _LARGEST
+        case float():
+            return kind is float and math.isfinite(value)
+        case _:
+            return False

@@ -1,0 +1,70 @@
+"""Trials as somebody looks at them: those of a job or of a workload, whatever became of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from db.engine import reading
+from db.models import TrialRow
+from db.stores.pages import Order, Page, Position
+from db.stores.records import trial_of
+from db.stores.statements import table_of
+from tuner.measure.measurement import Status, Trial
+
+_trials = table_of(TrialRow)
+_newest_first = Order((_trials.c.serial,))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTrial:
+    """A trial; when it was stored, in Unix seconds; whether somebody took it back."""
+
+    trial: Trial
+    stored_at: float
+    withdrawn: bool
+
+
+class TrialStore:
+    """Only reads: trials are saved by `SqlRecordStore`."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    def list(
+        self,
+        *,
+        job_id: str | None = None,
+        workload_key: str | None = None,
+        target_key: str | None = None,
+        status: Status | None = None,
+        origin: str | None = None,
+        worker: str | None = None,
+        limit: int = 100,
+        after: Position | None = None,
+    ) -> Page[StoredTrial]:
+        """Trials that match all that is given, the newest first; of a job or of a workload, since
+        there may be millions. Raises PositionError.
+        """
+        if job_id is None and workload_key is None:
+            raise ValueError("trials are those of a job or of a workload")
+        wanted = {
+            _trials.c.job_id: job_id,
+            _trials.c.workload_key: workload_key,
+            _trials.c.target_key: target_key,
+            _trials.c.status: None if status is None else status.value,
+            _trials.c.origin: origin,
+            _trials.c.worker: worker,
+        }
+        query = sa.select(_trials).where(
+            *(column == value for column, value in wanted.items() if value is not None)
+        )
+        with reading(self._engine) as connection:
+            return _newest_first.page(
+                connection,
+                query,
+                lambda row: StoredTrial(trial_of(row), row.stored_at, row.withdrawn),
+                limit,
+                after,
+            )

@@ -1,0 +1,96 @@
+"""Lists over HTTP, a page at a time.
+
+`limit` bounds a page. Where more follow, the answer says how to get them: `Link` with `rel="next"`
+(RFC 8288), and the token in it once more as `X-Next-Page-Token`. A token is opaque to clients. In
+it are the position behind which to go on, and a digest of the list and its filters, so that it is
+refused anywhere else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urlencode
+
+from fastapi import Depends, Query, Request, Response
+
+from db.stores.pages import Page, Position
+from service.api.errors import ApiProblem
+
+T = TypeVar("T")
+
+NEXT_TOKEN = "X-Next-Page-Token"
+MOST = 1000
+
+_OWN = frozenset({"limit", "page_token"})
+
+
+class Pages:
+    """The page that a request asks for."""
+
+    def __init__(self, request: Request, response: Response, limit: int, token: str | None) -> None:
+        self._request = request
+        self._response = response
+        self.limit = limit
+        self.after: Position | None = None if token is None else _position(token, self._list())
+
+    @property
+    def wanted(self) -> tuple[int, Position | None]:
+        """The limit, and the position behind which the page begins."""
+        return self.limit, self.after
+
+    def told(self, page: Page[T]) -> Page[T]:
+        """The page; the answer says how to get the next one."""
+        if page.next is not None:
+            token = _token(page.next, self._list())
+            query = urlencode([*self._filters(), ("limit", self.limit), ("page_token", token)])
+            self._response.headers["Link"] = f'<{self._request.url.path}?{query}>; rel="next"'
+            self._response.headers[NEXT_TOKEN] = token
+        return page
+
+    def _filters(self) -> list[tuple[str, str]]:
+        given = self._request.query_params.multi_items()
+        return sorted((name, value) for name, value in given if name not in _OWN)
+
+    def _list(self) -> str:
+        """Names the list and its filters."""
+        whole = json.dumps([self._request.url.path, self._filters()])
+        return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+def _token(position: Position, name: str) -> str:
+    return base64.urlsafe_b64encode(json.dumps([name, *position]).encode()).decode().rstrip("=")
+
+
+def _position(token: str, name: str) -> Position:
+    """The position in a token. Raises a 422 problem. The store checks it against its columns."""
+    try:
+        found: Any = json.loads(base64.b64decode(token + "=" * (-len(token) % 4), b"-_", True))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not found or not isinstance(found[0], str):
+        raise _wrong("this service gave no such token")
+    if found[0] != name:
+        raise _wrong("it is of another list, or of other filters")
+    return tuple(found[1:])
+
+
+def _wrong(why: str) -> ApiProblem:
+    return ApiProblem(422, "invalid-page-token", f"page_token: {why}")
+
+
+async def get_pages(
+    request: Request,
+    response: Response,
+    limit: Annotated[int, Query(ge=1, le=MOST, description="Most items in the answer")] = 100,
+    page_token: Annotated[
+        str | None,
+        Query(max_length=4000, description="Of the header `X-Next-Page-Token` of the page before"),
+    ] = None,
+) -> Pages:
+    return Pages(request, response, limit, page_token)
+
+
+PagesDep = Annotated[Pages, Depends(get_pages)]

@@ -1,0 +1,55 @@
+"""From stored trials, workloads, targets and workers to the answers that travel over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from db.stores.tasks import StoredTarget, StoredWorkload
+from db.stores.trials import StoredTrial
+from db.stores.workers import RegisteredWorker
+from service.api.resource_schemas import DeviceView, StoredWorkloadView, TargetView, TrialView
+from service.api.views import worker_view
+
+
+def trial_view(stored: StoredTrial) -> TrialView:
+    trial = stored.trial
+    measurement = trial.measurement
+    return TrialView(
+        **trial.key.to_json(),
+        id=trial.id,
+        job_id=trial.job_id,
+        phase=trial.phase.value,
+        origin=trial.origin,
+        status=measurement.status.value,
+        error=measurement.error,
+        run_seconds=measurement.run_seconds,
+        schedule=trial.schedule.to_json(),
+        measurement=measurement.to_json(),
+        codegen_version=trial.codegen_version,
+        withdrawn=stored.withdrawn,
+        stored_at=stored.stored_at,
+    )
+
+
+def workload_view(stored: StoredWorkload) -> StoredWorkloadView:
+    return StoredWorkloadView(**asdict(stored))
+
+
+def target_view(stored: StoredTarget) -> TargetView:
+    return TargetView(**{**asdict(stored), "description": dict(stored.description)})
+
+
+def device_view(worker: RegisteredWorker, names: Mapping[str, str]) -> DeviceView:
+    """`names` of targets by their keys."""
+    seen = worker_view(worker, names=names)
+    return DeviceView(
+        name=seen.name,
+        worker_id=seen.id,
+        targets=seen.targets,
+        target_keys=seen.target_keys,
+        device=seen.device,
+        health=seen.health,
+        speed=seen.speed,
+        condition=seen.condition,
+    )

@@ -1,0 +1,90 @@
+"""What the service knows besides jobs and records: tasks, trials, workloads, targets, devices."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from db.stores.tasks import TaskStatus
+from db.stores.workers import Health
+from service.api.deps import Reader, StorageDep
+from service.api.errors import invalid
+from service.api.gate import GatedRoute
+from service.api.pages import PagesDep
+from service.api.resource_schemas import DeviceView, StoredWorkloadView, TargetView, TrialView
+from service.api.resource_views import device_view, target_view, trial_view, workload_view
+from service.api.schemas import Digest, TaskView
+from service.api.views import task_view
+from service.jobs.addressee import target_key_of, target_names
+from tuner.measure.measurement import Status
+
+router = APIRouter(tags=["resources"], route_class=GatedRoute)
+
+JobQuery = Annotated[str | None, Query(max_length=64, description="A job's id")]
+
+
+@router.get("/tasks")
+def list_tasks(
+    storage: StorageDep,
+    _: Reader,
+    pages: PagesDep,
+    job: JobQuery = None,
+    workload: Digest | None = None,
+    status: TaskStatus | None = None,
+) -> list[TaskView]:
+    """Tasks of all jobs, job by job."""
+    found = storage.tasks.search(
+        job_id=job, workload_key=workload, status=status, limit=pages.limit, after=pages.after
+    )
+    return [task_view(task, job_id) for job_id, task in pages.told(found)]
+
+
+@router.get("/trials")
+def list_trials(
+    storage: StorageDep,
+    _: Reader,
+    pages: PagesDep,
+    job: JobQuery = None,
+    workload: Digest | None = None,
+    target: Annotated[str | None, Query(max_length=200, description="Target key or name")] = None,
+    status: Status | None = None,
+    origin: Annotated[str | None, Query(max_length=200, description="Who suggested it")] = None,
+    worker: Annotated[str | None, Query(max_length=200, description="Who measured it")] = None,
+) -> list[TrialView]:
+    """Measured candidates of a job or of a workload, failures too, the newest first."""
+    if job is None and workload is None:
+        raise invalid("query: give 'job' or 'workload'")
+    found = storage.trials.list(
+        job_id=job,
+        workload_key=workload,
+        target_key=None if target is None else target_key_of(target, storage),
+        status=status,
+        origin=origin,
+        worker=worker,
+        limit=pages.limit,
+        after=pages.after,
+    )
+    return [trial_view(stored) for stored in pages.told(found)]
+
+
+@router.get("/workloads")
+def list_workloads(storage: StorageDep, _: Reader, pages: PagesDep) -> list[StoredWorkloadView]:
+    """Workloads with their texts, the newest first."""
+    found = storage.workloads.list_workloads(limit=pages.limit, after=pages.after)
+    return [workload_view(stored) for stored in pages.told(found)]
+
+
+@router.get("/targets")
+def list_targets(storage: StorageDep, _: Reader, pages: PagesDep) -> list[TargetView]:
+    """Targets that jobs and workers have brought, by key."""
+    found = storage.workloads.list_targets(limit=pages.limit, after=pages.after)
+    return [target_view(stored) for stored in pages.told(found)]
+
+
+@router.get("/devices")
+def list_devices(storage: StorageDep, _: Reader, pages: PagesDep) -> list[DeviceView]:
+    """The devices that can be tuned for: those of all workers that have not left."""
+    names = target_names(storage)
+    found = pages.told(storage.workers.list(limit=pages.limit, after=pages.after))
+    return [device_view(worker, names) for worker in found if worker.health is not Health.GONE]

@@ -1,0 +1,231 @@
+"""Lists over HTTP, and what a job leaves behind: tasks, trials, workloads, targets, devices."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from compiler.schedule.schedule import Schedule
+from compiler.target import resolve_target
+from db.storage import Storage
+from db.stores.tasks import JobTask, TaskStatus
+from db.stores.tokens import Scope
+from service.api.app import create_app
+from service.client import Client
+from service.settings import Settings
+from tests.unit.service.test_jobs_api import problem, submit
+from tuner.measure.measurement import Measurement, RecordKey, Status, Trial
+
+TOKEN = "X-Next-Page-Token"
+KEY = RecordKey("1" * 64, "2" * 64, 1, "fast")
+
+
+def follow(client: TestClient, path: str, limit: int) -> list[list[Any]]:
+    """The pages of a list, by their links."""
+    pages, url = [], f"{path}{'&' if '?' in path else '?'}limit={limit}"
+    while url:
+        answer = client.get(url)
+        assert answer.status_code == 200, answer.text
+        pages.append(answer.json())
+        assert (TOKEN in answer.headers) == ("next" in answer.links)
+        url = answer.links["next"]["url"] if answer.links else ""
+    return pages
+
+
+def test_jobs_come_page_by_page(client: TestClient) -> None:
+    made = [submit(client, seed=seed)["id"] for seed in range(5)]
+    pages = follow(client, "/v1/jobs", 2)
+    assert [len(page) for page in pages] == [2, 2, 1]
+    assert [job["id"] for page in pages for job in page] == made[::-1]
+    filtered = follow(client, "/v1/jobs?state=queued", 3)
+    assert [len(page) for page in filtered] == [3, 2]
+    assert "state=queued" in client.get("/v1/jobs?state=queued&limit=1").headers["Link"]
+
+
+def lists(client: TestClient) -> list[str]:
+    paths = client.get("/openapi.json").json()["paths"]
+    return [
+        path
+        for path, verbs in paths.items()
+        if verbs.get("get", {})
+        .get("responses", {})
+        .get("200", {})
+        .get("content", {})
+        .get("application/json", {})
+        .get("schema", {})
+        .get("type")
+        == "array"
+    ]
+
+
+def test_every_list_has_pages(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    found = lists(client)
+    assert len(found) >= 12
+    for path in found:
+        names = {each["name"] for each in paths[path]["get"]["parameters"]}
+        assert {"limit", "page_token"} <= names, path
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "x",
+        "\u00e9",
+        "%FF",
+        base64.urlsafe_b64encode(b"[]").decode(),
+        base64.urlsafe_b64encode(b"[" * 2000).decode(),
+        base64.urlsafe_b64encode(json.dumps({"a": 1}).encode()).decode(),
+        base64.urlsafe_b64encode(json.dumps(["jobs", 1.0, "x"]).encode()).decode(),
+    ],
+)
+def test_a_wrong_token_is_refused(client: TestClient, token: str) -> None:
+    for path in ("/v1/jobs", "/v1/tokens", "/v1/audit"):
+        answer = client.get(path, params={"page_token": token})
+        assert problem(answer)[:2] == (422, "invalid-page-token")
+
+
+def test_a_token_is_of_one_list_and_its_filters(client: TestClient) -> None:
+    for seed in range(2):
+        submit(client, seed=seed)
+    token = client.get("/v1/jobs", params={"limit": 1}).headers[TOKEN]
+    assert len(client.get("/v1/jobs", params={"page_token": token}).json()) == 1
+    for other in ("/v1/models", "/v1/jobs?state=queued"):
+        answer = client.get(f"{other}{'&' if '?' in other else '?'}page_token={token}")
+        assert problem(answer)[:2] == (422, "invalid-page-token")
+
+
+@pytest.mark.parametrize("position", [[1e400, "a"], [10**400, "a"], [1.0], [None, {}], ["a", "b"]])
+def test_a_position_that_was_made_up_is_refused(client: TestClient, position: list[Any]) -> None:
+    """Whoever knows how tokens are made gets no further than to another page."""
+    for seed in range(2):
+        submit(client, seed=seed)
+    token = client.get("/v1/jobs", params={"limit": 1}).headers[TOKEN]
+    name, *_ = json.loads(base64.urlsafe_b64decode(token + "=="))
+    forged = base64.urlsafe_b64encode(json.dumps([name, *position]).encode()).decode()
+    answer = client.get("/v1/jobs", params={"page_token": forged})
+    assert problem(answer)[:2] == (422, "invalid-page-token")
+
+
+@pytest.mark.parametrize("limit", ["0", "1001", "-1", "x", ""])
+def test_limits_are_bounded(client: TestClient, limit: str) -> None:
+    assert client.get("/v1/workers", params={"limit": limit}).status_code == 422
+
+
+def test_the_client_gets_the_whole_list(
+    settings: Settings, storage: Storage, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.client.PAGE", 2)
+    for number in range(5):
+        storage.workers.register(f"w{number}", [], {})
+        storage.tokens.create(f"t{number}", [Scope.READ])
+    with (
+        TestClient(create_app(settings, storage)) as web,
+        Client("http://service", owner, transport=web._transport) as client,  # type: ignore[arg-type]
+    ):
+        assert [worker.name for worker in client.workers()] == [f"w{n}" for n in range(5)]
+        assert len(client.tokens()) == 6
+        assert [one.name for one in client.devices()] == [f"w{n}" for n in range(5)]
+        assert client.audit(3, None, None) == []
+        for seed in range(4):
+            submit_to(web, owner, seed)
+        assert len(client.jobs(limit=3)) == 3
+
+
+def submit_to(web: TestClient, owner: str, seed: int) -> None:
+    web.headers["Authorization"] = f"Bearer {owner}"
+    submit(web, seed=seed)
+
+
+# ---- what a job leaves behind
+
+
+def trial(number: int, status: Status = Status.OK, job: str = "j", origin: str = "seed") -> Trial:
+    samples = (1e-3,) if status is Status.OK else ()
+    return Trial(
+        f"{number:032x}",
+        KEY,
+        Schedule("gemm", {"n": number}),
+        Measurement(status, samples_seconds=samples, worker="w"),
+        job_id=job,
+        origin=origin,
+    )
+
+
+def test_trials_of_a_job_or_of_a_workload(client: TestClient, storage: Storage) -> None:
+    storage.records.add_trials(
+        [trial(1), trial(2, Status.CRASH, origin="default"), trial(3), trial(4, job="other")]
+    )
+    assert problem(client.get("/v1/trials"))[:2] == (422, "invalid-request")
+
+    def ids(**wanted: str) -> list[int]:
+        found = client.get("/v1/trials", params=wanted).json()
+        return [int(one["id"], 16) for one in found]
+
+    assert ids(job="j") == [3, 2, 1]
+    assert ids(workload=KEY.workload_key) == [4, 3, 2, 1]
+    assert ids(job="j", status="crash") == ids(job="j", origin="default") == [2]
+    assert ids(job="j", worker="nobody") == ids(workload="3" * 64) == []
+    assert ids(job="j", target=KEY.target_key) == [3, 2, 1]
+    assert ids(job="j", target="3" * 64) == []
+    (crash,) = client.get("/v1/trials", params={"job": "j", "status": "crash"}).json()
+    assert (crash["run_seconds"], crash["origin"], crash["job_id"]) == (None, "default", "j")
+    pages = follow(client, "/v1/trials?job=j", 2)
+    assert [len(page) for page in pages] == [2, 1]
+
+
+def test_withdrawn_trials_are_shown_as_such(client: TestClient, storage: Storage) -> None:
+    storage.records.add_trials([trial(1)])
+    storage.ledger.withdraw("a bad device", workers=["w"])
+    (shown,) = client.get("/v1/trials", params={"job": "j"}).json()
+    assert shown["withdrawn"] is True
+
+
+def test_tasks_of_all_jobs(client: TestClient, storage: Storage) -> None:
+    jobs = [submit(client, seed=seed)["id"] for seed in range(2)]
+    for status, key in ((TaskStatus.TUNED, "1" * 64), (TaskStatus.FAILED, "2" * 64)):
+        claimed = storage.jobs.claim("tuner", 30)
+        assert claimed is not None
+        tasks = [JobTask(key, "a", 1, 1.0, status), JobTask("3" * 64, "b", 2, 1.0)]
+        storage.tasks.put(claimed[0], tasks)
+
+    def found(**wanted: str) -> list[tuple[str, str]]:
+        answer = client.get("/v1/tasks", params=wanted).json()
+        return [(task["job_id"], task["name"]) for task in answer]
+
+    assert found() == [(job, name) for job in sorted(jobs) for name in "ab"]
+    assert found(job=jobs[0]) == [(jobs[0], "a"), (jobs[0], "b")]
+    assert [name for _, name in found(workload="3" * 64)] == ["b", "b"]
+    assert len(found(status="failed")) == 1
+    assert [len(page) for page in follow(client, "/v1/tasks", 3)] == [3, 1]
+    assert [len(page) for page in follow(client, f"/v1/jobs/{jobs[0]}/tasks", 1)] == [1, 1]
+
+
+def test_workloads_and_targets_are_listed(client: TestClient, storage: Storage) -> None:
+    storage.workloads.put_workloads({"a" * 64: "one", "b" * 64: "two"})
+    workloads = client.get("/v1/workloads").json()
+    assert {(one["key"], one["text"]) for one in workloads} == {
+        ("a" * 64, "one"),
+        ("b" * 64, "two"),
+    }
+    target = resolve_target("x86-64-v3")
+    storage.workloads.put_target(target.key, target.name, target.to_json())
+    (shown,) = client.get("/v1/targets").json()
+    assert (shown["key"], shown["name"]) == (target.key, "x86-64-v3")
+    assert shown["description"] == target.to_json()
+
+
+def test_devices_are_those_of_workers_that_have_not_left(
+    client: TestClient, storage: Storage
+) -> None:
+    key = resolve_target("x86-64-v3").key
+    here = storage.workers.register("here", [key], {"model": "a CPU"})
+    left = storage.workers.register("left", [key], {})
+    storage.workers.leave(left.id)
+    (shown,) = client.get("/v1/devices").json()
+    assert (shown["worker_id"], shown["name"], shown["health"]) == (here.id, "here", "healthy")
+    assert (shown["targets"], shown["device"]) == (["x86-64-v3"], {"model": "a CPU"})
