@@ -46,6 +46,14 @@ class PositionError(DatabaseError):
     """A list was to go on behind a position that no row of it can have."""
 
 
+class KeyMismatchError(DatabaseError):
+    """An idempotency key was used before for another request."""
+
+
+class KeyInFlightError(DatabaseError):
+    """The first request with an idempotency key is not answered yet."""
+
+
 class QuotaError(DatabaseError):
     """The caller's token has as much of something as it may have.
 

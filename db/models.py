@@ -506,6 +506,21 @@ class RateLimitRow(Base):
     at: Mapped[float]
 
 
+class IdempotencyRow(Base):
+    """A request that its client has named, and the first answer."""
+
+    __tablename__ = "idempotency_keys"
+
+    token_id: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    digest: Mapped[str]  # of method, path, query and body
+    holder: Mapped[str]  # who answers it
+    until: Mapped[float]  # when somebody else may, if there is no answer
+    status: Mapped[int | None]
+    answer: Mapped[bytes | None] = mapped_column(sa.LargeBinary)
+    created_at: Mapped[float] = mapped_column(index=True)
+
+
 class NoticeRow(Base):
     """What SQLite's transactions announce, the last few (`db.notices`); PostgreSQL has NOTIFY."""
 

@@ -17,6 +17,7 @@ from db.stores.blobs import BlobStore
 from db.stores.cost_models import CostModelStore
 from db.stores.events import EventStore
 from db.stores.gauges import GaugeStore
+from db.stores.idempotency import IdempotencyStore
 from db.stores.jobs import JobStore
 from db.stores.leases import MOST_FAILURES, LeaseStore
 from db.stores.models import ModelStore
@@ -66,6 +67,7 @@ class Storage:
     tokens: TokenStore
     audit: AuditStore
     rate_limits: RateLimitStore
+    idempotency: IdempotencyStore
     gauges: GaugeStore
 
     @staticmethod
@@ -127,6 +129,7 @@ class Storage:
             tokens=TokenStore(engine, clock),
             audit=AuditStore(engine, clock),
             rate_limits=RateLimitStore(engine),
+            idempotency=IdempotencyStore(engine, decisive),
             gauges=GaugeStore(engine),
         )
 

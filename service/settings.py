@@ -123,6 +123,11 @@ class Settings(BaseSettings):
         ge=60,
         description="How long finished measurement requests are kept.",
     )
+    keep_answers_seconds: float = Field(
+        default=86400.0,
+        ge=60,
+        description="How long requests with an `Idempotency-Key` are remembered.",
+    )
     keep_blobs_seconds: float = Field(
         default=900.0,
         ge=60,

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from anyio import CapacityLimiter
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from db.changes import Changes
@@ -19,6 +19,7 @@ from db.storage import Storage
 from service.api import errors, probes, routes
 from service.api.gate import Gate, TokenCache
 from service.api.housekeeping import keep_house
+from service.api.idempotency import AnswerAtOnceError
 from service.api.metrics import Metrics, MetricsMiddleware
 from service.api.notifier import Notifier
 from service.api.plain_text import PlainTextMiddleware
@@ -96,10 +97,16 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
     app.add_middleware(MetricsMiddleware, metrics=app.state.metrics)
     app.add_middleware(RequestIdMiddleware)  # the last one is the outermost
     errors.install(app)
+    app.add_exception_handler(AnswerAtOnceError, _at_once)
     for router in route_modules():
         app.include_router(router, prefix="/v1")
     app.include_router(probes.router)
     return app
+
+
+def _at_once(_: Request, error: Exception) -> Response:
+    assert isinstance(error, AnswerAtOnceError)
+    return error.response
 
 
 def stop_waiting(app: FastAPI) -> None:

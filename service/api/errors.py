@@ -22,6 +22,8 @@ from compiler.errors import (
 )
 from db.errors import (
     DatabaseError,
+    KeyInFlightError,
+    KeyMismatchError,
     NotFoundError,
     PositionError,
     QuotaError,
@@ -128,6 +130,11 @@ def database_problem(error: DatabaseError) -> ApiProblem:
     match error:
         case NotFoundError():
             return ApiProblem(404, "not-found", str(error), {"what": error.what, "key": error.key})
+        case KeyMismatchError():
+            return ApiProblem(422, "idempotency-mismatch", str(error))
+        case KeyInFlightError():
+            wait = {"Retry-After": "1"}
+            return ApiProblem(409, "idempotency-in-flight", str(error), headers=wait)
         case PositionError():
             return ApiProblem(422, "invalid-page-token", f"page_token: {error}")
         case QuotaError():

@@ -26,6 +26,7 @@ from db.errors import StorageError
 from db.notices import TOKENS
 from db.stores.tokens import Scope, Token, TokenStore
 from service.api.errors import forbidden, too_large, unauthorized
+from service.api.idempotency import HEADER, LONGEST_KEY, Once, key_of
 from service.api.notifier import Notifier
 from service.settings import Settings
 
@@ -162,10 +163,10 @@ class Gate:
 
     async def authenticate(self, headers: Mapping[bytes, bytes], scope: Scope) -> Token:
         """The token of a request, if it has the scope. Raises a 401 or 403 problem."""
-        kind, _, secret = headers.get(b"authorization", b"").partition(b" ")
-        if kind.lower() != b"bearer" or not secret.strip():
+        secret = secret_of(headers)
+        if not secret:
             raise unauthorized("a bearer token is needed")
-        token = await self.tokens.verify(secret.strip().decode("latin-1"))
+        token = await self.tokens.verify(secret.decode("latin-1"))
         if token is None:
             raise unauthorized("the token is unknown, revoked or over")
         if not token.allows(scope):
@@ -181,12 +182,35 @@ class Gate:
         return Body(receive, what, limit, self._pace).receive
 
 
+def secret_of(headers: Mapping[bytes, bytes]) -> bytes:
+    """The bearer token of a request; empty without one."""
+    kind, _, secret = headers.get(b"authorization", b"").partition(b" ")
+    return secret.strip() if kind.lower() == b"bearer" else b""
+
+
+_KEY_PARAMETER = {
+    "name": HEADER,
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[ -~]+$"},
+    "description": "A name for the request: sent again it is not done again, and answered as the "
+    "first time",
+}
+
+
 class GatedRoute(APIRoute):
     """A route whose requests pass the gate of the application."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._needs = _needed(self.dependant)
+        # a worker's routes are safe to repeat by themselves, and a reader's change nothing
+        changes = self._needs in (Scope.SUBMIT, Scope.ADMIN)
+        self._once = changes and "POST" in (self.methods or ())
+        described = self.openapi_extra or {}
+        self._reads_body = self.body_field is not None or "requestBody" in described
+        if self._once:
+            self.openapi_extra = {**described, "parameters": [_KEY_PARAMETER]}
 
     async def handle(self, scope: Connection, receive: Receive, send: Send) -> None:
         if scope["method"] in (self.methods or ()):
@@ -195,6 +219,24 @@ class GatedRoute(APIRoute):
             if self._needs is not None:
                 scope["tilewright_token"] = await gate.authenticate(headers, self._needs)
             receive = gate.body(self.path, headers, receive)
+            key = key_of(headers) if self._once else None
+            if key is not None:
+                await self._handle_once(key, scope, receive, send)
+                return
+        await self._handle(scope, receive, send)
+
+    async def _handle_once(self, key: str, scope: Connection, receive: Receive, send: Send) -> None:
+        secret = secret_of(dict(scope["headers"]))
+        store = scope["app"].state.storage.idempotency
+        once = Once(store, scope["tilewright_token"].id, secret, key, scope)
+        try:
+            if not self._reads_body:
+                await once.begin()
+            await self._handle(scope, once.receiving(receive), once.sending(send))
+        finally:
+            await once.end()
+
+    async def _handle(self, scope: Connection, receive: Receive, send: Send) -> None:
         await super().handle(scope, receive, send)
         if self._needs is Scope.ADMIN:  # it may have revoked a token
             scope["app"].state.gate.tokens.forget()

@@ -53,6 +53,7 @@ def tidy(storage: Storage, settings: Settings) -> Tidied:
     """
     requests = storage.leases.prune(settings.keep_finished_seconds)
     storage.rate_limits.remove_full(BUCKET_IDLE_SECONDS)
+    storage.idempotency.remove(settings.keep_answers_seconds)
     blob_bytes = storage.blobs.sweep(settings.keep_blobs_seconds)
     return Tidied(requests, blob_bytes, storage.workers.forget(settings.keep_workers_seconds))
 

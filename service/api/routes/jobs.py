@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -18,6 +18,7 @@ from service.api.blob_response import blob_response
 from service.api.deps import PlanningDep, Reader, SettingsDep, StorageDep, Submitter
 from service.api.errors import ApiProblem, forbidden
 from service.api.gate import GatedRoute
+from service.api.idempotency import HEADER
 from service.api.limiter import Limited, LimiterDep
 from service.api.pages import PagesDep
 from service.api.planning_child import JobCheck
@@ -60,9 +61,9 @@ def create_job(
     storage: StorageDep,
     settings: SettingsDep,
     token: Submitter,
-    idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+    request: Request,
 ) -> JobView:
-    """Queue a tuning job. The same `Idempotency-Key` gives the first job back.
+    """Queue a tuning job.
 
     While no worker that could measure it is alive the job waits for one: `reason` says what helps.
     """
@@ -84,7 +85,8 @@ def create_job(
         waits=None if served else workforce.reason(target.key, addressee.worker_id),
         owner=token.id,
         max_open=settings.max_open_jobs,
-        idempotency_key=idempotency_key,
+        # with the job itself: a process that dies before it has answered makes no second one
+        idempotency_key=request.headers.get(HEADER),
     )
     return job_view(job)
 

@@ -1,0 +1,121 @@
+"""Requests that a client has named, so that it may repeat them: each is done once.
+
+A row is in flight until its answer is there. Whoever works on it holds it for a while, and renews
+that; if that process dies, the next to repeat the request takes it over. An answer is kept as bytes
+that mean nothing here.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from db.clock import Clock, instant
+from db.engine import reading, writing
+from db.errors import KeyInFlightError, KeyMismatchError
+from db.models import IdempotencyRow
+from db.stores.statements import table_of, upsert
+
+_keys = table_of(IdempotencyRow)
+
+HELD_SECONDS = 30.0
+"""How long a request is in flight whose process says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A request that its holder works on."""
+
+    token_id: str
+    key: str
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What the first request was answered."""
+
+    status: int
+    answer: bytes
+
+
+class IdempotencyStore:
+    """Keys of a token, with the digests of the requests that they name."""
+
+    def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
+        self._engine = engine
+        self._now = instant(clock)
+
+    def begin(self, token_id: str, key: str, digest: str) -> Held | Answered:
+        """Hold a request, or hear how it was answered.
+
+        Raises:
+            KeyMismatchError: if the key names a request of another digest.
+            KeyInFlightError: if somebody works on it.
+        """
+        now = self._now()
+        held = Held(token_id, key, uuid.uuid4().hex)
+        fresh = {
+            "digest": digest,
+            "holder": held.holder,
+            "until": now + HELD_SECONDS,
+            "created_at": now,
+        }
+        with writing(self._engine) as connection:
+            taken = (
+                upsert(connection, _keys)
+                .values(token_id=token_id, key=key, **fresh)
+                .on_conflict_do_update(
+                    index_elements=[_keys.c.token_id, _keys.c.key],
+                    set_=fresh,
+                    where=sa.and_(_keys.c.status.is_(None), _keys.c.until <= now),
+                )
+                .returning(_keys.c.holder)
+            )
+            if connection.execute(taken).first() is not None:
+                return held
+            same = sa.and_(_keys.c.token_id == token_id, _keys.c.key == key)
+            row = connection.execute(sa.select(_keys).where(same)).one()
+        if row.digest != digest:
+            raise KeyMismatchError(f"the key '{key}' was used for another request")
+        if row.status is None:
+            raise KeyInFlightError(f"the first request with the key '{key}' is being answered")
+        return Answered(row.status, row.answer)
+
+    def renew(self, held: Held) -> None:
+        """Hold a request for longer."""
+        self._update(held, until=self._now() + HELD_SECONDS)
+
+    def finish(self, held: Held, status: int, answer: bytes) -> None:
+        """Keep the answer. One who was taken over changes nothing."""
+        self._update(held, status=status, answer=answer)
+
+    def release(self, held: Held) -> None:
+        """Forget a request that did nothing: the next one with its key is the first."""
+        with writing(self._engine) as connection:
+            connection.execute(sa.delete(_keys).where(_mine(held)))
+
+    def remove(self, kept_seconds: float) -> int:
+        """Forget requests that are older and not in flight; how many."""
+        now = self._now()
+        old = sa.and_(_keys.c.created_at < now - kept_seconds, _keys.c.until <= now)
+        with reading(self._engine) as connection:  # mostly there are none: take no write lock
+            if connection.execute(sa.select(_keys.c.key).where(old).limit(1)).first() is None:
+                return 0
+        with writing(self._engine) as connection:
+            return connection.execute(sa.delete(_keys).where(old)).rowcount
+
+    def _update(self, held: Held, **values: object) -> None:
+        with writing(self._engine) as connection:
+            connection.execute(sa.update(_keys).where(_mine(held)).values(values))
+
+
+def _mine(held: Held) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        _keys.c.token_id == held.token_id,
+        _keys.c.key == held.key,
+        _keys.c.holder == held.holder,
+        _keys.c.status.is_(None),
+    )
