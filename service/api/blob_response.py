@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from fastapi import Request
+from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from db.storage import Storage
+from service.api.conditional import has
 from service.api.errors import ApiProblem
 
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
@@ -23,8 +24,10 @@ def blob_response(
     media_type: str = "application/octet-stream",
     filename: str | None = None,
     headers: Mapping[str, str] | None = None,
-) -> StreamingResponse:
-    """The bytes of a blob. A broken download goes on with a `Range` (RFC 9110, section 14).
+) -> Response:
+    """The bytes of a blob, or 304 for a client that has them.
+
+    A broken download goes on with a `Range` (RFC 9110, section 14).
 
     A list of ranges, or a range that cannot be read, is answered with everything, as the RFC lets
     a server do.
@@ -41,6 +44,8 @@ def blob_response(
     }
     if filename is not None:
         told["Content-Disposition"] = f"attachment; filename*=utf-8''{quote(filename, safe='')}"
+    if has(request, told["ETag"]):
+        return Response(status_code=304, headers={"ETag": told["ETag"]})
     wanted = _wanted(request, digest, size)
     start, end = wanted or (0, size)
     if wanted is not None:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from db.errors import NotFoundError
 from db.stores.tokens import Scope
 from service.api.blob_response import blob_response
+from service.api.conditional import NOT_MODIFIED
 from service.api.deps import Measurer, StorageDep
 from service.api.gate import GatedRoute
 
 router = APIRouter(tags=["blobs"], route_class=GatedRoute)
 
 
-@router.get("/blobs/{digest}", response_class=StreamingResponse)
-def get_blob(
-    digest: str, request: Request, storage: StorageDep, token: Measurer
-) -> StreamingResponse:
+@router.get("/blobs/{digest}", response_class=StreamingResponse, responses=NOT_MODIFIED)
+def get_blob(digest: str, request: Request, storage: StorageDep, token: Measurer) -> Response:
     """The bytes with this SHA-256, which the reader checks.
 
     A worker's token reads what the leases of its workers name, as long as these hold. Of any other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -15,6 +15,7 @@ from db.stores.jobs import Job
 from db.stores.tokens import Scope, Token
 from service.api.audit import AuditDep
 from service.api.blob_response import blob_response
+from service.api.conditional import NOT_MODIFIED
 from service.api.deps import PlanningDep, Reader, SettingsDep, StorageDep, Submitter
 from service.api.errors import ApiProblem, forbidden
 from service.api.gate import GatedRoute
@@ -153,10 +154,8 @@ def _own_job(job_id: str, storage: Storage, token: Token) -> Job:
     return job
 
 
-@router.get("/jobs/{job_id}/artifact", response_class=StreamingResponse)
-def get_artifact(
-    job_id: str, request: Request, storage: StorageDep, _: Reader
-) -> StreamingResponse:
+@router.get("/jobs/{job_id}/artifact", response_class=StreamingResponse, responses=NOT_MODIFIED)
+def get_artifact(job_id: str, request: Request, storage: StorageDep, _: Reader) -> Response:
     """The artifact folder as a tar file."""
     job = storage.jobs.get(job_id)
     if job.artifact_digest is None:

@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from db.errors import NotFoundError
 from db.storage import Storage
 from service.api.blob_response import blob_response
+from service.api.conditional import NOT_MODIFIED
 from service.api.deps import (
     PlanningDep,
     Reader,
@@ -89,10 +90,8 @@ def get_model(digest: str, storage: StorageDep, _: Reader) -> ModelView:
     return model_view(storage.models.get(digest))
 
 
-@router.get("/models/{digest}/content", response_class=StreamingResponse)
-def get_model_content(
-    digest: str, request: Request, storage: StorageDep, _: Reader
-) -> StreamingResponse:
+@router.get("/models/{digest}/content", response_class=StreamingResponse, responses=NOT_MODIFIED)
+def get_model_content(digest: str, request: Request, storage: StorageDep, _: Reader) -> Response:
     """The ONNX file."""
     model = storage.models.get(digest)
     return blob_response(request, storage, digest, filename=model.name)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from db.stores.audit import Action
 from db.stores.records import RecordState
 from service.api.audit import AuditDep
+from service.api.conditional import NOT_MODIFIED, tagged
 from service.api.deps import Admin, Reader, SettingsDep, StorageDep
 from service.api.errors import invalid
 from service.api.gate import GatedRoute
@@ -74,10 +75,11 @@ def list_records(
     return [stored_record_view(one) for one in pages.told(found)]
 
 
-@router.get("/records/{record_id}")
-def get_record(record_id: str, storage: StorageDep, _: Reader) -> StoredRecordView:
+@router.get("/records/{record_id}", response_model=StoredRecordView, responses=NOT_MODIFIED)
+def get_record(record_id: str, request: Request, storage: StorageDep, _: Reader) -> Response:
     """A record, what became of it, and its second measurement."""
-    return stored_record_view(storage.ledger.get(record_id))
+    view = stored_record_view(storage.ledger.get(record_id))
+    return tagged(request, view.model_dump_json().encode())
 
 
 @router.post("/records:withdraw")

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from db.errors import NotFoundError
+from service.api.conditional import NOT_MODIFIED, tagged
 from service.api.deps import Reader, StorageDep
 from service.api.errors import invalid
 from service.api.gate import GatedRoute
@@ -27,7 +28,7 @@ router = APIRouter(tags=["schedules"], route_class=GatedRoute)
 ASKED_OFTEN = True
 
 
-@router.get("/schedules", response_model=RecordView)
+@router.get("/schedules", response_model=RecordView, responses=NOT_MODIFIED)
 async def get_schedule(
     request: Request,
     _: Reader,
@@ -42,7 +43,7 @@ async def get_schedule(
     record = (await state.served.find((key, threads, numerics), (workload,)))[workload]
     if record is None:
         raise NotFoundError("schedule", f"{workload} on {target}, {threads} threads, {numerics}")
-    return Response(record, media_type="application/json")
+    return tagged(request, record)
 
 
 @router.post("/schedules/lookup", response_model=LookupView)
@@ -58,7 +59,8 @@ async def lookup_schedules(body: LookupRequest, request: Request, _: Reader) -> 
     return await lookup_workloads(state.storage, body, state.served)
 
 
-@router.get("/workloads/{key}")
-def get_workload(key: str, storage: StorageDep, _: Reader) -> WorkloadView:
+@router.get("/workloads/{key}", response_model=WorkloadView, responses=NOT_MODIFIED)
+def get_workload(key: str, request: Request, storage: StorageDep, _: Reader) -> Response:
     """The text that a workload key stands for."""
-    return WorkloadView(key=key, text=storage.workloads.workload(key))
+    view = WorkloadView(key=key, text=storage.workloads.workload(key))
+    return tagged(request, view.model_dump_json().encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from db.errors import StorageError, StorageKind
 from db.storage import Storage
-from db.stores.idempotency import Held, IdempotencyStore
+from db.stores.idempotency import IdempotencyStore
 from db.stores.tokens import Scope
 from service.api.housekeeping import tidy
 from service.settings import Settings
@@ -191,21 +192,15 @@ def test_a_long_request_is_held(
     client: TestClient, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it lasts, however long, nobody takes it over."""
-    renewed: list[Held] = []
-
-    def renew(self: IdempotencyStore, held: Held) -> None:
-        renewed.append(held)
-
-    monkeypatch.setattr("service.api.idempotency.HELD_SECONDS", 0.0)
-    monkeypatch.setattr(IdempotencyStore, "renew", renew)
+    renewed = threading.Event()
+    monkeypatch.setattr("service.api.idempotency.HELD_SECONDS", 0.1)
+    monkeypatch.setattr(IdempotencyStore, "renew", lambda *_: renewed.set())
     made = type(storage.tokens).create
 
     def slow(self: Any, *arguments: Any, **options: Any) -> Any:
-        while not renewed:
-            pass
+        assert renewed.wait(60)
         return made(self, *arguments, **options)
 
     monkeypatch.setattr(type(storage.tokens), "create", slow)
     body = {"name": "a", "scopes": ["read"]}
     assert client.post("/v1/tokens", json=body, headers=KEY).status_code == 201
-    assert renewed[0].key == "once"
