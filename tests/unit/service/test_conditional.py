@@ -16,7 +16,7 @@ KEY = RecordKey("a" * 64, "b" * 64, 1, "fast")
 def paths(client: TestClient, storage: Storage) -> list[str]:
     """Of a schedule, its record, and its workload."""
     measurement = Measurement(Status.OK, samples_seconds=(1e-3, 2e-3), worker="w")
-    storage.records.add_record(TuningRecord(KEY, Schedule("gemm", {"n": 1}), measurement, "t"))
+    storage.records.add_record(TuningRecord(KEY, Schedule("gemm", (("n", 1),)), measurement, "t"))
     storage.workloads.put_workloads({KEY.workload_key: "text"})
     (stored,) = client.get("/v1/records").json()
     query = f"workload={KEY.workload_key}&target={KEY.target_key}"

@@ -149,7 +149,7 @@ def trial(number: int, status: Status = Status.OK, job: str = "j", origin: str =
     return Trial(
         f"{number:032x}",
         KEY,
-        Schedule("gemm", {"n": number}),
+        Schedule("gemm", (("n", number),)),
         Measurement(status, samples_seconds=samples, worker="w"),
         job_id=job,
         origin=origin,
