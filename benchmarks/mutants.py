@@ -42,8 +42,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
     ),
     "compiler/ops": ("tests/unit/ops", "tests/unit/frontend", "tests/unit/passes"),
     "compiler/codegen": (
-        "tests/golden/kernels",
-        "tests/unit/codegen",
+        *("tests/golden/kernels", "tests/unit/codegen", "tests/unit/schedule"),
         "tests/unit/runtime/test_link.py",
     ),
     "compiler/schedule": ("tests/golden/kernels", "tests/unit/schedule", "tests/unit/codegen"),
