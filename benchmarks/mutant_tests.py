@@ -27,6 +27,16 @@ from benchmarks.mutations import Mutant
 SLOWEST_SECONDS = 10.0
 """A test that takes longer, while it is recorded, judges no mutant."""
 
+CONFINED = {
+    f"tuner/measure/{name}.py": (
+        "tests/unit/tuner/test_sandbox.py",
+        "tests/unit/tuner/test_run_sandbox.py",
+    )
+    for name in ("sandbox_main", "run_session")
+}
+"""Modules that run in a confined process, and the tests that start one: it inherits no variables
+and can write no file, so that coverage learns nothing of it."""
+
 _NO_CODE = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
 
 Spans = Mapping[str, Sequence[tuple[int, int]]]
@@ -113,7 +123,9 @@ class Recordings:
             near = self._importing(mutant.path)
             tests.update(near, *by_line.values())
         else:
-            near = frozenset()
+            confined = CONFINED.get(mutant.path, ())
+            near = frozenset(test for test in self._seconds if test.split("::")[0] in confined)
+            tests.update(near)
         ordered = sorted(
             tests & self._judges, key=lambda test: (test not in near, self._seconds[test], test)
         )
