@@ -87,7 +87,8 @@ def report(results: dict[str, Any]) -> str:
             f"## {package}",
             "",
             f"`{result['command']}`: {Origin(**result['origin']).sentence()} {versions}. "
-            f"{len(rows)} of {result['count']} mutants, drawn from {result['places']} places.",
+            f"{len(rows)} of {result['count']} mutants, drawn from {result['places']} places, "
+            f"judged by the tests of {', '.join(result['tests'])} that execute their lines.",
             "",
             _by_operator(rows),
             "",
