@@ -27,10 +27,13 @@ COPY = "copy"
 
 def kind_of(workload: Workload) -> str:
     """The kind of a workload, within which times are compared: its anchor's operator, if any."""
-    main = anchor(workload)
+    return _kind(anchor(workload), workload.operators)
+
+
+def _kind(main: Node | None, operators: Sequence[str]) -> str:
     if main is not None:
         return main.op
-    return COPY if workload.operators == ("identity",) else "elementwise"
+    return COPY if tuple(operators) == ("identity",) else "elementwise"
 
 
 class Ratio:
@@ -123,14 +126,14 @@ class KernelTimes:
         """Seconds of all these kernels, one after the other."""
         return sum(count * self.seconds(workload) for workload, count in counts.items())
 
-    def bare(self) -> dict[str, float]:
-        """The fastest time measured of each workload, by the workload's text without halos."""
-        found: dict[str, float] = {}
+    def bare(self) -> dict[Workload, float]:
+        """The fastest time measured of each workload, by the workload without halos."""
+        found: dict[Workload, float] = {}
         for workload in self._best:
             seconds = self.measured(workload)
             if seconds is not None:
-                text = without_halos(workload).text()
-                found[text] = min(seconds, found.get(text, seconds))
+                bare = without_halos(workload)
+                found[bare] = min(seconds, found.get(bare, seconds))
         return found
 
     def _ensure(self, workload: Workload) -> None:
@@ -160,7 +163,8 @@ class MeasuredCosts:
     """Layout costs in seconds: measured kernels and relayouts, and estimates scaled to them.
 
     If an option was not measured, its cost is its estimate times a ratio of seconds to estimates:
-    that of the group's other options, else of all groups of its kind, else of the whole graph.
+    that of the group's other options, else of all groups of its kind, else of the whole graph. A
+    relayout that was not measured takes the ratio of those that were.
     """
 
     def __init__(
@@ -169,10 +173,10 @@ class MeasuredCosts:
         groups: Sequence[Group],
         lanes: int,
         choice: GraphChoice,
-        times: Mapping[str, float],
+        times: Mapping[Workload, float],
         weight_macs: float = WEIGHT_MACS,
     ) -> None:
-        """`times` has seconds by the texts of workloads without halos."""
+        """`times` has seconds by workloads without halos, relayouts among them."""
         self._graph = graph
         self._times = times
         self._ratios = Ratio()
@@ -183,8 +187,14 @@ class MeasuredCosts:
             for option in options.of(group):
                 seconds = self._measured(group, option)
                 if seconds is not None and option.cost:
-                    own.add(_kind(group), seconds, option.cost)
-                    self._ratios.add(_kind(group), seconds, option.cost)
+                    own.add(_kind_of_group(group), seconds, option.cost)
+                    self._ratios.add(_kind_of_group(group), seconds, option.cost)
+        for workload, seconds in times.items():
+            if kind_of(workload) == COPY:
+                ends = Placement(workload.inputs[0].layout), Placement(workload.output.layout)
+                expected = ESTIMATES.copy(workload.output.type, *ends)
+                if expected:
+                    self._ratios.add(COPY, seconds, expected)
 
     def kernel(self, group: Group, option: Option) -> float:
         """Seconds of a group's kernel with this option."""
@@ -194,13 +204,13 @@ class MeasuredCosts:
         if seconds is not None:
             return seconds
         own = self._own[group.output].known()
-        return option.cost * (own or self._ratios.of(_kind(group)))
+        return option.cost * (own or self._ratios.of(_kind_of_group(group)))
 
     def copy(self, kind: TensorType, source: Placement, target: Placement) -> float:
         """Seconds of a relayout; 0 if both placements are the same bytes."""
         if same_bytes(kind.shape, source, target):
             return 0.0
-        seconds = self._times.get(relayout(kind, source, target).text())
+        seconds = self._times.get(relayout(kind, source, target))
         if seconds is not None:
             return seconds
         return ESTIMATES.copy(kind, source, target) * self._ratios.of(COPY)
@@ -208,7 +218,7 @@ class MeasuredCosts:
     def _measured(self, group: Group, option: Option) -> float | None:
         if group.is_view or group.is_native or option.cost == 0.0:
             return None
-        return self._times.get(self.cut(group, option).text())
+        return self._times.get(self.cut(group, option))
 
     def cut(self, group: Group, option: Option) -> Workload:
         """The workload that a group would be with this option, without halos."""
@@ -222,8 +232,8 @@ class MeasuredCosts:
         return make_workload(self._graph, [node.name for node in group.nodes], boundaries)
 
 
-def _kind(group: Group) -> str:
-    return "elementwise" if group.anchor is None else group.anchor.op
+def _kind_of_group(group: Group) -> str:
+    return _kind(group.anchor, [node.op for node in group.nodes])
 
 
 def relayout(kind: TensorType, source: Placement, target: Placement) -> Workload:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from compiler.choices import RULE
 from compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from compiler.passes.layout_options import ESTIMATES
 from compiler.passes.layouts import Assignment
 from compiler.plan import Placement
 from compiler.workload import Workload
@@ -65,12 +68,12 @@ def layouts(factor: float) -> dict[str, Layout]:
     graph, groups = planner.groups()
     made = Assignment(graph, groups, planner.lanes)
     costs = MeasuredCosts(graph, groups, planner.lanes, RULE, {})
-    known: dict[str, float] = {}
+    known: dict[Workload, float] = {}
     for group, options in zip(groups, made.options, strict=True):
         for option in options:
             workload = costs.cut(group, option)
             slow = factor if option.choice.output == NCHW16 else 1.0
-            known[workload.text()] = slow * operations(workload)
+            known[workload] = slow * operations(workload)
     measured = MeasuredCosts(graph, groups, planner.lanes, RULE, known)
     best = Assignment(graph, groups, planner.lanes, RULE, measured)
     choices = best.choices(best.solve())
@@ -91,7 +94,7 @@ def test_options_that_were_not_measured_cost_their_estimate_at_the_rate_of_other
     one, other = made.options[groups.index(group)][:2]
     nothing = MeasuredCosts(graph, groups, planner.lanes, RULE, {})
     assert nothing.kernel(group, one) == one.cost
-    known = {nothing.cut(group, one).text(): 3 * one.cost}
+    known = {nothing.cut(group, one): 3 * one.cost}
     measured = MeasuredCosts(graph, groups, planner.lanes, RULE, known)
     assert measured.kernel(group, one) == 3 * one.cost
     assert measured.kernel(group, other) == pytest.approx(3 * other.cost)
@@ -103,10 +106,28 @@ def test_relayouts_are_measured_kernels() -> None:
     graph, groups = planner.groups()
     kind = graph.types["x"]
     rows, blocks = Placement(), Placement(NCHW16)
-    known = {relayout(kind, rows, blocks).text(): 7.0}
+    known = {relayout(kind, rows, blocks): 7.0}
     costs = MeasuredCosts(graph, groups, planner.lanes, RULE, known)
     assert costs.copy(kind, rows, blocks) == 7.0
     assert costs.copy(kind, rows, rows) == 0.0
     halo = ((0, 0), (0, 0), (1, 1), (1, 1))
     padded = relayout(kind, rows, Placement(NCHW16, halo))
     assert without_halos(padded) == relayout(kind, rows, blocks)
+
+
+def test_relayouts_that_were_not_measured_take_the_ratio_of_those_that_were() -> None:
+    planner = Planner(branches(), Rig().target)
+    graph, groups = planner.groups()
+    kind = graph.types["x"]
+    other = replace(kind, shape=(1, 64, 14, 14))
+    rows, blocks = Placement(), Placement(NCHW16)
+    nothing = MeasuredCosts(graph, groups, planner.lanes, RULE, {})
+    options = Assignment(graph, groups, planner.lanes).options
+    group, kernel = next((g, o[0]) for g, o in zip(groups, options, strict=True) if o[0].cost)
+    known = {
+        nothing.cut(group, kernel): 1000 * kernel.cost,
+        relayout(kind, rows, blocks): 2 * ESTIMATES.copy(kind, rows, blocks),
+    }
+    costs = MeasuredCosts(graph, groups, planner.lanes, RULE, known)
+    assert costs.copy(other, rows, blocks) == 2 * ESTIMATES.copy(other, rows, blocks)
+    assert costs.kernel(group, kernel) == 1000 * kernel.cost
