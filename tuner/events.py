@@ -132,13 +132,17 @@ class Finished:
     records: tuple[TuningRecord | None, ...]
     trials_done: int
     seconds_elapsed: float
-    cancelled: bool = False
     reason: str = ""
     ended: Ended = Ended.TRIALS
     forecast: Forecast | None = None
     forecast_error: ForecastError | None = None
     journal: tuple[int, ...] = ()
     screened: Screened = Screened(0, 0.0)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody ended the run before its work was done."""
+        return self.ended is Ended.CANCELLED
 
 
 Event = Started | Progress | Recorded | Finished

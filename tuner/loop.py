@@ -114,10 +114,12 @@ class _TuningRun:
 
     def run(self) -> Finished:
         with timed(self._timings, "start"):
-            inputs = self._load()
+            inputs, recorded = self._load()
             adopted = self._adopt() if self._board.unfinished else ()
         total = self._options.trials if self._board.unfinished else self._board.trials
         self._tell(Started(self._board.snapshots(), total, self._options, inputs, adopted))
+        for event in recorded:
+            self._tell(event)
         if self._board.unfinished:
             self._screen()
             self._screened = Screened(self._measured_here, self._limits.elapsed)
@@ -132,7 +134,6 @@ class _TuningRun:
             self._board.records(),
             self._board.trials,
             self._limits.elapsed,
-            self._token.cancelled,
             self._token.reason or self._limits.lost_device,
             self._reason(),
             self._limits.forecast,
@@ -156,9 +157,14 @@ class _TuningRun:
 
     # ---- before the first batch
 
-    def _load(self) -> tuple[TaskInputs, ...]:
-        """Take over records and trials from the store, and ask what the machine allows."""
+    def _load(self) -> tuple[tuple[TaskInputs, ...], list[Recorded]]:
+        """Take over records and trials from the store, and ask what the machine allows.
+
+        Also makes the records that a killed process owes, and returns their events: none is told
+        before the run has started. A comparison that found no winner is repeated at the end.
+        """
         known = []
+        recorded = []
         for state in self._board:
             record = self._store.best_record(state.task.key)
             current = record is not None and record.holds(self._options.codegen_version)
@@ -169,9 +175,9 @@ class _TuningRun:
             if current and self._options.reuse_records:
                 state.finished = True
                 state.from_store = state.trials == 0
-            elif state.finals:
+            elif (winner := winner_of(state.finals)) is not None:
                 # The process was killed between comparison and record: no need to compare again.
-                self._decide(state, state.finals)
+                recorded.append(self._record(state, winner))
         if self._board.unfinished:
             bounds = None
             if self._bounds is not None:
@@ -179,7 +185,8 @@ class _TuningRun:
                     bounds = self._bounds()
             self._board.schedule(bounds)
             self._new_samples = self._board.measured
-        return tuple(state.inputs(trials) for state, trials in zip(self._board, known, strict=True))
+        inputs = [state.inputs(trials) for state, trials in zip(self._board, known, strict=True)]
+        return tuple(inputs), recorded
 
     def _adopt(self) -> tuple[MeasureRequest, ...]:
         """Wait for the requests that an earlier process of this job sent; returns them."""
@@ -339,12 +346,13 @@ class _TuningRun:
         """
         winner = winner_of(trials)
         if winner is not None:
-            old = state.incumbent.schedule if state.incumbent else None
-            self._record(state, winner, improved=winner.schedule != old)
+            self._tell(self._record(state, winner))
         elif state.may_compare_again(trials) and not self._token.cancelled:
             self._send_finalists(state)
 
-    def _record(self, state: TaskState, trial: Trial, *, improved: bool) -> None:
+    def _record(self, state: TaskState, trial: Trial) -> Recorded:
+        """Keep the winner as the record; returns the event that is to be told."""
+        old = state.incumbent.schedule if state.incumbent else None
         record = TuningRecord(
             trial.key,
             trial.schedule,
@@ -356,7 +364,7 @@ class _TuningRun:
         self._store.add_record(record)
         state.record = record
         state.finished = True
-        self._tell(Recorded(state.snapshot(), record, improved))
+        return Recorded(state.snapshot(), record, trial.schedule != old)
 
     # ---- the end, early or late
 

@@ -240,9 +240,7 @@ def run_job(
                 for each in chosen
             )
     if token.cancelled and not finished.cancelled:
-        outcome = replace(
-            outcome, finished=replace(finished, cancelled=True, ended=Ended.CANCELLED)
-        )
+        outcome = replace(outcome, finished=replace(finished, ended=Ended.CANCELLED))
     if outcome.cancelled and not (deliver_cancelled and output is not None):
         return outcome
 

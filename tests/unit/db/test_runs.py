@@ -90,7 +90,7 @@ def test_the_newest_run_is_listed_first(runs: RunStore, clock: Callable[[], floa
 
 def test_a_run_without_forecast_or_times_ends_too(runs: RunStore) -> None:
     runs.start(STARTED)
-    runs.finish("job", Finished((TaskSnapshot("gemm", KEY, 3),), (None,), 0, 0.1, True))
+    runs.finish("job", Finished((TaskSnapshot("gemm", KEY, 3),), (None,), 0, 0.1))
     found = runs.get("job")
     assert found.model_seconds is None and found.forecast_gain is None
     assert found.journal == () and found.forecast_error is None

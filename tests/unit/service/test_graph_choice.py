@@ -33,7 +33,7 @@ from service.jobs.planning import ModelRequest, Planned, plan_model
 from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeBuilder, FakeQueue
 from tuner.cancel import CancelToken
-from tuner.events import Finished
+from tuner.events import Ended, Finished
 from tuner.fixed_trials import FixedTrials
 from tuner.measure.model_runs import Race
 from tuner.measure.oracle import ReferenceCache
@@ -136,7 +136,8 @@ class Tuning:
 
     def __call__(self, tasks: list[Task], budget: JobBudget) -> Finished:
         self.given.append(([task.name for task in tasks], budget))
-        return Finished((), (), 0, 0.0, self.cancelled, "")
+        ended = Ended.CANCELLED if self.cancelled else Ended.TRIALS
+        return Finished((), (), 0, 0.0, ended=ended)
 
 
 def settled(storage: Storage, runner: Queue, tune: Tuning | None = None, **more: Any) -> Planned:

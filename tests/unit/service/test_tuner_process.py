@@ -33,7 +33,7 @@ from service.jobs.tuner_process import TunerProcess
 from service.settings import Settings
 from tests.unit.tuner.fakes import FakeBuilder
 from tuner.cancel import CancelToken
-from tuner.events import Finished, Started, TaskSnapshot
+from tuner.events import Ended, Finished, Started, TaskSnapshot
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tuner.measure.model_runs import Race
 from tuner.measure.wire import Case, MeasureRequest
@@ -99,7 +99,8 @@ def loop(body: Callable[[RemoteRunner, Any], bool]) -> Callable[..., Finished]:
         statuses = tuple(TaskSnapshot(t.name, t.key, t.count, from_store=True) for t in tasks)
         options["on_event"](Started(statuses, 0))
         cancelled = body(device.runner, options["token"])
-        finished = Finished(statuses, (None,) * len(statuses), 0, 0.1, cancelled, "")
+        ended = Ended.CANCELLED if cancelled else Ended.TRIALS
+        finished = Finished(statuses, (None,) * len(statuses), 0, 0.1, ended=ended)
         options["on_event"](finished)
         return finished
 

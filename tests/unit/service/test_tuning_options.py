@@ -187,11 +187,11 @@ def test_runs_of_releases_that_kept_less_are_refused(
     storage = open_storage(settings)
     for options in (TuneOptions(job_id="killed"), TuneOptions(job_id="killed")):
         run_id = storage.runs.start(Started((), 0, options))
-    storage.runs.finish(run_id, Finished((), (), 0, 1.0, False, ""))
+    storage.runs.finish(run_id, Finished((), (), 0, 1.0))
     with storage.engine.begin() as connection:
         connection.execute(sa.update(TuningRunRow).values(adopted=sa.null()))
     old = storage.runs.start(Started((), 0, TuneOptions(job_id="old", codegen_version="0")))
-    storage.runs.finish(old, Finished((), (), 0, 1.0, False, ""))
+    storage.runs.finish(old, Finished((), (), 0, 1.0))
     storage.close()
     assert run_cli(["replay", "killed"]) == 1
     assert "killed and taken up again" in capsys.readouterr().err

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from tests.unit.tuner.fakes import Killed, World
+from tuner.events import Recorded, Started
 from tuner.measure.measurement import (
     Measurement,
     Phase,
     Status,
     TuningRecord,
 )
+from tuner.measure.wire import MeasureRequest
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -109,10 +112,38 @@ def test_killed_between_the_comparison_and_its_record(world: World) -> None:
     world.store.add_record = add_record  # type: ignore[method-assign]
     with pytest.raises(Killed):
         world.tune(trials=16, job_id="job")
+    world.events.clear()
     finished = world.tune(trials=16, job_id="job")
     assert all(finished.records)
     finals = [r.key for r in world.queue.submitted if r.phase is Phase.FINAL]
     assert len(finals) == len(set(finals)) == 2
+    kinds = [type(event) for event in world.events]
+    assert kinds.count(Recorded) == 2 and kinds.index(Recorded) > kinds.index(Started) == 0
+
+
+def test_killed_when_a_lost_comparison_is_sent_again(world: World) -> None:
+    """The new process starts and measures first, and compares at the end."""
+    real = world.queue.submit
+
+    def submit(request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
+        sent = [r.key for r in world.queue.submitted if r.phase is Phase.FINAL]
+        if request.phase is Phase.FINAL and request.key in sent:
+            raise Killed
+        real(request, blobs)
+
+    world.queue.submit = submit  # type: ignore[method-assign]
+    world.queue.fails = lambda candidate, serial: Status.WORKER_LOST if serial else None
+    with pytest.raises(Killed):
+        world.tune(trials=16, job_id="job")
+    world.events.clear()
+    world.queue.submit = real  # type: ignore[method-assign]
+    world.queue.fails = lambda candidate, serial: None
+    before = len(world.queue.submitted)
+    finished = world.tune(trials=24, job_id="job")
+    assert isinstance(world.events[0], Started) and all(finished.records)
+    phases = [request.phase for request in world.queue.submitted[before:]]
+    assert phases == sorted(phases, key=lambda phase: phase is Phase.FINAL)
+    assert phases[0] is Phase.SCREEN and phases[-1] is Phase.FINAL
 
 
 def test_a_second_model_pays_only_for_what_is_new(world: World) -> None:
