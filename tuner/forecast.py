@@ -88,7 +88,7 @@ class History:
     """The times of one task as they come in, from which its curve is made."""
 
     trials: int = 0
-    failures: int = 0
+    """Schedules with a result, working or not, of this job and of others."""
     fastest: list[float] = field(default_factory=list)
     """Times of distinct code, sorted."""
     codes: set[str] = field(default_factory=set)
@@ -106,10 +106,7 @@ class History:
     def add(self, seconds: float | None, object_digest: str = "") -> None:
         """Count a trial (None: it failed). Code that was measured before adds no time."""
         self.trials += 1
-        if seconds is None:
-            self.failures += 1
-            return
-        if object_digest and object_digest in self.codes:
+        if seconds is None or (object_digest and object_digest in self.codes):
             return
         self.codes.add(object_digest)
         if not self.fastest or seconds < self.fastest[0]:
@@ -184,8 +181,8 @@ class ForecastError:
     """Mean distance between the two."""
 
 
-def model_seconds(curves: Sequence[Curve]) -> float:
-    """Seconds of all kernels of the model."""
+def seconds_of(curves: Sequence[Curve]) -> float:
+    """Seconds of one inference with the best kernels on these curves."""
     return sum(curve.weight * curve.best_seconds for curve in curves)
 
 
@@ -194,7 +191,7 @@ def expected_gain(curves: Sequence[Curve], trials: int) -> float:
 
     They are spent in parts, and each part on the task where it is expected to save most.
     """
-    total = model_seconds(curves)
+    total = seconds_of(curves)
     if not total or trials <= 0:
         return 0.0
     part = max(1, -(-trials // STEPS))
@@ -218,7 +215,7 @@ def forecast(
 ) -> Forecast:
     """What the next `seconds` are expected to gain at this rate of trials."""
     trials = round(trials_per_second * seconds)
-    return Forecast(expected_gain(curves, trials), seconds, trials, model_seconds(curves))
+    return Forecast(expected_gain(curves, trials), seconds, trials, seconds_of(curves))
 
 
 class ForecastLog:
@@ -242,8 +239,8 @@ class ForecastLog:
             if not later:
                 continue
             _, trials_then, curves_then = later[-1]
-            before = model_seconds(curves)
-            gained = (before - model_seconds(curves_then)) / before
+            before = seconds_of(curves)
+            gained = (before - seconds_of(curves_then)) / before
             pairs.append((expected_gain(curves, trials_then - trials), gained))
         if not pairs:
             return None

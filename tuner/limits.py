@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tuner.events import Ended
-from tuner.forecast import Curve, Forecast, ForecastError, ForecastLog, forecast, model_seconds
+from tuner.forecast import Curve, Forecast, ForecastError, ForecastLog, forecast, seconds_of
 from tuner.measure.measurement import Status, Trial
 from tuner.options import TuneOptions
 
@@ -95,7 +95,7 @@ class RunLimits:
         if not binding or self.ended is not None:
             return
         target = self._options.target_seconds
-        if target is not None and model_seconds(curves) <= target:
+        if target is not None and seconds_of(curves) <= target:
             self.ended = Ended.TARGET
         elif self.forecast.gain_per_minute < self._options.stop_gain:
             self.ended = Ended.GAIN

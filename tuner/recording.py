@@ -24,7 +24,7 @@ class ReplayError(CompilerError):
     """A run cannot be repeated: it did not end, or the code has changed and decides differently."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RecordedRun:
     """Everything that the decisions of a run came from.
 

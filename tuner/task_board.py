@@ -106,4 +106,4 @@ class TaskBoard:
     def waiting_for_finals(self) -> list[TaskState]:
         """Tasks whose finalists are to be compared; the largest share of the model's time first."""
         waiting = [state for state in self._states if state.needs_finals]
-        return sorted(waiting, key=lambda state: -state.model_seconds)
+        return sorted(waiting, key=lambda state: -state.seconds_in_model)

@@ -52,7 +52,9 @@ class TaskState:
     from_store: bool = False
     """The record is another job's: this job spends no trial."""
     trials: int = 0
+    """This job's candidates that took time of a device, on which its budget is spent."""
     failures: int = 0
+    """Those of them that did not work."""
     measured: dict[Schedule, Measurement] = field(default_factory=dict)
     by_object: dict[str, Measurement] = field(default_factory=dict)
     origins: dict[Schedule, str] = field(default_factory=dict)
@@ -105,8 +107,8 @@ class TaskState:
         return sum(s.vector_operations for s in compute_costs(nest))
 
     @property
-    def model_seconds(self) -> float:
-        """Seconds that the best candidate measured takes in one inference; 0 without any."""
+    def seconds_in_model(self) -> float:
+        """This task's part of one inference, with the best candidate measured; 0 without any."""
         return (self.best_seconds or 0.0) * self.task.count
 
     @property

@@ -72,7 +72,7 @@ def _merge_constants(
         inner, last = rewriter.producer(value, node.op), rewriter.array(outer)
         if inner is None or last is None or not rewriter.used_once(value):
             continue
-        if not rewriter.type(outer).dtype.is_float or last.dtype != last.dtype.newbyteorder("="):
+        if not rewriter.type(outer).dtype.is_float:
             continue
         for x, name in (inner.inputs, inner.inputs[::-1]):
             first = rewriter.array(name)

@@ -180,17 +180,13 @@ def _factor(rewriter: Rewriter, node: Node) -> tuple[str, float]:
     """`x * c` or `x / c` as (x, factor); the node's own output and 1 where it is neither."""
     left, right = node.inputs
     for value, other in ((left, right), (right, left)):
-        number_ = rewriter.scalar(other)
-        if (
-            number_ is None
-            or number_ == 0
-            or rewriter.shape(value) != rewriter.shape(node.outputs[0])
-        ):
+        factor = rewriter.scalar(other)
+        if not factor or rewriter.shape(value) != rewriter.shape(node.outputs[0]):
             continue
         if node.op == "mul":
-            return value, number_
+            return value, factor
         if value == left:
-            return value, 1 / number_
+            return value, 1 / factor
     return node.outputs[0], 1.0
 
 

@@ -76,7 +76,7 @@ def _sink(rewriter: Rewriter, node: Node) -> str | None:
         array = rewriter.array(value)
         if producer is not None:
             operands.append(producer.inputs[0])
-        elif array is not None and (array.size == 1 or array.ndim <= rank):
+        elif array is not None:
             operands.append(_transposed_back(rewriter, value, array, perm))
         else:
             return None

@@ -28,10 +28,14 @@ def narrow_concats(graph: Graph) -> Graph:
     nodes: list[Node] = []
     for node in graph.nodes:
         while _is_wide(node):
-            parts = [_part(node, at, types) for at in range(0, len(node.inputs), WIDTH)]
-            nodes += [part for part in parts if len(part.inputs) > 1]
-            inputs = tuple(p.output if len(p.inputs) > 1 else p.inputs[0] for p in parts)
-            node = Node(node.name, node.op, inputs, node.outputs, node.attrs)
+            inputs: list[str] = []
+            for at in range(0, len(node.inputs), WIDTH):
+                operands = node.inputs[at : at + WIDTH]
+                if len(operands) > 1:
+                    nodes.append(_part(node, f"part{at // WIDTH}", operands, types))
+                    operands = nodes[-1].outputs
+                inputs += operands
+            node = Node(node.name, node.op, tuple(inputs), node.outputs, node.attrs)
         nodes.append(node)
     return graph.replace(nodes=nodes, types=types)
 
@@ -40,11 +44,8 @@ def _is_wide(node: Node) -> bool:
     return node.op == "concat" and len(node.inputs) > WIDTH
 
 
-def _part(node: Node, at: int, types: dict[str, TensorType]) -> Node:
-    """The concatenation of `WIDTH` operands from number `at` on, or fewer at the end."""
-    inputs = node.inputs[at : at + WIDTH]
-    name = inputs[0]
-    if len(inputs) > 1:
-        name = fresh(f"{node.output}.part{at // WIDTH}", types)
-        types[name] = ops.get(node.op).infer([types[v] for v in inputs], node.attrs)
+def _part(node: Node, name: str, inputs: tuple[str, ...], types: dict[str, TensorType]) -> Node:
+    """The concatenation of some of the operands."""
+    name = fresh(f"{node.output}.{name}", types)
+    types[name] = ops.get(node.op).infer([types[v] for v in inputs], node.attrs)
     return Node(name, node.op, inputs, (name,), node.attrs)

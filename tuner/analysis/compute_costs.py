@@ -32,9 +32,7 @@ from tuner.analysis.loop_counts import (
     LoopCounts,
     count_loops,
 )
-
-PAGE_BYTES = 4096
-"""Rows whose addresses differ by a multiple of this share the same sets of an L1 cache."""
+from tuner.analysis.machine import PAGE_BYTES
 
 _FMA, _ADD, _MUL, _COMPARE = map(
     KINDS.index, (OperationKind.FMA, OperationKind.ADD, OperationKind.MUL, OperationKind.COMPARE)

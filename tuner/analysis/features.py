@@ -290,10 +290,11 @@ def _log(value: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _traffic(statement: ComputeCosts) -> tuple[float, ...]:
+def _entered_bytes(statement: ComputeCosts) -> tuple[float, ...]:
     """Bytes that come from beyond a cache, for each size of CACHE_BYTES.
 
-    The footprint of the outermost loop that fits is loaded each time that the loop is entered.
+    The footprint of the outermost loop that fits is loaded each time that the loop is entered. This
+    is a column for models, which trained ones rely on; `estimate.traffic` says what moves.
     """
     around, footprints = statement.around, statement.footprints
     result = []
@@ -362,7 +363,7 @@ def _own_columns(
         _log(statement.parallel_tiles),
         _log(statement.levels[0].footprint_bytes),
         *outer,
-        *[_log(bytes_moved / work) for bytes_moved in _traffic(statement)],
+        *[_log(bytes_moved / work) for bytes_moved in _entered_bytes(statement)],
         *_intensities(statement),
     ]
     buffers = [(use, _buffer(use)) for use in uses_in_loops(statement, BUFFERS)]
@@ -410,7 +411,7 @@ def _totals(nest: LoopNest, found: Sequence[ComputeCosts], order: Sequence[int])
     weights = sum([b.bytes for b in nest.buffers if b.role is Role.WEIGHT])
     return [
         *map(_log, totals),
-        *[_log(sum(moved)) for moved in zip(*map(_traffic, found), strict=True)],
+        *[_log(sum(moved)) for moved in zip(*map(_entered_bytes, found), strict=True)],
         heaviest_first[0].vector_operations / work if work else 0.0,
         float(len(found)),
         float(len(nest.stages)),

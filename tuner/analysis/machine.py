@@ -58,8 +58,9 @@ class Machine:
 _OURS = (1.0, 1.0, 0.5)
 """The share of each cache that one core can count on: cores share the third level."""
 
-_PAGE_BYTES = 4096
-"""Rows a multiple of this apart are aliased (`ComputeCosts.aliased_rows`)."""
+PAGE_BYTES = 4096
+"""Rows whose addresses differ by a multiple of this share the same sets of an L1 cache
+(`ComputeCosts.aliased_rows`)."""
 
 _LOOKED_AHEAD = 0.5
 """The share of the reorder buffer for the operations of a sum. Addresses, loops and operations that
@@ -85,7 +86,7 @@ def describe(facts: TargetFacts) -> Machine:
         loads=_rate(core.load_units, core.load_bits, facts.vector_bits),
         stores=_rate(core.store_units, core.store_bits, facts.vector_bits),
         in_flight=_LOOKED_AHEAD * core.reorder_buffer,
-        page_rows=ways * max(1, sizes[0] // ways // _PAGE_BYTES),
+        page_rows=ways * max(1, sizes[0] // ways // PAGE_BYTES),
         caches=tuple(
             CacheLevel(int(size * share), behind)
             for size, behind, share in zip(sizes, core.bytes_per_cycle, _OURS, strict=True)

@@ -142,22 +142,22 @@ class XGBoostModel:
         rounds = LOCAL_ROUNDS if self._base is not None else ROUNDS
         self._fit(samples, rounds, self._parameters())
 
-    def train_base(self, samples: Sequence[Sample], held_out: Sequence[Sample]) -> None:
-        """Learn from scratch, with the number of rounds that orders the held-out samples best.
+    def train_base(self, samples: Sequence[Sample], stopping: Sequence[Sample]) -> None:
+        """Learn from scratch, with the number of rounds that orders the stopping samples best.
 
         Rounds are judged by the pairs in order, whatever the objective: judged by squared error,
-        training ended after 22 to 54 rounds, while 150 put more pairs in order. The held-out
+        training ended after 22 to 54 rounds, while 150 put more pairs in order. The stopping
         samples must be of other tasks, or the rounds that remember best would be chosen. In the end
-        the model is trained on them, too.
+        the model is trained on them, too: they are not held out.
         """
         import xgboost
 
         self._base = None
-        ordered = _by_task(held_out)
+        ordered = _by_task(stopping)
         try:
             evaluate_order(ordered, np.zeros(len(ordered)))
         except ValueError:  # too few samples to judge by
-            self._fit([*samples, *held_out], ROUNDS, self._base_parameters())
+            self._fit([*samples, *stopping], ROUNDS, self._base_parameters())
             return
 
         def pairwise(predicted: np.ndarray, matrix: Any) -> tuple[str, float]:
@@ -175,7 +175,7 @@ class XGBoostModel:
             early_stopping_rounds=PATIENCE,
             verbose_eval=False,
         )
-        self._fit([*samples, *held_out], int(booster.best_iteration) + 1, self._base_parameters())
+        self._fit([*samples, *stopping], int(booster.best_iteration) + 1, self._base_parameters())
 
     def predict(self, rows: np.ndarray) -> np.ndarray:
         if self._booster is None or not len(rows):

@@ -64,6 +64,7 @@ class Bayesian:
 
     def __init__(self, context: SearchContext) -> None:
         self._ranking = Ranking(context)
+        self._trusts_estimates = context.estimates
         self._memory = Memory(context.space, context.rng)
         self._kriging = Kriging(context.space)
         self._home = context.space.default().algorithm
@@ -109,7 +110,7 @@ class Bayesian:
         spread over the space.
         """
         levels = _levels(estimates)
-        if self._ranking.trusts_estimates:
+        if self._trusts_estimates:
             return _beside_rules(levels, self._home), [
                 Opinion(estimates, ESTIMATE_SHARE, ESTIMATE_DEVIATION),
                 Opinion(self._kriging.turned(estimates), RULES_SHARE, RULES_DEVIATION),

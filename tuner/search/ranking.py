@@ -43,11 +43,6 @@ class Ranking:
         """Who ranks before the model is trained: `estimate`, or `random` if estimates are off."""
         return "estimate" if self._context.estimates else "random"
 
-    @property
-    def trusts_estimates(self) -> bool:
-        """Whether estimates count before measurements confirm them."""
-        return self._context.estimates
-
     def estimates(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
         """Logarithms of estimated seconds; schedules that cannot be lowered are left out."""
         found = {}
