@@ -5,7 +5,7 @@ Trees are frozen and shared: an equal subtree is one value, and lowering compute
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -150,8 +150,39 @@ class Expr:
         return op(Operation.NEG, self)
 
 
-@dataclass(frozen=True, slots=True)
-class Load(Expr):
+@dataclass(frozen=True, slots=True, eq=False)
+class Composite(Expr):
+    """Base of the nodes that have operands. Their hashes are kept, as those of leaves need not be.
+
+    Operands are shared: in x * x, its square and so on, the paths to x double with each square. So
+    equality compares each pair of nodes once, and generated equality, which walks every path, is
+    for leaves alone.
+    """
+
+    _hash: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self._own(), _operands(self))))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Composite):
+            return NotImplemented
+        if self._hash != other._hash:
+            return False
+        return _equal(self, other)
+
+    def _own(self) -> Hashable:
+        """What the node has beside its operands."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load(Composite):
     """One element of a tensor.
 
     `indirect` adds run-time positions: pairs of a dimension and an integer expression (gather).
@@ -161,16 +192,24 @@ class Load(Expr):
     tensor: Tensor
     index: tuple[Affine, ...]
     indirect: tuple[tuple[int, Expr], ...] = ()
-    _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
-        # With the layout, panels of several widths differ without a comparison of expressions.
-        tensor = self.tensor
-        key = (tensor.name, tensor.layout, self.index, self.indirect)
+        # With the layout, panels of several widths differ without a comparison of expressions; a
+        # constant tensor's values are many.
+        key = (self.tensor.name, self.tensor.layout, self.index, self.indirect)
         object.__setattr__(self, "_hash", hash(key))
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Load) and not self.indirect and not other.indirect:
+            # The commonest comparison of all, and a leaf's.
+            return (self.tensor, self.index) == (other.tensor, other.index)
+        return Composite.__eq__(self, other)
+
+    def _own(self) -> Hashable:
+        return self.tensor, self.index, tuple(dim for dim, _ in self.indirect)
 
     @property
     def dtype(self) -> DType:
@@ -228,11 +267,14 @@ class Incoming(Expr):
         return self.type
 
 
-@dataclass(frozen=True, slots=True)
-class Items(Expr):
+@dataclass(frozen=True, slots=True, eq=False)
+class Items(Composite):
     """The tuple that a Fold reduces: the body (or the initial value) of a reduction, only there."""
 
     values: tuple[Expr, ...]
+
+    def _own(self) -> Hashable:
+        return ()
 
     @property
     def dtype(self) -> DType:
@@ -253,26 +295,15 @@ class Fold:
     joined: tuple[Expr, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Op(Expr):
+@dataclass(frozen=True, slots=True, eq=False)
+class Op(Composite):
     """An operation on expressions of one type (SELECT: bool, then two of one type)."""
 
     operation: Operation
     args: tuple[Expr, ...]
-    _hash: int = field(init=False, repr=False, compare=False, default=0)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.operation, self.args)))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, Op):
-            return NotImplemented
-        return self._hash == other._hash and _equal(self, other)
+    def _own(self) -> Hashable:
+        return self.operation
 
     @property
     def dtype(self) -> DType:
@@ -281,20 +312,23 @@ class Op(Expr):
         return self.args[-1].dtype
 
 
-@dataclass(frozen=True, slots=True)
-class Cast(Expr):
+@dataclass(frozen=True, slots=True, eq=False)
+class Cast(Composite):
     """Conversion as C does it (floats to integers truncate); to bool: is not zero."""
 
     value: Expr
     type: DType
+
+    def _own(self) -> Hashable:
+        return self.type
 
     @property
     def dtype(self) -> DType:
         return self.type
 
 
-@dataclass(frozen=True, slots=True)
-class Reduce(Expr):
+@dataclass(frozen=True, slots=True, eq=False)
+class Reduce(Composite):
     """A reduction inside a tensor expression. Schedules turn it into loops; no LoopNest has one.
 
     Loads that fall outside their tensor are left out of the reduction (they count as the
@@ -304,25 +338,24 @@ class Reduce(Expr):
     combiner: Combiner | Fold
     axes: tuple[Axis, ...]
     body: Expr
-    _hash: int = field(init=False, repr=False, compare=False, default=0)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.combiner, self.axes, self.body)))
-
-    def __hash__(self) -> int:
-        return self._hash
+    def _own(self) -> Hashable:
+        return (self.combiner, self.axes)
 
     @property
     def dtype(self) -> DType:
         return self.body.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class Item(Expr):
+@dataclass(frozen=True, slots=True, eq=False)
+class Item(Composite):
     """One item of a reduction of tuples, in a tensor expression. No LoopNest has one."""
 
     reduction: Reduce
     number: int
+
+    def _own(self) -> Hashable:
+        return self.number
 
     @property
     def dtype(self) -> DType:
@@ -333,12 +366,15 @@ class Item(Expr):
                 return self.reduction.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class Tee(Expr):
+@dataclass(frozen=True, slots=True, eq=False)
+class Tee(Composite):
     """The value of an expression, stored on the way."""
 
     value: Expr
     target: Load
+
+    def _own(self) -> Hashable:
+        return ()
 
     @property
     def dtype(self) -> DType:
@@ -376,31 +412,32 @@ def finished(reduction: Reduce) -> Expr:
             return Accumulator(reduction.dtype)
 
 
-def _equal(first: Expr, second: Expr) -> bool:
-    """Whether two trees are equal, each pair of nodes compared once.
-
-    Operands are shared: in x * x, its square and so on, the paths to x double with each square.
-    """
+def _equal(first: Composite, second: Composite) -> bool:
+    """Whether two trees are equal, each pair of nodes compared once."""
     seen: set[tuple[int, int]] = set()
-    left = [(first, second)]
+    left: list[tuple[Expr, Expr]] = [(first, second)]
     while left:
         one, other = left.pop()
         if one is other or (id(one), id(other)) in seen:
             continue
-        seen.add((id(one), id(other)))
-        match one, other:
-            case Op(), Op():
-                alike = one._hash == other._hash and one.operation is other.operation
-            case Cast(), Cast():
-                alike = one.type is other.type
-            case _:
-                alike = one == other
-        operands, others = children(one), children(other)
-        if not alike or len(operands) != len(others):
+        if not (isinstance(one, Composite) and isinstance(other, Composite)):
+            if one != other:
+                return False
+            continue
+        if one._hash != other._hash or type(one) is not type(other) or one._own() != other._own():
             return False
-        if isinstance(one, Op | Cast):
+        operands, others = _operands(one), _operands(other)
+        if len(operands) != len(others):
+            return False
+        if operands:
+            seen.add((id(one), id(other)))
             left += zip(operands, others, strict=True)
     return True
+
+
+def _operands(expr: Expr) -> tuple[Expr, ...]:
+    """All expressions that are part of a node."""
+    return (*children(expr), expr.target) if isinstance(expr, Tee) else children(expr)
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:

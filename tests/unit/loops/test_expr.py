@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from compiler.dtypes import DType
-from compiler.loops.expr import Cast, Const, Expr, Operation, op
+from compiler.loops.expr import (
+    Accumulator,
+    Cast,
+    Combiner,
+    Const,
+    Expr,
+    Fold,
+    Incoming,
+    Item,
+    Items,
+    Load,
+    Operation,
+    Reduce,
+    Tee,
+    Tensor,
+    op,
+)
+from compiler.loops.index import affine
 
 
 def squares(depth: int, exponent: int = 2, *, widened: bool = False) -> Expr:
@@ -24,6 +43,48 @@ def test_equal_expressions_are_found_equal_in_a_step_a_node(widened: bool) -> No
     one, other = (squares(64, widened=widened) for _ in range(2))
     assert one == other and hash(one) == hash(other)
     assert len({one, other}) == 1
+
+
+X = Tensor("x", (8,), DType.INT64)
+
+
+def loaded(value: Expr) -> Expr:
+    return Load(X, (affine(0),), ((0, value),))
+
+
+def folded(value: Expr) -> Expr:
+    fold = Fold((Const(0, DType.INT64),), (Accumulator(DType.INT64),))
+    return Item(Reduce(fold, (), Items((value, value))), 0)
+
+
+def stored(value: Expr) -> Expr:
+    return Tee(value, Load(X, (affine(0),), ((0, value),)))
+
+
+@pytest.mark.parametrize("wrap", [loaded, folded, stored])
+def test_every_kind_of_node_is_compared_once(wrap: Callable[[Expr], Expr]) -> None:
+    def nested(exponent: int, depth: int = 64) -> Expr:
+        value: Expr = Const(exponent, DType.INT64)
+        for _ in range(depth):
+            value = op(Operation.MUL, wrap(value), wrap(value))
+        return value
+
+    assert nested(2) == nested(2) and len({nested(2), nested(2)}) == 1
+    assert nested(2) != nested(3) and nested(2) != nested(2, 63)
+    assert wrap(Const(2, DType.INT64)) == wrap(Const(2, DType.INT64))
+    assert wrap(Const(2, DType.INT64)) != wrap(Const(3, DType.INT64))
+
+
+def test_what_a_node_has_beside_its_operands_counts() -> None:
+    value = Const(2, DType.INT64)
+    fold = Fold((Const(0, DType.INT64),) * 2, (Accumulator(DType.INT64), Incoming(DType.INT64)))
+    reduction = Reduce(fold, (), Items((value, value)))
+    assert Item(reduction, 0) != Item(reduction, 1)
+    assert Reduce(Combiner.SUM, (), value) != Reduce(Combiner.MAX, (), value)
+    assert X[0] != X[1] and X[0] == X[0] and X[0] != loaded(value)
+    assert X[0] != Tensor("x", (9,), DType.INT64)[0]
+    assert Tee(value, X[0]) != Tee(value, X[1])
+    assert Items((value, value)) != Items((value,))
 
 
 def test_expressions_that_differ_anywhere_are_not_equal() -> None:
