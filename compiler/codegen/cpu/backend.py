@@ -16,7 +16,7 @@ from compiler.timings import Timings, timed
 
 _UNPROVEN = ("half", "bfloat")
 """LLVM's names of types whose selection of instructions may abort or hang, depending on the target
-and on what surrounds an operation: a masked store of 8 bfloat16 elements does on Neoverse V1. For
+and on what surrounds an operation: masked vectors of 8 bfloat16 elements did on Neoverse V1. For
 all other types, every operation was seen to compile on every described target."""
 
 

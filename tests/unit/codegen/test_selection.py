@@ -149,3 +149,12 @@ def test_a_fork_has_a_process_of_its_own() -> None:
 
     in_child(ask)
     assert apart.emit_object(FINE, WASM) == expected
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("name", sorted(known_targets()))
+def test_a_masked_tail_of_narrow_floats_is_moved_on_every_target(name: str, dtype: DType) -> None:
+    """LLVM aborts on masked vectors of 8 bfloat16 elements for Neoverse V1."""
+    target = known_targets()[name]
+    nest, _, _ = elementwise(8, 23, [dtype], lambda x: (x,))
+    assert apart.emit_object(backend_of(target).lower(nest, target).text, target)
