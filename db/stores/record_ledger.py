@@ -111,7 +111,11 @@ class RecordLedger:
         return True
 
     def dispute(self, record_id: str, second: Measurement, reason: str) -> bool:
-        """Keep a provisional record from being served; False if it is none any more."""
+        """Keep a provisional record from being served; False if it is none any more.
+
+        What its worker said of this workload teaches nobody any more: a time that is too good would
+        stay the best of every later run.
+        """
         with writing(self._engine) as connection:
             row = _locked(connection, record_id)
             if row.state != RecordState.PROVISIONAL.value:
@@ -125,6 +129,8 @@ class RecordLedger:
                     reason=reason,
                 )
             )
+            theirs = (_trials.c[name] == row._mapping[name] for name in (*_KEY, "worker"))
+            connection.execute(sa.update(_trials).where(*theirs).values(withdrawn=True))
         return True
 
     def adopt(

@@ -24,6 +24,7 @@ from tuner.fixed_trials import FixedTrials, Wanted
 from tuner.measure.builder import Builder
 from tuner.measure.measurement import Measurement, Phase, Status, Trial
 from tuner.measure.oracle import ReferenceCache
+from tuner.measure.statistics import Outcome
 from tuner.options import TuneOptions
 from tuner.store import RecordStore
 from tuner.tasks import Task
@@ -143,6 +144,9 @@ def contradiction(first: Measurement, second: Measurement, devices_ratio: float 
     if second.status in _CONTRADICTS:
         why = f": {second.error}" if second.error else ""
         return f"{names[0]} found it right, on {names[1]} it ended as {second.status}{why}"
+    pair = second.comparison
+    if pair is not None and pair.outcome is Outcome.SLOWER:
+        return f"{names[0]} found it the fastest, on {names[1]} it is slower than the default"
     said, seen = first.run_seconds, second.run_seconds
     if said is None or seen is None:
         return ""

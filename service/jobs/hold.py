@@ -73,9 +73,16 @@ class Hold:
         pause = min(RENEW_SECONDS, self._lease_seconds / 4)
         while not self._over.wait(pause):
             try:
-                self._storage.jobs.renew(self.claim, self._lease_seconds)
-            except StaleLeaseError:
+                if self._renewed():
+                    continue
                 self.lost()
                 return
             except StorageError as error:
                 log.warning("claim not renewed", job=self.claim.job_id, error=str(error))
+
+    def _renewed(self) -> bool:
+        try:
+            self._storage.jobs.renew(self.claim, self._lease_seconds)
+        except StaleLeaseError:
+            return False
+        return True

@@ -14,15 +14,20 @@ def untuned(outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str
     """Why nothing was tuned, one sentence; None if something was, or nothing was to be.
 
     `asked` is the budget that the user gave. A model of which every workload was known before is
-    tuned, and one without workloads has nothing to tune.
+    tuned, and one without workloads has nothing to tune. A record that is not served counts for
+    nothing: no artifact is built with it.
     """
-    finished = outcome.finished
-    known = any(
-        status.from_store or (record is not None and record.holds(CODEGEN_VERSION))
-        for status, record in zip(finished.tasks, finished.records, strict=True)
-    )
-    if known or not finished.tasks or not asked.trials:
+    finished, confirmed = outcome.finished, outcome.confirmed
+    if not finished.tasks or not asked.trials or any(s.from_store for s in finished.tasks):
         return None
+    served = storage.records.best_records([status.key for status in finished.tasks])
+    if any(record.holds(CODEGEN_VERSION) for record in served.values()):
+        return None
+    if confirmed.disputed:
+        count = len(confirmed.disputed)
+        return f"measured again, {count} of the new records did not hold: {confirmed.disputed[0]}"
+    if confirmed.open:
+        return f"{confirmed.open} of the new records could not be measured again"
     counts = storage.records.count_trials(job_id)
     failed = {status: n for status, n in counts.items() if n and status is not Status.OK}
     total = sum(counts.values())

@@ -104,6 +104,20 @@ def test_a_disputed_record_is_never_served(records: SqlRecordStore, ledger: Reco
     assert ledger.get(id_of(lie)).state is RecordState.DISPUTED, "nor is it proposed again"
 
 
+def test_what_a_disputed_worker_said_of_the_workload_teaches_nobody(
+    records: SqlRecordStore, ledger: RecordLedger
+) -> None:
+    lie, screened, elsewhere = (record(s, worker="liar") for s in (1e-12, 2e-12, 3e-12))
+    elsewhere = replace(elsewhere, key=OTHER)
+    honest = record(3e-3, worker="honest")
+    trials = [trial_of(one) for one in (lie, screened, elsewhere, honest)]
+    records.add_trials(trials)
+    ledger.propose(lie, "job")
+    assert ledger.dispute(id_of(lie), measured(3e-3, "honest"), "1 ps, then 3 ms")
+    assert records.trials(KEY) == [trials[3]]
+    assert records.trials(OTHER) == [trials[2]], "of other workloads nobody has said otherwise"
+
+
 def test_a_record_that_comes_again_is_the_newest(
     records: SqlRecordStore, ledger: RecordLedger
 ) -> None:

@@ -16,6 +16,7 @@ from compiler.target import resolve_target
 from db.storage import Storage
 from db.stores.records import RecordState
 from service.jobs.confirmation import DEVICES_DIFFER, SLOWER, contradiction
+from service.jobs.incomplete import untuned
 from service.jobs.job_spec import JobBudget, JobSpec
 from service.jobs.run_job import JobOutcome, JobWatcher, Workshop, run_job
 from tests.unit.service.devices import FakeDevice
@@ -23,6 +24,7 @@ from tests.unit.tuner.fakes import FakeQueue
 from tuner.cancel import CancelToken
 from tuner.measure.builder import ProcessBuilder
 from tuner.measure.measurement import Measurement, Phase, Status
+from tuner.measure.statistics import Comparison
 
 needs_linker = pytest.mark.skipif(not linkers(), reason="no linker")
 TARGET = resolve_target("x86-64-v3")
@@ -60,6 +62,13 @@ class TestContradiction:
         failed = Measurement(status, "why", worker="b")
         found = contradiction(ok(1e-3), failed, None)
         assert found == f"worker 'a' found it right, on worker 'b' it ended as {status}: why"
+
+    def test_what_is_slower_than_the_default_elsewhere_is_no_record(self) -> None:
+        """Also where both times of a liar pass for those of a faster device."""
+        slower = replace(ok(1e-3, "b"), comparison=Comparison("default", (1.5,) * 8))
+        assert "slower than the default" in contradiction(ok(1e-3 / 16), slower, 8.0)
+        as_fast = replace(slower, comparison=Comparison("default", (1.0,) * 8))
+        assert contradiction(ok(1e-3 / 16), as_fast, 8.0) == ""
 
     @pytest.mark.parametrize("status", [Status.WORKER_LOST, Status.CANCELLED])
     def test_a_worker_that_was_lost_says_nothing(self, status: Status) -> None:
@@ -120,6 +129,16 @@ def test_a_lie_is_measured_again_disputed_and_not_served(
     assert outcome.settled is not None and outcome.settled.known == 0 == len(
         outcome.settled.records
     )
+    reason = untuned(outcome, JobBudget(12), storage, "first")
+    assert reason == f"measured again, 1 of the new records did not hold: {told}"
+
+    # the lie teaches nobody: a later job with honest workers comes to a record
+    board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=FakeQueue(honest))
+    later = tuned(storage, builder, board, "second")
+    (task,) = later.finished.tasks
+    assert task.best_seconds is not None and task.best_seconds >= 1e-3
+    assert storage.records.best_record(record.record.key) is not None
+    assert untuned(later, JobBudget(12), storage, "second") is None
 
 
 @needs_linker
@@ -146,6 +165,8 @@ def test_a_record_that_nobody_could_measure_again_stays_provisional(
     board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=second)
     outcome = tuned(storage, builder, board, "first")
     assert states(storage) == [RecordState.PROVISIONAL] and outcome.confirmed.open == 1
+    reason = untuned(outcome, JobBudget(12), storage, "first")
+    assert reason == "1 of the new records could not be measured again"
     assert outcome.settled is not None and outcome.settled.known == 0
 
     # the next job finds the trials, compares their best once more, and has it confirmed

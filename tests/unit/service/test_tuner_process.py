@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compiler.choices import RULE
 from compiler.target import Target, resolve_target
+from db.errors import StorageError, StorageKind
 from db.job_states import JobState
 from db.storage import Storage
 from db.stores.jobs import Job, JobStore
@@ -527,3 +528,24 @@ def test_a_tuner_that_comes_back_keeps_the_run_under_way(storage: Storage, job: 
         reporter.phase("settling")
     (status,) = storage.leases.of_job(job.id)
     assert status.state is RequestState.QUEUED
+
+
+def test_a_hold_asks_again_why_it_is_lost_when_the_database_did_not_answer(
+    storage: Storage, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed = storage.jobs.claim("first", 60)
+    assert claimed is not None
+    storage.jobs.pause(job.id)
+    answers = [StorageError("the database is locked", StorageKind.LOCKED)]
+    get = storage.jobs.get
+
+    def flaky(job_id: str) -> Job:
+        if answers:
+            raise answers.pop()
+        return get(job_id)
+
+    monkeypatch.setattr(storage.jobs, "get", flaky)
+    with Hold(storage, claimed[0], 0.04) as hold:
+        assert hold.interrupt.wait(30.0)
+        assert hold.interrupt.reason == "paused"
+    assert not answers
