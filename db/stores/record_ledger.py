@@ -21,6 +21,7 @@ from db.stores.pages import Order, Page, Position
 from db.stores.records import (
     RecordState,
     SqlRecordStore,
+    changing,
     record_of,
     record_values,
     serve,
@@ -96,7 +97,7 @@ class RecordLedger:
 
     def confirm(self, record_id: str, second: Measurement) -> bool:
         """Serve a provisional record; False if it is none any more."""
-        with writing(self._engine) as connection:
+        with changing(self._engine) as connection:
             row = _locked(connection, record_id)
             if row.state != RecordState.PROVISIONAL.value:
                 return False
@@ -116,7 +117,7 @@ class RecordLedger:
         What its worker said of this workload teaches nobody any more: a time that is too good would
         stay the best of every later run.
         """
-        with writing(self._engine) as connection:
+        with changing(self._engine) as connection:
             row = _locked(connection, record_id)
             if row.state != RecordState.PROVISIONAL.value:
                 return False
@@ -142,7 +143,7 @@ class RecordLedger:
         """
         values = record_values(record, self._clock())
         values["confirmation"] = None if confirmation is None else confirmation.to_json()
-        with writing(self._engine) as connection:
+        with changing(self._engine) as connection:
             known = sa.select(_records.c.id).where(_records.c.id == values["id"])
             if connection.execute(known).first() is not None:
                 return None
@@ -174,11 +175,22 @@ class RecordLedger:
                     sa.update(_records).where(_records.c.id.in_(some)).values(values)
                 )
 
-    def use(self, record_ids: Collection[str], job_id: str) -> None:
-        """A job's artifact is built with these records."""
-        rows = [{"record_id": name, "job_id": job_id} for name in sorted(set(record_ids))]
-        with writing(self._engine) as connection:
+    def use(self, record_ids: Collection[str], job_id: str) -> bool:
+        """A job's artifact is built with these records.
+
+        False if one was withdrawn since the job found it: the job looks again what is served.
+        """
+        names = sorted(set(record_ids))
+        with changing(self._engine) as connection:
+            for some in chunks(names):
+                gone = sa.select(_records.c.id).where(
+                    _records.c.id.in_(some), _records.c.state == RecordState.WITHDRAWN.value
+                )
+                if connection.execute(gone.limit(1)).first() is not None:
+                    return False
+            rows = [{"record_id": name, "job_id": job_id} for name in names]
             insert_new(connection, _uses, rows)
+        return True
 
     def uses(self, record_id: str) -> Sequence[str]:
         """The jobs whose artifacts were built with a record."""
@@ -236,7 +248,7 @@ class RecordLedger:
         For each that was served, the newest one before it is served again. The trials of the
         workers, and those behind the named records, teach nobody any more.
         """
-        with writing(self._engine) as connection:
+        with changing(self._engine) as connection:
             rows = _to_withdraw(connection, record_ids, workers)
             touched = [row for row in rows if row.state != RecordState.WITHDRAWN.value]
             ids = [row.id for row in rows]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
@@ -18,14 +19,14 @@ from compiler.schedule.schedule import Schedule
 from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.models import RecordRow, TrialRow
-from db.stores.statements import chunks, insert_new, table_of
+from db.stores.statements import chunks, insert_new, one_at_a_time, table_of
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial, TuningRecord
 
 _trials = table_of(TrialRow)
 _records = table_of(RecordRow)
 
 
-# Of two that were confirmed at the same moment the later comes last, and counts.
+# A database of an earlier release may hold two: the later one comes last, and counts.
 _versions = (
     sa.select(_records.c.workload_key, _records.c.serial, _records.c.id, _records.c.stored_at)
     .where(
@@ -103,6 +104,20 @@ class SqlRecordStore:
             found = {row[0]: row[1] for row in connection.execute(query)}
         return {status: found.get(status.value, 0) for status in Status}
 
+    def count_screened(self, keys: Sequence[RecordKey], but_of_job: str) -> int:
+        """The number of candidates of these keys that other jobs have measured."""
+        count = 0
+        with reading(self._engine) as connection:
+            for kind, some in _by_kind(keys):
+                query = sa.select(sa.func.count()).where(
+                    *(_trials.c[name] == value for name, value in kind.items()),
+                    _trials.c.workload_key.in_(some),
+                    _trials.c.job_id != but_of_job,
+                    _trials.c.phase == Phase.SCREEN.value,
+                )
+                count += connection.execute(query).scalar_one()
+        return count
+
     def newest_trials(
         self, target_keys: Sequence[str], codegen_version: str, limit: int
     ) -> list[Trial]:
@@ -137,7 +152,7 @@ class SqlRecordStore:
 
         Raises ValueError for the record of a failed measurement.
         """
-        with writing(self._engine) as connection:
+        with changing(self._engine) as connection:
             serve(connection, record_values(record, self._clock()))
 
     def best_record(self, key: RecordKey) -> TuningRecord | None:
@@ -267,30 +282,43 @@ def served_rows(
     connection: sa.Connection,
     keys: Sequence[RecordKey],
 ) -> Iterator[sa.Row[Any]]:
-    """The rows that are served for these keys, in one query for each kind of key.
+    """The rows that are served for these keys, in one query for each kind of key."""
+    for kind, some in _by_kind(keys):
+        query = sa.select(_records).where(
+            *(_records.c[name] == value for name, value in kind.items()),
+            _records.c.workload_key.in_(some),
+            _records.c.state == RecordState.CONFIRMED.value,
+        )
+        yield from connection.execute(query.order_by(_records.c.serial))
 
-    Two tuners may have confirmed one each at the same moment: the later comes last, and counts.
-    """
+
+def _by_kind(keys: Sequence[RecordKey]) -> Iterator[tuple[dict[str, Any], Sequence[str]]]:
+    """What keys have in common but the workload, and the workloads, as many as fit a statement."""
     workloads: dict[tuple[str, int, str], list[str]] = {}
     for key in dict.fromkeys(keys):
         kind = (key.target_key, key.threads, key.numerics)
         workloads.setdefault(kind, []).append(key.workload_key)
-    for (target_key, threads, numerics), names in workloads.items():
+    for kind, names in workloads.items():
         for some in chunks(names):
-            query = sa.select(_records).where(
-                _records.c.workload_key.in_(some),
-                _records.c.target_key == target_key,
-                _records.c.threads == threads,
-                _records.c.numerics == numerics,
-                _records.c.state == RecordState.CONFIRMED.value,
-            )
-            yield from connection.execute(query.order_by(_records.c.serial))
+            yield dict(zip(_KEY[1:], kind, strict=True)), some
+
+
+@contextmanager
+def changing(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A transaction that changes what is served, one after the other.
+
+    Serving a record writes its row anew. On PostgreSQL another transaction that waited for the old
+    row would miss the new one: a withdrawal would leave it served.
+    """
+    with writing(engine) as connection:
+        one_at_a_time(connection, "records")
+        yield connection
 
 
 def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
     """Make a confirmed record the newest one of its key; the one before is superseded.
 
-    One that was there by the same name is replaced.
+    One that was there by the same name is replaced. The transaction is one of `changing`.
     """
     served = sa.and_(
         *(_records.c[name] == values[name] for name in _KEY),

@@ -246,17 +246,19 @@ def run_job(
 
     watcher.phase("settling")
     with timings.stage("race"):
-        settled = settle(
-            plans,
-            storage,
-            device,
-            job_id=job_id,
-            kernels=workshop.kernels,
-            weight_limit_bytes=limit,
-        )
+        while True:
+            settled = settle(
+                plans,
+                storage,
+                device,
+                job_id=job_id,
+                kernels=workshop.kernels,
+                weight_limit_bytes=limit,
+            )
+            if storage.ledger.use(settled.records, job_id):
+                break  # from now on the job is told when one of them is withdrawn
     for planned in plans:
         keep_plan(planned, storage)
-    storage.ledger.use(settled.records, job_id)
     outcome = replace(outcome, served=settled.planned, settled=settled, confirmed=confirmed)
     if output is None:
         return outcome

@@ -3,7 +3,8 @@
 A job takes its tasks before it spends trials on them. What another job has in hand it puts off; it
 tunes what it got, gives that back, and looks again: the other's records and trials are there by
 then. If everything that is left is in other hands it waits, and no worker with it. It holds nothing
-while it waits, so no two jobs wait for each other.
+while it waits, so no two jobs wait for each other. It does not wait for ever: another job may not
+get on, because its worker is sick. Then this one measures by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from service.jobs.graph_choice import LEAST_SECONDS
 from service.jobs.hold import Hold
 from service.jobs.job_spec import JobBudget
 from tuner.events import Finished
-from tuner.measure.measurement import Phase
+from tuner.measure.measurement import RecordKey
 from tuner.tasks import Task
 
 LOOK_SECONDS = 1.0
@@ -30,6 +31,10 @@ LOOK_SECONDS = 1.0
 PATIENCE = 2
 """A job waits until others made so many times the trials that it may spend: one with the same
 budget comes to its end before."""
+
+QUIET_SECONDS = 300.0
+"""A job waits no longer for others that measure nothing new for so long. Their second measurements
+and races take less."""
 
 Tune = Callable[[list[Task], JobBudget], Finished]
 
@@ -41,7 +46,7 @@ class Sharing(Protocol):
         """Tune tasks with `tune`, but for those that another job tunes."""
 
     def alone(self, what: OpenTask) -> AbstractContextManager[None]:
-        """A context in which no other job does the same."""
+        """A context in which no other job does the same, unless that one does not get on."""
 
 
 class Unshared:
@@ -90,20 +95,24 @@ class SharedTasks:
             self._release()
 
     def _take_all(self, wanted: Sequence[OpenTask]) -> None:
-        told = False
+        began: float | None = None
         while len(self._take(wanted)) < len(wanted):
-            if not told:
+            if began is None:
                 self._waiting()
-                told = True
+                began = self._clock()
+            elif self._clock() - began >= QUIET_SECONDS:
+                return
             self._look_again()
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
         """Raises Interrupted or JobCancelled if the job is to be let go while it waits."""
         ends = None if budget.seconds is None else self._clock() + budget.seconds
         others_before: int | None = None
+        others_last, heard = 0, self._clock()
         tuned: set[OpenTask] = set()
         while True:
-            left = [t for t in tasks if _open_task(t) not in tuned and not self._is_known(t)]
+            known = self._known(tasks)
+            left = [t for t in tasks if _open_task(t) not in tuned and t.key not in known]
             mine = self._take([_open_task(task) for task in left])
             got = [task for task in left if _open_task(task) in mine]
             seconds = None if ends is None else max(LEAST_SECONDS, ends - self._clock())
@@ -116,7 +125,7 @@ class SharedTasks:
                     if finished.cancelled:
                         return finished
                     tuned |= mine
-                    others_before = None
+                    others_before, heard = None, self._clock()
                     continue
             finally:
                 self._release()
@@ -124,10 +133,14 @@ class SharedTasks:
             if others_before is None:
                 others_before = made
                 self._waiting()
+            if made != others_last:
+                others_last, heard = made, self._clock()
             over = ends is not None and self._clock() >= ends
             if over or made - others_before >= PATIENCE * budget.trials:
                 # What this job might have spent is spent: it compares the best of what is known.
                 return tune(tasks, replace(rest, trials=0))
+            if self._clock() - heard >= QUIET_SECONDS:
+                return tune(tasks, rest)
             self._look_again()
 
     def _look_again(self) -> None:
@@ -143,18 +156,14 @@ class SharedTasks:
     def _release(self) -> None:
         self._storage.open_tasks.release(self._hold.claim)
 
-    def _is_known(self, task: Task) -> bool:
-        record = self._storage.records.best_record(task.key)
-        return record is not None and record.holds(CODEGEN_VERSION)
+    def _known(self, tasks: Sequence[Task]) -> frozenset[RecordKey]:
+        """The keys whose records hold."""
+        found = self._storage.records.best_records([task.key for task in tasks])
+        return frozenset(key for key, record in found.items() if record.holds(CODEGEN_VERSION))
 
     def _trials_of_others(self, tasks: Sequence[Task]) -> int:
-        mine = self._hold.claim.job_id
-        trials = (self._storage.records.trials(task.key) for task in tasks)
-        return sum(
-            trial.job_id != mine and trial.phase is Phase.SCREEN
-            for found in trials
-            for trial in found
-        )
+        keys = [task.key for task in tasks]
+        return self._storage.records.count_screened(keys, self._hold.claim.job_id)
 
 
 def _open_task(task: Task) -> OpenTask:

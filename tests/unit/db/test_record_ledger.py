@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +11,11 @@ import pytest
 import sqlalchemy as sa
 
 from compiler.schedule.schedule import Schedule
+from db.engine import reading
 from db.errors import NotFoundError
+from db.stores import record_ledger
 from db.stores.record_ledger import JobRecords, RecordLedger, StoredRecord
-from db.stores.records import RecordState, SqlRecordStore, record_id
+from db.stores.records import RecordState, SqlRecordStore, record_id, serve
 from tuner.measure.measurement import (
     Measurement,
     Phase,
@@ -226,3 +230,37 @@ def test_the_store_of_a_job_proposes_and_reads_what_is_served(
     assert store.best_record(KEY) == old
     assert store.trials(KEY) == [trial_of(new)]
     assert [one.record for one in ledger.provisional("job")] == [new]
+
+
+def test_what_is_confirmed_at_the_same_moment_is_withdrawn(
+    engine: sa.Engine, ledger: RecordLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Confirming writes the row anew, under the eyes of a withdrawal that waits for the old one."""
+    made = record(1e-3, worker="liar")
+    ledger.propose(made, "job")
+    withdrawal = threading.Thread(
+        target=ledger.withdraw, args=("sick",), kwargs={"workers": ["liar"]}
+    )
+
+    def served(connection: sa.Connection, values: dict[str, Any]) -> None:
+        withdrawal.start()
+        if engine.dialect.name == "postgresql":  # SQLite has one writer
+            wait_for_a_lock(engine)
+        serve(connection, values)
+
+    monkeypatch.setattr(record_ledger, "serve", served)
+    assert ledger.confirm(id_of(made), measured(1e-3, "honest"))
+    withdrawal.join(60)
+    assert ledger.get(id_of(made)).state is RecordState.WITHDRAWN
+
+
+def wait_for_a_lock(engine: sa.Engine) -> None:
+    """Until a connection waits for what another one has locked."""
+    waiting = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    ends = time.monotonic() + 60
+    while True:
+        with reading(engine) as connection:
+            if connection.execute(waiting).scalar_one():
+                return
+        assert time.monotonic() < ends
+        time.sleep(0.02)

@@ -237,3 +237,17 @@ def test_trials_to_learn_from_are_of_some_targets_and_one_version(records: SqlRe
     newest = records.newest_trials([own.target_key, relative.target_key], "cg1", 2)
     assert [t.schedule["tile_n"] for t in newest] == [2, 3]
     assert records.count_by_target("cg1") == {"a" * 64: 2, "b" * 64: 1, "c" * 64: 1}
+
+
+def test_the_candidates_that_other_jobs_measured_are_counted(records: SqlRecordStore) -> None:
+    other = replace(KEY, workload_key="v" * 64)
+    elsewhere = replace(KEY, threads=1)
+    final = replace(trial(4), id="final", phase=Phase.FINAL)
+    records.add_trials(
+        [trial(1), trial(2, CRASH), trial(3, key=other), trial(1, key=elsewhere), final]
+    )
+    assert records.count_screened([KEY], "another job") == 2
+    assert records.count_screened([KEY, KEY, other], "another job") == 3
+    assert records.count_screened([KEY, other, elsewhere], "another job") == 4
+    assert records.count_screened([KEY, other, elsewhere], "job") == 0
+    assert records.count_screened([], "another job") == 0

@@ -15,6 +15,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.target import resolve_target
 from db.storage import Storage
 from db.stores.records import RecordState
+from service.jobs import run_job as run_job_module
 from service.jobs.confirmation import DEVICES_DIFFER, SLOWER, contradiction
 from service.jobs.incomplete import untuned
 from service.jobs.job_spec import JobBudget, JobSpec
@@ -174,6 +175,26 @@ def test_a_record_that_nobody_could_measure_again_stays_provisional(
     later = tuned(storage, builder, board, "second")
     assert later.settled is not None and later.settled.known == 1
     assert RecordState.CONFIRMED in states(storage)
+
+
+@needs_linker
+def test_a_job_does_not_build_with_what_was_withdrawn_while_it_settled(
+    storage: Storage, builder: ProcessBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle = run_job_module.settle
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        found = settle(*arguments, **options)
+        storage.ledger.withdraw("sick", record_ids=found.records)
+        return found
+
+    monkeypatch.setattr(run_job_module, "settle", slow)
+    board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=FakeQueue(honest))
+    outcome = tuned(storage, builder, board, "first")
+    assert states(storage) == [RecordState.WITHDRAWN]
+    assert outcome.settled is not None and outcome.settled.records == ()
+    (record,) = storage.ledger.list()
+    assert storage.ledger.uses(record.id) == []
 
 
 @needs_linker

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from compiler.build import CODEGEN_VERSION
 from compiler.target import resolve_target
 from db.job_states import JobState
 from db.storage import Storage
+from db.stores.open_tasks import OpenTask
 from service.jobs import job_run, shared_tasks
 from service.jobs.hold import Hold
 from service.jobs.interrupts import Interrupted
@@ -178,6 +180,29 @@ def test_a_job_waits_until_others_spent_what_it_might_have(
 
     SharedTasks(storage, second, measure).tune(tasks, JobBudget(trials=3), tune)
     assert [budget.trials for budget in budgets] == [0]
+
+
+def test_a_job_measures_itself_what_another_does_not_get_on_with(
+    storage: Storage, tasks: list[Task], holds: list[Hold]
+) -> None:
+    """Its only worker may be in quarantine, while this job's are well."""
+    first, second = holds
+    choice = OpenTask("choice", tasks[0].target.key, 1, "fast", CODEGEN_VERSION)
+    held = [shared_tasks._open_task(task) for task in tasks]
+    storage.open_tasks.take(first.claim, [*held, choice])
+    now = itertools.count(0.0, 60.0)
+    job = SharedTasks(storage, second, lambda: None, lambda: next(now))
+    budgets: list[JobBudget] = []
+
+    def tune(some: list[Task], budget: JobBudget) -> Finished:
+        budgets.append(budget)
+        return done(some)
+
+    with job.alone(choice):
+        job.tune(tasks, JobBudget(trials=3), tune)
+    assert budgets == [JobBudget(trials=3)]
+    assert next(now) >= 2 * shared_tasks.QUIET_SECONDS
+    assert not storage.open_tasks.take(second.claim, [*held, choice]), "they are still the other's"
 
 
 def test_a_job_that_waits_for_another_can_be_stopped(
