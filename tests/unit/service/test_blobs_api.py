@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import random
 
 import pytest
 from fastapi.testclient import TestClient
@@ -29,7 +29,7 @@ def test_the_bytes_of_an_artifact_uploaded_as_a_model_leave_the_artifact(
     assert (answer.status_code, answer.content) == (200, b"a tar file, and no model")
 
 
-DATA = os.urandom(100_000)
+DATA = random.Random(0).randbytes(100_000)
 
 
 @pytest.mark.parametrize(
