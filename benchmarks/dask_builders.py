@@ -16,27 +16,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.dask_cluster import Cluster, until
+from benchmarks.dask_cluster import Cluster, stretched, until
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table
 from compiler.graph.text import parse_graph
 from compiler.target import resolve_target
 from compiler.workload import make_workload
 from service.jobs.planning import task_of
-from tuner.measure.builder import ProcessBuilder, compile_with_compiler
+from tuner.measure.builder import Built, ProcessBuilder
 from tuner.measure.dask_builder import DaskBuilder
+from tuner.measure.measurement import Status
 from tuner.tasks import Task
 
 NAME = "dask-builders"
 TARGET = "x86-64-v3"
-
-
-def stretched(
-    text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
-) -> Mapping[str, Any]:
-    """A build as on a machine that takes a second longer."""
-    time.sleep(1.0)
-    return compile_with_compiler(text, schedule, target, threads)
 
 
 def product() -> Task:
@@ -51,6 +44,13 @@ def product() -> Task:
     graph = parse_graph(text)
     workload = make_workload(graph, [node.name for node in graph.nodes])
     return task_of(workload, resolve_target(TARGET), 1, "fast")
+
+
+def check_built(built: Sequence[Built]) -> None:
+    """A build that failed took no time. Raises RuntimeError."""
+    failed = [each.error for each in built if each.status is not Status.OK]
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(built)} builds failed: {failed[0]}")
 
 
 def measure(workers: int, builds: int) -> float:
@@ -70,11 +70,13 @@ def measure(workers: int, builds: int) -> float:
             builder.start()
             until(lambda: builder is not None and builder.workers == workers, "workers")
             # each worker loads the compiler with its first build
-            builder.submit(task, schedules[:workers]).results()
+            check_built(builder.submit(task, schedules[:workers]).results())
             rest = schedules[workers:]
             started = time.perf_counter()
-            builder.submit(task, rest).results()
-            return len(rest) / (time.perf_counter() - started)
+            built = builder.submit(task, rest).results()
+            seconds = time.perf_counter() - started
+            check_built(built)
+            return len(rest) / seconds
         finally:
             if builder is not None:
                 builder.close()
