@@ -40,7 +40,7 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends lld \
  && rm -rf /var/lib/apt/lists/* \
  && wheel=$(echo /wheels/*.whl) \
- && pip install --no-cache-dir "tilewright[all] @ file://${wheel}" \
+ && pip install --no-cache-dir "tilewright[all,dask,s3] @ file://${wheel}" \
  && rm -r /wheels
 USER tilewright
 WORKDIR /var/lib/tilewright

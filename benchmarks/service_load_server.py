@@ -84,7 +84,7 @@ def fill(url: str, folder: Path, records: int, retained: int) -> Filled:
         names = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(records)]
         with writing(storage.engine) as connection:
             for name in names:
-                serve(connection, record_values(_record(name), storage.clock()))
+                serve(connection, record_values(record_of_load(name), storage.clock()))
         _retain(storage, retained)
         with storage.engine.connect() as connection:
             connection.exec_driver_sql("ANALYZE")
@@ -97,7 +97,7 @@ def fill(url: str, folder: Path, records: int, retained: int) -> Filled:
         storage.close()
 
 
-def _record(workload: str) -> TuningRecord:
+def record_of_load(workload: str) -> TuningRecord:
     """One with what a worker reports: samples, a certificate, the facts of its device."""
     samples = tuple(1e-5 * (1 + number / 50) for number in range(20))
     measurement = Measurement(

@@ -60,19 +60,35 @@ class TokenCache:
         self._tokens = tokens
         self._clock = clock
         self._known: dict[str, tuple[float, Token]] = {}
+        self._asking: dict[str, asyncio.Task[Token | None]] = {}
 
     async def verify(self, secret: str) -> Token | None:
-        """As `TokenStore.verify`, or as it said at most `KNOWN_SECONDS` ago."""
+        """As `TokenStore.verify`, or as it said at most `KNOWN_SECONDS` ago.
+
+        Requests that come while the same secret is looked up wait for that answer: a crowd with one
+        token asks once, however long the answer takes.
+        """
         found = self._known.get(secret)
         if found is not None and self._clock() - found[0] < KNOWN_SECONDS:
             return found[1]
+        asking = self._asking.get(secret)
+        if asking is None:
+            asking = self._asking[secret] = asyncio.create_task(self._ask(secret))
+        return await asyncio.shield(asking)  # of those who wait any may go away
+
+    async def _ask(self, secret: str) -> Token | None:
         asked = self._clock()
-        token = await run_in_threadpool(self._verify, secret)
+        try:
+            token = await run_in_threadpool(self._verify, secret)
+        finally:
+            # what was asked before all was forgotten is no answer for those who come after
+            if wanted := self._asking.get(secret) is asyncio.current_task():
+                del self._asking[secret]
         if token is None:
             self._known.pop(secret, None)
-        else:
+        elif wanted:
             if len(self._known) >= _MOST_KNOWN:
-                self.forget()
+                self._known.clear()
             self._known[secret] = asked, token
         return token
 
@@ -88,6 +104,7 @@ class TokenCache:
     def forget(self) -> None:
         """Look every token up again: some were made or revoked."""
         self._known.clear()
+        self._asking.clear()
 
     async def follow(self, notifier: Notifier) -> None:
         """Forget whenever a token is revoked anywhere; until it is cancelled."""

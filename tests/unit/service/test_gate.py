@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message
 
 from db.storage import Storage
-from db.stores.tokens import Scope
+from db.stores.tokens import Scope, Token, TokenStore
 from service.api.app import create_app, route_modules
 from service.api.gate import Body, GatedRoute, Pace, TokenCache
 from service.settings import Settings
@@ -197,6 +197,64 @@ def test_a_token_is_looked_up_once_a_second_and_again_once_one_was_revoked(
         assert await cache.verify("unknown") is None
 
     asyncio.run(run())
+
+
+def test_a_crowd_with_one_token_looks_it_up_once(storage: Storage) -> None:
+    """However long the answer takes: else each of a thousand workers asks while all threads are
+    busy."""
+    secret, token = storage.tokens.create("ci", [Scope.READ])
+    tokens = CountingTokens(storage.tokens)
+
+    async def run() -> None:
+        cache = TokenCache(tokens, clock=lambda: 0.0)  # type: ignore[arg-type]
+        asked = [asyncio.create_task(cache.verify(secret)) for _ in range(100)]
+        while not tokens.asked:  # a client that goes away takes no answer from the others
+            await asyncio.sleep(0)
+        asked.pop(0).cancel()
+        tokens.may_answer.set()
+        assert await asyncio.gather(*asked) == [token] * 99
+        assert tokens.asked == 1
+
+    asyncio.run(run())
+
+
+def test_what_was_asked_before_a_token_was_revoked_is_no_answer_after(storage: Storage) -> None:
+    secret, token = storage.tokens.create("ci", [Scope.READ])
+    tokens = CountingTokens(storage.tokens)
+
+    async def run() -> None:
+        cache = TokenCache(tokens, clock=lambda: 0.0)  # type: ignore[arg-type]
+        before = asyncio.create_task(cache.verify(secret))
+        while not tokens.asked:
+            await asyncio.sleep(0)
+        storage.tokens.revoke(token.id)
+        cache.forget()
+        after = asyncio.create_task(cache.verify(secret))
+        while tokens.asked < 2:
+            await asyncio.sleep(0)
+        tokens.may_answer.set()
+        assert await before == token and await after is None
+        assert await cache.verify(secret) is None  # nor is it kept
+
+    asyncio.run(run())
+
+
+class CountingTokens:
+    """Tokens whose look-ups read at once and answer when they may."""
+
+    def __init__(self, tokens: TokenStore) -> None:
+        self._tokens = tokens
+        self.asked = 0
+        self.may_answer = threading.Event()
+
+    def verify(self, secret: str) -> Token | None:
+        token = self._tokens.verify(secret)
+        self.asked += 1
+        assert self.may_answer.wait(60)
+        return token
+
+    def use_is_old(self, token: Token) -> bool:
+        return False
 
 
 def test_a_token_that_another_process_revokes_is_refused_at_once(

@@ -1,0 +1,157 @@
+"""A tuner that compiles nothing: it takes jobs, submits batches, and stores what comes back.
+
+Jobs, queue, trials and the runner are the service's own; candidates are made up, and all batches
+name one library.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from benchmarks.service_load_server import TARGET, settings_of
+from compiler.process import settle_process
+from compiler.schedule.schedule import Schedule
+from db.engine import writing
+from db.errors import StorageError
+from db.job_states import JobState
+from db.models import JobRow
+from db.storage import Storage
+from db.stores.job_rows import JobClaim, JobProgress
+from db.stores.statements import table_of
+from service.jobs.remote_runner import RemoteRunner
+from service.jobs.waiting import match_jobs
+from service.storage import open_storage
+from tuner.cancel import CancelToken
+from tuner.measure.measurement import RecordKey, Trial
+from tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest
+
+BATCH = 8
+"""Candidates of a batch, as a tuning run has them."""
+
+BATCHES = 400
+"""Of a job: 3,200 trials."""
+
+JOB_SECONDS = 600.0
+LIBRARY = b"a shared object"
+_SCHEDULE = Schedule.of("direct", tile_m=4, tile_n=16, tile_k=64, unroll=4, parallel=1)
+
+_jobs = table_of(JobRow)
+
+
+def queue_jobs(storage: Storage, count: int) -> None:
+    """So many queued jobs, all like one that was made as jobs are."""
+    model = storage.models.add(b"a model that nobody reads", "simulated.onnx")
+    first = storage.jobs.create(model.digest, TARGET, target_key=TARGET)
+    with writing(storage.engine) as connection:
+        row = dict(
+            connection.execute(sa.select(_jobs).where(_jobs.c.id == first.id)).one()._mapping
+        )
+        rows = [
+            {
+                **row,
+                "id": uuid.uuid4().hex,
+                "event_sequence": 0,
+                "created_at": row["created_at"] + n,
+            }
+            for n in range(1, count)
+        ]
+        if rows:
+            connection.execute(sa.insert(_jobs), rows)
+
+
+@contextmanager
+def tuning(url: str, folder: str, at_a_time: int) -> Iterator[None]:
+    """A process that works on so many jobs at a time."""
+    process = get_context("spawn").Process(target=_tune, args=(url, folder, at_a_time))
+    process.start()
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _tune(url: str, folder: str, at_a_time: int) -> None:
+    settle_process()
+    storage = open_storage(settings_of(url, Path(folder)))
+    threads = [
+        threading.Thread(target=_work, args=(storage, f"simulated-{number}"), daemon=True)
+        for number in range(at_a_time)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _work(storage: Storage, name: str) -> None:
+    """One job after the other, until the process ends."""
+    while True:
+        try:
+            match_jobs(storage)
+            claimed = storage.jobs.claim(name, JOB_SECONDS)
+            if claimed is None:
+                time.sleep(0.5)
+            else:
+                run_job(storage, claimed[0])
+        except StorageError:  # as a tuner does: the claim runs out
+            time.sleep(1.0)
+
+
+def run_job(storage: Storage, claim: JobClaim, batches: int = BATCHES) -> None:
+    """Measure all batches of a job, as many at a time as the runner takes."""
+    library = storage.blobs.put(LIBRARY)
+    runner = RemoteRunner(storage, claim.job_id, TARGET, CancelToken())
+    submitted = done = 0
+    waiting: dict[str, MeasureRequest] = {}
+    while done < batches:
+        while submitted < batches and len(waiting) < runner.capacity:
+            request = batch(claim.job_id, submitted, library)
+            runner.submit(request, {library: LIBRARY})
+            waiting[request.request_id] = request
+            submitted += 1
+        for result in runner.poll(1.0):
+            request = waiting.pop(result.request_id)
+            storage.records.add_trials(
+                [
+                    Trial(trial, request.key, _SCHEDULE, measurement, job_id=claim.job_id)
+                    for trial, measurement in result.measurements
+                ]
+            )
+            runner.acknowledge(request.request_id)
+            done += 1
+        progress = JobProgress("tuning", 1, 0, batches * BATCH, done * BATCH)
+        storage.jobs.progress(claim, progress)
+    storage.jobs.transition(claim, JobState.SUCCEEDED)
+
+
+def batch(job_id: str, number: int, library: str) -> MeasureRequest:
+    """One batch of a job."""
+    candidates = tuple(
+        Candidate(
+            f"{job_id}-{number}-{place}",
+            _SCHEDULE.to_json(),
+            _SCHEDULE.digest,
+            {"name": "kernel", "arguments": ["a", "b", "c"]},
+            f"{place:064x}",
+        )
+        for place in range(BATCH)
+    )
+    inputs = tuple(InputSpec((64, 64), "float32", seed) for seed in (1, 2))
+    return MeasureRequest(
+        request_id=f"{job_id}-{number}",
+        key=RecordKey("w" * 64, TARGET),
+        candidates=candidates,
+        library_digest=library,
+        cases=(Case(inputs, library),),
+        tolerance=1e-4,
+        job_id=job_id,
+    )

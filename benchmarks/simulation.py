@@ -1,0 +1,257 @@
+"""Where the service breaks first: thousands of simulated workers and jobs, real database and api.
+
+`python -m benchmarks.simulation` starts the api and a tuner as processes on SQLite and PostgreSQL,
+with 10,000 queued jobs, and lets ever larger crowds of workers in. Workers and builders are faked;
+claims, results, heartbeats, jobs and trials are not. With `--rows` it compares a lookup and a lease
+in a database with 1,000,000 trials and 100,000 records with those in an empty one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.report import Origin, markdown_table
+from benchmarks.service_load import database_url
+from benchmarks.service_load_client import Answered, Wanted, measure, until_answered
+from benchmarks.service_load_server import serve_bare, serve_service, serving, settings_of
+from benchmarks.simulated_tuner import BATCH, queue_jobs, tuning
+from benchmarks.simulated_workers import Crowd, Told
+from benchmarks.simulation_rows import ROWS_HEADER, RowsResult, compare_rows, rows_cells
+from db.stores.tokens import Scope
+from service.storage import open_storage
+
+START_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What a crowd of one size got. Latencies are in seconds."""
+
+    database: str
+    replicas: int
+    workers: int
+    batch_seconds: float
+    trials_per_second: float
+    wanted_per_second: float  # what the workers would measure if they never waited
+    claim_p50: float
+    claim_p99: float
+    result_p50: float
+    result_p99: float
+    heartbeat_p50: float
+    heartbeat_p99: float
+    heartbeats_per_second: float
+    lost_leases: int
+    failures: dict[str, int]
+    bare_per_second: float  # what a bare FastAPI route answers on this machine just before
+
+
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """What to simulate."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, nargs="+", default=[50, 200, 1000, 5000])
+    parser.add_argument("--jobs", type=int, default=10_000, help="queued jobs")
+    parser.add_argument("--seconds", type=float, default=15.0, help="that a crowd is looked at")
+    parser.add_argument("--warm", type=float, default=8.0, help="seconds before that")
+    parser.add_argument(
+        "--batch-seconds", type=float, default=1.4, help="that a worker measures a batch of 8"
+    )
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--tuners", type=int, default=1)
+    parser.add_argument("--at-a-time", type=int, default=4, help="jobs of a tuner")
+    parser.add_argument(
+        "--rows", action="store_true", help="compare a full database with an empty one"
+    )
+    parser.add_argument("--trials", type=int, default=1_000_000)
+    parser.add_argument("--records", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--databases", nargs="+", default=["sqlite", "postgresql"])
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/simulation"))
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Simulate and write the report."""
+    asked = options(arguments)
+    levels: list[Level] = []
+    rows: list[RowsResult] = []
+    for database in asked.databases:
+        if asked.rows:
+            for result in compare_rows(database, asked):
+                rows.append(result)
+                print(*rows_cells(result), flush=True)
+                write(asked.output, Origin.of(asked), levels, rows)
+            continue
+        for workers in asked.workers:
+            for level in crowd(database, workers, asked):
+                levels.append(level)
+                print(*cells(level), level.failures, flush=True)
+                write(asked.output, Origin.of(asked), levels, rows)
+    return 0
+
+
+def crowd(database: str, workers: int, asked: argparse.Namespace) -> Iterator[Level]:
+    """One crowd on a database of its own."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="simulation-"))
+        url = stack.enter_context(database_url(database, Path(folder)))
+        storage = open_storage(settings_of(url, Path(folder)))
+        secret, _ = storage.tokens.create("simulated", [Scope.ADMIN])
+        queue_jobs(storage, asked.jobs)
+        storage.close()
+        ports = [
+            stack.enter_context(serving(serve_service, url, folder)) for _ in range(asked.replicas)
+        ]
+        for port in ports:
+            until_answered(
+                Wanted(port, [b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n"]), START_SECONDS
+            )
+        crowds = [Crowd(port, secret, workers // len(ports), asked.batch_seconds) for port in ports]
+        bare = bare_rate()
+        told, seconds = asyncio.run(_watch(crowds, stack, url, folder, asked))
+        yield level_of(database, workers, told, seconds, asked, bare)
+
+
+def bare_rate() -> float:
+    """Answers a second of a bare route, asked by 20 clients: what this machine does just now."""
+    with serving(serve_bare) as port:
+        wanted = Wanted(port, [b"GET /bare HTTP/1.1\r\nHost: h\r\n\r\n"])
+        until_answered(wanted, START_SECONDS)
+        return measure(wanted, 20, 1.0).rate
+
+
+async def _watch(
+    crowds: Sequence[Crowd], stack: ExitStack, url: str, folder: str, asked: argparse.Namespace
+) -> tuple[Sequence[Told], float]:
+    """What the crowds are told once all are in, and in how many seconds."""
+    tasks = [task for each in crowds for task in await each.enter()]
+    for _ in range(asked.tuners):
+        stack.enter_context(tuning(url, folder, asked.at_a_time))
+    try:
+        await asyncio.sleep(asked.warm)
+        for each in crowds:
+            each.told = Told()
+        began = time.perf_counter()
+        await asyncio.sleep(asked.seconds)
+        for task in tasks:
+            if task.done():
+                task.result()  # a bug of the simulation
+        return [each.told for each in crowds], time.perf_counter() - began
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def level_of(
+    database: str,
+    workers: int,
+    told: Sequence[Told],
+    seconds: float,
+    asked: argparse.Namespace,
+    bare: float,
+) -> Level:
+    """The figures of a crowd."""
+
+    def quantile(kind: str, share: float) -> float:
+        found = [latency for each in told for latency in getattr(each, kind)]
+        return Answered(seconds, found, 0).quantile(share) if found else float("nan")
+
+    failures: dict[str, int] = {}
+    for each in told:
+        for name, count in each.failures.items():
+            failures[name] = failures.get(name, 0) + count
+    return Level(
+        database,
+        asked.replicas,
+        workers,
+        asked.batch_seconds,
+        trials_per_second=sum(each.trials for each in told) / seconds,
+        wanted_per_second=workers * BATCH / asked.batch_seconds if asked.batch_seconds else 0.0,
+        claim_p50=quantile("claims", 0.5),
+        claim_p99=quantile("claims", 0.99),
+        result_p50=quantile("results", 0.5),
+        result_p99=quantile("results", 0.99),
+        heartbeat_p50=quantile("heartbeats", 0.5),
+        heartbeat_p99=quantile("heartbeats", 0.99),
+        heartbeats_per_second=sum(len(each.heartbeats) for each in told) / seconds,
+        lost_leases=sum(each.lost for each in told),
+        failures=failures,
+        bare_per_second=bare,
+    )
+
+
+HEADER = [
+    "database",
+    "replicas",
+    "workers",
+    "trials a second",
+    "wanted",
+    "claim p50 ms",
+    "p99",
+    "result p50 ms",
+    "p99",
+    "heartbeat p50 ms",
+    "p99",
+    "heartbeats a second",
+    "leases lost",
+    "failed",
+    "bare route",
+]
+
+
+def cells(level: Level) -> list[str]:
+    """A level in the order of HEADER."""
+    pairs = [
+        (level.claim_p50, level.claim_p99),
+        (level.result_p50, level.result_p99),
+        (level.heartbeat_p50, level.heartbeat_p99),
+    ]
+    return [
+        level.database,
+        str(level.replicas),
+        str(level.workers),
+        f"{level.trials_per_second:.0f}",
+        f"{level.wanted_per_second:.0f}",
+        *(f"{seconds * 1e3:.0f}" for pair in pairs for seconds in pair),
+        f"{level.heartbeats_per_second:.0f}",
+        str(level.lost_leases),
+        str(sum(level.failures.values())),
+        f"{level.bare_per_second:.0f}",
+    ]
+
+
+def write(
+    output: Path, origin: Origin, levels: Sequence[Level], rows: Sequence[RowsResult]
+) -> None:
+    """The results as data and as a page."""
+    data = {
+        "origin": asdict(origin),
+        "levels": [asdict(level) for level in levels],
+        "rows": [asdict(each) for each in rows],
+    }
+    output.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
+    parts = [
+        "# Simulation",
+        origin.sentence(),
+        "Workers and builders are faked, database, api, queue and stores are not. All of it, the\n"
+        "workers too, shares the machine; `bare route` is what a FastAPI route that does nothing\n"
+        "answers a second there just before, to set the others against. `wanted` is what the\n"
+        "workers would measure if they never waited.",
+    ]
+    if levels:
+        parts.append(markdown_table(HEADER, [cells(level) for level in levels], text=1))
+    if rows:
+        parts.append(markdown_table(ROWS_HEADER, [rows_cells(each) for each in rows], text=2))
+    output.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
