@@ -59,7 +59,9 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, nargs="+", default=[50, 200, 1000, 5000])
     parser.add_argument("--jobs", type=int, default=10_000, help="queued jobs")
     parser.add_argument("--seconds", type=float, default=15.0, help="that a crowd is looked at")
-    parser.add_argument("--warm", type=float, default=8.0, help="seconds before that")
+    parser.add_argument(
+        "--warm", type=float, default=8.0, help="seconds from the first claim till then"
+    )
     parser.add_argument(
         "--batch-seconds", type=float, default=1.4, help="that a worker measures a batch of 8"
     )
@@ -135,6 +137,9 @@ async def _watch(
     for _ in range(asked.tuners):
         stack.enter_context(tuning(url, folder, asked.at_a_time))
     try:
+        async with asyncio.timeout(START_SECONDS):
+            while not any(each.told.claims for each in crowds):  # the tuner starts
+                await asyncio.sleep(0.1)
         await asyncio.sleep(asked.warm)
         for each in crowds:
             each.told = Told()

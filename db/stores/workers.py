@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -165,6 +166,24 @@ class WorkerStore:
             query = sa.select(*self._columns())
             return _oldest_first.page(connection, query, wanted, limit, after)
 
+    def healths(self, target_key: str, worker_id: str | None = None) -> Counter[Health]:
+        """How many workers for a target are how well; of one worker, if it is named.
+
+        What a tuner asks all the time: it reads no facts of devices, which are most of a row.
+        """
+        query = sa.select(
+            _workers.c.target_keys,
+            _workers.c.gone,
+            _workers.c.draining,
+            _workers.c.quarantined_at,
+            self._silent_seconds(),
+        )
+        if worker_id is not None:
+            query = query.where(_workers.c.id == worker_id)
+        with reading(self._engine) as connection:
+            rows = connection.execute(query)
+            return Counter(self._health(row) for row in rows if target_key in row.target_keys)
+
     def drain(self, worker_id: str, draining: bool = True) -> RegisteredWorker:
         """Take it out of service, or back. Raises NotFoundError."""
         return self._update(worker_id, {"draining": draining}, worker_topic(worker_id))
@@ -205,19 +224,21 @@ class WorkerStore:
 
     def _columns(self) -> Sequence[sa.ColumnElement[Any]]:
         """A row, and for how long the worker has been silent."""
-        return (*_workers.c, (self._now() - _workers.c.last_heartbeat).label("silent_seconds"))
+        return (*_workers.c, self._silent_seconds())
+
+    def _silent_seconds(self) -> sa.ColumnElement[float]:
+        return (self._now() - _workers.c.last_heartbeat).label("silent_seconds")
+
+    def _health(self, row: sa.Row[Any]) -> Health:
+        if row.gone:
+            return Health.GONE
+        if row.silent_seconds > self._lost_after_seconds:
+            return Health.LOST
+        if row.quarantined_at is not None:
+            return Health.QUARANTINED
+        return Health.DRAINING if row.draining else Health.HEALTHY
 
     def _worker(self, row: sa.Row[Any]) -> RegisteredWorker:
-        if row.gone:
-            health = Health.GONE
-        elif row.silent_seconds > self._lost_after_seconds:
-            health = Health.LOST
-        elif row.quarantined_at is not None:
-            health = Health.QUARANTINED
-        elif row.draining:
-            health = Health.DRAINING
-        else:
-            health = Health.HEALTHY
         return RegisteredWorker(
             id=row.id,
             name=row.name,
@@ -225,7 +246,7 @@ class WorkerStore:
             device=row.device,
             protocol=row.protocol,
             owner=row.owner,
-            health=health,
+            health=self._health(row),
             last_heartbeat=row.last_heartbeat,
             leases_lost=row.leases_lost,
             created_at=row.created_at,

@@ -68,13 +68,8 @@ class RemoteRunner:
         """Living workers for the target, looked up at most once a second."""
         if time.monotonic() - self._looked_for_workers >= 1.0:
             self._looked_for_workers = time.monotonic()
-            fitting = [
-                worker.health
-                for worker in self._storage.workers.list()
-                if self._target_key in worker.target_keys and self._worker_id in (None, worker.id)
-            ]
-            self._workers = fitting.count(Health.HEALTHY)
-            self._in_quarantine = fitting.count(Health.QUARANTINED)
+            found = self._storage.workers.healths(self._target_key, self._worker_id)
+            self._workers, self._in_quarantine = found[Health.HEALTHY], found[Health.QUARANTINED]
         return self._workers
 
     def beside(self, worker_id: str) -> RemoteRunner:

@@ -86,3 +86,18 @@ def test_unknown(workers: WorkerStore) -> None:
     for call in (workers.get, workers.heartbeat, workers.drain, workers.leave):
         with pytest.raises(NotFoundError, match="worker 'nope'"):
             call("nope")
+
+
+def test_workers_of_a_target_are_counted_by_health(workers: WorkerStore, clock: Any) -> None:
+    lost = workers.register("lost", ["t1"], {})
+    clock.advance(61)
+    board = workers.register("board", ["t1", "t2"], {})
+    workers.drain(workers.register("drained", ["t1"], {}).id)
+    workers.leave(workers.register("gone", ["t1"], {}).id)
+    workers.register("other", ["t2"], {})
+    healths = dict.fromkeys((Health.HEALTHY, Health.LOST, Health.DRAINING, Health.GONE), 1)
+    assert workers.healths("t1") == healths
+    assert workers.healths("t2") == {Health.HEALTHY: 2}
+    assert workers.healths("t1", board.id) == {Health.HEALTHY: 1}
+    assert workers.healths("t1", lost.id) == {Health.LOST: 1}
+    assert workers.healths("t3") == {}
