@@ -27,6 +27,7 @@ from db.stores.queue import QueueStore
 from db.stores.rate_limits import RateLimitStore
 from db.stores.record_ledger import RecordLedger
 from db.stores.records import SqlRecordStore
+from db.stores.retention import RetentionStore
 from db.stores.runs import RunStore
 from db.stores.shapes import ShapeStore
 from db.stores.sweeps import SweepStore
@@ -64,6 +65,7 @@ class Storage:
     workers: WorkerStore
     sweeps: SweepStore
     trials: TrialStore
+    retention: RetentionStore
     tokens: TokenStore
     audit: AuditStore
     rate_limits: RateLimitStore
@@ -126,6 +128,7 @@ class Storage:
             workers=WorkerStore(engine, decisive, lost_after_seconds=worker_lost_seconds),
             sweeps=SweepStore(engine, decisive),
             trials=TrialStore(engine),
+            retention=RetentionStore(engine, decisive),
             tokens=TokenStore(engine, clock),
             audit=AuditStore(engine, clock),
             rate_limits=RateLimitStore(engine),

@@ -136,6 +136,27 @@ class Settings(BaseSettings):
     keep_workers_seconds: float = Field(
         default=7 * 86400.0, ge=60, description="Silence after which a worker is forgotten."
     )
+    keep_trials_days: float = Field(
+        default=0.0,
+        ge=0,
+        description="Days that trials are kept; those of records and open jobs always are; 0: all.",
+    )
+    keep_jobs_days: float = Field(
+        default=0.0,
+        ge=0,
+        description="Days that ended jobs are kept, with events, tasks and runs; 0: for ever.",
+    )
+    keep_artifacts_days: float = Field(
+        default=0.0,
+        ge=0,
+        description="Days that artifacts are kept; the newest of each kind always is; 0: for ever.",
+    )
+    keep_models_days: float = Field(
+        default=0.0, ge=0, description="Days that models are kept that no job names; 0: for ever."
+    )
+    keep_audit_days: float = Field(
+        default=0.0, ge=0, description="Days that entries of the audit log are kept; 0: for ever."
+    )
     long_poll_seconds: float = Field(
         default=20.0, gt=0, description="Longest time that a claim waits for work."
     )

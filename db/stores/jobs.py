@@ -92,6 +92,8 @@ class JobStore(JobClaims):
         with writing(self._engine) as connection:
             now = self._clock(connection)
             known = sa.select(_models.c.digest).where(_models.c.digest == model_digest)
+            # locked: retention must not remove it before the job names it
+            known = known.with_for_update(read=True, key_share=True)
             if connection.execute(known).first() is None:
                 raise NotFoundError("model", model_digest)
             if idempotency_key is not None:

@@ -6,7 +6,7 @@ report. That time does not count for their leases, so that what they finish mean
 to somebody else.
 
 At longer intervals it removes finished measurement requests, blobs that nothing names, and workers
-that were not heard of for long. Trials, records, jobs, models and artifacts stay.
+that were not heard of for long. Trials, jobs, models and artifacts go only where a setting says so.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 import structlog
 from starlette.concurrency import run_in_threadpool
 
 from db.storage import Storage
+from db.stores.retention import Retention
 from db.stores.sweeps import TERM_SECONDS
 from service.api.metrics import Metrics
 from service.settings import Settings
@@ -38,11 +39,16 @@ BUCKET_IDLE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Tidied:
-    """What was removed: rows of requests and workers, bytes of blobs."""
+    """What was removed: bytes of blobs, and rows of all else."""
 
     requests: int
     blob_bytes: int
     workers: int
+    trials: int = 0
+    jobs: int = 0
+    artifacts: int = 0
+    models: int = 0
+    audit: int = 0
 
 
 def tidy(storage: Storage, settings: Settings) -> Tidied:
@@ -54,8 +60,17 @@ def tidy(storage: Storage, settings: Settings) -> Tidied:
     requests = storage.leases.prune(settings.keep_finished_seconds)
     storage.rate_limits.remove_full(BUCKET_IDLE_SECONDS)
     storage.idempotency.remove(settings.keep_answers_seconds)
+    forgotten = storage.retention.apply(retention(settings))
+    # after the rows: what they named is free now
     blob_bytes = storage.blobs.sweep(settings.keep_blobs_seconds)
-    return Tidied(requests, blob_bytes, storage.workers.forget(settings.keep_workers_seconds))
+    workers = storage.workers.forget(settings.keep_workers_seconds)
+    return Tidied(requests, blob_bytes, workers, **forgotten)
+
+
+def retention(settings: Settings) -> Retention:
+    """How long the settings `keep_KIND_days` keep each kind."""
+    kinds = (one.name for one in fields(Retention))
+    return Retention(**{kind: getattr(settings, f"keep_{kind}_days") for kind in kinds})
 
 
 def sweep(

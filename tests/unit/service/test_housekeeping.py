@@ -250,3 +250,22 @@ def test_nothing_ends_housekeeping(
         while storage.leases.status([name])[name].state is not RequestState.QUEUED:
             assert time.monotonic() < ends
             time.sleep(0.02)
+
+
+def test_the_settings_say_what_is_forgotten_by_age(
+    storage: Storage, settings: Settings, clock: Clock
+) -> None:
+    """By default nothing; with them, what nobody needs goes, and its bytes with it."""
+    finish_a_job(storage, 0)
+    (job,) = storage.jobs.list()
+    model = storage.models.add(b"never used", "net.onnx").digest
+    for _ in range(3):
+        pass_a_day(storage, clock)
+    tidy(storage, settings)
+    assert model in storage.blobs
+    kinds = ("trials", "jobs", "artifacts", "models", "audit")
+    one_day = settings.model_copy(update={f"keep_{kind}_days": 1.0 for kind in kinds})
+    removed = tidy(storage, one_day)
+    assert (removed.models, removed.jobs) == (1, 0)
+    assert removed.blob_bytes == len(b"never used")
+    assert model not in storage.blobs and str(job.artifact_digest) in storage.blobs

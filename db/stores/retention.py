@@ -1,0 +1,199 @@
+"""What a database may forget by age: trials, finished jobs, artifacts, models and audit entries.
+
+What is best, and the evidence for it, is never old: it stays until something better takes its
+place. Nothing of a job that is open goes. Blobs are not deleted here: the sweep removes those that
+no row names any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from db.clock import Clock, instant
+from db.engine import reading, writing
+from db.job_states import FINAL_STATES, JobState
+from db.models import (
+    AuditRow,
+    BlobRow,
+    EventRow,
+    JobRow,
+    ModelRow,
+    RecordRow,
+    RecordUseRow,
+    TaskRow,
+    TrialRow,
+    TuningRunRow,
+    VerdictRow,
+)
+from db.stores.records import RecordState
+from db.stores.statements import chunks, table_of
+
+BATCH = 400
+"""Rows of one transaction: nobody waits for long."""
+
+MOST_BATCHES = 25
+"""Of one kind in one call; what is left is for the next one."""
+
+DAY_SECONDS = 86400.0
+
+Key = sa.Column[Any]
+Condition = sa.ColumnElement[bool]
+Forget = Callable[[sa.Connection, Key, Sequence[Any]], None]
+
+_trials = table_of(TrialRow)
+_jobs = table_of(JobRow)
+_events = table_of(EventRow)
+_tasks = table_of(TaskRow)
+_runs = table_of(TuningRunRow)
+_verdicts = table_of(VerdictRow)
+_records = table_of(RecordRow)
+_uses = table_of(RecordUseRow)
+_models = table_of(ModelRow)
+_blobs = table_of(BlobRow)
+_audit = table_of(AuditRow)
+
+_ended = _jobs.c.state.in_(sorted(state.value for state in FINAL_STATES))
+_open_jobs = sa.select(_jobs.c.id).where(sa.not_(_ended))
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long each kind is kept, in days. 0: for ever."""
+
+    trials: float = 0.0
+    jobs: float = 0.0
+    artifacts: float = 0.0
+    models: float = 0.0
+    audit: float = 0.0
+
+
+class RetentionStore:
+    def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
+        self._engine = engine
+        self._now = instant(clock)
+
+    def apply(self, policy: Retention) -> Mapping[str, int]:
+        """Forget what is older than the policy says; how many rows, by kind.
+
+        Any process may call it at any time, several at once. Raises StorageError.
+        """
+        rules = (
+            ("artifacts", policy.artifacts, _jobs.c.id, _old_artifact, _clear_artifacts),
+            ("jobs", policy.jobs, _jobs.c.id, _old_job, _delete_jobs),
+            ("trials", policy.trials, _trials.c.serial, _old_trial, _delete),
+            ("models", policy.models, _models.c.digest, _old_model, _delete),
+            ("audit", policy.audit, _audit.c.serial, _old_entry, _delete),
+        )
+        return {
+            what: self._forget(key, old(self._now() - days * DAY_SECONDS), forget) if days else 0
+            for what, days, key, old, forget in rules
+        }
+
+    def _forget(self, key: Key, old: Condition, forget: Forget) -> int:
+        """Forget what is old, in batches; how many rows."""
+        count = 0
+        for _ in range(MOST_BATCHES):
+            some = sa.select(key).where(old).order_by(key).limit(BATCH)
+            with reading(self._engine) as connection:  # mostly there is nothing: no write lock
+                if connection.execute(some).first() is None:
+                    break
+            with writing(self._engine) as connection:
+                locked = connection.execute(some.with_for_update(skip_locked=True)).scalars().all()
+                # asked again now that they are locked: somebody may want one since
+                again = sa.select(key).where(key.in_(locked), old)
+                gone = connection.execute(again).scalars().all()
+                forget(connection, key, gone)
+            if not gone:
+                break  # another replica does it
+            count += len(gone)
+        return count
+
+
+def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
+    """Of jobs that ended, but for the newest of its kind."""
+    return sa.and_(
+        _jobs.c.artifact_digest.is_not(None),
+        _ended,
+        _jobs.c.finished_at < limit,
+        _jobs.c.id.not_in(_newest_artifacts()),
+    )
+
+
+def _old_job(limit: sa.ColumnElement[float]) -> Condition:
+    """Ended; neither the newest artifact's nor built with a record that is served."""
+    serving = sa.select(_uses.c.job_id).join(_records, _records.c.id == _uses.c.record_id)
+    serving = serving.where(_records.c.state == RecordState.CONFIRMED.value)
+    return sa.and_(
+        _ended,
+        _jobs.c.finished_at < limit,
+        _jobs.c.id.not_in(_newest_artifacts()),
+        _jobs.c.id.not_in(serving),
+    )
+
+
+def _old_trial(limit: sa.ColumnElement[float]) -> Condition:
+    """Evidence for no record, of whatever state; neither of an open job nor of what one tunes."""
+    tuned = sa.select(_tasks.c.workload_key).where(_tasks.c.job_id.in_(_open_jobs))
+    return sa.and_(
+        _trials.c.stored_at < limit,
+        _trials.c.id.not_in(sa.select(_records.c.trial_id)),
+        _trials.c.job_id.not_in(_open_jobs),
+        _trials.c.workload_key.not_in(tuned),
+    )
+
+
+def _old_model(limit: sa.ColumnElement[float]) -> Condition:
+    """Named by no job, and not uploaded again since."""
+    young = sa.select(_blobs.c.digest).where(_blobs.c.touched_at >= limit)
+    return sa.and_(
+        _models.c.created_at < limit,
+        _models.c.digest.not_in(sa.select(_jobs.c.model_digest)),
+        _models.c.digest.not_in(young),
+    )
+
+
+def _old_entry(limit: sa.ColumnElement[float]) -> Condition:
+    return _audit.c.at < limit
+
+
+def _newest_artifacts() -> sa.Select[tuple[str]]:
+    """The jobs that made the newest artifact of each model, target, threads, numerics and sizes."""
+    same = (
+        *(_jobs.c.model_digest, _jobs.c.target, _jobs.c.target_key),
+        *(_jobs.c.threads, _jobs.c.numerics, _jobs.c.options["dims"].as_string()),
+    )
+    newest_first = (_jobs.c.finished_at.desc(), _jobs.c.id.desc())
+    place = sa.func.row_number().over(partition_by=same, order_by=newest_first)
+    made = sa.select(_jobs.c.id, place.label("place")).where(
+        _jobs.c.state == JobState.SUCCEEDED.value, _jobs.c.artifact_digest.is_not(None)
+    )
+    ranked = made.subquery()
+    return sa.select(ranked.c.id).where(ranked.c.place == 1)
+
+
+def _delete(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
+    connection.execute(sa.delete(key.table).where(key.in_(gone)))
+
+
+def _clear_artifacts(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
+    connection.execute(sa.update(_jobs).where(key.in_(gone)).values(artifact_digest=None))
+
+
+def _delete_jobs(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
+    """With all that is theirs alone. A verdict that is the newest on what was raced may be asked
+    for by another job, and stays."""
+    for table in (_events, _tasks, _uses):
+        connection.execute(sa.delete(table).where(table.c.job_id.in_(gone)))
+    newest = sa.select(sa.func.max(_verdicts.c.serial)).group_by(_verdicts.c.identity)
+    theirs = sa.and_(_verdicts.c.job_id.in_(gone), _verdicts.c.serial.not_in(newest))
+    connection.execute(sa.delete(_verdicts).where(theirs))
+    # the runs of a job are JOB, JOB.2 and so on
+    names = set(gone)
+    runs = connection.execute(sa.select(_runs.c.id)).scalars().all()
+    for some in chunks([run for run in runs if run.partition(".")[0] in names]):
+        connection.execute(sa.delete(_runs).where(_runs.c.id.in_(some)))
+    _delete(connection, key, gone)
