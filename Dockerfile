@@ -47,4 +47,5 @@ WORKDIR /var/lib/tilewright
 VOLUME /var/lib/tilewright
 EXPOSE 8080
 ENTRYPOINT ["tilewright"]
+# needs TILEWRIGHT_TLS_CERTIFICATE, or TILEWRIGHT_TRUSTED_PROXIES and a proxy before it
 CMD ["serve", "--host", "0.0.0.0", "--port", "8080"]

@@ -47,7 +47,8 @@ class Settings(BaseSettings):
     )
     trusted_proxies: str = Field(
         default="127.0.0.1",
-        description="Addresses, with commas, whose X-Forwarded-For is believed.",
+        description="Addresses, with commas, whose X-Forwarded-For is believed; set, it also says "
+        "that `serve` on another address than loopback is behind a proxy.",
     )
     server: str = Field(
         default="http://127.0.0.1:8080", description="URL of the service, for the client commands."

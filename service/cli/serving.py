@@ -46,6 +46,9 @@ def serve(
     tls_key: Annotated[
         Path | None, typer.Option("--tls-key", metavar="PEM", help="The certificate's key")
     ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen to others without TLS: tokens pass in clear")
+    ] = False,
 ) -> None:
     """Serve the REST interface, with a tuner process beside it."""
     import uvicorn
@@ -66,7 +69,7 @@ def serve(
     }
     settings = settings.model_copy(update={k: v for k, v in changes.items() if v is not None})
     logs.set_up(settings)
-    _check_tls(settings)
+    _check_tls(settings, insecure)
     try:
         sockets = listen(settings.host, settings.port)
     except ListenError as error:
@@ -102,17 +105,23 @@ def serve(
         raise UserError(f"the service at {url} did not start; its log says why")
 
 
-def _check_tls(settings: Settings) -> None:
-    """Raises UserError unless the certificate and the key can be used. Warns of open lines."""
+def _check_tls(settings: Settings, insecure: bool) -> None:
+    """Raises UserError unless the certificate and the key can be used, and where tokens would pass
+    a network in clear: a proxy that speaks TLS is believed to be there if its address is set."""
     import ssl
 
     if settings.tls_certificate is None:
         if settings.tls_key is not None:
             raise UserError("--tls-key needs --tls-cert")
-        if not is_loopback(settings.host):
-            complain(
-                f"warning: tokens pass {settings.host} in clear: give --tls-cert, or let only a"
-                " proxy that speaks TLS connect"
+        if is_loopback(settings.host):
+            return
+        if insecure:
+            complain(f"warning: tokens pass {settings.host} in clear")
+        elif "trusted_proxies" not in settings.model_fields_set:
+            raise UserError(
+                f"tokens would pass {settings.host} in clear: give --tls-cert, or put the service"
+                " behind a proxy that speaks TLS and set TILEWRIGHT_TRUSTED_PROXIES to its"
+                " address; --insecure listens all the same"
             )
         return
     try:

@@ -144,3 +144,13 @@ def test_the_health_that_is_asked_for_is_a_route(tmp_path: Path) -> None:
     assert found is not None
     paths = create_app(Settings(data_folder=tmp_path)).openapi()["paths"]
     assert "get" in paths[found[1]]
+
+
+def test_an_api_that_others_reach_says_that_a_proxy_is_before_it() -> None:
+    """Without it `serve` would not start: tokens would pass in clear."""
+    facts = SERVICES["api"]
+    assert "0.0.0.0" in facts["command"] and "ports" not in facts
+    assert set(facts["environment"]) == {
+        *SERVICES["tuner"]["environment"],
+        "TILEWRIGHT_TRUSTED_PROXIES",
+    }

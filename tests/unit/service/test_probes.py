@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import socket
 import ssl
 import threading
 import time
@@ -168,3 +169,28 @@ def test_a_certificate_that_cannot_be_used_is_said(
 def test_which_addresses_are_this_machines() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.com", "")))
+
+
+def test_tokens_do_not_pass_a_network_in_clear_unless_somebody_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A port that is taken ends the commands that would start."""
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+
+        def said(*options: str) -> str:
+            assert run_cli(["serve", "--no-tuner", "--port", port, *options]) == 1
+            return capsys.readouterr().err
+
+        refused = said("--host", "0.0.0.0")
+        assert "tokens would pass 0.0.0.0 in clear" in refused
+        for way in ("--tls-cert", "TILEWRIGHT_TRUSTED_PROXIES", "--insecure"):
+            assert way in refused
+        insecure = said("--host", "0.0.0.0", "--insecure")
+        assert "warning: tokens pass 0.0.0.0 in clear" in insecure and "cannot listen" in insecure
+        assert "clear" not in said("--host", "127.0.0.1"), "loopback is as simple as it was"
+        monkeypatch.setenv("TILEWRIGHT_TRUSTED_PROXIES", "10.0.0.0/8")
+        behind = said("--host", "0.0.0.0")
+        assert "cannot listen" in behind and "clear" not in behind
