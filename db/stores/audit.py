@@ -34,6 +34,7 @@ class Action(StrEnum):
     COST_MODEL_ROLLED_BACK = "cost-model.rolled-back"
     DATABASE_RESTORED = "database.restored"
     RECORDS_WITHDRAWN = "records.withdrawn"
+    RECORDS_IMPORTED = "records.imported"
 
 
 @dataclass(frozen=True, slots=True)

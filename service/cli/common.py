@@ -14,6 +14,7 @@ from service.cli.terminal import say
 if TYPE_CHECKING:
     from compiler.graph.ir import Graph
     from compiler.passes.pipeline import Observer
+    from db.stores.audit import Action, AuditStore
     from service.client import Client
     from service.settings import Settings
 
@@ -216,8 +217,22 @@ def duration(seconds: float | None) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def who_runs_this() -> str:
-    """The user and the machine of a command, for the audit log."""
+def write_down(
+    audit: AuditStore, command: str, action: Action, subject: str, **detail: object
+) -> None:
+    """Add what a command on the service's own machine did to the audit log. Raises StorageError."""
+    audit.add(
+        action,
+        subject,
+        actor="",
+        actor_name=f"tilewright {command}",
+        origin=_who_runs_this(),
+        detail=detail,
+    )
+
+
+def _who_runs_this() -> str:
+    """The user and the machine."""
     import getpass
     import socket
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import UserError, load_settings, who_runs_this
+from service.cli.common import UserError, load_settings, write_down
 from service.cli.terminal import console
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ def restore(
 
     with _opened() as (engine, place):
         manifest = fill(engine, place, file)
-        AuditStore(engine).add(
+        write_down(
+            AuditStore(engine),
+            "db restore",
             Action.DATABASE_RESTORED,
             file.name,
-            actor="",
-            actor_name="tilewright db restore",
-            origin=who_runs_this(),
-            detail={"created_at": manifest.created_at, "revision": manifest.revision},
+            created_at=manifest.created_at,
+            revision=manifest.revision,
         )
     rows = sum(manifest.tables.values())
     console().print(f"restored: {rows} rows, {manifest.blobs} blobs", soft_wrap=True)

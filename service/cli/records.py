@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import UserError, load_settings
+from service.cli.common import UserError, load_settings, write_down
 from service.cli.terminal import complain, console
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def withdraw(
     reason: Annotated[str, typer.Option("--reason", help="Why; kept with the records")] = "",
 ) -> None:
     """Take back what a bad device said. Jobs that were built on it are told."""
+    from db.stores.audit import Action
     from service.jobs.withdrawal import withdraw_records
 
     if not record and not worker:
@@ -100,7 +101,16 @@ def withdraw(
         done = withdraw_records(
             storage, reason or "withdrawn", record_ids=record or (), workers=worker or ()
         )
-    taken = done.withdrawn
+        taken = done.withdrawn
+        write_down(
+            storage.audit,
+            "records withdraw",
+            Action.RECORDS_WITHDRAWN,
+            ", ".join((*(record or ()), *(worker or ()))),
+            reason=reason,
+            records=[one.id for one in taken.records],
+            trials=taken.trials,
+        )
     console().print(
         f"withdrawn: {len(taken.records)} records, {taken.trials} trials; "
         f"{len(taken.restored)} earlier records are served again",
@@ -139,11 +149,15 @@ def export(
 
 def import_(path: LinesPath, trust: TrustOption = None) -> None:
     """Take in signed records of a service that is trusted."""
+    from db.stores.audit import Action
     from service.jobs.record_exchange import import_records
 
     trusted = _trusted(trust)
     with _storage() as storage, _lines(path) as lines:
         done = import_records(lines, storage, trusted)
+        write_down(
+            storage.audit, "records import", Action.RECORDS_IMPORTED, path.name, **done.counts
+        )
     console().print(
         f"{done.served} are served, {done.slower} are slower than what is known here, "
         f"{done.known} were here before, {len(done.refused)} were refused",

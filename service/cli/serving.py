@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.common import UserError, load_settings, who_runs_this
+from service.cli.common import UserError, load_settings, write_down
 from service.cli.terminal import complain, say
 
 if TYPE_CHECKING:
@@ -314,13 +314,14 @@ def token(
             max_open_jobs=max_open_jobs,
             max_running_jobs=max_running_jobs,
         )
-        storage.audit.add(
+        write_down(
+            storage.audit,
+            "token",
             Action.TOKEN_CREATED,
             made.id,
-            actor="",
-            actor_name="tilewright token",
-            origin=who_runs_this(),
-            detail={"name": made.name, "scopes": sorted(scopes), "expires_at": made.expires_at},
+            name=made.name,
+            scopes=sorted(scopes),
+            expires_at=made.expires_at,
         )
     finally:
         storage.close()

@@ -33,6 +33,16 @@ class Imported:
     known: int = 0
     refused: list[tuple[int, str]] = field(default_factory=list)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many of each."""
+        return {
+            "served": self.served,
+            "slower": self.slower,
+            "known": self.known,
+            "refused": len(self.refused),
+        }
+
 
 def export_records(
     storage: Storage,

@@ -123,13 +123,15 @@ def export(
 
 @router.post("/records:import", openapi_extra=_LINES_BODY)
 async def import_(
-    request: Request, storage: StorageDep, settings: SettingsDep, _: Admin
+    request: Request, storage: StorageDep, settings: SettingsDep, audit: AuditDep, _: Admin
 ) -> ImportView:
     """Take in what `records:export` of a service gave whose key is trusted here."""
     text = (await request.body()).decode("utf-8", "replace")
 
     def take() -> ImportView:
-        return import_view(import_records(text.split("\n"), storage, _trusted(settings)))
+        done = import_records(text.split("\n"), storage, _trusted(settings))
+        audit(Action.RECORDS_IMPORTED, "records", **done.counts)
+        return import_view(done)
 
     return await run_in_threadpool(take)
 

@@ -219,6 +219,8 @@ def test_over_http(
     add(there, planned, 1e-4, tile=2)
     strange = client.post("/v1/records:import", content="\n".join(there.lines()))
     assert strange.json()["refused"][0]["line"] == 1
+    refused, known = client.get("/v1/audit", params={"action": "records.imported"}).json()
+    assert (refused["detail"]["refused"], known["detail"]["known"]) == (1, 1)
 
     (listed,) = client.get("/v1/records").json()
     assert listed["state"] == "confirmed" and listed["worker"] == "board"
@@ -270,3 +272,14 @@ def test_on_the_command_line(
     assert "1 earlier records are served again" in capsys.readouterr().out
     assert here.storage.records.best_record(own.key) == own
     assert here.storage.ledger.list(state=RecordState.WITHDRAWN)
+    withdrawn, taken, refused = here.storage.audit.list()
+    assert {entry.actor for entry in (withdrawn, taken, refused)} == {""}
+    assert (withdrawn.action, withdrawn.actor_name) == (
+        "records.withdrawn",
+        "tilewright records withdraw",
+    )
+    assert withdrawn.subject == f"{there.key.public[:12]}/board"
+    assert withdrawn.detail["records"] and withdrawn.detail["trials"] == 1
+    for entry, counts in ((taken, (1, 0)), (refused, (0, 1))):
+        assert (entry.action, entry.subject) == ("records.imported", theirs.name)
+        assert (entry.detail["served"], entry.detail["refused"]) == counts
