@@ -3,6 +3,9 @@
 Blame is apart. A candidate under which several workers died is set aside. A worker with several
 failures of its own is in quarantine: it gets nothing, then, after a pause, one request at a time,
 the canary. A canary whose result is taken brings it back; one that fails doubles the pause.
+
+A worker of which no result was taken yet is answerable for all of its token: else a new name would
+be the way out.
 """
 
 from __future__ import annotations
@@ -99,7 +102,7 @@ def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: 
     query = (
         sa.select(leases.c.request_id, leases.c.outcome, leases.c.error, leases.c.ended_at)
         .where(
-            leases.c.worker_id == worker_id,
+            _answerable_for(connection, worker),
             leases.c.blame == Blame.WORKER.value,
             leases.c.ended_at > since,
         )
@@ -129,6 +132,34 @@ def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: 
     }
     connection.execute(sa.update(workers).where(workers.c.id == worker_id).values(values))
     return True
+
+
+def _answerable_for(connection: sa.Connection, worker: sa.Row[Any]) -> sa.ColumnElement[bool]:
+    """Which leases speak against a worker: its own, and where it is new those of its token."""
+    own: sa.ColumnElement[bool] = leases.c.worker_id == worker.id
+    if worker.owner is None or worker.quarantined_at is not None:
+        return own
+    good = sa.and_(own, leases.c.outcome == Outcome.COMPLETED.value)
+    if connection.execute(sa.select(leases.c.id).where(good).limit(1)).first() is not None:
+        return own
+    others = workers.alias()
+    forgiven = sa.exists().where(
+        others.c.id == leases.c.worker_id, others.c.readmitted_at >= leases.c.ended_at
+    )
+    return sa.or_(own, sa.and_(leases.c.token_id == worker.owner, sa.not_(forgiven)))
+
+
+def inherited(connection: sa.Connection, owner: str | None) -> dict[str, Any]:
+    """The quarantine that a token's new worker begins in: the hardest of the token's others."""
+    columns = ("quarantined_at", "quarantine_reason", "canary_at", "quarantines")
+    query = (
+        sa.select(*(workers.c[name] for name in columns))
+        .where(workers.c.owner == owner, workers.c.quarantined_at.is_not(None))
+        .order_by(workers.c.canary_at.desc())
+        .limit(1)
+    )
+    row = None if owner is None else connection.execute(query).first()
+    return {} if row is None else dict(row._mapping)
 
 
 def _count(failed: Any) -> int:

@@ -16,7 +16,7 @@ from db.engine import reading, writing
 from db.errors import NotFoundError
 from db.models import WorkerRow
 from db.notices import announce, worker_topic
-from db.stores.blame import readmit
+from db.stores.blame import inherited, readmit
 from db.stores.pages import Order, Page, Position
 from db.stores.statements import table_of, upsert
 
@@ -86,6 +86,8 @@ class WorkerStore:
     ) -> RegisteredWorker:
         """Register a new worker, or the same one after a restart if it states the id that it had.
 
+        A new one begins in quarantine where another worker of its owner is there.
+
         Raises NotFoundError for the id of another owner's worker.
         """
         now = self._now()
@@ -106,6 +108,7 @@ class WorkerStore:
             "created_at": now,
         }
         with writing(self._engine) as connection:
+            new |= inherited(connection, owner)
             row = connection.execute(
                 upsert(connection, _workers)
                 .values({**facts, **new})

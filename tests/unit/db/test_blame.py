@@ -219,3 +219,75 @@ def test_failures_of_long_ago_do_not_count(
         refuse(leases)
         clock.advance(1900)
     assert workers.get("w").quarantine is None
+
+
+def owned(workers: WorkerStore, name: str, token: str = "token") -> None:
+    workers.register(name, ["t"], {}, worker_id=name, owner=token)
+
+
+def lie(leases: LeaseStore, worker: str, times: int, token: str = "token") -> None:
+    """It takes so many requests, one at a time, and what it says of them is refused."""
+    for _ in range(times):
+        taken = leases.claim(worker, ["t"], limit=1, lease_seconds=10, token_id=token)
+        leases.refuse(taken[0].lease_id, worker, "it lies")
+
+
+def test_nobody_leaves_quarantine_by_another_name(
+    leases: LeaseStore, workers: WorkerStore, clock: Any
+) -> None:
+    owned(workers, "liar")
+    submit(leases, *(f"r{n}" for n in range(9)))
+    lie(leases, "liar", K)
+    before = workers.get("liar").quarantine
+    assert before is not None
+    workers.leave("liar")
+    owned(workers, "again")
+    owned(workers, "somebody else", "another token")
+    assert workers.get("somebody else").quarantine is None
+    assert workers.get("again").quarantine == before
+    assert claim(leases, "again") == []
+    clock.advance(FIRST_CANARY_SECONDS)
+    lie(leases, "again", 1)
+    doubled = workers.get("again").quarantine
+    assert doubled is not None and doubled.canary_at == clock() + 2 * FIRST_CANARY_SECONDS
+    owned(workers, "third")
+    assert workers.get("third").quarantine == doubled
+    clock.advance(2 * FIRST_CANARY_SECONDS)
+    (canary,) = claim(leases, "third")
+    leases.complete(canary.lease_id, "third", "key", {})
+    assert workers.get("third").health is Health.HEALTHY, "an honest one comes in by a canary"
+    owned(workers, "third")
+    assert workers.get("third").health is Health.HEALTHY, "and stays in when it starts again"
+
+
+def test_failures_of_a_tokens_workers_add_up_until_one_has_proved_itself(
+    leases: LeaseStore, workers: WorkerStore
+) -> None:
+    """A new name for each lie: none of them ever had three failures of its own."""
+    submit(leases, *(f"r{n}" for n in range(9)))
+    owned(workers, "honest")
+    (lease,) = leases.claim("honest", ["t"], limit=1, lease_seconds=10, token_id="token")
+    leases.complete(lease.lease_id, "honest", "key", {})
+    for number in range(K - 1):
+        owned(workers, f"name {number}")
+        lie(leases, f"name {number}", 1)
+        assert workers.get(f"name {number}").quarantine is None
+    lie(leases, "honest", 1)
+    assert workers.get("honest").quarantine is None, "others' failures are not its own"
+    owned(workers, "last name")
+    lie(leases, "last name", 1)
+    assert workers.get("last name").quarantine is not None
+
+
+def test_what_an_admin_forgave_does_not_count_against_a_tokens_new_workers(
+    leases: LeaseStore, workers: WorkerStore, clock: Any
+) -> None:
+    submit(leases, *(f"r{n}" for n in range(9)))
+    owned(workers, "mended")
+    lie(leases, "mended", K)
+    clock.advance(1)
+    workers.readmit("mended")
+    owned(workers, "new")
+    assert workers.get("new").quarantine is None
+    lie(leases, "new", 1)
+    assert workers.get("new").quarantine is None
