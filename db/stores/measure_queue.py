@@ -6,13 +6,14 @@ queued when a lease ended without a result. `attempt` counts the leases that wer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from db.clock import Clock, instant
 from db.engine import reading, writing
+from db.errors import StaleLeaseError
 from db.job_states import JobState
 from db.models import JobRow, LeaseRow, RequestRow
 from db.notices import announce, queue_topic
@@ -40,6 +41,9 @@ class MeasureQueue:
         """Queue requests in one transaction; the ids that are new. Known ones stay as they are.
 
         One that was cancelled counts as new: its job was paused, and goes on.
+
+        Raises StaleLeaseError if a job of theirs is paused or has ended: nobody is to measure for
+        it any more, even if its tuner does not know yet.
         """
         rows = [
             {
@@ -61,6 +65,7 @@ class MeasureQueue:
         with writing(self._engine) as connection:
             if not rows:
                 return []
+            _check_wanted(connection, {request.job_id for request in new if request.job_id})
             insert = upsert(connection, requests).values(created_at=self._now())
             again = {column: insert.excluded[column] for column in rows[0] if column != "id"}
             gone = ("finished_at", "lease_id", "worker_id", "result", "error")
@@ -98,6 +103,20 @@ class MeasureQueue:
             query = query.where(requests.c.acknowledged.is_(False))
         with reading(self._engine) as connection:
             rows = connection.execute(query.order_by(requests.c.serial))
+            return [_status(row) for row in rows.all()]
+
+    def left_behind(self, limit: int = 100) -> Sequence[RequestStatus]:
+        """Requests that have an outcome, of jobs that ended before a tuner stored it; oldest
+        first."""
+        over = sa.select(_jobs.c.id).where(_jobs.c.state.not_in(_open_job))
+        told = [RequestState.DONE.value, RequestState.SET_ASIDE.value]
+        query = sa.select(*_status_columns).where(
+            requests.c.acknowledged.is_(False),
+            requests.c.state.in_(told),
+            requests.c.job_id.in_(over),
+        )
+        with reading(self._engine) as connection:
+            rows = connection.execute(query.order_by(requests.c.serial).limit(limit))
             return [_status(row) for row in rows.all()]
 
     def payloads(self, request_ids: Sequence[str]) -> Mapping[str, JsonObject]:
@@ -167,6 +186,14 @@ class MeasureQueue:
         with reading(self._engine) as connection:
             found = {row[0]: row[1] for row in connection.execute(query)}
         return {state: found.get(state.value, 0) for state in RequestState}
+
+
+def _check_wanted(connection: sa.Connection, job_ids: Collection[str]) -> None:
+    """Raises StaleLeaseError. The rows are locked: who stops a job comes before or after."""
+    query = sa.select(_jobs.c.id, _jobs.c.state).where(_jobs.c.id.in_(sorted(job_ids)))
+    for row in connection.execute(query.order_by(_jobs.c.id).with_for_update(read=True)):
+        if row.state == JobState.PAUSED.value or row.state not in _open_job:
+            raise StaleLeaseError(f"job '{row.id}' is {row.state}: nothing is measured for it")
 
 
 def cancel_requests(connection: sa.Connection, job_id: str, now: float) -> int:

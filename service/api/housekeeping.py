@@ -23,6 +23,7 @@ from db.storage import Storage
 from db.stores.retention import Retention
 from db.stores.sweeps import TERM_SECONDS
 from service.api.metrics import Metrics
+from service.jobs.leftovers import store_leftovers
 from service.settings import Settings
 
 log = structlog.get_logger("tilewright.web")
@@ -54,9 +55,11 @@ class Tidied:
 def tidy(storage: Storage, settings: Settings) -> Tidied:
     """Remove what nobody needs any more. Any process may call it at any time, several at once.
 
-    It keeps every request whose outcome an open job's tuner has not stored. It keeps every blob
+    It keeps every request whose outcome an open job's tuner has not stored, and stores what came
+    of those of jobs that ended. It keeps every blob
     that a row refers to, and every young one, because the row may be about to be written.
     """
+    store_leftovers(storage)
     requests = storage.leases.prune(settings.keep_finished_seconds)
     storage.rate_limits.remove_full(BUCKET_IDLE_SECONDS)
     storage.idempotency.remove(settings.keep_answers_seconds)

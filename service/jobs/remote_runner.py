@@ -104,6 +104,7 @@ class RemoteRunner:
 
         Raises:
             JobCancelled: if the job has ended: nobody is to measure for it.
+            StaleLeaseError: if it is paused or has ended, and this process does not know yet.
         """
         if self._cancel.cancelled:
             raise JobCancelled(self._cancel.reason)
@@ -191,12 +192,12 @@ class RemoteRunner:
             if not status.state.final:
                 continue
             request = self._open.pop(request_id)
-            results.append(_result(request, status))
+            results.append(result_of(request, status))
         return results
 
 
-def _result(request: MeasureRequest, status: RequestStatus) -> MeasureResult:
-    """The outcome of a request as the tuner knows it."""
+def result_of(request: MeasureRequest, status: RequestStatus) -> MeasureResult:
+    """The outcome of a request as the tuner knows it. Raises ValueError if it has none yet."""
     worker = status.worker_id or ""
     match status.state:
         case RequestState.DONE:

@@ -26,6 +26,7 @@ from service.api.planning_child import JobCheck
 from service.api.schemas import JobRequest, JobView, TaskView
 from service.api.views import job_view, task_view
 from service.jobs.addressee import Addressee, resolve_addressee
+from service.jobs.leftovers import store_leftovers
 from service.jobs.waiting import Workforce, match_jobs
 
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
@@ -123,6 +124,7 @@ def cancel_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitt
     """End a job at once; what it measured stays. Cancelling a job that ended changes nothing."""
     job = _own_job(job_id, storage, token)
     cancelled = storage.jobs.cancel(job_id)
+    store_leftovers(storage)  # no tuner may be there to do it
     audit(Action.JOB_CANCELLED, job_id, owner=job.owner, state=job.state.value)
     return job_view(cancelled)
 
