@@ -1,0 +1,146 @@
+"""What must hold after chaos, whatever was killed and whoever lied."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from db.storage import Storage
+from db.stores.leases import LeaseStatus, Outcome, RequestState, RequestStatus
+from db.stores.record_ledger import StoredRecord
+from db.stores.records import RecordState
+from tuner.measure.measurement import Phase
+from tuner.measure.run_wire import is_run, read_request
+from tuner.measure.wire import LEAST_SECONDS, MeasureRequest
+
+_HAS_RESULT = (Outcome.COMPLETED, Outcome.LATE)
+
+
+@dataclass(slots=True)
+class Found:
+    """What is in the database in the end. `wrong` has a sentence for each promise broken."""
+
+    jobs: Counter[str] = field(default_factory=Counter)
+    trials: int = 0
+    measured: int = 0
+    late: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    records: Counter[str] = field(default_factory=Counter)
+    errors: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+def check(
+    storage: Storage,
+    job_ids: Sequence[str],
+    finished: Mapping[str, Counter[str]],
+    liars: Collection[str],
+) -> Found:
+    """Look at everything that is stored.
+
+    Args:
+        storage: the service's stores.
+        job_ids: every job that was submitted.
+        finished: by the id of each honest worker, how often it finished which request.
+        liars: ids of the workers that lie.
+    """
+    found = Found()
+    requests: dict[str, RequestStatus] = {}
+    for job_id in job_ids:
+        job = storage.jobs.get(job_id)
+        found.jobs[job.state.value] += 1
+        if job.error:
+            found.errors.append(job.error)
+        if not job.state.final:
+            found.wrong.append(f"job {job_id} is {job.state}")
+        of_job = storage.leases.of_job(job_id)
+        requests |= {status.request_id: status for status in of_job}
+        found.wrong += _of_job(storage, job_id, of_job, found)
+    leases = {name: storage.leases.history(name) for name in requests}
+    for name, history in leases.items():
+        outcomes = Counter(lease.outcome.value for lease in history if lease.outcome)
+        found.outcomes += outcomes
+        if outcomes[Outcome.COMPLETED.value] > 1:
+            found.wrong.append(f"request {name} was completed {outcomes} times")
+    found.wrong += _lost(finished, requests, leases, found)
+    for record in _records(storage):
+        found.records[record.state.value] += 1
+    found.wrong += _served_lies(storage, liars)
+    return found
+
+
+def _of_job(
+    storage: Storage, job_id: str, requests: Sequence[RequestStatus], found: Found
+) -> Iterator[str]:
+    """What is wrong with the trials of a job."""
+    trials = {trial.id: trial for trial in storage.records.trials_of_job(job_id)}
+    found.trials += len(trials)
+    least = {
+        name: max(LEAST_SECONDS, request.least_seconds)
+        for name, payload in storage.leases.payloads([r.request_id for r in requests]).items()
+        if isinstance(request := read_request(payload), MeasureRequest)
+    }
+    for status in requests:
+        if status.result is None or is_run(status.result):
+            continue
+        for entry in status.result["measurements"]:
+            samples = entry["measurement"]["samples_seconds"]
+            if any(not least[status.request_id] <= seconds < 1e3 for seconds in samples):
+                yield f"request {status.request_id} was answered with {samples} seconds"
+            stored = trials.get(entry["trial_id"])
+            if stored is None:
+                if status.acknowledged:
+                    yield f"trial {entry['trial_id']} of job {job_id} was lost"
+            elif list(stored.measurement.samples_seconds) != samples:
+                yield f"trial {entry['trial_id']} of job {job_id} is not what was measured"
+    screened = Counter(
+        (trial.key, trial.schedule.digest)
+        for trial in trials.values()
+        if trial.phase is Phase.SCREEN and trial.measurement.ok
+    )
+    for (_, digest), count in screened.items():
+        if count > 1:
+            yield f"job {job_id} measured schedule {digest} {count} times"
+
+
+def _lost(
+    finished: Mapping[str, Counter[str]],
+    requests: Mapping[str, RequestStatus],
+    leases: Mapping[str, Sequence[LeaseStatus]],
+    found: Found,
+) -> Iterator[str]:
+    """What honest workers finished and the service does not have, or has twice."""
+    for worker_id, names in finished.items():
+        for name, count in names.items():
+            found.measured += 1
+            if count > 1:
+                yield f"request {name} was measured {count} times by one worker"
+            mine = [lease for lease in leases.get(name, ()) if lease.worker_id == worker_id]
+            ends = [lease.outcome for lease in mine]
+            found.late += Outcome.LATE in ends
+            if not any(outcome in _HAS_RESULT for outcome in ends):
+                yield f"request {name}, which {worker_id} finished, was lost: {ends}"
+            elif requests[name].state not in (RequestState.DONE, RequestState.CANCELLED):
+                yield f"request {name} was finished, and is {requests[name].state}"
+
+
+def _records(storage: Storage) -> Iterator[StoredRecord]:
+    after = None
+    while page := storage.ledger.list(limit=100, after=after):
+        yield from page
+        after = page[-1].id
+
+
+def _served_lies(storage: Storage, liars: Collection[str]) -> Iterator[str]:
+    """Records that are served and should not be."""
+    keys = {record.record.key for record in _records(storage)}
+    for key, served in storage.ledger.served(list(keys)).items():
+        if served.state is not RecordState.CONFIRMED:
+            yield f"record {served.id} is {served.state}, and served"
+        if served.worker in liars:
+            seconds = served.record.measurement.run_seconds
+            second = served.confirmation
+            by = "nobody" if second is None else f"'{second.worker}'"
+            what = f"{seconds} s of '{served.worker}' are served for {key.workload_key}"
+            yield f"{what}, confirmed by {by}"

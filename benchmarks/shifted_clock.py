@@ -1,0 +1,22 @@
+"""Runs a module of Python in a process whose clock is wrong.
+
+`python -m benchmarks.shifted_clock SECONDS MODULE ARGUMENT...`
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import time
+
+
+def main() -> None:
+    """Put `time.time` off before anything else is imported, then run the module."""
+    seconds, sys.argv = float(sys.argv[1]), sys.argv[2:]
+    right = time.time
+    time.time = lambda: right() + seconds
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
