@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -46,6 +48,8 @@ WRONG_BY_SECONDS = -60.0
 WORKERS = ("worker-a", "worker-b")
 WEIGHTS = {"web": 2, "web-slow": 2, "tuner": 3, "worker-a": 3, "worker-b": 3, "postgresql": 1}
 """How often which one is killed, relative to the others."""
+
+MOST_JOBS = 100_000
 
 SETTINGS = {
     "TILEWRIGHT_LEASE_SECONDS": "8",
@@ -139,7 +143,6 @@ class Chaos:
         ]
         self._spools = [folder / name for name in WORKERS]
         self._models = folder
-        self._jobs: dict[str, str] = {}
         self._wanted = 0
         self._deck: list[str] = []
 
@@ -230,7 +233,8 @@ class Chaos:
         time.sleep(self.random.uniform(0.1, 1.0) * most_seconds)
 
     def _open_jobs(self) -> list[str]:
-        return [name for name in self._jobs if not self.storage.jobs.get(name).state.final]
+        """All that there are: the answer to a submission may have been lost."""
+        return [job.id for job in self.storage.jobs.list(limit=MOST_JOBS) if not job.state.final]
 
     def _feed(self) -> None:
         """Submit jobs until as many are open as there should be, as well as the service can."""
@@ -241,10 +245,9 @@ class Chaos:
             try:
                 digest = self.client.upload(model).digest
                 request = JobRequest(model=digest, trials=self.plan.trials, stop_gain=0.0)
-                job = self.client.submit(request, f"chaos-{self.plan.seed}-{self._wanted}")
+                self.client.submit(request, f"chaos-{self.plan.seed}-{self._wanted}")
             except ClientError:
                 return  # tried again after the next kill, by the same name
-            self._jobs[job.id] = str(model)
             self._wanted += 1
 
     def _settle(self) -> None:
@@ -263,7 +266,10 @@ class Chaos:
         liars = {liar.worker_id for liar in self.liars} | {
             worker.id for worker in self.storage.workers.list() if worker.name.startswith("liar-")
         }
-        found = check(self.storage, list(self._jobs), finished, liars)
+        jobs = [job.id for job in self.storage.jobs.list(limit=MOST_JOBS)]
+        found = check(self.storage, jobs, finished, liars)
+        if len(jobs) < self._wanted:
+            found.wrong.append(f"{self._wanted} jobs were taken, {len(jobs)} are there")
         for liar in self.liars:
             found.wrong += [f"{liar.name} was believed: {what}" for what in liar.believed]
         return found
@@ -313,6 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pause_seconds=asked.pause,
         seconds=asked.seconds,
     )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # nothing is left running
     with ExitStack() as stack:
         folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory("-chaos")))
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,11 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,11 +17,12 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.fleet import Fleet, answers, free_port, until
 from db.job_states import JobState
 from db.storage import Storage
 from db.stores.leases import RequestState, RequestStatus
 from service.api.schemas import JobRequest
-from service.client import Client, ClientError
+from service.client import Client
 from service.embedded import read_token
 from service.jobs.replaying import repeat
 from service.settings import Settings
@@ -37,7 +33,6 @@ from tuner.measure.run_wire import is_run, read_request
 SEEDS = [int(text) for text in os.environ.get("TILEWRIGHT_KILL_SEEDS", "1").split(",")]
 """Orders and moments of the kills; more of them for a longer test."""
 TRIALS = 170
-PATIENCE_SECONDS = 180.0
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 
@@ -70,18 +65,23 @@ def small_model(path: Path) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-class Fleet:
-    """The three processes, each in a session of its own, with their logs in a folder."""
+class KilledFleet(Fleet):
+    """A web process, a tuner and a worker."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self.spool = folder / "spool"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._environment = {
-            **os.environ,
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.settings = Settings(data_folder=folder / "data")
+        commands = {
+            "web": ["-m", "service.cli", "serve", "--no-tuner", "--port", str(port)],
+            "tuner": ["-m", "service.cli", "tuner"],
+            "worker": [
+                *("-m", "service.worker", "--server", self.url),
+                *("--token-file", str(folder / "data" / "token"), "--spool", str(self.spool)),
+            ],
+        }
+        environment = {
             "TILEWRIGHT_DATA_FOLDER": str(folder / "data"),
             "TILEWRIGHT_LEASE_SECONDS": "8",
             "TILEWRIGHT_HEARTBEAT_SECONDS": "0.5",
@@ -91,91 +91,24 @@ class Fleet:
             # it tidies all the while: what is stored goes a minute later, and nothing else
             "TILEWRIGHT_HOUSEKEEPING_SECONDS": "0.5",
             "TILEWRIGHT_KEEP_FINISHED_SECONDS": "60",
-            "PYTHONUNBUFFERED": "1",
         }
-        self.settings = Settings(data_folder=folder / "data")
-        self._commands = {
-            "web": ["-m", "service.cli", "serve", "--no-tuner", "--port", str(self.port)],
-            "tuner": ["-m", "service.cli", "tuner"],
-            "worker": [
-                *("-m", "service.worker", "--server", self.url),
-                *("--token-file", str(folder / "data" / "token"), "--spool", str(self.spool)),
-            ],
-        }
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-
-    def log(self, name: str) -> Path:
-        return self.folder / f"{name}.log"
-
-    def start(self, name: str) -> None:
-        with self.log(name).open("ab") as log:
-            self._running[name] = subprocess.Popen(
-                [sys.executable, *self._commands[name]],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
-                start_new_session=True,
-            )
-
-    def start_missing(self) -> None:
-        for name in ("web", "tuner", "worker"):
-            if name not in self._running:
-                self.start(name)
-
-    def kill(self, name: str) -> None:
-        """The process alone, as a kernel short of memory would: its children must cope."""
-        process = self._running.pop(name)
-        assert process.poll() is None, f"{name} ended by itself: {self.log(name).read_text()}"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-    def stop(self) -> None:
-        for process in self._running.values():
-            process.terminate()
-        for process in self._running.values():
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._running.clear()
+        super().__init__(folder, commands, environment)
 
     def spooled(self) -> bool:
         return any(self.spool.rglob("spool/*.json"))
 
-    def measured(self) -> Counter[str]:
-        """How often the worker finished each request."""
-        return Counter(re.findall(r"measured (\w+)", self.log("worker").read_text()))
-
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    started = Fleet(tmp_path)
+def fleet(tmp_path: Path) -> Iterator[KilledFleet]:
+    started = KilledFleet(tmp_path)
     yield started
     started.stop()
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends, f"{what}: it never happened"
-        time.sleep(0.002)
-
-
-def answers(url: str) -> bool:
-    try:
-        with Client(url, "") as client:
-            client.health()
-    except ClientError:
-        return False
-    return True
 
 
 class Drama:
     """Kills processes when a lease of the job is in a given state."""
 
-    def __init__(self, fleet: Fleet, storage: Storage, job_id: str, seed: int) -> None:
+    def __init__(self, fleet: KilledFleet, storage: Storage, job_id: str, seed: int) -> None:
         self.fleet = fleet
         self.storage = storage
         self.job_id = job_id
@@ -275,7 +208,7 @@ class Drama:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_job_survives_kills_in_every_state_of_a_lease(fleet: Fleet, seed: int) -> None:
+def test_a_job_survives_kills_in_every_state_of_a_lease(fleet: KilledFleet, seed: int) -> None:
     model = fleet.folder / "small.onnx"
     small_model(model)
     fleet.start("web")
@@ -328,11 +261,11 @@ def check_the_run_is_repeated(storage: Storage, job_id: str) -> None:
         assert record is not None and record == storage.records.best_record(inputs.key)
 
 
-def check_nothing_lost_or_twice(fleet: Fleet, storage: Storage, drama: Drama) -> None:
-    twice = {name for name, count in fleet.measured().items() if count > 1}
+def check_nothing_lost_or_twice(fleet: KilledFleet, storage: Storage, drama: Drama) -> None:
+    twice = {name for name, count in fleet.measured("worker").items() if count > 1}
     assert not twice, "finished requests were measured again"
     trials = {trial.id: trial for trial in storage.records.trials_of_job(drama.job_id)}
-    finished = fleet.measured()
+    finished = fleet.measured("worker")
     requests = drama.requests.values()
     for request in requests:
         if request.request_id in finished:

@@ -1,0 +1,281 @@
+"""Who may take a request, and how it ends, against a simple model: attempts, pauses, blame, deaths.
+
+The model keeps a request as a state, a count of attempts and its leases. Quarantine has tests of
+its own and never begins here. (`test_lease_machine.py` asks who may touch a lease.)
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from db.engine import open_engine
+from db.errors import NotFoundError, StaleLeaseError
+from db.stores.leases import (
+    Cause,
+    Completion,
+    LeaseStore,
+    NewRequest,
+    Outcome,
+    RequestState,
+)
+from db.stores.workers import WorkerStore
+from tests.unit.db.conftest import Clock
+
+LEASE, ATTEMPTS = 10.0, 5
+NAMES, WORKERS = ("a", "b", "c"), ("w1", "w2", "w3", "w4")
+
+
+@dataclass
+class KnownLease:
+    id: str
+    worker: str
+    deadline: float
+    outcome: Outcome | None = None
+    blamed: bool = False
+    key: str | None = None
+
+
+@dataclass
+class Known:
+    """What the model knows of a request. `last` is the lease that it had last."""
+
+    name: str
+    age: int
+    state: RequestState = RequestState.QUEUED
+    attempt: int = 0
+    not_before: float = 0.0
+    last: KnownLease | None = None
+    leases: list[KnownLease] = field(default_factory=list)
+    result: str | None = None
+
+    def failed_by(self) -> set[str]:
+        return {lease.worker for lease in self.leases if lease.blamed}
+
+    def give_up(self, lease: KnownLease, outcome: Outcome, now: float) -> None:
+        lease.outcome, lease.blamed = outcome, True
+        dead = [each.worker for each in self.leases if each.outcome is Outcome.LOST]
+        lost = outcome is Outcome.LOST
+        if lost and len({*dead}) >= 3:
+            self.state = RequestState.SET_ASIDE
+        elif lost and (len(dead) >= 3 or self.attempt >= ATTEMPTS):
+            self.state = RequestState.EXPIRED
+        elif self.attempt >= ATTEMPTS:
+            self.state = RequestState.FAILED
+        else:
+            self.state = RequestState.QUEUED
+            self.not_before = now + min(60.0, 2.0 ** (self.attempt - 1))
+
+
+class Requests(RuleBasedStateMachine):
+    """One queue, its workers, and the model beside them."""
+
+    empty: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="tilewright-leases-"))
+        shutil.copy(self.empty, self.folder / "leases.db")
+        self.engine = open_engine(f"sqlite:///{self.folder}/leases.db")
+        self.clock = Clock()
+        self.store = LeaseStore(
+            self.engine, self.clock, lost_after_seconds=1e9, most_failures=10**9
+        )
+        self.workers = WorkerStore(self.engine, self.clock, lost_after_seconds=1e9)
+        for name in WORKERS:
+            self.workers.register(name, ["t"], {}, worker_id=name)
+        self.there: set[str] = set(WORKERS)
+        self.requests: dict[str, Known] = {}
+
+    def teardown(self) -> None:
+        self.engine.dispose()
+        shutil.rmtree(self.folder)
+
+    @property
+    def leases(self) -> list[tuple[Known, KnownLease]]:
+        return [(known, lease) for known in self.requests.values() for lease in known.leases]
+
+    @rule(name=st.sampled_from(NAMES))
+    def submit(self, name: str) -> None:
+        request = NewRequest(name, "t", {}, max_attempts=ATTEMPTS)
+        new = list(self.store.submit([request]))
+        known = self.requests.get(name)
+        if known is None:
+            self.requests[name] = Known(name, len(self.requests))
+            assert new == [name]
+            return
+        assert new == ([name] if known.state is RequestState.CANCELLED else [])
+        if new:
+            known.state, known.attempt, known.not_before = RequestState.QUEUED, 0, 0.0
+            known.last = None
+
+    @rule(worker=st.sampled_from(WORKERS), limit=st.integers(1, 2))
+    def claim(self, worker: str, limit: int) -> None:
+        now = self.clock()
+        free = [
+            known
+            for known in sorted(self.requests.values(), key=lambda known: known.age)
+            if known.state is RequestState.QUEUED
+            and known.not_before <= now
+            and not (worker in known.failed_by() and self.there - known.failed_by())
+        ]
+        expected = free[:limit] if worker in self.there else []
+        taken = self.store.claim(worker, ["t"], limit=limit, lease_seconds=LEASE)
+        assert [lease.request_id for lease in taken] == [known.name for known in expected]
+        for known, lease in zip(expected, taken, strict=True):
+            known.state, known.attempt = RequestState.LEASED, known.attempt + 1
+            known.last = KnownLease(lease.lease_id, worker, now + LEASE)
+            known.leases.append(known.last)
+            assert (lease.attempt, lease.deadline) == (known.attempt, now + LEASE)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), key=st.sampled_from(["k1", "k2"]))
+    def complete(self, data: Any, key: str) -> None:
+        known, lease = data.draw(st.sampled_from(self.leases))
+        ended = lease.outcome is not None
+        lost = lease.outcome in (Outcome.LOST, Outcome.CANCELLED)
+        free = known.state is RequestState.QUEUED and known.last is lease
+        try:
+            answer = self.store.complete(lease.id, lease.worker, key, {"said": lease.id + key})
+        except StaleLeaseError:
+            assert lease.key != key and ended and not lost
+            return
+        if lease.key == key:
+            late = lease.outcome is Outcome.LATE
+            assert answer is (Completion.LATE if late else Completion.DUPLICATE)
+            return
+        assert not ended or lost
+        lease.key, lease.blamed = key, False
+        if ended and not free:
+            assert answer is Completion.LATE
+            lease.outcome = Outcome.LATE
+            return
+        assert answer is Completion.ACCEPTED
+        lease.outcome, known.state = Outcome.COMPLETED, RequestState.DONE
+        known.result = lease.id + key
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), how=st.sampled_from(["killed", "worker", "service", "refuse"]))
+    def give_up(self, data: Any, how: str) -> None:
+        known, lease = data.draw(st.sampled_from(self.leases))
+        try:
+            if how == "refuse":
+                self.store.refuse(lease.id, lease.worker, "a lie")
+            else:
+                self.store.fail(lease.id, lease.worker, Cause(how), "so it is")
+        except StaleLeaseError:
+            assert lease.outcome is not None
+            return
+        assert lease.outcome is None
+        outcomes = {"killed": Outcome.LOST, "refuse": Outcome.REFUSED}
+        known.give_up(lease, outcomes.get(how, Outcome.FAILED), self.clock())
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), what=st.sampled_from(["release", "renew"]))
+    def touch(self, data: Any, what: str) -> None:
+        known, lease = data.draw(st.sampled_from(self.leases))
+        live = lease.outcome is None
+        if what == "renew":
+            renewed = self.store.renew(lease.worker, [lease.id], LEASE)
+            assert renewed == ({lease.id: self.clock() + LEASE} if live else {})
+            lease.deadline = renewed.get(lease.id, lease.deadline)
+            return
+        assert self.store.release(lease.worker, [lease.id]) == live
+        if live:
+            lease.outcome, known.state = Outcome.RELEASED, RequestState.QUEUED
+            known.attempt -= 1
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), worker=st.sampled_from([*WORKERS, "nobody"]))
+    def meddle(self, data: Any, worker: str) -> None:
+        """Somebody touches the lease of another worker: nothing comes of it."""
+        _, lease = data.draw(st.sampled_from(self.leases))
+        if worker == lease.worker:
+            return
+        with pytest.raises(NotFoundError):
+            self.store.complete(lease.id, worker, "k3", {"said": "a lie"})
+        with pytest.raises(NotFoundError):
+            self.store.fail(lease.id, worker, Cause.KILLED, "a lie")
+        with pytest.raises(NotFoundError):
+            self.store.refuse(lease.id, worker, "a lie")
+        assert self.store.renew(worker, [lease.id], LEASE) == {}
+        assert self.store.release(worker, [lease.id]) == 0
+
+    @rule()
+    def expire(self) -> None:
+        now = self.clock()
+        for known, lease in self.leases:
+            if lease.outcome is None and lease.deadline <= now:
+                known.give_up(lease, Outcome.LOST, now)
+        self.store.expire()
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def cancel(self, data: Any) -> None:
+        known = self.requests[data.draw(st.sampled_from(sorted(self.requests)))]
+        open_ = not known.state.final
+        assert self.store.cancel(request_ids=[known.name]) == open_
+        if open_:
+            known.state = RequestState.CANCELLED
+            for lease in known.leases:
+                lease.outcome = lease.outcome or Outcome.CANCELLED
+
+    @rule(worker=st.sampled_from(WORKERS), comes=st.booleans())
+    def come_or_go(self, worker: str, comes: bool) -> None:
+        if comes:
+            self.workers.register(worker, ["t"], {}, worker_id=worker)
+            self.there.add(worker)
+        else:
+            self.workers.leave(worker)
+            self.there.discard(worker)
+
+    @rule(seconds=st.sampled_from([1.0, LEASE, 60.0]))
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @invariant()
+    def it_is_as_the_model_says(self) -> None:
+        for known in self.requests.values():
+            found = self.store.status([known.name])[known.name]
+            assert (found.state, found.attempt) == (known.state, known.attempt)
+            done = known.state is RequestState.DONE
+            assert found.result == ({"said": known.result} if done else None)
+            history = {lease.lease_id: lease for lease in self.store.history(known.name)}
+            assert history.keys() == {lease.id for lease in known.leases}
+            for lease in known.leases:
+                there = history[lease.id]
+                assert (there.outcome, there.worker_id) == (lease.outcome, lease.worker)
+                assert (there.ended_at is None) == (lease.outcome is None)
+                assert (there.blame is not None) == lease.blamed
+            live = [lease for lease in known.leases if lease.outcome is None]
+            assert len(live) == (known.state is RequestState.LEASED)
+            taken = [lease for lease in known.leases if lease.outcome is Outcome.COMPLETED]
+            assert len(taken) == done
+
+
+@pytest.fixture
+def machine(empty_sqlite: Path) -> type[Requests]:
+    """Over a migrated database that each example copies."""
+    return type("Requests", (Requests,), {"empty": empty_sqlite})
+
+
+def test_requests_do_what_the_model_does(machine: type[Requests]) -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=25,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
