@@ -126,10 +126,11 @@ def _lost(
 
 
 def _records(storage: Storage) -> Iterator[StoredRecord]:
-    after = None
-    while page := storage.ledger.list(limit=100, after=after):
+    page = storage.ledger.list()
+    yield from page
+    while page.next is not None:
+        page = storage.ledger.list(after=page.next)
         yield from page
-        after = page[-1].id
 
 
 def _served_lies(storage: Storage, liars: Collection[str]) -> Iterator[str]:
