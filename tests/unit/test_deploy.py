@@ -214,3 +214,10 @@ def test_dask_is_started_with_options_that_it_has() -> None:
     assert found is not None
     assert Settings(builders=found[1]).builders == address.replace("tcp://", "dask://")
     assert "dask" in re.findall(r"tilewright\[([\w,]+)\]", (ROOT / "Dockerfile").read_text())[0]
+
+
+def test_the_api_says_that_a_proxy_is_before_it() -> None:
+    """Without it `serve` would not start: tokens would pass in clear."""
+    api = container("api")
+    assert "0.0.0.0" in api["args"] and "api" in named("Ingress")
+    assert "TILEWRIGHT_TRUSTED_PROXIES" in {each["name"] for each in api["env"]}
