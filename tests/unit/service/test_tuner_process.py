@@ -174,7 +174,8 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 def test_a_stopped_tuner_gives_its_jobs_back(
     storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = storage.jobs.create(job.model_digest, "host", options={"trials": 4})
+    # of other tasks: the second one would wait for the first one's
+    other = storage.jobs.create(job.model_digest, "host", threads=2, options={"trials": 4})
     under_way = threading.Barrier(3)
 
     def wait(runner: RemoteRunner, token: Any) -> bool:
