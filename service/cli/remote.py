@@ -40,7 +40,6 @@ from service.cli.common import (
     parse_sizes,
 )
 from service.cli.terminal import console
-from service.sentences import one_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -181,6 +180,8 @@ def _summary(job: JobView) -> str:
 
 def _reason(text: str | None) -> str:
     """A reason as it may be shown: it holds names that workers chose."""
+    from service.sentences import one_sentence
+
     return one_sentence(text or "no reason was given")
 
 

@@ -20,6 +20,7 @@ from db.engine import open_engine
 from db.errors import StaleLeaseError, StateError
 from db.job_states import HELD_STATES, TRANSITIONS, JobState
 from db.migrate import upgrade
+from db.stores.blob_folder import BlobFolder
 from db.stores.blobs import BlobStore
 from db.stores.events import EventStore
 from db.stores.jobs import JobClaim, JobProgress, JobStore
@@ -81,7 +82,7 @@ class Jobs(RuleBasedStateMachine):
         self.store = JobStore(self.engine, self.clock)
         self.leases = LeaseStore(self.engine, self.clock)
         self.events = EventStore(self.engine, self.clock)
-        blobs = BlobStore(self.folder / "blobs")
+        blobs = BlobStore(self.engine, BlobFolder(self.folder / "blobs"), self.clock)
         self.digest = ModelStore(self.engine, blobs, self.clock).add(b"model", "m").digest
         self.jobs: list[Known] = []
         self.alive: set[str] = set(TARGETS)

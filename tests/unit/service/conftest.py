@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import structlog
 import uvicorn
 from fastapi.testclient import TestClient
 
@@ -23,6 +24,13 @@ from service.storage import open_storage
 from service.worker import process as worker_module
 from service.worker.options import WorkerOptions
 from tests.unit.service.workers import FakeSandbox, Running
+
+
+@pytest.fixture(autouse=True)
+def logs_of_this_test() -> Iterator[None]:
+    """A command under test may set up logs, for a standard error that ends with its test."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

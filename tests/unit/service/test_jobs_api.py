@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 from structlog.testing import capture_logs
@@ -634,7 +635,7 @@ def test_a_problem_of_the_storage_names_no_address_and_no_path(
         raise error
 
     monkeypatch.setattr(type(storage.jobs), "list", refuse)
-    with capture_logs() as lines:
+    with capture_logs([structlog.contextvars.merge_contextvars]) as lines:
         answer = client.get("/v1/jobs")
     assert problem(answer)[:2] == (status, slug) and sentence in answer.json()["detail"]
     for secret in ("db.internal", "10.0.0.7", "/srv", "postgresql"):
