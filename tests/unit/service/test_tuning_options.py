@@ -28,7 +28,8 @@ from tuner.events import Finished
 from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
 
 OF_THE_MODEL = {"model", "target", "threads", "numerics", "dims", "pad", "weight_limit"}
-"""What a job says of its model, not of its tuning."""
+OF_THE_QUEUE = {"priority", "wait_seconds"}
+"""What a job says of its model and of its turn, not of its tuning."""
 
 CHOSEN = {
     "trials": 7,
@@ -50,7 +51,7 @@ def _reached(budget: JobBudget) -> dict[str, Any]:
 
 
 def test_every_option_of_a_job_reaches_the_loop() -> None:
-    assert set(JobRequest.model_fields) - OF_THE_MODEL == set(CHOSEN)
+    assert set(JobRequest.model_fields) - OF_THE_MODEL - OF_THE_QUEUE == set(CHOSEN)
     assert {field.name for field in fields(JobBudget)} == set(CHOSEN)
     job = JobRequest(
         model="0" * 64, dims={"n": 3, "m": [4, 5]}, pad=True, weight_limit=1 << 20, **CHOSEN

@@ -62,7 +62,14 @@ class Batch:
         key = RecordKey("w", "t")
         case = Case((), "digest")
         self.request = MeasureRequest(
-            "r", key, candidates, "library", (case,), 1e-6, incumbent, repeat
+            "r",
+            key,
+            candidates,
+            "library",
+            (case,),
+            1e-6,
+            incumbent=incumbent,
+            repeat=repeat,
         )
         self.kernels = {
             name: Kernel(name, itertools.repeat(r) if isinstance(r, float) else r, self.log)
