@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from db.storage import Storage
-from db.stores.leases import LeaseStatus, Outcome, RequestState, RequestStatus
+from db.stores.leases import LeaseOutcome, LeaseStatus, RequestState, RequestStatus
 from db.stores.record_ledger import StoredRecord
 from db.stores.records import RecordState
 from tuner.measure.measurement import Phase
 from tuner.measure.run_wire import is_run, read_request
 from tuner.measure.wire import LEAST_SECONDS, MeasureRequest
 
-_HAS_RESULT = (Outcome.COMPLETED, Outcome.LATE)
+_HAS_RESULT = (LeaseOutcome.COMPLETED, LeaseOutcome.LATE)
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ def check(
     for name, history in leases.items():
         outcomes = Counter(lease.outcome.value for lease in history if lease.outcome)
         found.outcomes += outcomes
-        if outcomes[Outcome.COMPLETED.value] > 1:
+        if outcomes[LeaseOutcome.COMPLETED.value] > 1:
             found.wrong.append(f"request {name} was completed {outcomes} times")
     found.wrong += _lost(finished, requests, leases, found)
     for record in _records(storage):
@@ -118,7 +118,7 @@ def _lost(
                 yield f"request {name} was measured {count} times by one worker"
             mine = [lease for lease in leases.get(name, ()) if lease.worker_id == worker_id]
             ends = [lease.outcome for lease in mine]
-            found.late += Outcome.LATE in ends
+            found.late += LeaseOutcome.LATE in ends
             if not any(outcome in _HAS_RESULT for outcome in ends):
                 yield f"request {name}, which {worker_id} finished, was lost: {ends}"
             elif requests[name].state not in (RequestState.DONE, RequestState.CANCELLED):

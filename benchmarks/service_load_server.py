@@ -6,7 +6,7 @@ import hashlib
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -180,15 +180,20 @@ def serve_service(sockets: list[socket.socket], url: str, folder: str) -> None:
 
 
 @contextmanager
-def committing(url: str, folder: str, worker_id: str) -> Iterator[None]:
-    """A process that commits something else than records, as tuners and workers do all the time."""
-    process = get_context("spawn").Process(target=_commit, args=(url, folder, worker_id))
+def beside(work: Callable[..., None], *arguments: object) -> Iterator[None]:
+    """A process that works until the context ends."""
+    process = get_context("spawn").Process(target=work, args=arguments)
     process.start()
     try:
         yield
     finally:
         process.terminate()
         process.join()
+
+
+def committing(url: str, folder: str, worker_id: str) -> AbstractContextManager[None]:
+    """A process that commits something else than records, as tuners and workers do all the time."""
+    return beside(_commit, url, folder, worker_id)
 
 
 def _commit(url: str, folder: str, worker_id: str) -> None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing import get_context
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import sqlalchemy as sa
 
-from benchmarks.service_load_server import TARGET, settings_of
+from benchmarks.service_load_server import TARGET, beside, settings_of
 from compiler.process import settle_process
 from compiler.schedule.schedule import Schedule
 from db.engine import writing
@@ -67,16 +65,9 @@ def queue_jobs(storage: Storage, count: int) -> None:
             connection.execute(sa.insert(_jobs), rows)
 
 
-@contextmanager
-def tuning(url: str, folder: str, at_a_time: int) -> Iterator[None]:
+def tuning(url: str, folder: str, at_a_time: int) -> AbstractContextManager[None]:
     """A process that works on so many jobs at a time."""
-    process = get_context("spawn").Process(target=_tune, args=(url, folder, at_a_time))
-    process.start()
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.join()
+    return beside(_tune, url, folder, at_a_time)
 
 
 def _tune(url: str, folder: str, at_a_time: int) -> None:

@@ -57,7 +57,7 @@ class NotEmptyError(DatabaseError):
     """There are rows: nothing is restored over them."""
 
 
-class ArchiveError(DatabaseError):
+class BackupError(DatabaseError):
     """The file is no archive of a database, or is damaged; nothing was restored."""
 
 
@@ -112,7 +112,7 @@ def restore(engine: sa.Engine, place: BlobBytes, file: Path) -> Manifest:
     """Fill an empty database and its blobs from an archive, and migrate it to this release.
 
     Raises:
-        ArchiveError: if the file is no archive, or a blob in it is damaged.
+        BackupError: if the file is no archive, or a blob in it is damaged.
         NotEmptyError: if the database has rows.
         SchemaVersionError: if a newer release made the archive.
         StorageError: if something cannot be read or written.
@@ -173,15 +173,15 @@ def _opened(file: Path) -> Iterator[tarfile.TarFile]:
         ):
             yield archive
     except (tarfile.TarError, EOFError) as error:
-        raise ArchiveError(f"'{file}' is no archive of a database: {error}") from error
+        raise BackupError(f"'{file}' is no archive of a database: {error}") from error
 
 
 def _manifest(archive: tarfile.TarFile, file: Path) -> Manifest:
     try:
         found = json.loads(_read(archive, _MANIFEST).read())
         manifest = Manifest(**{**found, "missing": tuple(found["missing"])})
-    except (ArchiveError, KeyError, TypeError, ValueError) as error:
-        raise ArchiveError(f"'{file}' is no archive of a database: it has no manifest") from error
+    except (BackupError, KeyError, TypeError, ValueError) as error:
+        raise BackupError(f"'{file}' is no archive of a database: it has no manifest") from error
     if manifest.format != FORMAT or manifest.revision not in known_revisions():
         raise SchemaVersionError(
             f"'{file}' was made at revision '{manifest.revision}' in format {manifest.format},"
@@ -215,7 +215,7 @@ def _restore_blob(archive: tarfile.TarFile, entry: tarfile.TarInfo, place: BlobB
     source = _read(archive, entry.name)
     with stage(place.staging, iter(lambda: source.read(CHUNK_BYTES), b"")) as staged:
         if staged.digest != digest:
-            raise ArchiveError(f"blob '{digest}' is damaged in the archive")
+            raise BackupError(f"blob '{digest}' is damaged in the archive")
         place.keep(staged)
 
 
@@ -237,11 +237,11 @@ def _restore_rows(
                 connection.execute(sa.insert(table), batch)
                 batch = []
     except (ValueError, StopIteration) as error:
-        raise ArchiveError(f"row {count} of table '{table.name}' cannot be read") from error
+        raise BackupError(f"row {count} of table '{table.name}' cannot be read") from error
     if batch:
         connection.execute(sa.insert(table), batch)
     if count != expected:
-        raise ArchiveError(f"table '{table.name}' has {count} rows instead of {expected}")
+        raise BackupError(f"table '{table.name}' has {count} rows instead of {expected}")
     _continue_numbers(connection, table)
 
 
@@ -258,13 +258,13 @@ def _continue_numbers(connection: sa.Connection, table: sa.Table) -> None:
 
 
 def _read(archive: tarfile.TarFile, name: str) -> IO[bytes]:
-    """A file of the archive. Raises ArchiveError if there is none by that name."""
+    """A file of the archive. Raises BackupError if there is none by that name."""
     try:
         found = archive.extractfile(name)
     except KeyError:
         found = None
     if found is None:
-        raise ArchiveError(f"there is no '{name}' in the archive")
+        raise BackupError(f"there is no '{name}' in the archive")
     return found
 
 

@@ -12,11 +12,11 @@ import sqlalchemy as sa
 from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.models import AuditRow
-from db.stores.pages import Order, Page, Position
+from db.stores.pages import Page, PageOrder, Position
 from db.stores.statements import table_of
 
 _audit = table_of(AuditRow)
-_newest_first = Order((_audit.c.serial,))
+_newest_first = PageOrder((_audit.c.serial,))
 
 
 class Action(StrEnum):

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from db.models import WorkerRow
 from db.stores.measure_queue import leases, requests
-from db.stores.requests import Blame, Outcome, RequestState
+from db.stores.requests import Blame, LeaseOutcome, RequestState
 from db.stores.statements import table_of
 
 workers = table_of(WorkerRow)
@@ -41,7 +41,7 @@ def end_without_result(
     connection: sa.Connection,
     request: sa.Row[Any],
     lease_id: str,
-    outcome: Outcome,
+    outcome: LeaseOutcome,
     blame: Blame | None,
     error: str,
     now: float,
@@ -58,16 +58,16 @@ def end_without_result(
     }
     connection.execute(sa.update(leases).where(leases.c.id == lease_id).values(ended))
     died = sa.select(leases.c.worker_id).where(
-        leases.c.request_id == request.id, leases.c.outcome == Outcome.LOST.value
+        leases.c.request_id == request.id, leases.c.outcome == LeaseOutcome.LOST.value
     )
-    dead = list(connection.execute(died).scalars()) if outcome is Outcome.LOST else []
+    dead = list(connection.execute(died).scalars()) if outcome is LeaseOutcome.LOST else []
     names = ", ".join(f"'{name}'" for name in sorted({*dead}))
     values: dict[str, Any] = {"finished_at": now}
     if len({*dead}) >= MOST_DEATHS:
         state = RequestState.SET_ASIDE
         values["error"] = f"{len({*dead})} workers died of it ({names})"
         theirs = sa.update(leases).where(
-            leases.c.request_id == request.id, leases.c.outcome == Outcome.LOST.value
+            leases.c.request_id == request.id, leases.c.outcome == LeaseOutcome.LOST.value
         )
         connection.execute(theirs.values(blame=Blame.CANDIDATE.value))
     elif len(dead) >= MOST_DEATHS or (dead and request.attempt >= request.max_attempts):
@@ -139,7 +139,7 @@ def _answerable_for(connection: sa.Connection, worker: sa.Row[Any]) -> sa.Column
     own: sa.ColumnElement[bool] = leases.c.worker_id == worker.id
     if worker.owner is None or worker.quarantined_at is not None:
         return own
-    good = sa.and_(own, leases.c.outcome == Outcome.COMPLETED.value)
+    good = sa.and_(own, leases.c.outcome == LeaseOutcome.COMPLETED.value)
     if connection.execute(sa.select(leases.c.id).where(good).limit(1)).first() is not None:
         return own
     others = workers.alias()
@@ -164,8 +164,8 @@ def inherited(connection: sa.Connection, owner: str | None) -> dict[str, Any]:
 
 def _count(failed: Any) -> int:
     """Failures as they count: what was in one worker's hand when it died is one death."""
-    own = {row.request_id for row in failed if row.outcome != Outcome.LOST.value}
-    lost = [row for row in failed if row.outcome == Outcome.LOST.value]
+    own = {row.request_id for row in failed if row.outcome != LeaseOutcome.LOST.value}
+    lost = [row for row in failed if row.outcome == LeaseOutcome.LOST.value]
     deaths = min(
         len({row.request_id for row in lost}), len({int(row.ended_at // 60) for row in lost})
     )

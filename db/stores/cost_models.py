@@ -19,11 +19,11 @@ from db.errors import NotFoundError, StateError
 from db.models import CostModelRow
 from db.stores.blob_references import BlobKind, cost_model_holder, refer
 from db.stores.blobs import BlobStore
-from db.stores.pages import Order, Page, Position
+from db.stores.pages import Page, PageOrder, Position
 from db.stores.statements import table_of
 
 _models = table_of(CostModelRow)
-_newest_first = Order((_models.c.created_at, _models.c.target_key, _models.c.version))
+_newest_first = PageOrder((_models.c.created_at, _models.c.target_key, _models.c.version))
 
 
 class CostModelState(StrEnum):

@@ -25,7 +25,7 @@ HELD_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldKey:
     """A request that its holder works on."""
 
     token_id: str
@@ -48,7 +48,7 @@ class IdempotencyStore:
         self._engine = engine
         self._now = instant(clock)
 
-    def begin(self, token_id: str, key: str, digest: str) -> Held | Answered:
+    def begin(self, token_id: str, key: str, digest: str) -> HeldKey | Answered:
         """Hold a request, or hear how it was answered.
 
         Raises:
@@ -56,7 +56,7 @@ class IdempotencyStore:
             KeyInFlightError: if somebody works on it.
         """
         now = self._now()
-        held = Held(token_id, key, uuid.uuid4().hex)
+        held = HeldKey(token_id, key, uuid.uuid4().hex)
         fresh = {
             "digest": digest,
             "holder": held.holder,
@@ -84,15 +84,15 @@ class IdempotencyStore:
             raise KeyInFlightError(f"the first request with the key '{key}' is being answered")
         return Answered(row.status, row.answer)
 
-    def renew(self, held: Held) -> None:
+    def renew(self, held: HeldKey) -> None:
         """Hold a request for longer."""
         self._update(held, until=self._now() + HELD_SECONDS)
 
-    def finish(self, held: Held, status: int, answer: bytes) -> None:
+    def finish(self, held: HeldKey, status: int, answer: bytes) -> None:
         """Keep the answer. One who was taken over changes nothing."""
         self._update(held, status=status, answer=answer)
 
-    def release(self, held: Held) -> None:
+    def release(self, held: HeldKey) -> None:
         """Forget a request that did nothing: the next one with its key is the first."""
         with writing(self._engine) as connection:
             connection.execute(sa.delete(_keys).where(_mine(held)))
@@ -107,12 +107,12 @@ class IdempotencyStore:
         with writing(self._engine) as connection:
             return connection.execute(sa.delete(_keys).where(old)).rowcount
 
-    def _update(self, held: Held, **values: object) -> None:
+    def _update(self, held: HeldKey, **values: object) -> None:
         with writing(self._engine) as connection:
             connection.execute(sa.update(_keys).where(_mine(held)).values(values))
 
 
-def _mine(held: Held) -> sa.ColumnElement[bool]:
+def _mine(held: HeldKey) -> sa.ColumnElement[bool]:
     return sa.and_(
         _keys.c.token_id == held.token_id,
         _keys.c.key == held.key,

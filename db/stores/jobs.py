@@ -26,13 +26,13 @@ from db.stores.job_rows import (
     state_event,
     step,
 )
-from db.stores.pages import Order, Page, Position
+from db.stores.pages import Page, PageOrder, Position
 from db.stores.statements import table_of, upsert
 
 __all__ = ["Job", "JobClaim", "JobProgress", "JobStore", "check_claim"]
 
 _jobs = jobs_table
-_newest_first = Order((_jobs.c.created_at, _jobs.c.id))
+_newest_first = PageOrder((_jobs.c.created_at, _jobs.c.id))
 _models = table_of(ModelRow)
 _tokens = table_of(TokenRow)
 _ended = sorted(state.value for state in FINAL_STATES)

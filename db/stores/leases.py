@@ -29,9 +29,9 @@ from db.stores.requests import (
     Held,
     JsonObject,
     Lease,
+    LeaseOutcome,
     LeaseStatus,
     NewRequest,
-    Outcome,
     RequestState,
     RequestStatus,
 )
@@ -44,10 +44,10 @@ __all__ = [
     "Expiry",
     "Held",
     "Lease",
+    "LeaseOutcome",
     "LeaseStatus",
     "LeaseStore",
     "NewRequest",
-    "Outcome",
     "RequestState",
     "RequestStatus",
 ]
@@ -55,7 +55,7 @@ __all__ = [
 MOST_FAILURES = 5
 """Failures of its own within an hour that put a worker into quarantine."""
 
-_LATE = (Outcome.LOST.value, Outcome.CANCELLED.value)
+_LATE = (LeaseOutcome.LOST.value, LeaseOutcome.CANCELLED.value)
 """After these ends of a lease a result may still come, by no fault of the worker."""
 
 
@@ -187,7 +187,7 @@ class LeaseStore(MeasureQueue):
         with writing(self._engine) as connection:
             request, lease = _locked(connection, lease_id, worker_id)
             if lease.result_key == result_key:
-                late = lease.outcome == Outcome.LATE.value
+                late = lease.outcome == LeaseOutcome.LATE.value
                 return Completion.LATE if late else Completion.DUPLICATE
             now = self._time(connection)
             again = request.state == RequestState.QUEUED.value and request.lease_id == lease_id
@@ -196,7 +196,7 @@ class LeaseStore(MeasureQueue):
             update = sa.update(leases).where(leases.c.id == lease_id)
             if lease.ended_at is not None and not again:
                 # it lives: what it was silent about is not its death
-                late_values = {"outcome": Outcome.LATE.value, "blame": None}
+                late_values = {"outcome": LeaseOutcome.LATE.value, "blame": None}
                 connection.execute(
                     update.values(result_key=result_key, late_result=dict(result), **late_values)
                 )
@@ -204,7 +204,7 @@ class LeaseStore(MeasureQueue):
             connection.execute(
                 update.values(
                     result_key=result_key,
-                    outcome=Outcome.COMPLETED.value,
+                    outcome=LeaseOutcome.COMPLETED.value,
                     blame=None,
                     ended_at=now,
                 )
@@ -230,11 +230,11 @@ class LeaseStore(MeasureQueue):
         """
         match cause:
             case Cause.KILLED:
-                outcome, blame = Outcome.LOST, Blame.WORKER
+                outcome, blame = LeaseOutcome.LOST, Blame.WORKER
             case Cause.WORKER:
-                outcome, blame = Outcome.FAILED, Blame.WORKER
+                outcome, blame = LeaseOutcome.FAILED, Blame.WORKER
             case Cause.SERVICE:
-                outcome, blame = Outcome.FAILED, Blame.SERVICE
+                outcome, blame = LeaseOutcome.FAILED, Blame.SERVICE
             case _:
                 assert_never(cause)
         return self._give_up(lease_id, worker_id, outcome, blame, error)
@@ -244,7 +244,7 @@ class LeaseStore(MeasureQueue):
 
         Raises NotFoundError, StaleLeaseError (the lease has ended).
         """
-        return self._give_up(lease_id, worker_id, Outcome.REFUSED, Blame.WORKER, error)
+        return self._give_up(lease_id, worker_id, LeaseOutcome.REFUSED, Blame.WORKER, error)
 
     def release(self, worker_id: str, lease_ids: Sequence[str]) -> int:
         """Give leases back unmeasured (the worker shuts down); not an attempt. How many."""
@@ -260,7 +260,7 @@ class LeaseStore(MeasureQueue):
             end = sa.update(leases).where(
                 leases.c.id.in_([row.lease_id for row in rows]), leases.c.ended_at.is_(None)
             )
-            ended = {"ended_at": self._now(), "outcome": Outcome.RELEASED.value}
+            ended = {"ended_at": self._now(), "outcome": LeaseOutcome.RELEASED.value}
             returned = end.values(ended).returning(leases.c.id)
             free = set(connection.execute(returned).scalars())
             back = sa.update(requests).where(
@@ -297,7 +297,7 @@ class LeaseStore(MeasureQueue):
                     connection,
                     row,
                     row.lease_id,
-                    Outcome.LOST,
+                    LeaseOutcome.LOST,
                     Blame.WORKER,
                     f"worker '{row.worker_id}' was not heard of",
                     now,
@@ -366,7 +366,7 @@ class LeaseStore(MeasureQueue):
         return [_lease_status(row) for row in rows]
 
     def _give_up(
-        self, lease_id: str, worker_id: str, outcome: Outcome, blame: Blame, error: str
+        self, lease_id: str, worker_id: str, outcome: LeaseOutcome, blame: Blame, error: str
     ) -> RequestState:
         with writing(self._engine) as connection:
             request, lease = _locked(connection, lease_id, worker_id)
@@ -422,7 +422,7 @@ def _lease_status(row: sa.Row[Any]) -> LeaseStatus:
     lease_id, outcome, blame = (values.pop(name) for name in ("id", "outcome", "blame"))
     return LeaseStatus(
         lease_id,
-        outcome=None if outcome is None else Outcome(outcome),
+        outcome=None if outcome is None else LeaseOutcome(outcome),
         blame=None if blame is None else Blame(blame),
         **values,
     )

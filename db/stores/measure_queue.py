@@ -18,7 +18,7 @@ from db.job_states import JobState
 from db.models import JobRow, LeaseRow, RequestRow
 from db.notices import announce, queue_topic
 from db.stores.blob_references import BlobKind, refer
-from db.stores.requests import JsonObject, NewRequest, Outcome, RequestState, RequestStatus
+from db.stores.requests import JsonObject, LeaseOutcome, NewRequest, RequestState, RequestStatus
 from db.stores.statements import chunks, table_of, upsert
 
 requests = table_of(RequestRow)
@@ -209,7 +209,7 @@ def _cancel(
     cancelled = connection.execute(update.returning(requests.c.id)).scalars().all()
     for some in chunks(cancelled):
         end = sa.update(leases).where(leases.c.request_id.in_(some), leases.c.ended_at.is_(None))
-        connection.execute(end.values(ended_at=now, outcome=Outcome.CANCELLED.value))
+        connection.execute(end.values(ended_at=now, outcome=LeaseOutcome.CANCELLED.value))
     return len(cancelled)
 
 

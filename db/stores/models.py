@@ -13,11 +13,11 @@ from db.errors import NotFoundError
 from db.models import ModelRow
 from db.stores.blob_references import BlobKind, refer
 from db.stores.blobs import BlobStore
-from db.stores.pages import Order, Page, Position
+from db.stores.pages import Page, PageOrder, Position
 from db.stores.statements import insert_new, table_of
 
 _models = table_of(ModelRow)
-_newest_first = Order((_models.c.created_at, _models.c.digest))
+_newest_first = PageOrder((_models.c.created_at, _models.c.digest))
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class Page(list[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PageOrder:
     """The columns that order a list; together they differ in all its rows, and none is NULL."""
 
     columns: tuple[sa.Column[Any], ...]

@@ -17,8 +17,9 @@ from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.errors import NotFoundError
 from db.models import RecordRow, RecordUseRow, TrialRow
-from db.stores.pages import Order, Page, Position
+from db.stores.pages import Page, PageOrder, Position
 from db.stores.records import (
+    KEY,
     RecordState,
     SqlRecordStore,
     changing,
@@ -31,11 +32,9 @@ from db.stores.statements import chunks, insert_new, table_of
 from tuner.measure.measurement import Measurement, RecordKey, Trial, TuningRecord
 
 _records = table_of(RecordRow)
-_newest_first = Order((_records.c.serial,))
+_newest_first = PageOrder((_records.c.serial,))
 _trials = table_of(TrialRow)
 _uses = table_of(RecordUseRow)
-
-_KEY = ("workload_key", "target_key", "threads", "numerics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ class RecordLedger:
                     reason=reason,
                 )
             )
-            theirs = (_trials.c[name] == row._mapping[name] for name in (*_KEY, "worker"))
+            theirs = (_trials.c[name] == row._mapping[name] for name in (*KEY, "worker"))
             connection.execute(sa.update(_trials).where(*theirs).values(withdrawn=True))
         return True
 
@@ -329,8 +328,8 @@ def _restore(connection: sa.Connection, withdrawn: Sequence[sa.Row[Any]]) -> tup
     """Serve the newest superseded record of each key that lost what it had; their ids."""
     restored = []
     lost = [row for row in withdrawn if row.state == RecordState.CONFIRMED.value]
-    for key in dict.fromkeys(tuple(row._mapping[name] for name in _KEY) for row in lost):
-        same = sa.and_(*(_records.c[n] == v for n, v in zip(_KEY, key, strict=True)))
+    for key in dict.fromkeys(tuple(row._mapping[name] for name in KEY) for row in lost):
+        same = sa.and_(*(_records.c[n] == v for n, v in zip(KEY, key, strict=True)))
         if connection.execute(sa.select(_records.c.id).where(same, _confirmed)).first() is not None:
             continue
         query = sa.select(_records.c.id).where(

@@ -41,7 +41,8 @@ _versions = (
 
 _believed = _trials.c.withdrawn.is_(False)
 
-_KEY = ("workload_key", "target_key", "threads", "numerics")
+KEY = ("workload_key", "target_key", "threads", "numerics")
+"""The columns of a record key."""
 
 
 class RecordState(StrEnum):
@@ -300,7 +301,7 @@ def _by_kind(keys: Sequence[RecordKey]) -> Iterator[tuple[dict[str, Any], Sequen
         workloads.setdefault(kind, []).append(key.workload_key)
     for kind, names in workloads.items():
         for some in chunks(names):
-            yield dict(zip(_KEY[1:], kind, strict=True)), some
+            yield dict(zip(KEY[1:], kind, strict=True)), some
 
 
 @contextmanager
@@ -321,7 +322,7 @@ def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
     One that was there by the same name is replaced. The transaction is one of `changing`.
     """
     served = sa.and_(
-        *(_records.c[name] == values[name] for name in _KEY),
+        *(_records.c[name] == values[name] for name in KEY),
         _records.c.state == RecordState.CONFIRMED.value,
     )
     connection.execute(sa.delete(_records).where(_records.c.id == values["id"]))

@@ -24,7 +24,7 @@ class RequestState(StrEnum):
         return self not in (RequestState.QUEUED, RequestState.LEASED)
 
 
-class Outcome(StrEnum):
+class LeaseOutcome(StrEnum):
     """How a lease ended."""
 
     COMPLETED = "completed"  # its result is that of the request
@@ -103,7 +103,7 @@ class LeaseStatus:
     taken_at: float
     deadline: float
     ended_at: float | None
-    outcome: Outcome | None
+    outcome: LeaseOutcome | None
     blame: Blame | None
     error: str | None
     late_result: JsonObject | None

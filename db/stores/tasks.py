@@ -14,16 +14,16 @@ from db.engine import reading, writing
 from db.errors import NotFoundError
 from db.models import TargetRow, TaskRow, WorkloadRow
 from db.stores.jobs import JobClaim, check_claim
-from db.stores.pages import Order, Page, Position
+from db.stores.pages import Page, PageOrder, Position
 from db.stores.statements import chunks, insert_new, table_of, upsert
 
 _tasks = table_of(TaskRow)
 _workloads = table_of(WorkloadRow)
 _targets = table_of(TargetRow)
-_as_put = Order((_tasks.c.position, _tasks.c.workload_key), descending=False)
-_by_job = Order((_tasks.c.job_id, *_as_put.columns), descending=False)
-_newest_workload_first = Order((_workloads.c.created_at, _workloads.c.key))
-_by_key = Order((_targets.c.key,), descending=False)
+_as_put = PageOrder((_tasks.c.position, _tasks.c.workload_key), descending=False)
+_by_job = PageOrder((_tasks.c.job_id, *_as_put.columns), descending=False)
+_newest_workload_first = PageOrder((_workloads.c.created_at, _workloads.c.key))
+_by_key = PageOrder((_targets.c.key,), descending=False)
 
 
 class TaskStatus(StrEnum):

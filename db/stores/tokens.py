@@ -17,11 +17,11 @@ from db.engine import reading, writing
 from db.errors import NotFoundError, StateError
 from db.models import TokenRow
 from db.notices import TOKENS, announce
-from db.stores.pages import Order, Page, Position
+from db.stores.pages import Page, PageOrder, Position
 from db.stores.statements import table_of, upsert
 
 _tokens = table_of(TokenRow)
-_oldest_first = Order((_tokens.c.created_at, _tokens.c.id), descending=False)
+_oldest_first = PageOrder((_tokens.c.created_at, _tokens.c.id), descending=False)
 
 USED_SECONDS = 60.0
 """How exact the time of a token's last use is: each is not worth a write."""

@@ -8,13 +8,13 @@ import sqlalchemy as sa
 
 from db.engine import reading
 from db.models import TrialRow
-from db.stores.pages import Order, Page, Position
+from db.stores.pages import Page, PageOrder, Position
 from db.stores.records import trial_of
 from db.stores.statements import table_of
 from tuner.measure.measurement import Status, Trial
 
 _trials = table_of(TrialRow)
-_newest_first = Order((_trials.c.serial,))
+_newest_first = PageOrder((_trials.c.serial,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from db.errors import NotFoundError
 from db.models import WorkerRow
 from db.notices import announce, worker_topic
 from db.stores.blame import inherited, readmit
-from db.stores.pages import Order, Page, Position
+from db.stores.pages import Page, PageOrder, Position
 from db.stores.statements import table_of, upsert
 
 _workers = table_of(WorkerRow)
-_oldest_first = Order((_workers.c.created_at, _workers.c.id), descending=False)
+_oldest_first = PageOrder((_workers.c.created_at, _workers.c.id), descending=False)
 
 
 class Health(StrEnum):

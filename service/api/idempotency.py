@@ -27,7 +27,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from db.errors import DatabaseError, StorageError
-from db.stores.idempotency import HELD_SECONDS, Answered, Held, IdempotencyStore
+from db.stores.idempotency import HELD_SECONDS, Answered, HeldKey, IdempotencyStore
 from service.api.errors import ApiProblem, database_problem, invalid
 
 HEADER = "Idempotency-Key"
@@ -73,7 +73,7 @@ class Once:
         self._digest = hashlib.sha256()
         for part in (scope["method"], scope["path"], scope["query_string"].decode("latin-1")):
             self._digest.update(part.encode("utf-8", "surrogatepass") + b"\n")
-        self._held: Held | None = None
+        self._held: HeldKey | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._start: Message | None = None
         self._body = bytearray()
@@ -134,7 +134,7 @@ class Once:
             with anyio.CancelScope(shield=True), suppress(StorageError):  # then it runs out
                 await run_in_threadpool(self._store.release, held)
 
-    async def _finish(self, held: Held, status: int, body: bytes) -> None:
+    async def _finish(self, held: HeldKey, status: int, body: bytes) -> None:
         nonce = os.urandom(_NONCE_BYTES)
         answer = nonce + self._cipher.encrypt(nonce, body, None)
         try:
@@ -157,7 +157,7 @@ class Once:
         headers = {REPLAYED: "true"}
         return Response(body, found.status, headers, media_type="application/json")
 
-    async def _renew(self, held: Held) -> None:
+    async def _renew(self, held: HeldKey) -> None:
         while True:
             await asyncio.sleep(HELD_SECONDS / 3)
             try:

@@ -20,15 +20,23 @@ from compiler.target import Target
 from compiler.workload import Workload
 from db.storage import Storage
 from db.stores.record_ledger import StoredRecord
+from db.stores.records import RecordState
 from db.stores.shapes import Relative
 from service.jobs.addressee import target_names, target_of_key
 from tuner.measure.measurement import RecordKey
 
 LIKE = 1.5
-"""Pairs of shapes tell of a distance if theirs is within this factor of it."""
+"""Pairs of shapes tell of a distance if theirs is at most so many times as large."""
+
+LEAST_DISTANCE = 0.1
+"""Distances below this are alike: a tenth of a doubling of every size."""
 
 MOST_RELATIVES = 60
 """The nearest shapes that are compared with each other."""
+
+
+MOST_RECORDS = 500
+"""Newest records of another target that tell what its schedules lose here."""
 
 
 class Match(StrEnum):
@@ -200,7 +208,13 @@ def _same_instructions(storage: Storage, key: RecordKey, target: Target) -> Answ
 
 def _target_losses(storage: Storage, key: RecordKey, other: str) -> _Losses:
     """What the other target's records lost where their schedules were measured on this target."""
-    there = storage.ledger.list(target_key=other, threads=key.threads, numerics=key.numerics)
+    there = storage.ledger.list(
+        target_key=other,
+        threads=key.threads,
+        numerics=key.numerics,
+        state=RecordState.CONFIRMED,
+        limit=MOST_RECORDS,
+    )
     keys = [one.record.key.workload_key for one in there]
     times = storage.shapes.times(keys, key.target_key, key.threads, key.numerics)
     losses = []
@@ -228,7 +242,7 @@ def _shape_losses(
             here = times.get(one.workload_key, {})
             seconds = here.get(schedules[other.workload_key])
             apart = distance(one.sizes, other.sizes)
-            if seconds is not None and apart <= LIKE * max(away, 0.1):
+            if seconds is not None and apart <= LIKE * max(away, LEAST_DISTANCE):
                 losses.append(seconds / min(here.values()) - 1.0)
     return _Losses.of(losses)
 

@@ -91,8 +91,8 @@ class JobOutcome:
     """The results of a job.
 
     `served` are the plans of the artifact, one for each size. `confirmed` tells which new records
-    hold. `settled` and `verification` are None
-    if the job was cancelled before; `verification` also if no artifact was wanted.
+    hold. `settled` and `verification` are None if the job was cancelled before; `verification` also
+    if no artifact was wanted.
     """
 
     served: tuple[Planned, ...]

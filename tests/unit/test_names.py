@@ -15,15 +15,6 @@ PACKAGES = ("compiler", "tuner", "db", "service")
 TWINS = {
     # Each intermediate representation calls what it is made of a node; codegen never sees a graph.
     "Node": "a node of a graph; a loop or a computation of a nest",
-    # A word of compilers is one of operating systems and of databases, too.
-    "Guard": "a condition of an access; what confines a sandbox",
-    "Order": "the order of loops; the order of a list's pages",
-    "Outcome": "of a comparison of times; of a lease",
-    "Held": "a lease that a worker has; an answer that is kept for a key",
-    # What a race is, and what came of one.
-    "Race": "the result of a race of programs; candidates while they race",
-    # Each package tells what is wrong with its own kind of archive.
-    "ArchiveError": "a backup that is none; an artifact's tar file that is none",
     # A typer option is an enumeration, an OpenAPI field the same three words.
     "Numerics": "the numerics mode, as an option and as a field",
 }

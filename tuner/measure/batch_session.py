@@ -19,7 +19,7 @@ from compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
 from compiler.runtime.packing import from_bfloat16, unpack
 from compiler.runtime.verify import compare
 from tuner.measure.kernel_buffers import POISON, Buffers
-from tuner.measure.race import Emit, Race, Races, Ready, held_bytes
+from tuner.measure.race import CandidateRace, Emit, Races, Ready, held_bytes
 from tuner.measure.run_session import run_job
 from tuner.measure.run_wire import RunRequest
 from tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest
@@ -66,7 +66,7 @@ class Session:
         parts = [(MeasureRequest.from_json(part["request"]), part) for part in job["requests"]]
         threads = parts[0][0].key.threads
         self._probe(threads)
-        races: list[Race] = []
+        races: list[CandidateRace] = []
         for request, part in parts:
             self._check_all(request, part, set(job["only"]), races)
         self._races.run(races)
@@ -84,7 +84,7 @@ class Session:
         request: MeasureRequest,
         part: Mapping[str, Any],
         only: Container[str],
-        races: list[Race],
+        races: list[CandidateRace],
     ) -> None:
         """Check the candidates of a request, and enter those that agree into a race of their own.
 
@@ -104,7 +104,7 @@ class Session:
             wanted = agreed
             self._buffers.forget()
         expected = self._prepare(request.cases[0], part["references"][0])
-        race = Race(request, self._buffers)
+        race = CandidateRace(request, self._buffers)
         races.append(race)
         for candidate in wanted:
             checked = self._check(candidate, request, expected, library)

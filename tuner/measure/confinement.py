@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Guard(StrEnum):
+class SandboxGuard(StrEnum):
     """What keeps a candidate from what is not its business; each is on where it can be had."""
 
     LIMITS = "limits"
@@ -31,7 +31,7 @@ ON = ""
 """What is reported of a guard that is on; of others, why not."""
 
 Guards = Mapping[str, str]
-"""Guard -> ON, or the reason why it is off."""
+"""SandboxGuard -> ON, or the reason why it is off."""
 
 
 @dataclass(frozen=True, slots=True)

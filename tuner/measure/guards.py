@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tuner.measure import linux
 from tuner.measure.call_filter import ARCHITECTURES, filter_program
-from tuner.measure.confinement import ON, Confinement, Guard
+from tuner.measure.confinement import ON, Confinement, SandboxGuard
 
 MOST_PROCESSES = 512
 """Processes and threads of a candidate's user: a pool has at most 256 threads."""
@@ -53,14 +53,14 @@ def put_on(confinement: Confinement) -> dict[str, str]:
         _on_cores(confinement.cores)
     if confinement.folder:
         os.chdir(confinement.folder)
-    steps: tuple[tuple[Guard, Callable[[Confinement], None]], ...] = (
-        (Guard.LIMITS, _limits),
-        (Guard.NETWORK, _network),
-        (Guard.USER, _user),
-        (Guard.PROCESSES, _processes),
-        (Guard.PRIVILEGES, _privileges),
-        (Guard.FILES, _files),
-        (Guard.CALLS, _calls),
+    steps: tuple[tuple[SandboxGuard, Callable[[Confinement], None]], ...] = (
+        (SandboxGuard.LIMITS, _limits),
+        (SandboxGuard.NETWORK, _network),
+        (SandboxGuard.USER, _user),
+        (SandboxGuard.PROCESSES, _processes),
+        (SandboxGuard.PRIVILEGES, _privileges),
+        (SandboxGuard.FILES, _files),
+        (SandboxGuard.CALLS, _calls),
     )
     found: dict[str, str] = {}
     for guard, step in steps:

@@ -33,7 +33,7 @@ class Ready:
 
 
 @dataclass(slots=True)
-class Race:
+class CandidateRace:
     """A request whose candidates are timed: those that are still in it, and their memory."""
 
     request: MeasureRequest
@@ -47,14 +47,14 @@ class Races:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
 
-    def run(self, races: Sequence[Race]) -> None:
+    def run(self, races: Sequence[CandidateRace]) -> None:
         """Time what passed its checks. What a further part of a batch needs stays in its race."""
         self._screen([race for race in races if not race.request.incumbent])
         for race in races:
             if race.request.incumbent:
                 race.left = self._compare(race.left, race.request)
 
-    def _screen(self, races: Sequence[Race]) -> None:
+    def _screen(self, races: Sequence[CandidateRace]) -> None:
         """Interleaved rounds in fresh seeded orders; slow candidates leave early.
 
         In a fixed order the first of two candidates that share buffers pays the misses.
@@ -141,7 +141,7 @@ class Races:
         self._emit(event="sample", trial=entry.candidate.trial_id, seconds=seconds)
 
 
-def held_bytes(races: Sequence[Race]) -> int:
+def held_bytes(races: Sequence[CandidateRace]) -> int:
     """Memory of all races; two batches of one workload share theirs."""
     return sum({id(race.buffers): race.buffers.held_bytes for race in races}.values())
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.backup import ArchiveError, NotEmptyError, backup, restore
+from db.backup import BackupError, NotEmptyError, backup, restore
 from db.check import Finding, Severity, check
 from db.engine import open_engine, reading, writing
 from db.errors import SchemaVersionError, StorageError
@@ -205,7 +205,7 @@ def test_a_damaged_archive_leaves_no_rows(
             }
             damaged = rewritten(file, changes[what])
     target = open_engine(f"sqlite:///{tmp_path}/target.db")
-    with pytest.raises(ArchiveError):
+    with pytest.raises(BackupError):
         restore(target, BlobFolder(tmp_path / "restored"), damaged)
     if current_revision(target) is not None:
         assert not any(rows(target).values())

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from db.errors import KeyInFlightError, KeyMismatchError
-from db.stores.idempotency import HELD_SECONDS, Answered, Held, IdempotencyStore
+from db.stores.idempotency import HELD_SECONDS, Answered, HeldKey, IdempotencyStore
 
 
 @pytest.fixture
@@ -17,9 +17,9 @@ def keys(engine: sa.Engine, clock: Any) -> IdempotencyStore:
     return IdempotencyStore(engine, clock)
 
 
-def held(keys: IdempotencyStore, digest: str = "d") -> Held:
+def held(keys: IdempotencyStore, digest: str = "d") -> HeldKey:
     found = keys.begin("t", "k", digest)
-    assert isinstance(found, Held)
+    assert isinstance(found, HeldKey)
     return found
 
 
@@ -33,7 +33,7 @@ def test_the_first_answer_is_kept(keys: IdempotencyStore) -> None:
     assert keys.begin("t", "k", "d") == Answered(201, b"\x00answer")
     with pytest.raises(KeyMismatchError, match="'k'"):
         keys.begin("t", "k", "other")
-    assert isinstance(keys.begin("another token", "k", "other"), Held)
+    assert isinstance(keys.begin("another token", "k", "other"), HeldKey)
 
 
 def test_what_is_let_go_is_free(keys: IdempotencyStore) -> None:
@@ -63,7 +63,7 @@ def test_a_process_that_died_is_taken_over(keys: IdempotencyStore, clock: Any) -
 def test_one_of_many_at_once_holds_it(keys: IdempotencyStore) -> None:
     def begin(_: int) -> bool:
         try:
-            return isinstance(keys.begin("t", "k", "d"), Held)
+            return isinstance(keys.begin("t", "k", "d"), HeldKey)
         except KeyInFlightError:
             return False
 
@@ -77,7 +77,7 @@ def test_old_ones_are_forgotten_and_those_in_flight_are_not(
     keys.finish(held(keys), 200, b"")
     clock.advance(100)
     long = keys.begin("t", "long", "d")
-    assert isinstance(long, Held)
+    assert isinstance(long, HeldKey)
     assert keys.remove(101) == 0
     assert keys.remove(50) == 1
     assert held(keys)

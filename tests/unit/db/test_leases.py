@@ -14,9 +14,9 @@ from db.stores.leases import (
     Cause,
     Completion,
     Lease,
+    LeaseOutcome,
     LeaseStore,
     NewRequest,
-    Outcome,
     RequestState,
 )
 from db.stores.workers import Health, WorkerStore
@@ -87,7 +87,7 @@ def test_submit_claim_complete_acknowledge(leases: LeaseStore, clock: Any) -> No
     assert leases.of_job("j", unacknowledged=True) == []
     assert leases.status(["r1"])["r1"].acknowledged
     (row,) = leases.history("r1")
-    assert (row.worker_id, row.token_id, row.outcome) == ("w", "token", Outcome.COMPLETED)
+    assert (row.worker_id, row.token_id, row.outcome) == ("w", "token", LeaseOutcome.COMPLETED)
     assert (row.taken_at, row.ended_at) == (clock() - 1, clock())
 
 
@@ -155,8 +155,12 @@ def test_a_late_result_of_what_somebody_else_has_is_kept_and_not_counted(
     assert done(leases, new, "new", by="w2") is Completion.ACCEPTED
     assert leases.status(["r1"])["r1"].result == {"by": "w2"}
     first, second = leases.history("r1")
-    assert (first.outcome, first.late_result, first.blame) == (Outcome.LATE, {"by": "w1"}, None)
-    assert (second.outcome, second.late_result) == (Outcome.COMPLETED, None)
+    assert (first.outcome, first.late_result, first.blame) == (
+        LeaseOutcome.LATE,
+        {"by": "w1"},
+        None,
+    )
+    assert (second.outcome, second.late_result) == (LeaseOutcome.COMPLETED, None)
 
 
 def test_a_result_is_saved_once(leases: LeaseStore, clock: Any) -> None:
@@ -184,7 +188,9 @@ def test_a_late_result_is_welcome_while_nobody_else_has_the_request(
     assert done(leases, two, "k2") is Completion.ACCEPTED
     assert leases.claim("w", ["t"], limit=2, lease_seconds=10) == []
     (lease,) = leases.history("r2")
-    assert (lease.outcome, lease.blame) == (Outcome.COMPLETED, None), "it did not die after all"
+    assert (lease.outcome, lease.blame) == (LeaseOutcome.COMPLETED, None), (
+        "it did not die after all"
+    )
 
 
 def test_a_worker_that_is_lost_with_a_request_too_often_ends_it(
@@ -237,7 +243,7 @@ def test_giving_back_is_no_attempt_but_ends_the_lease(leases: LeaseStore) -> Non
         assert leases.renew("w", [lease.lease_id], 10) == {}
         assert leases.release("w", [lease.lease_id]) == 0
     assert state(leases, "r1") is RequestState.QUEUED
-    assert {lease.outcome for lease in leases.history("r1")} == {Outcome.RELEASED}
+    assert {lease.outcome for lease in leases.history("r1")} == {LeaseOutcome.RELEASED}
 
 
 def test_what_no_worker_can_work_on_ends_after_its_attempts(leases: LeaseStore, clock: Any) -> None:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from db.engine import reading, writing
 from db.errors import PositionError
 from db.models import AuditRow, CostModelRow, TokenRow
-from db.stores.pages import Order, Page
+from db.stores.pages import Page, PageOrder
 from db.stores.statements import table_of
 from db.stores.tokens import Scope, TokenStore
 
@@ -31,7 +31,7 @@ def tokens(engine: sa.Engine, clock: Any) -> TokenStore:
 def test_pages_together_are_the_list(
     engine: sa.Engine, tokens: TokenStore, descending: bool
 ) -> None:
-    order = Order((_tokens.c.created_at, _tokens.c.id), descending)
+    order = PageOrder((_tokens.c.created_at, _tokens.c.id), descending)
 
     def page(limit: int | None, after: Any = None) -> Page[str]:
         with reading(engine) as connection:
@@ -61,7 +61,7 @@ def test_what_comes_and_goes_in_between_hides_nothing(
 
 
 def test_rows_that_are_left_out_do_not_end_the_list(engine: sa.Engine, tokens: TokenStore) -> None:
-    order = Order((_tokens.c.created_at, _tokens.c.id), descending=False)
+    order = PageOrder((_tokens.c.created_at, _tokens.c.id), descending=False)
     with reading(engine) as connection:
         page = order.page(connection, sa.select(_tokens), lambda r: None, 2)
     assert page == [] and page.next is not None
@@ -92,7 +92,7 @@ def test_a_position_that_no_row_has_is_refused(tokens: TokenStore, position: Any
 def test_a_number_that_no_column_holds_is_refused(engine: sa.Engine, number: Any) -> None:
     audit = table_of(AuditRow)
     with reading(engine) as connection, pytest.raises(PositionError):
-        Order((audit.c.serial,)).page(connection, sa.select(audit), lambda r: r, 1, (number,))
+        PageOrder((audit.c.serial,)).page(connection, sa.select(audit), lambda r: r, 1, (number,))
 
 
 @pytest.mark.parametrize("text", ["\0", "\ud800", "'; --"])
@@ -104,7 +104,7 @@ def test_any_text_is_a_position(tokens: TokenStore, text: str) -> None:
 def test_a_version_that_is_large_is_a_position(engine: sa.Engine) -> None:
     """PostgreSQL's integers have 32 bits, and it compares them with longer ones."""
     models = table_of(CostModelRow)
-    order = Order((models.c.created_at, models.c.target_key, models.c.version))
+    order = PageOrder((models.c.created_at, models.c.target_key, models.c.version))
     with reading(engine) as connection:
         after = (0.0, "t", (1 << 63) - 1)
         assert order.page(connection, sa.select(models), lambda r: r, 1, after) == []

@@ -22,9 +22,9 @@ from db.errors import NotFoundError, StaleLeaseError
 from db.stores.leases import (
     Cause,
     Completion,
+    LeaseOutcome,
     LeaseStore,
     NewRequest,
-    Outcome,
     RequestState,
 )
 from db.stores.workers import WorkerStore
@@ -39,7 +39,7 @@ class KnownLease:
     id: str
     worker: str
     deadline: float
-    outcome: Outcome | None = None
+    outcome: LeaseOutcome | None = None
     blamed: bool = False
     key: str | None = None
 
@@ -60,10 +60,10 @@ class Known:
     def failed_by(self) -> set[str]:
         return {lease.worker for lease in self.leases if lease.blamed}
 
-    def give_up(self, lease: KnownLease, outcome: Outcome, now: float) -> None:
+    def give_up(self, lease: KnownLease, outcome: LeaseOutcome, now: float) -> None:
         lease.outcome, lease.blamed = outcome, True
-        dead = [each.worker for each in self.leases if each.outcome is Outcome.LOST]
-        lost = outcome is Outcome.LOST
+        dead = [each.worker for each in self.leases if each.outcome is LeaseOutcome.LOST]
+        lost = outcome is LeaseOutcome.LOST
         if lost and len({*dead}) >= 3:
             self.state = RequestState.SET_ASIDE
         elif lost and (len(dead) >= 3 or self.attempt >= ATTEMPTS):
@@ -141,7 +141,7 @@ class Requests(RuleBasedStateMachine):
     def complete(self, data: Any, key: str) -> None:
         known, lease = data.draw(st.sampled_from(self.leases))
         ended = lease.outcome is not None
-        lost = lease.outcome in (Outcome.LOST, Outcome.CANCELLED)
+        lost = lease.outcome in (LeaseOutcome.LOST, LeaseOutcome.CANCELLED)
         free = known.state is RequestState.QUEUED and known.last is lease
         try:
             answer = self.store.complete(lease.id, lease.worker, key, {"said": lease.id + key})
@@ -149,17 +149,17 @@ class Requests(RuleBasedStateMachine):
             assert lease.key != key and ended and not lost
             return
         if lease.key == key:
-            late = lease.outcome is Outcome.LATE
+            late = lease.outcome is LeaseOutcome.LATE
             assert answer is (Completion.LATE if late else Completion.DUPLICATE)
             return
         assert not ended or lost
         lease.key, lease.blamed = key, False
         if ended and not free:
             assert answer is Completion.LATE
-            lease.outcome = Outcome.LATE
+            lease.outcome = LeaseOutcome.LATE
             return
         assert answer is Completion.ACCEPTED
-        lease.outcome, known.state = Outcome.COMPLETED, RequestState.DONE
+        lease.outcome, known.state = LeaseOutcome.COMPLETED, RequestState.DONE
         known.result = lease.id + key
 
     @precondition(lambda self: self.leases)
@@ -175,8 +175,8 @@ class Requests(RuleBasedStateMachine):
             assert lease.outcome is not None
             return
         assert lease.outcome is None
-        outcomes = {"killed": Outcome.LOST, "refuse": Outcome.REFUSED}
-        known.give_up(lease, outcomes.get(how, Outcome.FAILED), self.clock())
+        outcomes = {"killed": LeaseOutcome.LOST, "refuse": LeaseOutcome.REFUSED}
+        known.give_up(lease, outcomes.get(how, LeaseOutcome.FAILED), self.clock())
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), what=st.sampled_from(["release", "renew"]))
@@ -190,7 +190,7 @@ class Requests(RuleBasedStateMachine):
             return
         assert self.store.release(lease.worker, [lease.id]) == live
         if live:
-            lease.outcome, known.state = Outcome.RELEASED, RequestState.QUEUED
+            lease.outcome, known.state = LeaseOutcome.RELEASED, RequestState.QUEUED
             known.attempt -= 1
 
     @precondition(lambda self: self.leases)
@@ -214,7 +214,7 @@ class Requests(RuleBasedStateMachine):
         now = self.clock()
         for known, lease in self.leases:
             if lease.outcome is None and lease.deadline <= now:
-                known.give_up(lease, Outcome.LOST, now)
+                known.give_up(lease, LeaseOutcome.LOST, now)
         self.store.expire()
 
     @precondition(lambda self: self.requests)
@@ -226,7 +226,7 @@ class Requests(RuleBasedStateMachine):
         if open_:
             known.state = RequestState.CANCELLED
             for lease in known.leases:
-                lease.outcome = lease.outcome or Outcome.CANCELLED
+                lease.outcome = lease.outcome or LeaseOutcome.CANCELLED
 
     @rule(worker=st.sampled_from(WORKERS), comes=st.booleans())
     def come_or_go(self, worker: str, comes: bool) -> None:
@@ -257,7 +257,7 @@ class Requests(RuleBasedStateMachine):
                 assert (there.blame is not None) == lease.blamed
             live = [lease for lease in known.leases if lease.outcome is None]
             assert len(live) == (known.state is RequestState.LEASED)
-            taken = [lease for lease in known.leases if lease.outcome is Outcome.COMPLETED]
+            taken = [lease for lease in known.leases if lease.outcome is LeaseOutcome.COMPLETED]
             assert len(taken) == done
 
 

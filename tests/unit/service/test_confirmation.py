@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from tuner.cancel import CancelToken
 from tuner.measure.builder import ProcessBuilder
 from tuner.measure.measurement import Measurement, Phase, Status
 from tuner.measure.statistics import Comparison
+from tuner.measure.wire import MeasureResult
 
 needs_linker = pytest.mark.skipif(not linkers(), reason="no linker")
 TARGET = resolve_target("x86-64-v3")
@@ -208,6 +209,24 @@ def test_our_own_device_needs_no_second_measurement(
     assert outcome.settled is not None and outcome.settled.known == 1
 
 
-def test_the_shape_of_a_measurement_is_not_changed_by_the_second(storage: Storage) -> None:
-    first, second = ok(1e-3), replace(ok(2e-3, "b"), checks=1)
-    assert contradiction(first, second, None) == "" and not second.certified
+@needs_linker
+def test_a_second_measurement_without_a_certificate_confirms_nothing(
+    storage: Storage, builder: ProcessBuilder
+) -> None:
+    """It took the same time, but nobody compared its output on every draw."""
+
+    @dataclass
+    class Careless(FakeQueue):
+        def poll(self, timeout_seconds: float) -> list[MeasureResult]:
+            return [
+                replace(
+                    result,
+                    measurements=tuple((n, replace(m, checks=1)) for n, m in result.measurements),
+                )
+                for result in super().poll(timeout_seconds)
+            ]
+
+    board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=Careless(honest))
+    outcome = tuned(storage, builder, board, "first")
+    assert states(storage) == [RecordState.PROVISIONAL]
+    assert (outcome.confirmed.confirmed, outcome.confirmed.open) == (0, 1)

@@ -169,6 +169,9 @@ def test_a_target_with_the_same_instructions_comes_before_other_shapes(storage: 
     assert found.match is Match.SAME_INSTRUCTIONS and found.schedule == theirs
     assert found.expected_loss == pytest.approx(0.3) and found.pairs == 1
     assert "which has the same instructions: 30% slower" in found.sentence
+    for one in storage.ledger.list(workload_key=near.key, target_key=TWIN.key):
+        storage.ledger.withdraw("a lie", record_ids=[one.id])
+    assert ask(storage, wanted).pairs == 0, "what was withdrawn tells nothing"
 
 
 def test_a_workload_that_was_never_seen_is_named(storage: Storage) -> None:

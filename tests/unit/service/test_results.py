@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from compiler.device import find_device
 from compiler.target import known_targets
 from db.storage import Storage
-from db.stores.leases import Blame, Held, NewRequest, Outcome, RequestState
+from db.stores.leases import Blame, Held, LeaseOutcome, NewRequest, RequestState
 from service.api.results import ResultRefused, admit
 from service.api.schemas import MOST_FACTS_BYTES
 from service.worker.facts import device_facts, registration_facts
@@ -193,7 +193,7 @@ def test_a_refused_result_counts_against_its_worker_and_the_request_goes_on(
         status = storage.leases.status([name])[name]
         assert (status.state, status.result) == (RequestState.QUEUED, None)
         (row,) = storage.leases.history(name)
-        assert (row.outcome, row.blame) == (Outcome.REFUSED, Blame.WORKER)
+        assert (row.outcome, row.blame) == (LeaseOutcome.REFUSED, Blame.WORKER)
         # nothing that comes later under this lease is taken, not even the truth
         assert report(client, worker, lease, {**good(), "request_id": name}).status_code == 409
 

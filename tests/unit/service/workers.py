@@ -15,7 +15,7 @@ from service.worker.http import Refused
 from service.worker.options import WorkerOptions
 from service.worker.process import Worker
 from tests.measured import SPEEDS, honest
-from tuner.measure.confinement import ON, Confinement, Guard, Guards
+from tuner.measure.confinement import ON, Confinement, Guards, SandboxGuard
 from tuner.measure.measurement import Measurement, RecordKey, Status
 from tuner.measure.run_result import RunResult, RunStatus
 from tuner.measure.run_wire import RunRequest
@@ -43,7 +43,7 @@ class FakeSandbox:
         self.speed = SpeedWatch()
 
     def guards(self) -> Guards:
-        return {Guard.LIMITS: ON, Guard.NETWORK: "there is none for it"}
+        return {SandboxGuard.LIMITS: ON, SandboxGuard.NETWORK: "there is none for it"}
 
     def probe(self) -> None:
         self.speed.take(0.25, 0.5)

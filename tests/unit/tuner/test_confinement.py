@@ -16,7 +16,7 @@ import pytest
 
 from tests.unit.tuner.test_sandbox import EXPECTED, _measure, _request, _save
 from tuner.measure.call_filter import ARCHITECTURES, filter_program
-from tuner.measure.confinement import ON, PLAIN, Confinement, Guard
+from tuner.measure.confinement import ON, PLAIN, Confinement, SandboxGuard
 from tuner.measure.guards import put_on
 from tuner.measure.measurement import Measurement, Status
 from tuner.measure.sandbox import Sandbox
@@ -165,7 +165,7 @@ def measure(sandbox: Sandbox, library: bytes, folder: Path) -> Measure:
     return one
 
 
-def need(sandbox: Sandbox, guard: Guard) -> None:
+def need(sandbox: Sandbox, guard: SandboxGuard) -> None:
     """Skip where this kernel does not give a guard, and fail where it was merely forgotten."""
     reason = sandbox.guards()[guard.value]
     if reason != ON:
@@ -183,7 +183,7 @@ def need(sandbox: Sandbox, guard: Guard) -> None:
 def test_who_asks_for_what_no_kernel_needs_is_killed(
     sandbox: Sandbox, measure: Measure, symbol: str
 ) -> None:
-    need(sandbox, Guard.CALLS)
+    need(sandbox, SandboxGuard.CALLS)
     measured = measure(symbol)
     assert measured.status is Status.CRASH
     assert "SIGSYS: it asked the system for what candidates may not have" in measured.error
@@ -198,7 +198,7 @@ def test_who_asks_for_what_no_kernel_needs_is_killed(
     ],
 )
 def test_changes_are_refused(sandbox: Sandbox, measure: Measure, symbol: str) -> None:
-    need(sandbox, Guard.CALLS)
+    need(sandbox, SandboxGuard.CALLS)
     assert measure(symbol).status is Status.OK, "a wrong answer would mean that it was let"
 
 
@@ -208,8 +208,8 @@ def test_the_keepers_process_is_not_read(measure: Measure, symbol: str) -> None:
 
 
 def test_a_token_on_the_disk_is_not_read(sandbox: Sandbox, measure: Measure) -> None:
-    if sandbox.guards()[Guard.USER.value] != ON:
-        need(sandbox, Guard.FILES)
+    if sandbox.guards()[SandboxGuard.USER.value] != ON:
+        need(sandbox, SandboxGuard.FILES)
     assert measure("reads_secret").status is Status.OK
 
 
@@ -218,8 +218,8 @@ def test_too_much_memory_is_not_given(measure: Measure) -> None:
 
 
 def test_threads_are_counted(sandbox: Sandbox, measure: Measure) -> None:
-    if sandbox.guards()[Guard.PROCESSES.value] != ON:
-        assert sandbox.guards()[Guard.USER.value] != ON
+    if sandbox.guards()[SandboxGuard.PROCESSES.value] != ON:
+        assert sandbox.guards()[SandboxGuard.USER.value] != ON
         pytest.skip("they count with those of the keeper's user")
     assert measure("many_threads").status is Status.OK
 
@@ -247,14 +247,14 @@ def test_who_writes_where_the_sandbox_speaks_is_blamed(measure: Measure, symbol:
 def test_each_guard_says_whether_it_is_on_and_why_not(sandbox: Sandbox) -> None:
     found = sandbox.guards()
     assert list(found) == [
-        *(Guard.LIMITS, Guard.NETWORK, Guard.USER, Guard.PROCESSES),
-        *(Guard.PRIVILEGES, Guard.FILES, Guard.CALLS),
+        *(SandboxGuard.LIMITS, SandboxGuard.NETWORK, SandboxGuard.USER, SandboxGuard.PROCESSES),
+        *(SandboxGuard.PRIVILEGES, SandboxGuard.FILES, SandboxGuard.CALLS),
     ]
-    assert found[Guard.LIMITS] == ON
+    assert found[SandboxGuard.LIMITS] == ON
     box = Sandbox("w1", confinement=PLAIN)
     try:
-        assert box.guards()[Guard.FILES] == "the files of jobs lie anywhere"
-        assert box.guards()[Guard.USER]
+        assert box.guards()[SandboxGuard.FILES] == "the files of jobs lie anywhere"
+        assert box.guards()[SandboxGuard.USER]
     finally:
         box.close()
 
@@ -291,7 +291,7 @@ def test_a_big_file_is_not_written_where_there_is_no_filter(
     def work() -> None:
         monkeypatch.setattr("tuner.measure.guards.filter_program", lambda *_: b"")
         found = put_on(Confinement(memory_bytes=2 * GIBIBYTE))
-        assert found[Guard.LIMITS] == ON and found[Guard.CALLS] != ON
+        assert found[SandboxGuard.LIMITS] == ON and found[SandboxGuard.CALLS] != ON
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         with (tmp_path / "big").open("wb", buffering=0) as file:
             file.write(b"x")
@@ -309,8 +309,13 @@ def test_a_machine_without_these_guards_says_so_and_goes_on(
         for name in ("unshare", "filter_calls", "no_new_privileges", "landlock_version"):
             monkeypatch.setattr(f"tuner.measure.linux.{name}", refuse)
         found = put_on(Confinement(folder="/tmp"))
-        assert found[Guard.LIMITS] == ON
-        for guard in (Guard.NETWORK, Guard.PRIVILEGES, Guard.FILES, Guard.CALLS):
+        assert found[SandboxGuard.LIMITS] == ON
+        for guard in (
+            SandboxGuard.NETWORK,
+            SandboxGuard.PRIVILEGES,
+            SandboxGuard.FILES,
+            SandboxGuard.CALLS,
+        ):
             assert "Function not implemented" in found[guard], found
 
     assert in_a_child(work) == 0
