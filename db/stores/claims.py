@@ -83,7 +83,11 @@ def _allowance(connection: sa.Connection, claimant: Claimant, limit: int, lock: 
 
 
 def _avoided(connection: sa.Connection, claimant: Claimant) -> Sequence[str]:
-    """Requests that this worker failed and that another one, alive, has not failed yet."""
+    """Requests that this worker failed just now and that another one, alive, has not failed yet.
+
+    Others come first for as long as a silent worker counts as alive: one that lives and takes
+    nothing must not keep a request from those who would.
+    """
     others = leases.alias()
     query = (
         sa.select(requests.c.id, requests.c.target_key, others.c.worker_id)
@@ -92,6 +96,7 @@ def _avoided(connection: sa.Connection, claimant: Claimant) -> Sequence[str]:
         .where(
             leases.c.worker_id == claimant.worker_id,
             leases.c.blame.is_not(None),
+            leases.c.ended_at > claimant.now - claimant.lost_after_seconds,
             others.c.blame.is_not(None),
             is_queued(),
             requests.c.only_worker.is_(None),

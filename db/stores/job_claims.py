@@ -34,6 +34,9 @@ SHARED_ATTEMPTS = 2
 """A job that so many tuners in a row were lost with is taken only by a tuner with no other job: it
 may be what kills them."""
 
+ALONE_SECONDS = 60.0
+"""After so long it is such a job's turn: a tuner takes no other one until it has none in hand."""
+
 _tokens = table_of(TokenRow)
 _jobs = jobs_table
 
@@ -78,7 +81,8 @@ class JobClaims:
             wait_seconds: how long a job waits for a worker unless it says so itself; after that
                 it is taken without one, to end with what is known.
             stall_seconds: a job that made no progress for so long is taken from its tuner.
-            shared: whether the tuner has other jobs in hand (see SHARED_ATTEMPTS).
+            shared: whether the tuner has other jobs in hand (see SHARED_ATTEMPTS and
+                ALONE_SECONDS).
         """
         with reading(self._engine) as connection:
             now = self._clock(connection)
@@ -93,6 +97,7 @@ class JobClaims:
             stalled,
             sa.and_(_jobs.c.state == JobState.WAITING.value, _jobs.c.progressed_at + waited <= now),
         )
+        suspect = sa.and_(free, _jobs.c.attempts >= SHARED_ATTEMPTS)
         if shared:
             free = sa.and_(free, _jobs.c.attempts < SHARED_ATTEMPTS)
         with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
@@ -106,17 +111,24 @@ class JobClaims:
         )
         beside = sa.func.coalesce(running.c.jobs, 0)
         limit = sa.func.coalesce(_tokens.c.max_running_jobs, max_running)
-        turn = (
+        allowed = (
             sa.select(_jobs)
             .outerjoin(running, running.c.owner == _jobs.c.owner)
             .outerjoin(_tokens, _tokens.c.id == _jobs.c.owner)
-            .where(free, sa.or_(limit.is_(None), beside < limit))
-            .order_by(beside, _jobs.c.priority.desc(), _jobs.c.created_at, _jobs.c.id)
+            .where(sa.or_(limit.is_(None), beside < limit))
             .limit(1)
+        )
+        turn = (
+            allowed.where(free)
+            .order_by(beside, _jobs.c.priority.desc(), _jobs.c.created_at, _jobs.c.id)
             .with_for_update(skip_locked=True, of=_jobs)
         )
+        since = sa.func.coalesce(_jobs.c.deadline, _jobs.c.progressed_at)
+        overdue = allowed.where(suspect, since <= now - ALONE_SECONDS)
         with writing(self._engine) as connection:
             one_at_a_time(connection, "claims of jobs")  # else two tuners count the same
+            if shared and connection.execute(overdue).first() is not None:
+                return None
             while (row := connection.execute(turn).first()) is not None:
                 job = job_of(row)
                 held = job.state.value in held_states

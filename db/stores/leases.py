@@ -94,7 +94,8 @@ class LeaseStore(MeasureQueue):
 
         No request is ever in two claims: rows are locked and skipped on PostgreSQL, SQLite has
         one writer. A worker that left or is drained gets nothing, one in quarantine a canary at
-        most. A request that the worker failed goes to others first, as long as there are any.
+        most. A request that the worker failed goes to others first, as long as there are any, until
+        `lost_after_seconds` have passed.
 
         Raises NotFoundError for a worker that is not known.
         """

@@ -238,15 +238,18 @@ def bench(
     threads: ThreadsOption = 1,
     numerics: NumericsOption = Numerics.FAST,
     dim: DimsOption = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000)] = 5,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, max=1000, help="5 if not given")
+    ] = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.01, max=3600, help="Of each turn")
-    ] = 0.5,
+        float | None,
+        typer.Option("--seconds", min=0.01, max=3600, help="Of each turn; 0.5 if not given"),
+    ] = None,
     on: OnOption = None,
 ) -> None:
     """Time a model with the schedules that the database knows, interleaved with another engine.
 
-    On a worker it runs interleaved with its untuned program.
+    On a worker it runs interleaved with its untuned program, until the ratio is sure.
     """
     from rich.table import Table
 
@@ -258,6 +261,8 @@ def bench(
             raise UserError(f"--against {against.value} runs on this machine, not on a worker")
         if model.is_dir() or onnx is not None:
             raise UserError("--on times a model with what the database knows, not an artifact")
+        if rounds is not None or seconds is not None:
+            raise UserError("--rounds and --seconds are for this machine, not for a worker")
         _bench_on(on, model, threads, numerics, parse_dims(dim))
         return
     executable, known = _closed(model, threads, numerics, parse_dims(dim))
@@ -273,7 +278,7 @@ def bench(
         other, version = onnxruntime_run(source, arrays, threads)
         error = largest_model_error(list(executable.run(arrays)), list(other()))
         runs[f"{against.value} {version}"] = other
-    timings = race(runs, threads=threads, rounds=rounds, turn_seconds=seconds)
+    timings = race(runs, threads=threads, rounds=rounds or 5, turn_seconds=seconds or 0.5)
     table = Table(box=None, header_style="bold")
     table.add_column("engine")
     for name in ("median", "min", "ratio of medians", "ratio of minima"):

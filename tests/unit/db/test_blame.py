@@ -78,6 +78,21 @@ def test_a_retry_goes_to_another_worker_where_one_is_alive(
     assert [lease.request_id for lease in claim(leases)] == ["r"], "both have tried it"
 
 
+def test_a_worker_that_lives_and_takes_nothing_keeps_no_request_from_the_others(
+    engine: sa.Engine, workers: WorkerStore, clock: Any
+) -> None:
+    leases = LeaseStore(engine, clock, lost_after_seconds=60)
+    workers.register("idle", ["t"], {}, worker_id="idle")
+    submit(leases, "r")
+    refuse(leases)
+    for _ in range(6):
+        assert claim(leases) == []
+        clock.advance(10)
+        for name in ("w", "idle"):
+            workers.heartbeat(name)
+    assert [lease.request_id for lease in claim(leases)] == ["r"]
+
+
 def test_a_retry_waits_for_no_worker_that_is_away(
     engine: sa.Engine, workers: WorkerStore, clock: Any
 ) -> None:

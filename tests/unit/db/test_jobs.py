@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from db.errors import NotFoundError, QuotaError, StaleLeaseError, StateError
 from db.job_states import JobState
 from db.stores.events import EventStore
+from db.stores.job_claims import ALONE_SECONDS
 from db.stores.jobs import JobClaim, JobProgress, JobStore
 from db.stores.leases import LeaseStore, NewRequest, RequestState
 from db.stores.tokens import Scope, TokenStore
@@ -338,6 +339,36 @@ def test_a_job_that_may_kill_tuners_is_taken_only_alone(
     innocent = jobs.create(model_digest, "host")
     assert take(jobs, shared=True).job_id == innocent.id
     assert take(jobs).job_id == suspect.id
+
+
+def test_tuners_let_go_of_other_jobs_for_one_that_must_be_alone(
+    jobs: JobStore, model_digest: str, clock: Any
+) -> None:
+    suspect = jobs.create(model_digest, "host")
+    for _ in range(2):
+        take(jobs, shared=True)
+        clock.advance(30)
+    for _ in range(2):
+        jobs.create(model_digest, "host")
+    assert take(jobs, shared=True).job_id != suspect.id
+    clock.advance(ALONE_SECONDS)
+    assert jobs.claim("tuner", 30, shared=True) is None, "this tuner would never have it alone"
+    assert take(jobs).job_id == suspect.id
+    assert take(jobs, shared=True).job_id != suspect.id, "another tuner goes on as before"
+
+
+def test_a_job_that_its_owner_may_not_run_now_holds_up_nobody(
+    jobs: JobStore, model_digest: str, clock: Any
+) -> None:
+    jobs.create(model_digest, "host", owner="ann")
+    for _ in range(2):
+        take(jobs, shared=True)
+        clock.advance(30)
+    jobs.create(model_digest, "host", owner="ann")
+    jobs.renew(take(jobs, shared=True, max_running=1), 1e6)
+    clock.advance(ALONE_SECONDS)
+    other = jobs.create(model_digest, "host", owner="bob")
+    assert take(jobs, shared=True, max_running=1).job_id == other.id
 
 
 # ---- whose turn it is

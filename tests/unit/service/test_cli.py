@@ -323,6 +323,14 @@ def test_bench_compares_with_onnxruntime(model: Path, capsys: pytest.CaptureFixt
     assert "largest error" in text
 
 
+@pytest.mark.parametrize("option", ["--rounds", "--seconds"])
+def test_bench_on_a_worker_refuses_what_it_would_ignore(
+    model: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("bench", model, "--on", "board", option, "1") == 1
+    assert option in capsys.readouterr().err
+
+
 def test_a_token_is_made_with_its_scopes(
     data_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
