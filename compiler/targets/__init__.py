@@ -48,6 +48,7 @@ class CoreModel:
         crossing_load: what a vector that lies in two cache lines costs in addition, in loads;
             `crossing_store` in stores.
         weight_macs: multiplications in the time in which one float32 weight comes from memory.
+        translated_pages: pages of 4 KiB whose addresses the second-level TLB translates.
     """
 
     fma_units: float
@@ -73,6 +74,13 @@ class CoreModel:
     panel_bytes: int = 32 << 10
     crossing_load: float = 1.2
     crossing_store: float = 1.0
+    translated_pages: int = 2048
+
+    @property
+    def cached_weight_macs(self) -> float:
+        """Multiplications in the time in which one float32 weight comes from the third level."""
+        macs_per_cycle = self.fma_units * self.fma_bits / 32
+        return macs_per_cycle * 4 / self.bytes_per_cycle[1]
 
     @property
     def set_stride(self) -> int:

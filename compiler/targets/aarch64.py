@@ -83,9 +83,9 @@ def _detect(triple: str, cpu: str, features: Mapping[str, bool]) -> Target:
 # Units, widths, latencies, reorder buffers and penalties of mispredicted branches (of which a tile
 # takes five eighths, as on Zen 4): LLVM's AArch64SchedA53.td, A55, A57 (for A72), NeoverseN1 (for
 # A76), NeoverseV1, NeoverseV2 and Cyclone, and Arm's software optimization guides. The latency of a
-# multiply-add is that of its accumulator, which pipes take late. Caches are those of the technical
-# reference manuals in their usual sizes; bytes a cycle are half of the widths given there, which is
-# what cores sustain.
+# multiply-add is that of its accumulator, which pipes take late. Caches and TLBs are those of the
+# technical reference manuals in their usual sizes; bytes a cycle are half of the widths given
+# there, which is what cores sustain.
 _A76 = CoreModel(
     fma_units=2,
     fma_bits=128,
@@ -101,6 +101,7 @@ _A76 = CoreModel(
     bytes_per_cycle=(16, 10, 4),
     tile_cycles=7,
     weight_macs=8,
+    translated_pages=1280,
 )
 """Also the model of CPUs that have no entry below."""
 
@@ -114,6 +115,7 @@ _A72 = replace(
     level1_ways=2,
     bytes_per_cycle=(8, 3, 3),
     tile_cycles=9,
+    translated_pages=1024,
 )
 _A55 = CoreModel(
     fma_units=2,
@@ -131,8 +133,15 @@ _A55 = CoreModel(
     tile_cycles=5,
     weight_macs=8,
     written_out_cycles=1.0,
+    translated_pages=1024,
 )
-_A53 = replace(_A55, fma_units=1, cache_bytes=(32 << 10, 512 << 10, 512 << 10), tile_cycles=6)
+_A53 = replace(
+    _A55,
+    fma_units=1,
+    cache_bytes=(32 << 10, 512 << 10, 512 << 10),
+    tile_cycles=6,
+    translated_pages=512,
+)
 _N1 = replace(_A76, cache_bytes=(64 << 10, 1 << 20, 8 << 20), bytes_per_cycle=(16, 10, 5))
 _V1 = replace(
     _N1,
@@ -142,6 +151,7 @@ _V1 = replace(
     narrow_loads=3,
     reorder_buffer=256,
     bytes_per_cycle=(32, 12, 6),
+    translated_pages=2048,
 )
 _V2 = replace(_V1, reorder_buffer=320, cache_bytes=(64 << 10, 2 << 20, 8 << 20))
 _M1 = replace(

@@ -69,6 +69,7 @@ _U74 = CoreModel(
     tile_cycles=3,
     weight_macs=4,
     written_out_cycles=1.0,
+    translated_pages=512,
 )
 _X60 = replace(
     # LLVM's RISCVSchedSpacemitX60.td: vectors of 256 bits go through units of 128.

@@ -158,7 +158,8 @@ _ZEN4 = CoreModel(
 # Widths, units and latencies of Intel's cores: LLVM's X86SchedHaswell.td, X86SchedSkylakeServer.td,
 # X86SchedIceLake.td and X86SchedSapphireRapids.td. Caches and their sustained bytes a cycle: Intel,
 # "64 and IA-32 Architectures Optimization Reference Manual", chapter 2. A mispredicted branch
-# costs 16, 14 and 14 cycles there, and 13 on Zen 4, of which a tile takes eight.
+# costs 16, 14 and 14 cycles there, and 13 on Zen 4, of which a tile takes eight. Translated pages:
+# the same manual, and the same guides of AMD.
 _HASWELL = replace(
     _ZEN4,
     fma_latency=5,
@@ -166,9 +167,15 @@ _HASWELL = replace(
     cache_bytes=(32 << 10, 256 << 10, 8 << 20),
     bytes_per_cycle=(25, 18, 6),
     tile_cycles=10,
+    translated_pages=1024,
 )
 _SKYLAKE = replace(
-    _HASWELL, fma_latency=4, reorder_buffer=224, bytes_per_cycle=(29, 18, 6), tile_cycles=9
+    _HASWELL,
+    fma_latency=4,
+    reorder_buffer=224,
+    bytes_per_cycle=(29, 18, 6),
+    tile_cycles=9,
+    translated_pages=1536,
 )
 _SKYLAKE_SERVER = replace(
     _SKYLAKE,
@@ -184,6 +191,7 @@ _ICE_LAKE_SERVER = replace(
     cache_bytes=(48 << 10, 1280 << 10, 8 << 20),
     level1_ways=12,
     bytes_per_cycle=(48, 15, 5),
+    translated_pages=2048,
 )
 _SAPPHIRE_RAPIDS = replace(
     _ICE_LAKE_SERVER,
@@ -199,6 +207,19 @@ _ZEN2 = replace(
     _ZEN4, fma_latency=5, reorder_buffer=224, cache_bytes=(32 << 10, 512 << 10, 16 << 20)
 )
 _ZEN3 = replace(_ZEN4, reorder_buffer=256, cache_bytes=(32 << 10, 512 << 10, 32 << 20))
+# AMD, "Software Optimization Guide for the AMD Zen5 Microarchitecture": two 512-bit multiply-adds,
+# two 512-bit loads and one such store a cycle. Mobile parts have halves of these.
+_ZEN5 = replace(
+    _ZEN4,
+    fma_bits=512,
+    load_bits=512,
+    store_bits=512,
+    reorder_buffer=448,
+    cache_bytes=(48 << 10, 1 << 20, 32 << 20),
+    level1_ways=12,
+    bytes_per_cycle=(64, 26, 8),
+    translated_pages=4096,
+)
 
 
 def _vector(name: str) -> tuple[tuple[int, str], ...]:
@@ -287,6 +308,7 @@ FAMILY = Family(
         "graniterapids": _SAPPHIRE_RAPIDS,
         "znver2": _ZEN2,
         "znver3": _ZEN3,
+        "znver5": _ZEN5,
     },
     detect=_detect,
     dot=_DOT,

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 
 
 def test_what_must_hold_holds(tmp_path: Path) -> None:
-    plan = Plan(kills=8, database="sqlite", seed=1, open_jobs=2, pause_seconds=5.0)
+    plan = Plan(kills=8, database="sqlite", seed=1, open_jobs=2, pause_seconds=5.0, end_seconds=240)
     with prepared(plan, tmp_path) as chaos:
         outcome = chaos.play()
     found = outcome.found

@@ -232,7 +232,9 @@ def _is_worth_packing(found: Contraction, core: CoreModel) -> bool:
         rows *= axis.extent
     matrix = found.channel.extent * found.lanes.extent * 4
     pages = min(found.channel.extent, matrix // 4096)
-    return (rows >= 128 and pages > 2048) or (rows >= 384 and matrix >= core.reread_bytes)
+    return (rows >= 128 and pages > core.translated_pages) or (
+        rows >= 384 and matrix >= core.reread_bytes
+    )
 
 
 def _default_unroll(found: Contraction, unrolls: Sequence[Choice], tile: int, spare: int) -> Choice:

@@ -31,10 +31,7 @@ _UNROLL_REGISTERS = 2
 """Spare registers that a loop needs to be written out several times: LLVM then loads ahead."""
 
 # Costs are in fused multiply-adds of one element, at the speed of a core that does nothing else.
-# The target says what a weight from memory costs, and what the caches hold.
-
-_CACHE_COST = 3
-"""The time in which a number comes from the cache behind the second level."""
+# The core says what a weight from a cache or from memory costs, and what the caches hold.
 
 _START_COST = 6
 """Iterations of the innermost loop in the time that a register tile takes to begin and to end."""
@@ -210,13 +207,14 @@ def _cost(found: Winograd, core: CoreModel, m: int, block: int, useful: float) -
     if weights <= kept:
         again = 0.0
     elif weights <= near:
-        again = _CACHE_COST
+        again = core.cached_weight_macs
     else:
         again = core.weight_macs
     fetches = weights * (core.weight_macs + (blocks - 1) * again)
     # V and M are both written and read, in slices far apart.
-    beyond = 8 * _CACHE_COST * max(0.0, 1 - kept / numbers)
-    beyond += 8 * max(0.0, core.weight_macs - _CACHE_COST) * max(0.0, 1 - near / numbers)
+    cached = core.cached_weight_macs
+    beyond = 8 * cached * max(0.0, 1 - kept / numbers)
+    beyond += 8 * max(0.0, core.weight_macs - cached) * max(0.0, 1 - near / numbers)
     transforms = blocks * numbers * (_TRANSFORM_COST + beyond)
     return _overlapped(blocks * products, fetches) + transforms
 

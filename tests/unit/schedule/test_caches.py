@@ -88,3 +88,23 @@ def test_run_time_matrices_are_packed_that_caches_do_not_hold(
 ) -> None:
     found = untuned(matmul(512, 512, 512, constant=False), cache_bytes=caches(second, third))
     assert found["pack"] is packed
+
+
+@pytest.mark.parametrize(("pages", "packed"), [(512, True), (2048, False)])
+def test_run_time_matrices_are_packed_whose_rows_lie_in_too_many_pages(
+    untuned: Untuned, pages: int, packed: bool
+) -> None:
+    """Each of 1024 rows is a page; the caches hold all 4 MB of them."""
+    workload = matmul(256, 1024, 1024, constant=False)
+    found = untuned(workload, translated_pages=pages, cache_bytes=caches(4 * MI, 32 * MI))
+    assert found["pack"] is packed
+
+
+def test_winograd_reads_cached_weights_seldom_where_caches_are_slow(untuned: Untuned) -> None:
+    """2.4 MB of transformed weights are beyond the second level and within the third."""
+    workload = conv(16, channels=128, filters=128, size=28)
+    fast, slow = (
+        untuned(workload, cache_bytes=caches(MI, 32 * MI), bytes_per_cycle=(32, third, 2))
+        for third in (26, 3)
+    )
+    assert slow.integer("block") > fast.integer("block")
