@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from db.standing import Standing
 from db.storage import Storage
 from db.stores.leases import LeaseOutcome, LeaseStatus, RequestState, RequestStatus
 from db.stores.record_ledger import StoredRecord
-from db.stores.records import RecordState
 from tuner.measure.measurement import Phase
 from tuner.measure.run_wire import is_run, read_request
 from tuner.measure.wire import LEAST_SECONDS, MeasureRequest
@@ -137,7 +137,7 @@ def _served_lies(storage: Storage, liars: Collection[str]) -> Iterator[str]:
     """Records that are served and should not be."""
     keys = {record.record.key for record in _records(storage)}
     for key, served in storage.ledger.served(list(keys)).items():
-        if served.state is not RecordState.CONFIRMED:
+        if served.state is not Standing.CONFIRMED:
             yield f"record {served.id} is {served.state}, and served"
         if served.worker in liars:
             seconds = served.record.measurement.run_seconds

@@ -292,6 +292,10 @@ class RecordRow(Base):
     measurement: Mapped[Json]
     # what a second measurement said: Measurement as JSON
     confirmation: Mapped[Json | None]
+    # whose word it is: the worker's token, how much that is worth, and the second worker
+    owner: Mapped[str]
+    backing: Mapped[str]
+    confirmed_by: Mapped[str | None]
     measured_at: Mapped[float]
     stored_at: Mapped[float]
 
@@ -342,16 +346,27 @@ class CostModelRow(Base):
 
 
 class VerdictRow(Base):
-    """What was served of a model's tuned schedules, and the race that decided it."""
+    """What was decided of a model by a race, and what became of that.
+
+    Of its tuned schedules: which are served. Of its plans: the digest of the one that is.
+    """
 
     __tablename__ = "verdicts"
 
     serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    kind: Mapped[str]
     identity: Mapped[str] = mapped_column(index=True)
     job_id: Mapped[str]
     served: Mapped[str]
     verdict: Mapped[Json]
     created_at: Mapped[float]
+    state: Mapped[str]
+    reason: Mapped[str]  # why it is disputed or withdrawn
+    worker: Mapped[str]  # that raced
+    owner: Mapped[str]  # its token
+    backing: Mapped[str]
+    confirmed_by: Mapped[str | None]  # the worker that raced again
+    confirmation: Mapped[Json | None]  # what it said: Comparison as JSON
 
 
 class TuningRunRow(Base):

@@ -53,7 +53,7 @@ class GraphPlanStore:
     ) -> str:
         """Save a plan and return its digest; the same plan again keeps the faster run_seconds.
 
-        With a `decision`, it is the chosen plan from now on.
+        A `decision` is why it was chosen last. Which one is in use, verdicts say (`VerdictStore`).
         """
         sizes = canonical_json(dict(dims or {}))
         identity = [dict(plan), sizes, codegen_version]
@@ -85,44 +85,20 @@ class GraphPlanStore:
             )
         return digest
 
-    def chosen(
-        self,
-        model_digest: str,
-        target_key: str,
-        threads: int,
-        numerics: str,
-        *,
-        dims: Mapping[str, int] | None = None,
-        codegen_version: str = "",
+    def find(
+        self, model_digest: str, target_key: str, threads: int, numerics: str, digest: str
     ) -> StoredPlan | None:
-        """The plan that was chosen last, at these sizes and by this version; None if none was."""
-        query = (
-            sa.select(_plans)
-            .where(
-                _plans.c.model_digest == model_digest,
-                _plans.c.target_key == target_key,
-                _plans.c.threads == threads,
-                _plans.c.numerics == numerics,
-                _plans.c.dims == canonical_json(dict(dims or {})),
-                _plans.c.codegen_version == codegen_version,
-                _plans.c.decision.is_not(None),
-            )
-            .order_by(_plans.c.created_at.desc(), _plans.c.digest)
-            .limit(1)
+        """The plan of this digest; None if it is not there."""
+        query = sa.select(_plans).where(
+            _plans.c.model_digest == model_digest,
+            _plans.c.target_key == target_key,
+            _plans.c.threads == threads,
+            _plans.c.numerics == numerics,
+            _plans.c.digest == digest,
         )
         with reading(self._engine) as connection:
             row = connection.execute(query).first()
         return None if row is None else StoredPlan(**row._mapping)
-
-    def forget(self, model_digest: str, target_key: str) -> int:
-        """Forget what was chosen for a model on a target, so that it is chosen anew; how many."""
-        update = sa.update(_plans).where(
-            _plans.c.model_digest == model_digest,
-            _plans.c.target_key == target_key,
-            _plans.c.decision.is_not(None),
-        )
-        with writing(self._engine) as connection:
-            return connection.execute(update.values(decision=sa.null())).rowcount
 
     def list(self, model_digest: str) -> Sequence[StoredPlan]:
         """All plans of a model, newest first."""

@@ -17,10 +17,10 @@ from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.errors import NotFoundError
 from db.models import RecordRow, RecordUseRow, TrialRow
+from db.standing import Backing, Standing, Witness
 from db.stores.pages import Page, PageOrder, Position
 from db.stores.records import (
     KEY,
-    RecordState,
     SqlRecordStore,
     changing,
     record_of,
@@ -29,6 +29,7 @@ from db.stores.records import (
     served_rows,
 )
 from db.stores.statements import chunks, insert_new, table_of
+from db.stores.witnesses import lost_second, witness
 from tuner.measure.measurement import Measurement, RecordKey, Trial, TuningRecord
 
 _records = table_of(RecordRow)
@@ -41,18 +42,24 @@ _uses = table_of(RecordUseRow)
 class StoredRecord:
     """A record, and what became of it.
 
-    `worker` measured it for the job `job_id`; both are empty for records of earlier releases.
+    `witness` measured it for the job `job_id`; both are empty for records of earlier releases.
     `confirmation` is the second measurement of its schedule. `stored_at` is in Unix seconds.
     """
 
     id: str
     record: TuningRecord
-    state: RecordState
+    state: Standing
     reason: str
     job_id: str
-    worker: str
+    witness: Witness
+    backing: Backing
     confirmation: Measurement | None
     stored_at: float
+
+    @property
+    def worker(self) -> str:
+        """The id of the worker that measured it."""
+        return self.witness.worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,76 +90,92 @@ class RecordLedger:
         """
         values = record_values(record, self._clock(), job_id=job_id)
         with writing(self._engine) as connection:
-            insert_new(connection, _records, [{**values, "state": RecordState.PROVISIONAL.value}])
+            values |= {
+                "state": Standing.PROVISIONAL.value,
+                "backing": Backing.ONCE.value,
+                "owner": witness(connection, record.measurement.worker).owner,
+            }
+            insert_new(connection, _records, [values])
 
     def provisional(self, job_id: str) -> Sequence[StoredRecord]:
         """The records of a job that nobody confirmed or disputed yet, oldest first."""
         query = sa.select(_records).where(
-            _records.c.job_id == job_id, _records.c.state == RecordState.PROVISIONAL.value
+            _records.c.job_id == job_id, _records.c.state == Standing.PROVISIONAL.value
         )
         with reading(self._engine) as connection:
             rows = connection.execute(query.order_by(_records.c.serial))
             return [_stored(row) for row in rows]
 
-    def confirm(self, record_id: str, second: Measurement) -> bool:
-        """Serve a provisional record; False if it is none any more."""
+    def confirm(self, record_id: str, second: Measurement, *, ours: bool = False) -> bool:
+        """Serve a provisional record, or back one better that is served.
+
+        False if it is neither any more, or this adds nothing. `ours`: our own machine measured.
+        """
         with changing(self._engine) as connection:
             row = _locked(connection, record_id)
-            if row.state != RecordState.PROVISIONAL.value:
+            first, by = Witness(row.worker, row.owner), witness(connection, second.worker)
+            backing = Backing.OWN if ours else first.second(by)
+            if not _is_open(row) or backing.rank <= Backing(row.backing).rank:
                 return False
             values = dict(row._mapping)
             del values["serial"]  # it becomes the newest
             confirmed = {
-                "state": RecordState.CONFIRMED.value,
+                "state": Standing.CONFIRMED.value,
                 "confirmation": second.to_json(),
+                "confirmed_by": second.worker,
+                "backing": backing.value,
                 "stored_at": self._clock(),
             }
             serve(connection, {**values, **confirmed})
         return True
 
     def dispute(self, record_id: str, second: Measurement, reason: str) -> bool:
-        """Keep a provisional record from being served; False if it is none any more.
+        """Keep a record from being served that is provisional, or only weakly backed; False if it
+        is neither any more.
 
-        What its worker said of this workload teaches nobody any more: a time that is too good would
-        stay the best of every later run.
+        What its workers said of this workload teaches nobody any more: a time that is too good
+        would stay the best of every later run. What was served before it is served again.
         """
         with changing(self._engine) as connection:
             row = _locked(connection, record_id)
-            if row.state != RecordState.PROVISIONAL.value:
+            if not _is_open(row):
                 return False
             connection.execute(
                 sa.update(_records)
                 .where(_records.c.serial == row.serial)
                 .values(
-                    state=RecordState.DISPUTED.value,
+                    state=Standing.DISPUTED.value,
                     confirmation=second.to_json(),
                     reason=reason,
                 )
             )
-            theirs = (_trials.c[name] == row._mapping[name] for name in (*KEY, "worker"))
-            connection.execute(sa.update(_trials).where(*theirs).values(withdrawn=True))
+            _restore(connection, [row])
+            theirs = (_trials.c[name] == row._mapping[name] for name in KEY)
+            liars = _trials.c.worker.in_({row.worker, row.confirmed_by} - {None, second.worker})
+            connection.execute(sa.update(_trials).where(*theirs, liars).values(withdrawn=True))
         return True
 
     def adopt(
         self, record: TuningRecord, confirmation: Measurement | None = None
-    ) -> RecordState | None:
+    ) -> Standing | None:
         """Keep a record that another service made, and serve it unless a faster one is known.
 
         What became of it; None if it was here before, and stays as it is.
         """
         values = record_values(record, self._clock())
         values["confirmation"] = None if confirmation is None else confirmation.to_json()
+        values["backing"] = Backing.IMPORTED.value
         with changing(self._engine) as connection:
             known = sa.select(_records.c.id).where(_records.c.id == values["id"])
             if connection.execute(known).first() is not None:
                 return None
             rows = list(served_rows(connection, [record.key]))
             if rows and rows[-1].run_seconds <= record.run_seconds:
-                values["state"] = RecordState.SUPERSEDED.value
+                values["state"] = Standing.SUPERSEDED.value
                 connection.execute(sa.insert(_records).values(values))
             else:
                 serve(connection, values)
-        return RecordState(values["state"])
+        return Standing(values["state"])
 
     def served(self, keys: Sequence[RecordKey]) -> dict[RecordKey, StoredRecord]:
         """The records that are served for these keys, with what is known of them."""
@@ -183,7 +206,7 @@ class RecordLedger:
         with changing(self._engine) as connection:
             for some in chunks(names):
                 gone = sa.select(_records.c.id).where(
-                    _records.c.id.in_(some), _records.c.state == RecordState.WITHDRAWN.value
+                    _records.c.id.in_(some), _records.c.state == Standing.WITHDRAWN.value
                 )
                 if connection.execute(gone.limit(1)).first() is not None:
                     return False
@@ -213,7 +236,7 @@ class RecordLedger:
         threads: int | None = None,
         numerics: str | None = None,
         worker: str | None = None,
-        state: RecordState | None = None,
+        state: Standing | None = None,
         limit: int = 100,
         after: Position | None = None,
     ) -> Page[StoredRecord]:
@@ -245,19 +268,23 @@ class RecordLedger:
         """Take records back: those that are named, and all that these workers measured.
 
         For each that was served, the newest one before it is served again. The trials of the
-        workers, and those behind the named records, teach nobody any more.
+        workers, and those behind the named records, teach nobody any more. What they confirmed of
+        others rests on the first word alone.
         """
         with changing(self._engine) as connection:
             rows = _to_withdraw(connection, record_ids, workers)
-            touched = [row for row in rows if row.state != RecordState.WITHDRAWN.value]
+            touched = [row for row in rows if row.state != Standing.WITHDRAWN.value]
             ids = [row.id for row in rows]
             for some in chunks(ids):
                 connection.execute(
                     sa.update(_records)
                     .where(_records.c.id.in_(some))
-                    .values(state=RecordState.WITHDRAWN.value, reason=reason)
+                    .values(state=Standing.WITHDRAWN.value, reason=reason)
                 )
             restored = _restore(connection, touched)
+            for some in chunks(sorted(workers)):
+                # who looks it up is to see that: an answer is known by its `stored_at`
+                connection.execute(lost_second(some, _records).values(stored_at=self._clock()))
             trials, measured_for = _withdraw_trials(
                 connection, [row.trial_id for row in rows], workers
             )
@@ -297,7 +324,13 @@ class JobRecords:
         return self._served.trials(key)
 
 
-_confirmed = _records.c.state == RecordState.CONFIRMED.value
+_confirmed = _records.c.state == Standing.CONFIRMED.value
+
+
+def _is_open(row: sa.Row[Any]) -> bool:
+    """Whether a second measurement decides about a record."""
+    served_weakly = row.state == Standing.CONFIRMED.value and Backing(row.backing).weak
+    return row.state == Standing.PROVISIONAL.value or served_weakly
 
 
 def _locked(connection: sa.Connection, record_id: str) -> sa.Row[Any]:
@@ -327,18 +360,16 @@ def _to_withdraw(
 def _restore(connection: sa.Connection, withdrawn: Sequence[sa.Row[Any]]) -> tuple[str, ...]:
     """Serve the newest superseded record of each key that lost what it had; their ids."""
     restored = []
-    lost = [row for row in withdrawn if row.state == RecordState.CONFIRMED.value]
+    lost = [row for row in withdrawn if row.state == Standing.CONFIRMED.value]
     for key in dict.fromkeys(tuple(row._mapping[name] for name in KEY) for row in lost):
         same = sa.and_(*(_records.c[n] == v for n, v in zip(KEY, key, strict=True)))
         if connection.execute(sa.select(_records.c.id).where(same, _confirmed)).first() is not None:
             continue
-        query = sa.select(_records.c.id).where(
-            same, _records.c.state == RecordState.SUPERSEDED.value
-        )
+        query = sa.select(_records.c.id).where(same, _records.c.state == Standing.SUPERSEDED.value)
         row = connection.execute(query.order_by(_records.c.serial.desc()).limit(1)).first()
         if row is not None:
             update = sa.update(_records).where(_records.c.id == row.id)
-            connection.execute(update.values(state=RecordState.CONFIRMED.value))
+            connection.execute(update.values(state=Standing.CONFIRMED.value))
             restored.append(row.id)
     return tuple(restored)
 
@@ -362,10 +393,11 @@ def _stored(row: sa.Row[Any]) -> StoredRecord:
     return StoredRecord(
         id=row.id,
         record=record_of(row),
-        state=RecordState(row.state),
+        state=Standing(row.state),
         reason=row.reason,
         job_id=row.job_id,
-        worker=row.worker,
+        witness=Witness(row.worker, row.owner),
+        backing=Backing(row.backing),
         confirmation=None if row.confirmation is None else Measurement.from_json(row.confirmation),
         stored_at=row.stored_at,
     )

@@ -10,7 +10,6 @@ import hashlib
 import statistics
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,6 +18,7 @@ from compiler.schedule.schedule import Schedule
 from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.models import RecordRow, TrialRow
+from db.standing import Backing, Standing
 from db.stores.statements import chunks, insert_new, one_at_a_time, table_of
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial, TuningRecord
 
@@ -43,21 +43,6 @@ _believed = _trials.c.withdrawn.is_(False)
 
 KEY = ("workload_key", "target_key", "threads", "numerics")
 """The columns of a record key."""
-
-
-class RecordState(StrEnum):
-    """What became of a record."""
-
-    PROVISIONAL = "provisional"
-    """Measured once, by a device that is not ours: not served yet."""
-    CONFIRMED = "confirmed"
-    """Measured again, or by our own device. The newest one of a key is served."""
-    SUPERSEDED = "superseded"
-    """A later one is served."""
-    DISPUTED = "disputed"
-    """The second measurement contradicts the first."""
-    WITHDRAWN = "withdrawn"
-    """Somebody took it back."""
 
 
 ServedVersion = tuple[int, str, float]
@@ -178,15 +163,19 @@ class SqlRecordStore:
                 found.update({row[0]: (row[1], row[2], row[3]) for row in rows})
         return found
 
-    def of_versions(self, versions: Sequence[ServedVersion]) -> dict[ServedVersion, TuningRecord]:
-        """The records in these rows; without those that were replaced since."""
-        found: dict[ServedVersion, TuningRecord] = {}
+    def of_versions(
+        self, versions: Sequence[ServedVersion]
+    ) -> dict[ServedVersion, tuple[TuningRecord, Backing]]:
+        """The records in these rows, and whose word they are; without those that were replaced
+        since."""
+        found: dict[ServedVersion, tuple[TuningRecord, Backing]] = {}
         if versions:
             with reading(self._engine) as connection:
                 for some in chunks([serial for serial, _, _ in versions]):
                     query = sa.select(_records).where(_records.c.serial.in_(some))
                     for row in connection.execute(query):
-                        found[row.serial, row.id, row.stored_at] = record_of(row)
+                        version = row.serial, row.id, row.stored_at
+                        found[version] = record_of(row), Backing(row.backing)
         return {version: found[version] for version in versions if version in found}
 
     # the compiler's ScheduleSource
@@ -258,7 +247,7 @@ def record_values(record: TuningRecord, now: float, *, job_id: str = "") -> dict
     return {
         **record.key.to_json(),
         "id": record_id(record.key, record.schedule.digest, record.trial_id),
-        "state": RecordState.CONFIRMED.value,
+        "state": Standing.CONFIRMED.value,
         "reason": "",
         "job_id": job_id,
         "worker": record.measurement.worker,
@@ -274,6 +263,9 @@ def record_values(record: TuningRecord, now: float, *, job_id: str = "") -> dict
         "spread": spread,
         "measurement": record.measurement.to_json(),
         "confirmation": None,
+        "owner": "",
+        "backing": Backing.OWN.value,
+        "confirmed_by": None,
         "measured_at": record.measurement.measured_at,
         "stored_at": now,
     }
@@ -288,7 +280,7 @@ def served_rows(
         query = sa.select(_records).where(
             *(_records.c[name] == value for name, value in kind.items()),
             _records.c.workload_key.in_(some),
-            _records.c.state == RecordState.CONFIRMED.value,
+            _records.c.state == Standing.CONFIRMED.value,
         )
         yield from connection.execute(query.order_by(_records.c.serial))
 
@@ -323,10 +315,10 @@ def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
     """
     served = sa.and_(
         *(_records.c[name] == values[name] for name in KEY),
-        _records.c.state == RecordState.CONFIRMED.value,
+        _records.c.state == Standing.CONFIRMED.value,
     )
     connection.execute(sa.delete(_records).where(_records.c.id == values["id"]))
-    connection.execute(sa.update(_records).where(served).values(state=RecordState.SUPERSEDED.value))
+    connection.execute(sa.update(_records).where(served).values(state=Standing.SUPERSEDED.value))
     connection.execute(sa.insert(_records).values(values))
 
 

@@ -29,7 +29,7 @@ from db.models import (
     TuningRunRow,
     VerdictRow,
 )
-from db.stores.records import RecordState
+from db.standing import Standing
 from db.stores.statements import chunks, table_of
 
 BATCH = 400
@@ -126,7 +126,7 @@ def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
 def _old_job(limit: sa.ColumnElement[float]) -> Condition:
     """Ended; neither the newest artifact's nor built with a record that is served."""
     serving = sa.select(_uses.c.job_id).join(_records, _records.c.id == _uses.c.record_id)
-    serving = serving.where(_records.c.state == RecordState.CONFIRMED.value)
+    serving = serving.where(_records.c.state == Standing.CONFIRMED.value)
     return sa.and_(
         _ended,
         _jobs.c.finished_at < limit,
@@ -184,11 +184,13 @@ def _clear_artifacts(connection: sa.Connection, key: Key, gone: Sequence[Any]) -
 
 
 def _delete_jobs(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
-    """With all that is theirs alone. A verdict that is the newest on what was raced may be asked
-    for by another job, and stays."""
+    """With all that is theirs alone. A confirmed verdict that is the newest on what was raced may
+    be asked for by another job, and stays."""
     for table in (_events, _tasks, _uses):
         connection.execute(sa.delete(table).where(table.c.job_id.in_(gone)))
-    newest = sa.select(sa.func.max(_verdicts.c.serial)).group_by(_verdicts.c.identity)
+    believed = _verdicts.c.state == Standing.CONFIRMED.value
+    newest = sa.select(sa.func.max(_verdicts.c.serial)).where(believed)
+    newest = newest.group_by(_verdicts.c.identity)
     theirs = sa.and_(_verdicts.c.job_id.in_(gone), _verdicts.c.serial.not_in(newest))
     connection.execute(sa.delete(_verdicts).where(theirs))
     # the runs of a job are JOB, JOB.2 and so on

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from db.engine import reading, writing
 from db.models import RecordRow, TrialRow, WorkloadRow, WorkloadShapeRow
-from db.stores.records import RecordState
+from db.standing import Standing
 from db.stores.statements import chunks, insert_new, table_of
 from tuner.measure.measurement import Status
 
@@ -71,7 +71,7 @@ class ShapeStore:
                 _records.c.target_key == target_key,
                 _records.c.threads == threads,
                 _records.c.numerics == numerics,
-                _records.c.state == RecordState.CONFIRMED.value,
+                _records.c.state == Standing.CONFIRMED.value,
             )
             .order_by(_shapes.c.workload_key)
             .limit(limit)

@@ -14,7 +14,7 @@ from service.api.planning_child import PlannedWorkload, WorkloadsQuestion
 from service.api.schemas import LookupRequest
 from service.api.served import ServedRecords
 from service.jobs.addressee import resolve_addressee, target_key_of
-from service.jobs.graph_choice import chosen_plan
+from service.jobs.known_plan import chosen_plan
 from service.jobs.targets import is_target_key
 
 

@@ -20,8 +20,8 @@ from db.errors import DatabaseError, StorageError, StorageKind
 from db.stores.plans import StoredPlan
 from service.api.errors import ApiProblem, compiler_problem, database_problem
 from service.api.model_check import check_job, check_model_bytes
-from service.jobs.graph_choice import with_plan
 from service.jobs.job_spec import JobSpec
+from service.jobs.known_plan import with_plan
 from service.jobs.planning import ModelRequest, plan_model, workload_name
 
 

@@ -14,6 +14,7 @@ class StoredRecordView(View):
 
     id: str
     state: str  # provisional, confirmed, superseded, disputed, withdrawn
+    backing: str  # once, one-worker, one-owner, two-owners, imported, own: whose word it is
     reason: str
     job_id: str
     worker: str

@@ -22,12 +22,13 @@ def stored_record_view(stored: StoredRecord) -> StoredRecordView:
     return StoredRecordView(
         id=stored.id,
         state=stored.state,
+        backing=stored.backing,
         reason=stored.reason,
         job_id=stored.job_id,
         worker=stored.worker,
         stored_at=stored.stored_at,
         confirmation=None if second is None else second.to_json(),
-        record=record_view(stored.record),
+        record=record_view(stored.record, stored.backing),
     )
 
 

@@ -242,6 +242,7 @@ class RecordView(View):
     numerics: str
     schedule: dict[str, Any]
     run_seconds: float
+    backing: str  # once, one-worker, one-owner, two-owners, imported, own: whose word that is
     interval: IntervalView | None = None
     measurement: dict[str, Any]
     codegen_version: str

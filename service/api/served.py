@@ -100,8 +100,8 @@ class ServedRecords:
         while True:
             versions = self._records.served_versions(*kind, workloads)
             new = [version for version in versions.values() if version not in self._kept]
-            for version, record in self._records.of_versions(new).items():
-                self._kept[version] = record_view(record).model_dump_json().encode()
+            for version, found_record in self._records.of_versions(new).items():
+                self._kept[version] = record_view(*found_record).model_dump_json().encode()
             if all(version in self._kept for version in versions.values()):
                 break  # else one was replaced between the two queries
         found = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
+from db.standing import Backing
 from db.stores.audit import Entry
 from db.stores.cost_models import StoredCostModel
 from db.stores.jobs import Job
@@ -88,12 +89,13 @@ def task_view(task: JobTask, job_id: str = "") -> TaskView:
     )
 
 
-def record_view(record: TuningRecord) -> RecordView:
+def record_view(record: TuningRecord, backing: Backing) -> RecordView:
     interval = record.measurement.interval
     return RecordView(
         **record.key.to_json(),
         schedule=record.schedule.to_json(),
         run_seconds=record.run_seconds,
+        backing=backing,
         interval=None if interval is None else IntervalView(**asdict(interval)),
         measurement=record.measurement.to_json(),
         codegen_version=record.codegen_version,

@@ -66,7 +66,7 @@ def explain(
     from service.cli.plan_view import decision_view
     from service.cli.view import settled_line, timings_table
     from service.jobs.explain import explain as explain_model
-    from service.jobs.graph_choice import known_plan
+    from service.jobs.known_plan import known_plan
     from service.jobs.no_regret import settle
     from service.jobs.planning import ModelRequest, plan_model
     from service.storage import open_storage

@@ -67,7 +67,7 @@ def inspect(
     from compiler.costs import plan_summary
     from service.cli.inspect_view import summary_view
     from service.cli.plan_view import decision_view
-    from service.jobs.graph_choice import known_plan
+    from service.jobs.known_plan import known_plan
     from service.jobs.planning import ModelRequest, plan_model, workload_name
     from service.storage import open_storage
 
@@ -108,7 +108,7 @@ def compile_(
     from compiler.timings import Timings
     from service.cli.inspect_view import size
     from service.cli.view import settled_line, timings_table
-    from service.jobs.graph_choice import known_plan
+    from service.jobs.known_plan import known_plan
     from service.jobs.no_regret import settle
     from service.jobs.planning import ModelRequest, plan_sizes
     from service.jobs.tuning import build_artifact
@@ -301,7 +301,7 @@ def bench(
 
 def _bench_on(on: str, model: Path, threads: int, numerics: Numerics, dims: dict[str, int]) -> None:
     from service.cli.view import settled_line
-    from service.jobs.graph_choice import known_plan
+    from service.jobs.known_plan import known_plan
     from service.jobs.no_regret import settle
     from service.jobs.planning import ModelRequest, plan_model
     from service.jobs.timing import time_model

@@ -24,7 +24,7 @@ def add_to(app: typer.Typer) -> None:
 
 def plans(model: ModelPath) -> None:
     """The plans known of a model: for what, what each takes as a whole, which one is in use."""
-    from service.jobs.graph_choice import model_digest
+    from service.jobs.known_plan import model_digest
     from service.storage import open_storage
 
     digest = model_digest(existing_file(model))
@@ -41,25 +41,25 @@ def plans(model: ModelPath) -> None:
 
 
 def _table(known: Sequence[StoredPlan], storage: Storage) -> Table:
-    """One row a plan, the newest first. Of chosen plans for one purpose, the first is in use."""
+    """One row a plan, the newest first. In use is what a confirmed verdict says."""
     import json
 
     from rich.text import Text
 
     from compiler.build import CODEGEN_VERSION
     from service.cli.view import make_table
+    from service.jobs.known_plan import plan_identity
 
     columns = ("<target", "threads", "<numerics", "<sizes", "kernels", "whole", "<plan", "<")
     table = make_table(*columns)
     targets = storage.workloads.targets()
-    served = set()
     for plan in known:
-        ends = plan.target_key, plan.threads, plan.numerics, plan.dims, plan.codegen_version
+        model = plan.model_digest, plan.target_key, plan.threads, plan.numerics
+        verdict = storage.verdicts.find(plan_identity(*model, plan.dims))
         use = ""
         if plan.codegen_version != CODEGEN_VERSION:
             use = f"of code generation {plan.codegen_version}"
-        elif plan.decision is not None and ends not in served:
-            served.add(ends)
+        elif verdict is not None and verdict.served == plan.digest:
             use = "in use"
         sizes = json.loads(plan.dims)
         table.add_row(

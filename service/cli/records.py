@@ -59,14 +59,14 @@ def list_records(
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Most rows")] = 50,
 ) -> None:
     """List records, the newest first."""
-    from db.stores.records import RecordState
+    from db.standing import Standing
     from service.jobs.targets import target_key
     from service.jobs.withdrawal import worker_names
 
     try:
-        wanted = None if state is None else RecordState(state)
+        wanted = None if state is None else Standing(state)
     except ValueError:
-        raise UserError(f"--state {state}: give one of {', '.join(RecordState)}") from None
+        raise UserError(f"--state {state}: give one of {', '.join(Standing)}") from None
     with _storage() as storage:
         names = [None] if worker is None else sorted(worker_names(storage, [worker]))
         found: list[StoredRecord] = []

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compiler.timings import StageTime
+from db.standing import Backing
 from service.api.schemas import (
     JobView,
     LookupView,
@@ -177,10 +178,12 @@ def verdict_text(verdict: Mapping[str, Any]) -> str:
     comparison = verdict["comparison"]
     if comparison is None:
         return f"{served}; {verdict['reason']}"
+    backing = verdict.get("backing")
     return (
         f"{served}; tuned / untuned {comparison['ratio']:.3f} "
         f"({comparison['low']:.3f} to {comparison['high']:.3f}, {verdict['outcome']})"
         + (f"; {verdict['reason']}" if verdict["reason"] else "")
+        + (f"; {Backing(backing).sentence}" if backing and Backing(backing).weak else "")
     )
 
 

@@ -3,7 +3,8 @@
 A worker may lie, or be sick without knowing. What it says is the best schedule of a workload would
 be served for ever. So its schedule and the default run once more, interleaved, on another worker
 where there is one. The record is confirmed if it holds there, disputed if it does not, and stays
-provisional if nobody could tell.
+provisional if nobody could tell. One that rests on the word of one owner's workers is served, and
+says so; the next job that could use it measures it again where another owner's worker is.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler.build import CODEGEN_VERSION
+from db.standing import Witness
 from db.storage import Storage
 from db.stores.record_ledger import JobRecords, StoredRecord
 from service.jobs.device import Device
+from service.jobs.withdrawal import tell
 from service.version import version
 from tuner.cancel import CancelToken
 from tuner.fixed_trials import FixedTrials, Wanted
 from tuner.measure.builder import Builder
-from tuner.measure.measurement import Measurement, Phase, Status, Trial
+from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tuner.measure.oracle import ReferenceCache
 from tuner.measure.statistics import Outcome
 from tuner.options import TuneOptions
@@ -94,8 +97,77 @@ def confirm_records(
     by_key = {task.key: task for task in tasks}
     proposed = storage.ledger.provisional(job_id)
     waiting = [one for one in proposed if one.record.key in by_key]
-    if not waiting:
-        return Confirmed(open=len(proposed))
+    found = Confirmed()
+    if waiting:
+        found = _measured_again(
+            waiting,
+            by_key,
+            storage,
+            builder,
+            device,
+            job_id=job_id,
+            references=references,
+            token=token,
+            seconds=seconds,
+            clock=clock,
+        )
+    return replace(found, open=len(storage.ledger.provisional(job_id)))
+
+
+def doubt_records(
+    tasks: Sequence[Task],
+    storage: Storage,
+    builder: Builder,
+    device: Device,
+    *,
+    job_id: str,
+    references: ReferenceCache,
+    token: CancelToken,
+    seconds: float = CONFIRM_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+) -> Confirmed:
+    """Measure records that are served on one owner's word again, where another's can measure.
+
+    What is contradicted is not served any more, and jobs that were built with it are told. Raises
+    what `confirm_records` does.
+    """
+    by_key = {task.key: task for task in tasks}
+    weak = [one for one in storage.ledger.served(list(by_key)).values() if one.backing.weak]
+    worth = {witness: device.worth(witness) for witness in {one.witness for one in weak}}
+    doubtful = [
+        one
+        for one in weak
+        if one.record.holds(CODEGEN_VERSION) and worth[one.witness].rank > one.backing.rank
+    ]
+    if not doubtful:
+        return Confirmed()
+    return _measured_again(
+        doubtful,
+        by_key,
+        storage,
+        builder,
+        device,
+        job_id=job_id,
+        references=references,
+        token=token,
+        seconds=seconds,
+        clock=clock,
+    )
+
+
+def _measured_again(
+    waiting: Sequence[StoredRecord],
+    by_key: Mapping[RecordKey, Task],
+    storage: Storage,
+    builder: Builder,
+    device: Device,
+    *,
+    job_id: str,
+    references: ReferenceCache,
+    token: CancelToken,
+    seconds: float,
+    clock: Callable[[], float],
+) -> Confirmed:
     ends = clock() + seconds
     options = TuneOptions(
         trials=1,  # nothing is searched
@@ -107,13 +179,13 @@ def confirm_records(
     def stopped() -> bool:
         return token.cancelled or clock() >= ends
 
-    groups: dict[str, list[StoredRecord]] = defaultdict(list)
+    groups: dict[Witness, list[StoredRecord]] = defaultdict(list)
     for one in waiting:
-        groups[one.worker].append(one)
+        groups[one.witness].append(one)
     confirmed, disputed = 0, []
-    for worker, records in groups.items():
+    for witness, records in groups.items():
         trials = FixedTrials(
-            builder, device.second_runner(worker), storage.records, options, references
+            builder, device.beside(witness).runner, storage.records, options, references
         ).measure((_wanted(by_key[one.record.key], one) for one in records), stopped)
         for one in records:
             task = by_key[one.record.key]
@@ -124,11 +196,12 @@ def confirm_records(
                 one.record.measurement, second, _default_ratio(task, one, trials, storage)
             )
             if reason:
-                storage.ledger.dispute(one.id, second, reason)
+                if storage.ledger.dispute(one.id, second, reason):
+                    tell(storage, storage.ledger.uses(one.id), reason, [one.id])
                 disputed.append(f"'{task.name}': {reason}")
             elif second.certified:
-                confirmed += storage.ledger.confirm(one.id, second)
-    return Confirmed(confirmed, tuple(disputed), len(storage.ledger.provisional(job_id)))
+                confirmed += storage.ledger.confirm(one.id, second, ours=device.trusted)
+    return Confirmed(confirmed, tuple(disputed))
 
 
 def contradiction(first: Measurement, second: Measurement, devices_ratio: float | None) -> str:

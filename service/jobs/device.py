@@ -20,6 +20,7 @@ from compiler.runtime.executable import Executable
 from compiler.runtime.packing import Bytes
 from compiler.runtime.program import Program
 from compiler.target import Target
+from db.standing import Backing, Witness
 from tuner.measure.model_runs import Race
 from tuner.measure.runner import Runner
 
@@ -92,8 +93,11 @@ class Device(Protocol):
     def trusted(self) -> bool:
         """Whether it is ours: what it measures needs no second opinion."""
 
-    def second_runner(self, worker: str) -> Runner:
-        """Measures kernels on another machine than this worker, if there is one."""
+    def beside(self, first: Witness) -> Device:
+        """What gives a second opinion: another machine than this worker, if there is one."""
+
+    def worth(self, first: Witness) -> Backing:
+        """What it would be worth that `beside` agrees just now."""
 
     def runs(self, target: Target) -> bool:
         """Whether code for this target runs there."""

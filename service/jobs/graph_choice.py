@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from compiler import driver
 from compiler.build import CODEGEN_VERSION
-from compiler.choices import RULE, GraphChoice
+from compiler.choices import RULE
 from compiler.errors import CompilerError
-from compiler.graph.text import without_digests
 from compiler.plan import GraphPlan
 from compiler.target import Target
 from compiler.workload import Workload
+from db.standing import Standing
 from db.storage import Storage
-from db.stores.plans import StoredPlan
-from db.types import canonical_json
 from service.jobs.device import Device, DeviceError, Variant
 from service.jobs.job_spec import JobBudget
+from service.jobs.known_plan import (
+    keep_choice,
+    keep_plan,
+    known_plan,
+    plan_verdict,
+    planner_of,
+)
 from service.jobs.loadables import of_compiled
 from service.jobs.planning import ModelRequest, Planned, task_of, tasks_of
+from service.jobs.second_opinion import race_again
 from service.version import version
 from tuner.cancel import CancelToken
 from tuner.events import Finished
 from tuner.fixed_trials import FixedTrials, default_of
-from tuner.graph.planner import Planner
 from tuner.graph.search import RULE_NAME, Decision, search_graph
 from tuner.graph.times import KernelTimes
 from tuner.measure.builder import Builder
@@ -61,47 +63,6 @@ class ChosenPlan:
     reserve: JobBudget | None = None
 
 
-def known_plan(planned: Planned, storage: Storage) -> Planned:
-    """The model with the plan that an earlier job chose for it; the same model if none did.
-
-    A plan counts for the same model, sizes, target, threads, numerics and code generation. It must
-    still be the plan that its choice leads to. The model's digest stands for its constants.
-    """
-    request = planned.request
-    digest = request.digest or model_digest(request.model)
-    how = (planned.target, request.threads, request.numerics, request.dims or {})
-    return with_plan(planned, chosen_plan(digest, *how, storage))
-
-
-def chosen_plan(
-    digest: str,
-    target: Target,
-    threads: int,
-    numerics: str,
-    dims: Mapping[str, int],
-    storage: Storage,
-) -> StoredPlan | None:
-    """The plan that an earlier job chose for a model of this digest, if one did."""
-    return storage.plans.chosen(
-        digest, target.key, threads, numerics, dims=dims, codegen_version=CODEGEN_VERSION
-    )
-
-
-def with_plan(planned: Planned, stored: StoredPlan | None) -> Planned:
-    """The model with a stored plan, or the same model if that is not what its choice leads to."""
-    if stored is None or stored.decision is None:
-        return planned
-    try:
-        choice = GraphChoice.from_json(stored.decision["choice"])
-        plan = planned.plan if choice == RULE else _planner(planned).plan(choice)
-    except (CompilerError, KeyError):
-        return planned  # an older release's: the choice is made anew
-    known = without_digests(canonical_json(dict(stored.plan)))
-    if canonical_json(plan.to_json(digests=False)) != known:
-        return planned
-    return replace(planned, plan=plan, decision=dict(stored.decision))
-
-
 def choose_plan(
     planned: Planned,
     storage: Storage,
@@ -121,13 +82,16 @@ def choose_plan(
 
     At most `share` of the trials and seconds go into trying; without any, the rules' plan stays.
     The decision is stored, unless the job was cancelled or ran out of its share before all was
-    measured. A plan other than the rules' is stored only once it is confirmed (`confirm_plan`). If
+    measured. A plan other than the rules' is stored only once it is confirmed (`confirm_plan`).
+    What one owner's workers decided is decided anew where another's can race (`second_opinion`). If
     a workload of another plan does not compile, the rules' plan stays, and the decision says so.
     `kernels` are those of the job's other programs.
     """
-    known = known_plan(planned, storage)
+    known = known_plan(planned, storage, job_id)
     limit = int(share * budget.trials)
-    if known.decision is not None or not limit:
+    if not limit or (
+        known.decision is not None and not _decides_anew(planned, storage, device, job_id)
+    ):
         return ChosenPlan(known, budget)
     builder.start()  # it loads the compiler while alternatives are found
     started, seconds = clock(), budget.seconds
@@ -135,6 +99,8 @@ def choose_plan(
     ends = None if seconds is None else started + share * seconds
     times = KernelTimes(storage.records, target, request.threads, request.numerics, CODEGEN_VERSION)
     measured: list[Workload] = []
+    raced: list[GraphPlan] = []
+    by: str | None = None if device.trusted else ""
     complete = True
 
     def stopped() -> bool:
@@ -156,30 +122,26 @@ def choose_plan(
         measured.extend(workloads)
         complete = len(done) >= len(workloads)
 
+    def run(device: Device, rule: GraphPlan, others: Sequence[GraphPlan]) -> Race:
+        more = (stopped, kernels, weight_limit_bytes)
+        return race_plans(rule, others, storage, request, target, device, *more)
+
     def compare(rule: GraphPlan, others: Sequence[GraphPlan]) -> Race | None:
-        nonlocal complete
+        nonlocal complete, by
         if token.cancelled or not device.runs(target):
             return None
         try:
-            race = race_plans(
-                rule,
-                others,
-                storage,
-                request,
-                target,
-                device,
-                stopped,
-                kernels,
-                weight_limit_bytes,
-            )
+            race = run(device, rule, others)
         except DeviceError:
             complete = False  # the kernels' own times decide, and nothing is kept
             return None
         complete &= len(race.comparisons) == len(others)
+        raced.extend(others)
+        by = None if device.trusted else race.worker
         return race
 
     try:
-        decision = search_graph(_planner(planned), times, limit, measure, compare)
+        decision = search_graph(planner_of(planned), times, limit, measure, compare)
     except CompilerError as error:
         reason = f"plans could not be compared: {error}"
         decision = Decision(RULE, planned.plan, RULE_NAME, reason, None, None, (), limited=True)
@@ -188,7 +150,19 @@ def choose_plan(
     chosen = replace(planned, plan=decision.plan, decision=decision.to_json())
     unconfirmed = decision.choice != RULE and device.runs(target)
     if complete and (decision.tried or not decision.limited) and not unconfirmed:
-        keep_plan(chosen, storage, decision.seconds, decision.to_json())
+        # where nothing was tried, no worker had a say
+        kept = keep_choice(
+            chosen, storage, decision.seconds, job_id=job_id, worker=by if decision.tried else None
+        )
+        if decision.choice == RULE and raced and by != "":
+            race_again(
+                kept,
+                storage,
+                device,
+                lambda other: run(other, planned.plan, raced),
+                faster=False,
+                challengers=len(raced),
+            )
     trials = budget.trials - sum(workload not in used for workload in measured)
     left = None if seconds is None else max(LEAST_SECONDS, seconds - (clock() - started))
     budget = replace(budget, trials=trials, seconds=left)
@@ -204,6 +178,8 @@ def confirm_plan(
     storage: Storage,
     device: Device,
     tune: Callable[[list[Task], JobBudget], Finished],
+    *,
+    job_id: str,
     kernels: driver.KernelCache | None = None,
     weight_limit_bytes: int | None = None,
 ) -> Planned:
@@ -211,8 +187,9 @@ def confirm_plan(
 
     Plans were compared untuned, and tuning may gain more on the rules'. So the kernels that only
     the rules' plan has are tuned too (`tune`), and the two run interleaved once more on the device.
-    The rules' plan stays after a tie, and where the device could not run both. What was decided is
-    stored, unless the job was cancelled or the device could not run them.
+    The rules' plan stays after a tie, where the device could not run both, and where another device
+    contradicts it. What was decided is stored, unless the job was cancelled or the device could not
+    run them.
 
     Raises:
         CompilerError: if a workload does not compile.
@@ -223,11 +200,11 @@ def confirm_plan(
     mine = {workload for workload, _ in planned.workloads}
     if tune([task for task in tasks_of(rule) if task.workload not in mine], reserve).cancelled:
         return planned
-    others = [planned.plan]
-    try:
-        race = race_plans(
+
+    def run(device: Device) -> Race:
+        return race_plans(
             rule.plan,
-            others,
+            [planned.plan],
             storage,
             rule.request,
             rule.target,
@@ -235,6 +212,9 @@ def confirm_plan(
             kernels=kernels,
             weight_limit_bytes=weight_limit_bytes,
         )
+
+    try:
+        race = run(device)
     except DeviceError as error:
         decision = dict(planned.decision or {})
         decision |= {
@@ -260,8 +240,23 @@ def confirm_plan(
         served = replace(rule, decision=decision)
     keep_plan(rule, storage, race.incumbent_seconds)
     keep_plan(planned, storage, race.incumbent_seconds * found.ratio)
-    keep_plan(served, storage, decision["seconds"], decision)
-    return served
+    if not (race.worker or device.trusted):
+        return served  # several workers: nobody is to be believed
+    by = None if device.trusted else race.worker
+    kept = keep_choice(served, storage, decision["seconds"], job_id=job_id, worker=by)
+    kept = race_again(kept, storage, device, run, faster=found.outcome is Outcome.FASTER)
+    if kept.state is not Standing.DISPUTED:
+        return served
+    decision |= {"choice": RULE.to_json(), "name": RULE_NAME, "reason": kept.reason}
+    return replace(rule, decision=decision)
+
+
+def _decides_anew(planned: Planned, storage: Storage, device: Device, job_id: str) -> bool:
+    """Whether what is known of a model's plans is one owner's word, and another one could race."""
+    known = plan_verdict(planned, storage, job_id)
+    if known is None or known.job_id == job_id or not known.backing.weak:
+        return False
+    return device.worth(known.witness).rank > known.backing.rank
 
 
 def _parted(budget: JobBudget, share: float) -> JobBudget:
@@ -306,39 +301,3 @@ def race_plans(
             yield [of_compiled(builder.build(plan, spare=1 + len(others)))]
 
     return device.race(variants(), request.threads, stopped)
-
-
-def model_digest(model: Path | bytes) -> str:
-    """The SHA-256 of a model's bytes: what the database knows it by."""
-    if isinstance(model, bytes):
-        return hashlib.sha256(model).hexdigest()
-    with model.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _planner(planned: Planned) -> Planner:
-    return Planner(planned.graph, planned.target, planned.request.numerics, planned.optimised)
-
-
-def keep_plan(
-    planned: Planned,
-    storage: Storage,
-    run_seconds: float | None = None,
-    decision: Mapping[str, Any] | None = None,
-) -> None:
-    """Store a model's plan, with the time of the whole model if that was measured.
-
-    With a `decision`, `known_plan` finds this plan from now on.
-    """
-    request = planned.request
-    storage.plans.put(
-        request.digest or model_digest(request.model),
-        planned.target.key,
-        request.threads,
-        request.numerics,
-        planned.plan.to_json(),
-        run_seconds,
-        dims=request.dims,
-        codegen_version=CODEGEN_VERSION,
-        decision=decision,
-    )

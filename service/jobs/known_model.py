@@ -20,7 +20,7 @@ from compiler.runtime.sized import SizedExecutable
 from compiler.schedule.schedule import Schedule
 from compiler.target import resolve_target
 from db.storage import Storage
-from service.jobs.graph_choice import known_plan, model_digest
+from service.jobs.known_plan import known_plan, model_digest
 from service.jobs.no_regret import Settled, settle
 from service.jobs.planning import ModelRequest, Planned
 

@@ -6,6 +6,7 @@ The requests are those of `tuner.measure.run_wire`; `run_queue` waits for their 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 import numpy as np
@@ -15,8 +16,9 @@ from compiler.errors import InvalidFactsError
 from compiler.roofline import Speeds, cache_sizes, probe_library, vector_bytes
 from compiler.runtime.speeds import largest_block
 from compiler.target import Target
+from db.standing import Backing, Witness
 from db.storage import Storage
-from db.stores.workers import RegisteredWorker
+from db.stores.workers import Health, RegisteredWorker
 from service.jobs.device import Checked, DeviceError, Loadable, Variant
 from service.jobs.remote_runner import RemoteRunner
 from service.jobs.run_queue import RunQueue
@@ -36,11 +38,13 @@ from tuner.measure.run_wire import (
     SpeedsWork,
     Work,
 )
-from tuner.measure.statistics import Comparison
 from tuner.measure.wire import array_to_bytes, digest_bytes
 
 ABSENT_SECONDS = 300.0
 """How long a run waits while nobody can take it."""
+
+SECOND_SECONDS = 60.0
+"""How long a second opinion waits while its worker is away."""
 
 LIMIT_SECONDS = 300.0
 """Of one step of a run: loading a program, one run of it. Boards load from memory cards."""
@@ -77,8 +81,11 @@ class LeasedDevice:
         gives_back: bool = False,
         limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
+        self._storage = storage
         self._job_id = job_id
         self._target = target
+        self._tokens = interrupt, cancel
+        self._absent_seconds = absent_seconds
         self._limit_seconds = limit_seconds
         self._runner = RemoteRunner(
             storage,
@@ -132,8 +139,41 @@ class LeasedDevice:
     def trusted(self) -> bool:
         return False
 
-    def second_runner(self, worker: str) -> RemoteRunner:
-        return self._runner.beside(worker)
+    def beside(self, first: Witness) -> LeasedDevice:
+        """The same for another living worker of the target; this one if there is none.
+
+        One of another owner is preferred: who sends several workers could confirm his own lies.
+        """
+        other = self._other(first)
+        if other is None:
+            return self
+        return LeasedDevice(
+            self._storage,
+            self._job_id,
+            self._target,
+            *self._tokens,
+            other.id,
+            absent_seconds=min(self._absent_seconds, SECOND_SECONDS),
+            limit_seconds=self._limit_seconds,
+        )
+
+    def worth(self, first: Witness) -> Backing:
+        other = self._other(first)
+        if other is None:
+            other = self._queue.worker
+        if other is None:
+            return Backing.ONCE
+        return first.second(Witness(other.id, other.owner or ""))
+
+    def _other(self, first: Witness) -> RegisteredWorker | None:
+        others = [
+            worker
+            for worker in self._storage.workers.list()
+            if worker.health is Health.HEALTHY
+            and worker.id != first.worker
+            and self._target.key in worker.target_keys
+        ]
+        return min(others, key=lambda worker: (worker.owner or "") == first.owner, default=None)
 
     @property
     def workers(self) -> int:
@@ -205,17 +245,19 @@ class LeasedDevice:
         """
         turns = iter(variants)
         incumbent = tuple(map(_packed, next(turns)))
-        fastest: float | None = None
-        comparisons: list[Comparison] = []
+        found: list[Race] = []
         for variant in turns:
             if stopped():
                 break
-            found = self._race([incumbent, tuple(map(_packed, variant))], threads)
-            fastest = min(found.incumbent_seconds, fastest or float("inf"))
-            comparisons += found.comparisons
-        if fastest is None:
-            fastest = self._race([incumbent], threads).incumbent_seconds
-        return Race(fastest, tuple(comparisons))
+            found.append(self._race([incumbent, tuple(map(_packed, variant))], threads))
+        if not found:
+            found.append(self._race([incumbent], threads))
+        workers = {race.worker for race in found}
+        return Race(
+            min(race.incumbent_seconds for race in found),
+            tuple(comparison for race in found for comparison in race.comparisons),
+            workers.pop() if len(workers) == 1 else "",
+        )
 
     def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
         work = ProfileWork(0, samples)
@@ -231,10 +273,11 @@ class LeasedDevice:
         for variant in variants:
             numbers.append(tuple(range(len(programs), len(programs) + len(variant))))
             programs += variant
-        found = self._result(programs, threads, RaceWork(tuple(numbers)), {}, 0).race
+        result, worker = self._run(programs, threads, RaceWork(tuple(numbers)), {}, 0)
+        found = result.race
         if found is None or len(found.comparisons) != len(variants) - 1:
             raise self._incomplete()
-        return found
+        return replace(found, worker=worker)
 
     def _result(
         self,
@@ -245,7 +288,18 @@ class LeasedDevice:
         work_bytes: int,
         target: Target | None = None,
     ) -> RunResult:
-        """The worker's result of a run."""
+        return self._run(programs, threads, work, more, work_bytes, target)[0]
+
+    def _run(
+        self,
+        programs: Sequence[PackedProgram],
+        threads: int,
+        work: Work,
+        more: Blobs,
+        work_bytes: int,
+        target: Target | None = None,
+    ) -> tuple[RunResult, str]:
+        """A worker's result of a run, and the worker's id."""
         request, blobs = make_request(
             self._job_id, threads, programs, work, more, work_bytes, self._limit_seconds
         )

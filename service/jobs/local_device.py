@@ -13,6 +13,7 @@ from compiler.device import DeviceFacts
 from compiler.local import runs_here
 from compiler.roofline import Speeds, measure_speeds
 from compiler.target import Target
+from db.standing import Backing, Witness
 from service.jobs.device import Checked, Loadable, Variant
 from tuner.measure import model_runs
 from tuner.measure.local_runner import LocalRunner
@@ -60,8 +61,11 @@ class LocalDevice:
     def trusted(self) -> bool:
         return True
 
-    def second_runner(self, worker: str) -> Runner:
-        return self.runner
+    def beside(self, first: Witness) -> LocalDevice:
+        return self
+
+    def worth(self, first: Witness) -> Backing:
+        return Backing.OWN
 
     @property
     def local_runner(self) -> LocalRunner:

@@ -18,9 +18,9 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space, untuned_schedules
 from compiler.target import Target
 from compiler.workload import Workload
+from db.standing import Standing
 from db.storage import Storage
 from db.stores.record_ledger import StoredRecord
-from db.stores.records import RecordState
 from db.stores.shapes import Relative
 from service.jobs.addressee import target_names, target_of_key
 from tuner.measure.measurement import RecordKey
@@ -162,7 +162,6 @@ def _exact(stored: StoredRecord) -> Answer:
     interval = stored.record.measurement.interval
     sure = "" if interval is None else f", undisturbed {interval.low:.3g} to {interval.high:.3g} s"
     samples = len(stored.record.measurement.samples_seconds)
-    again = "" if stored.confirmation is None else ", measured again"
     return Answer(
         Match.EXACT,
         stored.record.schedule,
@@ -171,7 +170,8 @@ def _exact(stored: StoredRecord) -> Answer:
         0.0,
         0,
         0.0,
-        f"tuned for this workload and target: the fastest of {samples} samples{sure}{again}",
+        f"tuned for this workload and target: the fastest of {samples} samples{sure}, "
+        f"{stored.backing.sentence}",
     )
 
 
@@ -212,7 +212,7 @@ def _target_losses(storage: Storage, key: RecordKey, other: str) -> _Losses:
         target_key=other,
         threads=key.threads,
         numerics=key.numerics,
-        state=RecordState.CONFIRMED,
+        state=Standing.CONFIRMED,
         limit=MOST_RECORDS,
     )
     keys = [one.record.key.workload_key for one in there]

@@ -6,6 +6,8 @@ interleaved with the untuned one on the device, A B B A, and their ratio has an 
 (`tuner.measure.statistics`). Unless the tuned program is shown to be faster, the tasks whose own
 gain is doubtful fall back to their defaults. If that program is not faster either, all tasks do.
 The result is kept in the database, so that a model is not raced again with the same schedules.
+What a worker raced is raced again before other jobs are served by it (`second_opinion`); if the two
+contradict each other nothing is shown, and the defaults are served.
 
 `settle` is the one way from records to what is served. All code that compiles a model with records
 of the database calls it.
@@ -18,6 +20,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from compiler import driver
@@ -27,14 +30,18 @@ from compiler.program_builder import ScheduleSource
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
 from compiler.workload import Workload
+from db.standing import Backing, Standing
 from db.storage import Storage
 from db.stores.records import record_id
+from db.stores.verdicts import VerdictKind
 from service.jobs.device import Device, DeviceError, Variant
 from service.jobs.loadables import of_compiled
 from service.jobs.planning import Planned
+from service.jobs.second_opinion import race_again
 from tuner.graph.planner import Planner
 from tuner.graph.search import RULE_NAME
 from tuner.measure.measurement import RecordKey, TuningRecord
+from tuner.measure.model_runs import Race
 from tuner.measure.statistics import Comparison, Outcome
 
 PROGRAMS = 3
@@ -62,7 +69,8 @@ class Verdict:
     `outcome` compares the served schedules (all tuned ones, if the defaults are served) with the
     untuned program. It is "same" if no schedule differs from the default. It is "not_run" if nobody
     raced them: the device could not, or no job had all these records together. `dropped` names the
-    workloads that fell back, `device` the CPU that they were raced on.
+    workloads that fell back, `device` the CPU that they were raced on. `backing` says whose word it
+    is; None if nobody raced.
     """
 
     served: Served
@@ -71,6 +79,7 @@ class Verdict:
     dropped: tuple[str, ...] = ()
     reason: str = ""
     device: str = ""
+    backing: Backing | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -80,6 +89,7 @@ class Verdict:
             "dropped": list(self.dropped),
             "reason": self.reason,
             "device": self.device,
+            "backing": self.backing,
         }
 
     @classmethod
@@ -93,6 +103,7 @@ class Verdict:
             tuple(data["dropped"]),
             str(data["reason"]),
             str(data.get("device", "")),
+            None if data.get("backing") is None else Backing(data["backing"]),
         )
 
 
@@ -174,24 +185,40 @@ def _verdict(
         return Verdict(Served.TUNED, "same", reason="nothing differs from the defaults")
     schedules = {key: record.schedule for key, record in records.items()}
     identity = _identity(planned, schedules, limit)
-    known = storage.verdicts.find(identity)
+    known = storage.verdicts.find(identity, job_id)
     target = planned[0].target
-    if known is not None:
-        verdict = Verdict.from_json(known)
-    elif device is None:
+    if device is None or (known is not None and not device.runs(target)):
+        if known is not None:
+            return replace(Verdict.from_json(known.verdict), backing=known.backing)
         return Verdict(Served.TUNED, "not_run", reason=NOT_RACED)
-    elif not device.runs(target):
+    if not device.runs(target):
         reason = f"{device.name} does not run target '{target.name}'"
         return Verdict(Served.TUNED, "not_run", reason=reason)
+    programs = _Programs(planned, schedules, kernels, limit)
+    if known is not None:
+        verdict = Verdict.from_json(known.verdict)
+        storage.verdicts.use(known, job_id)
     else:
         try:
-            verdict = _race(planned, records, device, kernels, limit)
+            verdict, worker = _race(programs, records, device)
         except DeviceError as error:
             # not kept: the next job asks again
             return Verdict(Served.TUNED, "not_run", reason=str(error))
-    if device is not None:
-        storage.verdicts.add(identity, job_id, verdict.served.value, verdict.to_json())
-    return verdict
+        if not (worker or device.trusted):
+            return replace(verdict, backing=Backing.ONCE)  # of several workers: nor is this kept
+        said = (verdict.served.value, verdict.to_json(), None if device.trusted else worker)
+        known = storage.verdicts.add(VerdictKind.SCHEDULES, identity, job_id, *said)
+    wins = verdict.served is not Served.DEFAULT
+    dropped = verdict.dropped if wins else ()
+    kept = {key: schedule for key, schedule in schedules.items() if key not in dropped}
+    known = race_again(
+        known, storage, device, lambda other: programs.race(other, kept), faster=wins
+    )
+    if known.state is Standing.DISPUTED:
+        every = tuple(sorted(schedules))
+        outcome = verdict.outcome
+        return Verdict(Served.DEFAULT, outcome, None, every, known.reason, verdict.device)
+    return replace(verdict, backing=known.backing)
 
 
 def _records(
@@ -210,38 +237,60 @@ def _differs(record: TuningRecord, planned: Planned, workload: Workload) -> bool
     return record.schedule != next(untuned, None)
 
 
+class _Programs:
+    """A model's untuned program, and tuned ones to race with it; made when they are first run."""
+
+    def __init__(
+        self,
+        planned: Sequence[Planned],
+        schedules: Mapping[str, Schedule],
+        kernels: driver.KernelCache | None,
+        limit: int | None,
+    ) -> None:
+        self._planned = planned
+        self.tuned = schedules
+        first = planned[0]
+        self._threads = first.threads
+        self._builder = driver.ProgramBuilder(
+            FixedSchedules({}), first.target, first.threads, first.numerics, limit, kernels=kernels
+        )
+
+    def race(self, device: Device, schedules: Mapping[str, Schedule]) -> Race:
+        """The program with these schedules, and defaults for all others, against the untuned one.
+
+        Raises DeviceError, CompilerError.
+        """
+        challenger = _variant(self._builder.variant(FixedSchedules(schedules)), self._planned)
+        return device.race([self._untuned, challenger], self._threads)
+
+    @cached_property
+    def _untuned(self) -> Variant:
+        return _variant(self._builder, [_by_rules(each) for each in self._planned])
+
+
 def _race(
-    planned: Sequence[Planned],
-    records: Mapping[str, TuningRecord],
-    device: Device,
-    kernels: driver.KernelCache | None,
-    limit: int | None,
-) -> Verdict:
-    first = planned[0]
-    builder = driver.ProgramBuilder(
-        FixedSchedules({}), first.target, first.threads, first.numerics, limit, kernels=kernels
-    )
-    untuned = _variant(builder, [_by_rules(each) for each in planned])
-
-    def against_untuned(schedules: Mapping[str, Schedule]) -> Comparison:
-        challenger = _variant(builder.variant(FixedSchedules(schedules)), planned)
-        (comparison,) = device.race([untuned, challenger], first.threads).comparisons
-        return comparison
-
+    programs: _Programs, records: Mapping[str, TuningRecord], device: Device
+) -> tuple[Verdict, str]:
+    """What a race finds, and the worker that ran it; "" if it was none, or several."""
     where = "" if device.facts is None else device.facts.model
-    tuned = {key: record.schedule for key, record in records.items()}
-    whole = against_untuned(tuned)
+    tuned = programs.tuned
+    race = programs.race(device, tuned)
+    (whole,) = race.comparisons
     if whole.outcome is Outcome.FASTER:
-        return Verdict(Served.TUNED, whole.outcome.value, whole, device=where)
+        return Verdict(Served.TUNED, whole.outcome.value, whole, device=where), race.worker
     sure = {key: schedule for key, schedule in tuned.items() if _is_sure(records[key])}
     found = f"all tuned schedules together: {whole.outcome.value}, ratio {whole.ratio:.3f}"
+    worker = race.worker
     if sure and len(sure) < len(tuned):
-        partly = against_untuned(sure)
+        race = programs.race(device, sure)
+        (partly,) = race.comparisons
+        worker = worker if race.worker == worker else ""
         if partly.outcome is Outcome.FASTER:
             dropped = tuple(sorted(tuned.keys() - sure.keys()))
-            return Verdict(Served.PARTLY, partly.outcome.value, partly, dropped, found, where)
+            verdict = Verdict(Served.PARTLY, partly.outcome.value, partly, dropped, found, where)
+            return verdict, worker
     dropped = tuple(sorted(tuned))
-    return Verdict(Served.DEFAULT, whole.outcome.value, whole, dropped, found, where)
+    return Verdict(Served.DEFAULT, whole.outcome.value, whole, dropped, found, where), worker
 
 
 def _is_sure(record: TuningRecord) -> bool:

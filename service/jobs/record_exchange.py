@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from compiler.target import Target
+from db.standing import Standing
 from db.storage import Storage
 from db.stores.pages import Position
-from db.stores.records import RecordState
 from service.jobs.record_lines import RecordLine, RecordLineError, read_line, write_line
 from service.signing import SigningKey
 from tuner.measure.measurement import Phase, Trial, TuningRecord
@@ -60,7 +60,7 @@ def export_records(
             target_key=target_key,
             threads=threads,
             numerics=numerics,
-            state=RecordState.CONFIRMED,
+            state=Standing.CONFIRMED,
             limit=PAGE,
             after=after,
         )
@@ -119,7 +119,7 @@ def import_records(lines: Iterable[str], storage: Storage, trusted: Collection[s
         match state:
             case None:
                 done.known += 1
-            case RecordState.CONFIRMED:
+            case Standing.CONFIRMED:
                 done.served += 1
             case _:
                 done.slower += 1

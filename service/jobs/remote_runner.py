@@ -72,33 +72,6 @@ class RemoteRunner:
             self._workers, self._in_quarantine = found[Health.HEALTHY], found[Health.QUARANTINED]
         return self._workers
 
-    def beside(self, worker_id: str) -> RemoteRunner:
-        """The same for another living worker of the target; this one if there is none.
-
-        One of another owner is preferred: who sends several workers could confirm his own lies.
-        """
-        known = self._storage.workers.list()
-        owner = next((worker.owner for worker in known if worker.id == worker_id), None)
-        others = [
-            worker
-            for worker in known
-            if worker.health is Health.HEALTHY
-            and worker.id != worker_id
-            and self._target_key in worker.target_keys
-        ]
-        if not others:
-            return self
-        chosen = min(others, key=lambda worker: worker.owner == owner)
-        return RemoteRunner(
-            self._storage,
-            self._job_id,
-            self._target_key,
-            self._interrupt,
-            chosen.id,
-            cancel=self._cancel,
-            absent_seconds=self._absent_seconds,
-        )
-
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
         """Queue a request; its blobs are saved first, so that no worker looks for them in vain.
 

@@ -22,17 +22,16 @@ from db.storage import Storage
 from db.stores.open_tasks import OpenTask
 from service.jobs.bounds import task_bounds
 from service.jobs.carry_over import carry_over
-from service.jobs.confirmation import Confirmed, confirm_records
+from service.jobs.confirmation import Confirmed, confirm_records, doubt_records
 from service.jobs.device import Device
 from service.jobs.graph_choice import (
     SHARE,
     ChosenPlan,
     choose_plan,
     confirm_plan,
-    keep_plan,
-    model_digest,
 )
 from service.jobs.job_spec import JobBudget, JobSpec
+from service.jobs.known_plan import keep_plan, model_digest
 from service.jobs.no_regret import Settled, settle
 from service.jobs.planning import Planned, open_ports, plan_sizes, tasks_of
 from service.jobs.shared_tasks import UNSHARED, Sharing
@@ -187,12 +186,20 @@ def run_job(
     with timings.stage("schedule spaces"):
         carry_over(plans, storage, workshop.builder)  # others than the rules' plans have
         tasks = tasks_of(*plans)
+    with timings.stage("confirm"):
+        confirmed = doubt_records(
+            tasks,
+            storage,
+            workshop.builder,
+            device,
+            job_id=job_id,
+            references=workshop.references,
+            token=token,
+        )
     if not all_known(tasks, storage):
         workshop.builder.start()
     tracker = Tracker(tasks, budget.trials)
     watcher.tasks(tracker)
-
-    confirmed = Confirmed()
 
     def tuned(tasks: list[Task], budget: JobBudget, watched: bool = False) -> Finished:
         return sharing.tune(tasks, budget, partial(tuned_here, watched=watched))
@@ -236,7 +243,15 @@ def run_job(
     if not finished.cancelled:
         with timings.stage("compare plans"):
             plans = tuple(
-                confirm_plan(each, storage, device, tuned, workshop.kernels, limit)
+                confirm_plan(
+                    each,
+                    storage,
+                    device,
+                    tuned,
+                    job_id=job_id,
+                    kernels=workshop.kernels,
+                    weight_limit_bytes=limit,
+                )
                 for each in chosen
             )
     if token.cancelled and not finished.cancelled:

@@ -80,8 +80,8 @@ class RunQueue:
         ]
         return sorted(found, key=lambda worker: worker.health is not Health.HEALTHY)
 
-    def run(self, request: RunRequest, blobs: Blobs, target: Target) -> RunResult:
-        """Have a request done, after giving it its name.
+    def run(self, request: RunRequest, blobs: Blobs, target: Target) -> tuple[RunResult, str]:
+        """Have a request done, after giving it its name; what came of it, and the worker's id.
 
         Raises:
             DeviceError: if no worker comes, or the run fails.
@@ -94,7 +94,8 @@ class RunQueue:
             name = self._submit(request, blobs, worker, target)
             status = self._await(name, worker, target)
         # not acknowledged: while the job is open, whoever works on it next may ask again
-        return _read(replace(request, request_id=name), status, f"worker '{worker.name}'")
+        result = _read(replace(request, request_id=name), status, f"worker '{worker.name}'")
+        return result, worker.id
 
     def await_worker(self, target: Target) -> RegisteredWorker:
         """The worker of this job's runs, once there is one.

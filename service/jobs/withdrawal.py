@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from db.errors import NotFoundError
 from db.storage import Storage
 from db.stores.record_ledger import Withdrawn
+from db.stores.verdicts import VerdictKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ def withdraw_records(
     """Withdraw records by their ids, and everything that workers measured, by name or id.
 
     Each job that was built with such a record, or that the worker measured for, gets an event
-    `withdrawn`. Its race and the choice of its model's plan are forgotten: they are made anew.
+    `withdrawn`. Its race and its choice of a plan are forgotten, and so is what the workers decided
+    for any job: they are made anew.
 
     Raises:
         NotFoundError: if there is no such record, or nobody by that name ever measured anything.
@@ -40,18 +42,29 @@ def withdraw_records(
     known = names - set(workers) or {worker.id for worker in storage.workers.list()} & names
     if workers and not (known or done.records or done.trials):
         raise NotFoundError("worker", ", ".join(sorted(workers)))
-    told, verdicts, plans = [], 0, 0
+    decided = storage.verdicts.withdraw(names, reason)
     for job_id in done.jobs:
+        decided += storage.verdicts.forget(job_id)
+    told = tell(storage, done.jobs, reason, [one.id for one in done.records])
+    verdicts, plans = decided[VerdictKind.SCHEDULES], decided[VerdictKind.PLAN]
+    return Withdrawal(done, told, verdicts, plans)
+
+
+def tell(
+    storage: Storage, job_ids: Collection[str], reason: str, record_ids: Sequence[str]
+) -> tuple[str, ...]:
+    """An event `withdrawn` for each of these jobs that is there; which were told."""
+    told = []
+    for job_id in job_ids:
         try:
-            job = storage.jobs.get(job_id)
+            storage.jobs.get(job_id)
         except NotFoundError:
             continue  # a run of the command line: nobody listens
-        ids = [one.id for one in done.records]
-        storage.events.append(job_id, [("withdrawn", {"reason": reason, "records": ids})])
-        verdicts += storage.verdicts.forget(job_id)
-        plans += storage.plans.forget(job.model_digest, job.target_key or "")
+        storage.events.append(
+            job_id, [("withdrawn", {"reason": reason, "records": list(record_ids)})]
+        )
         told.append(job_id)
-    return Withdrawal(done, tuple(told), verdicts, plans)
+    return tuple(told)
 
 
 def worker_names(storage: Storage, workers: Collection[str]) -> set[str]:

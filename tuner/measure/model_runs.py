@@ -51,10 +51,12 @@ class Race:
     Attributes:
         incumbent_seconds: of the first one's fastest run.
         comparisons: of the other programs that were run, in order.
+        worker: the id of the worker that ran all of them; "" if it was none, or several.
     """
 
     incumbent_seconds: float
     comparisons: tuple[Comparison, ...]
+    worker: str = ""
 
 
 def input_spec(name: str, shape: Sequence[int], dtype: DType, seed: int) -> InputSpec:

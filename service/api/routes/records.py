@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from db.standing import Standing
 from db.stores.audit import Action
-from db.stores.records import RecordState
 from service.api.audit import AuditDep
 from service.api.conditional import NOT_MODIFIED, tagged
 from service.api.deps import Admin, Reader, SettingsDep, StorageDep
@@ -59,7 +59,7 @@ def list_records(
     threads: ThreadsQuery = None,
     numerics: Numerics | None = None,
     worker: Annotated[str | None, Query(max_length=200)] = None,
-    state: RecordState | None = None,
+    state: Standing | None = None,
 ) -> list[StoredRecordView]:
     """Records, the newest first."""
     found = storage.ledger.list(

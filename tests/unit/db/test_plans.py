@@ -21,32 +21,17 @@ def test_a_plan_is_named_by_its_content(plans: GraphPlanStore) -> None:
     assert plans.list("other") == []
 
 
-def test_the_plan_that_was_chosen_last(plans: GraphPlanStore, clock: Any) -> None:
-    def chosen(codegen: str = "v1", **dims: int) -> Any:
-        found = plans.chosen("m", "t", 1, "fast", dims=dims, codegen_version=codegen)
-        return None if found is None else (found.plan, found.run_seconds, found.decision)
-
-    def put(plan: int, seconds: float | None = None, why: str | None = None, **dims: int) -> None:
-        decision = None if why is None else {"reason": why}
-        plans.put(
-            "m", "t", 1, "fast", {"n": plan}, seconds,
-            dims=dims, codegen_version="v1", decision=decision,
-        )  # fmt: skip
-        clock.advance(1)
-
-    put(1, 3.0)
-    assert chosen() is None  # it was measured, and not chosen
-    put(1, 2.0, "rule")
-    put(2, 1.0)
-    assert chosen() == ({"n": 1}, 2.0, {"reason": "rule"})
-    put(2, 1.5, "faster")
-    assert chosen() == ({"n": 2}, 1.0, {"reason": "faster"})
-    put(1, why="again")
-    put(1)
-    assert chosen() == ({"n": 1}, 2.0, {"reason": "again"})
-    # another version, or other sizes: nothing is known
-    assert chosen("v2") is None
-    assert chosen(batch=2) is None
-    put(1, why="at two", batch=2)
-    assert chosen(batch=2) == ({"n": 1}, None, {"reason": "at two"})
-    assert chosen() == ({"n": 1}, 2.0, {"reason": "again"})
+def test_a_plan_is_found_by_its_digest_with_the_time_and_why_it_was_chosen_last(
+    plans: GraphPlanStore,
+) -> None:
+    of = ("m", "t", 1, "fast")
+    digest = plans.put(*of, {"n": 1}, 3.0, codegen_version="v1")
+    plans.put(*of, {"n": 1}, 2.0, codegen_version="v1", decision={"reason": "rule"})
+    plans.put(*of, {"n": 1}, codegen_version="v1")
+    found = plans.find(*of, digest)
+    assert found is not None
+    assert (found.plan, found.run_seconds, found.decision) == ({"n": 1}, 2.0, {"reason": "rule"})
+    # another version, or other sizes: another plan
+    assert plans.put(*of, {"n": 1}, codegen_version="v2") != digest
+    assert plans.put(*of, {"n": 1}, codegen_version="v1", dims={"batch": 2}) != digest
+    assert plans.find("m", "t", 2, "fast", digest) is None

@@ -13,9 +13,11 @@ import sqlalchemy as sa
 from compiler.schedule.schedule import Schedule
 from db.engine import reading
 from db.errors import NotFoundError
+from db.standing import Backing, Standing, Witness
 from db.stores import record_ledger
 from db.stores.record_ledger import JobRecords, RecordLedger, StoredRecord
-from db.stores.records import RecordState, SqlRecordStore, record_id, serve
+from db.stores.records import SqlRecordStore, record_id, serve
+from db.stores.workers import WorkerStore
 from tuner.measure.measurement import (
     Measurement,
     Phase,
@@ -68,7 +70,7 @@ def id_of(made: TuningRecord) -> str:
     return record_id(made.key, made.schedule.digest, made.trial_id)
 
 
-def states(ledger: RecordLedger) -> dict[str, RecordState]:
+def states(ledger: RecordLedger) -> dict[str, Standing]:
     return {one.id: one.state for one in ledger.list()}
 
 
@@ -88,10 +90,57 @@ def test_a_provisional_record_is_not_served_until_it_is_confirmed(
     assert records.best_record(KEY) == new
     assert ledger.get(waiting.id).confirmation == second
     assert states(ledger) == {
-        id_of(old): RecordState.SUPERSEDED,
-        id_of(new): RecordState.CONFIRMED,
+        id_of(old): Standing.SUPERSEDED,
+        id_of(new): Standing.CONFIRMED,
     }
     assert not ledger.confirm(waiting.id, second), "once is enough"
+
+
+def test_a_record_says_whose_word_it_is_and_another_owner_may_contradict_it(
+    records: SqlRecordStore, ledger: RecordLedger, engine: sa.Engine, clock: Any
+) -> None:
+    workers = WorkerStore(engine, clock)
+    mean = [workers.register(name, [], {}, owner="mean").id for name in ("one", "two")]
+    honest = workers.register("honest", [], {}, owner="honest").id
+    old, lie = record(2e-3), record(1e-6, worker=mean[0], tile=2)
+    records.add_record(old)
+    ledger.propose(lie, "job")
+    records.add_trials([trial_of(lie)])
+    made = ledger.get(id_of(lie))
+    assert made.witness == Witness(mean[0], "mean") and made.backing is Backing.ONCE
+
+    for worker, backing in ((mean[0], Backing.ONE_WORKER), (mean[1], Backing.ONE_OWNER)):
+        assert ledger.confirm(made.id, measured(1e-6, worker))
+        served = ledger.served([KEY])[KEY]
+        assert (served.record, served.backing) == (lie, backing)
+        assert not ledger.confirm(made.id, measured(1e-6, mean[0])), "it adds nothing"
+
+    # another owner's worker comes
+    assert ledger.dispute(made.id, measured(3e-3, honest), "1 us, then 3 ms")
+    assert records.best_record(KEY) == old, "what was served before"
+    assert ledger.get(made.id).state is Standing.DISPUTED and records.trials(KEY) == []
+
+
+def test_what_two_owners_say_is_not_measured_again_until_one_is_not_believed(
+    records: SqlRecordStore, ledger: RecordLedger, engine: sa.Engine, clock: Any
+) -> None:
+    workers = WorkerStore(engine, clock)
+    one, two = (workers.register(name, [], {}, owner=name).id for name in ("one", "two"))
+    made = record(1e-3, worker=one)
+    ledger.propose(made, "job")
+    assert ledger.confirm(id_of(made), measured(1e-3, two))
+    assert ledger.get(id_of(made)).backing is Backing.TWO_OWNERS
+    assert not ledger.dispute(id_of(made), measured(1.0, two), "why")
+    assert records.best_record(KEY) == made
+
+    version = records.served_versions(KEY.target_key, 1, "fast", [KEY.workload_key])
+    clock.advance(1)
+    ledger.withdraw("sick", workers=[two])
+    kept = ledger.get(id_of(made))
+    assert kept.state is Standing.CONFIRMED and kept.backing is Backing.ONCE
+    assert kept.confirmation is None
+    later = records.served_versions(KEY.target_key, 1, "fast", [KEY.workload_key])
+    assert later != version, "who looks it up sees that"
 
 
 def test_a_disputed_record_is_never_served(records: SqlRecordStore, ledger: RecordLedger) -> None:
@@ -101,11 +150,11 @@ def test_a_disputed_record_is_never_served(records: SqlRecordStore, ledger: Reco
     assert ledger.dispute(id_of(lie), measured(3e-3, "honest"), "1 ps, then 3 ms")
     assert records.best_record(KEY) == old
     kept = ledger.get(id_of(lie))
-    assert kept.state is RecordState.DISPUTED and kept.reason == "1 ps, then 3 ms"
+    assert kept.state is Standing.DISPUTED and kept.reason == "1 ps, then 3 ms"
     assert not ledger.confirm(id_of(lie), measured(1e-12)), "what is disputed stays so"
     assert records.best_record(KEY) == old
     ledger.propose(lie, "job")
-    assert ledger.get(id_of(lie)).state is RecordState.DISPUTED, "nor is it proposed again"
+    assert ledger.get(id_of(lie)).state is Standing.DISPUTED, "nor is it proposed again"
 
 
 def test_what_a_disputed_worker_said_of_the_workload_teaches_nobody(
@@ -130,8 +179,8 @@ def test_a_record_that_comes_again_is_the_newest(
         records.add_record(one)
     assert records.best_record(KEY) == first
     assert states(ledger) == {
-        id_of(first): RecordState.CONFIRMED,
-        id_of(second): RecordState.SUPERSEDED,
+        id_of(first): Standing.CONFIRMED,
+        id_of(second): Standing.SUPERSEDED,
     }
 
 
@@ -198,7 +247,7 @@ def test_the_list_has_filters_and_pages(
     assert listed() == newest and listed(limit=2) == newest[:2]
     assert listed(limit=2, after=ledger.list(limit=2).next) == newest[2:]
     assert listed(workload_key=KEY.workload_key) == [newest[0], newest[2]]
-    assert listed(worker="b") == newest[:2] and listed(state=RecordState.SUPERSEDED) == newest[2:]
+    assert listed(worker="b") == newest[:2] and listed(state=Standing.SUPERSEDED) == newest[2:]
     assert listed(threads=2) == listed(numerics="strict") == listed(target_key="x") == []
 
 
@@ -209,7 +258,7 @@ def test_served_records_come_with_their_history(
     records.add_record(one)
     found = ledger.served([KEY, OTHER])
     assert set(found) == {KEY} and isinstance(found[KEY], StoredRecord)
-    assert found[KEY].record == one and found[KEY].state is RecordState.CONFIRMED
+    assert found[KEY].record == one and found[KEY].state is Standing.CONFIRMED
 
 
 def test_who_used_a_record(ledger: RecordLedger) -> None:
@@ -251,7 +300,7 @@ def test_what_is_confirmed_at_the_same_moment_is_withdrawn(
     monkeypatch.setattr(record_ledger, "serve", served)
     assert ledger.confirm(id_of(made), measured(1e-3, "honest"))
     withdrawal.join(60)
-    assert ledger.get(id_of(made)).state is RecordState.WITHDRAWN
+    assert ledger.get(id_of(made)).state is Standing.WITHDRAWN
 
 
 def wait_for_a_lock(engine: sa.Engine) -> None:

@@ -23,7 +23,7 @@ from db.stores.retention import DAY_SECONDS, Retention, RetentionStore
 from db.stores.runs import RunStore
 from db.stores.statements import table_of
 from db.stores.tasks import JobTask, TaskStore
-from db.stores.verdicts import VerdictStore
+from db.stores.verdicts import VerdictKind, VerdictStore
 from tests.unit.db.test_record_ledger import KEY, id_of, measured, record, trial_of
 from tests.unit.db.test_runs import STARTED
 from tuner.measure.measurement import Phase, Trial
@@ -137,9 +137,9 @@ def test_the_newest_artifact_of_each_kind_stays_with_its_job_and_its_verdict(
     failed = jobs.create(model, "host").id
     jobs.cancel(failed)
     for name in (*old, *new):
-        verdicts.add(f"race of {name}", name, "tuned", {"of": name})
-    verdicts.add("asked again", old[0], "tuned", {})
-    verdicts.add("asked again", new[0], "tuned", {})
+        verdicts.add(VerdictKind.SCHEDULES, f"race of {name}", name, "tuned", {"of": name})
+    for name in (old[0], new[0]):
+        verdicts.add(VerdictKind.SCHEDULES, "asked again", name, "tuned", {})
     clock.advance(2 * DAY_SECONDS)
     assert keep.apply(Retention(artifacts=1)) == {**NOTHING, "artifacts": len(kinds)}
     assert {job.id for job in jobs.list() if job.artifact_digest} == set(new)
@@ -147,7 +147,7 @@ def test_the_newest_artifact_of_each_kind_stays_with_its_job_and_its_verdict(
     assert keep.apply(ALL) == {**NOTHING, "jobs": len(kinds) + 1}
     assert {job.id for job in jobs.list()} == set(new)
     assert all(verdicts.find(f"race of {name}") for name in (*old, *new))
-    assert verdicts.forget(old[0]) == 1, "the one that a newer one took the place of is gone"
+    assert verdicts.forget(old[0]).total() == 1, "what a newer one took the place of is gone"
     blobs.sweep(60)
     artifacts = {jobs.get(name).artifact_digest for name in new}
     assert set(blobs.digests()) == {model, *artifacts}

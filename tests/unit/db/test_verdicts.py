@@ -1,19 +1,100 @@
-"""Verdicts: the newest on an identity, and how often what was served."""
+"""Verdicts: who believes which, and how often what was served."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 
-from db.stores.verdicts import VerdictStore
+from db.standing import Backing, Standing, Witness
+from db.stores.verdicts import StoredVerdict, VerdictKind, VerdictStore
+from db.stores.workers import WorkerStore
+
+SCHEDULES = VerdictKind.SCHEDULES
+SAID = {"comparisons": [{"ratio": 0.9}]}
 
 
-def test_the_newest_verdict_on_an_identity_holds(engine: sa.Engine, clock: Any) -> None:
-    verdicts = VerdictStore(engine, clock)
+@pytest.fixture
+def verdicts(engine: sa.Engine, clock: Any) -> VerdictStore:
+    return VerdictStore(engine, clock)
+
+
+@pytest.fixture
+def workers(engine: sa.Engine, clock: Any) -> WorkerStore:
+    return WorkerStore(engine, clock)
+
+
+def believed(verdicts: VerdictStore, identity: str = "a", job: str = "") -> Any:
+    found = verdicts.find(identity, job)
+    return None if found is None else (found.served, found.backing)
+
+
+def test_what_our_own_machine_raced_is_believed_at_once(verdicts: VerdictStore) -> None:
     assert verdicts.find("a") is None and verdicts.counts() == {}
-    verdicts.add("a", "job", "default", {"served": "default", "ratio": 1.01})
-    verdicts.add("b", "job", "tuned", {"served": "tuned"})
-    verdicts.add("a", "", "tuned", {"served": "tuned", "ratio": 0.9})
-    assert verdicts.find("a") == {"served": "tuned", "ratio": 0.9}
-    assert verdicts.counts() == {"default": 1, "tuned": 2}
+    verdicts.add(SCHEDULES, "a", "job", "default", {"ratio": 1.01})
+    verdicts.add(SCHEDULES, "b", "job", "tuned", {})
+    verdicts.add(SCHEDULES, "a", "", "tuned", {"ratio": 0.9})
+    assert believed(verdicts) == ("tuned", Backing.OWN)
+    verdicts.add(VerdictKind.PLAN, "p", "job", "digest", {})
+    assert verdicts.counts() == {"default": 1, "tuned": 2}, "a plan is not counted with them"
+
+
+def test_a_worker_is_believed_by_the_job_alone_until_another_agrees(
+    verdicts: VerdictStore, workers: WorkerStore
+) -> None:
+    one, other = (workers.register(n, [], {}, owner=n).id for n in ("one", "other"))
+    verdicts.add(SCHEDULES, "a", "before", "default", {})
+    made = verdicts.add(SCHEDULES, "a", "mine", "tuned", {}, one)
+    assert made.witness == Witness(one, "one") and made.state is Standing.PROVISIONAL
+    assert believed(verdicts, job="mine") == ("tuned", Backing.ONCE)
+    assert believed(verdicts, job="another") == believed(verdicts) == ("default", Backing.OWN)
+    found = verdicts.confirm(made, SAID, other)
+    assert found.backing is Backing.TWO_OWNERS and found.confirmation == SAID
+    assert believed(verdicts, job="another") == ("tuned", Backing.TWO_OWNERS)
+
+
+def test_a_verdict_says_whose_word_it_is(verdicts: VerdictStore, workers: WorkerStore) -> None:
+    first, second = (workers.register(n, [], {}, owner="mean").id for n in ("one", "two"))
+    honest = workers.register("honest", [], {}, owner="honest").id
+    made = verdicts.add(SCHEDULES, "a", "mine", "tuned", {}, first)
+    for worker, backing in (
+        (first, Backing.ONE_WORKER),
+        (second, Backing.ONE_OWNER),
+        (first, Backing.ONE_OWNER),  # it does not count for less
+        (honest, Backing.TWO_OWNERS),
+        (None, Backing.OWN),
+    ):
+        made = verdicts.confirm(made, SAID, worker)
+        assert made.backing is backing
+
+
+def test_what_is_disputed_nobody_believes(verdicts: VerdictStore) -> None:
+    made = verdicts.add(SCHEDULES, "a", "mine", "tuned", {}, "liar")
+    verdicts.confirm(made, SAID, "liar")
+    verdicts.use(made, "another")
+    honest = verdicts.add(SCHEDULES, "a", "third", "default", {}, "honest")
+    verdicts.dispute(made, SAID, "why")
+    assert believed(verdicts, job="mine") is believed(verdicts, job="another") is None
+    assert believed(verdicts, job="third") == ("default", Backing.ONCE)
+    assert verdicts.confirm(honest, SAID, "a third").state is Standing.CONFIRMED
+    assert believed(verdicts, job="mine") == ("default", Backing.ONE_OWNER)
+
+
+def test_what_a_worker_decided_and_what_it_confirmed_is_taken_back(
+    verdicts: VerdictStore,
+) -> None:
+    def confirmed(identity: str, first: str, second: str) -> StoredVerdict:
+        made = verdicts.add(SCHEDULES, identity, "job", "tuned", {}, first)
+        return verdicts.confirm(made, SAID, second)
+
+    confirmed("a", "liar", "honest")
+    confirmed("b", "honest", "liar")
+    confirmed("c", "honest", "other")
+    verdicts.use(confirmed("d", "liar", "honest"), "another")
+    assert verdicts.withdraw(["liar"], "its clock stands still") == {SCHEDULES: 3}
+    assert believed(verdicts, "a", "job") is believed(verdicts, "d", "another") is None
+    assert believed(verdicts, "b") is None
+    assert believed(verdicts, "b", "job") == ("tuned", Backing.ONCE), "one word is left"
+    assert believed(verdicts, "c") == ("tuned", Backing.ONE_OWNER)
+    assert verdicts.withdraw(["liar"], "again") == {}

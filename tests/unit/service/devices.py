@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from compiler.device import find_device
 from compiler.roofline import Level, Speeds
 from compiler.target import Target
+from db.standing import Backing, Witness
 from service.jobs.device import Checked, Device, DeviceError, Loadable, Variant
 from tuner.measure.model_runs import Race
 from tuner.measure.statistics import Comparison
@@ -24,10 +25,12 @@ class FakeDevice:
 
     Attributes:
         ratios: what challengers take of the incumbent, one a race; a race more fails.
+        worker: the id of the worker behind it.
         runnable: whether it runs any target.
         error: what every run ends with.
         runner: measures kernels.
         second: measures records again; the runner does if there is none.
+        other: what gives a second opinion; this device if there is none.
         trusted: whether its records need no second measurement.
         raced: how many programs ran beside the incumbent, race by race.
     """
@@ -40,13 +43,22 @@ class FakeDevice:
     trusted: bool = False
     raced: list[int] = field(default_factory=list)
     name: str = "the fake"
+    worker: str = "fake"
+    owner: str = ""
+    other: FakeDevice | None = None
 
     @property
     def facts(self) -> Any:
         return find_device()
 
-    def second_runner(self, worker: str) -> Any:
-        return self.second or self.runner
+    def beside(self, first: Witness) -> FakeDevice:
+        return self.other or replace(self, runner=self.second or self.runner)
+
+    def worth(self, first: Witness) -> Backing:
+        if self.trusted:
+            return Backing.OWN
+        other = self.other or self
+        return first.second(Witness(other.worker, other.owner))
 
     def runs(self, target: Target) -> bool:
         return self.runnable
@@ -76,7 +88,8 @@ class FakeDevice:
         challengers = list(variants)[1:]
         self.raced.append(len(challengers))
         ratio = self.ratios.pop(0)
-        return Race(1.0, tuple(Comparison("untuned", (ratio,) * 8) for _ in challengers))
+        found = tuple(Comparison("untuned", (ratio,) * 8) for _ in challengers)
+        return Race(1.0, found, "" if self.trusted else self.worker)
 
     def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
         self._fail()

@@ -19,10 +19,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compiler.target import resolve_target
 from db.storage import Storage
+from db.stores.verdicts import VerdictKind
 from service.api import planning as api_planning
 from service.api.errors import ApiProblem
 from service.api.planning import Planning
 from service.api.planning_child import WorkloadsQuestion
+from service.jobs.known_plan import plan_identity
 from service.settings import Settings
 
 TARGET = resolve_target("x86-64-v3")
@@ -154,28 +156,16 @@ def test_a_model_is_planned_for_the_first_of_its_lookups(
     assert client.post("/v1/schedules/lookup", json=body).json() == first
     assert len(asked) == 1
     # a plan that a job has chosen since is another question
-    storage.plans.put(
-        digest,
-        TARGET.key,
-        1,
-        "fast",
-        {"of": "another release"},
-        decision={"choice": {}},
-        dims={"batch": 2},
-        codegen_version=current_version(),
-    )
+    of = (digest, TARGET.key, 1, "fast")
+    plan = storage.plans.put(*of, {"of": "another release"}, dims={"batch": 2})
+    identity = plan_identity(*of, '{"batch":2}')
+    storage.verdicts.add(VerdictKind.PLAN, identity, "", plan, {"choice": {}})
     assert client.post("/v1/schedules/lookup", json=body).json() == first
     assert len(asked) == 2
     for _ in range(2):  # a failure is not remembered: another release may plan it
         wrong = client.post("/v1/schedules/lookup", json={**body, "dims": {"nothing": 2}})
         assert wrong.status_code == 422
     assert len(asked) == 4
-
-
-def current_version() -> str:
-    from compiler.build import CODEGEN_VERSION
-
-    return CODEGEN_VERSION
 
 
 def test_an_unknown_strategy_is_refused_before_the_model_is_read(client: TestClient) -> None:

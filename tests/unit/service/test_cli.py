@@ -17,13 +17,13 @@ from onnx import TensorProto, helper, numpy_helper
 from compiler.build import CODEGEN_VERSION
 from compiler.choices import GraphChoice
 from compiler.driver import make_plan, optimise
+from db.stores.verdicts import VerdictKind
 from service import cli
 from service.api.schemas import TaskView
 from service.cli.common import milliseconds
 from service.cli.inspect_view import quantity, size
 from service.cli.view import origins_line
-from service.jobs import graph_choice
-from service.jobs.graph_choice import keep_plan
+from service.jobs.known_plan import keep_choice, model_digest, plan_identity
 from service.jobs.planning import ModelRequest, plan_model
 from service.settings import Settings
 from service.storage import open_storage
@@ -116,7 +116,8 @@ def test_a_plan_that_was_chosen_is_shown_and_used(
     tried = Tried("relu apart", choice, 3, 2e-6, 1e-6, 0.9, "faster")
     apart = make_plan(optimise(planned.graph, choice=choice), planned.target, choice=choice)
     decision = Decision(choice, apart, "relu apart", "takes less", 3e-6, 2e-6, (tried,))
-    keep_plan(replace(planned, plan=apart), storage, 2e-6, decision.to_json())
+    chosen = replace(planned, plan=apart, decision=decision.to_json())
+    keep_choice(chosen, storage, 2e-6, job_id="", worker=None)
     storage.close()
 
     assert run("inspect", model, "--dim", "batch=2") == 0
@@ -142,11 +143,11 @@ def test_the_plans_of_a_model_and_which_is_in_use(
     old = {"name": "by rule"}
 
     def put(plan: int, seconds: float | None, decision: Any = None, code: str = "") -> None:
-        digest, code = graph_choice.model_digest(model), code or CODEGEN_VERSION
+        of, code = (model_digest(model), "t" * 64, 2, "fast"), code or CODEGEN_VERSION
         steps = {"steps": [{"kernel": "k"}] * plan + [{"view": []}]}
-        storage.plans.put(
-            digest, "t" * 64, 2, "fast", steps, seconds, codegen_version=code, decision=decision
-        )
+        digest = storage.plans.put(*of, steps, seconds, codegen_version=code, decision=decision)
+        if decision is not None and code == CODEGEN_VERSION:
+            storage.verdicts.add(VerdictKind.PLAN, plan_identity(*of, "{}"), "", digest, {})
 
     put(1, 0.004, old, "0")
     put(2, 0.003, old)

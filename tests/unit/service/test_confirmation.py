@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from compiler.codegen.link import linkers
 from compiler.schedule.schedule import Schedule
 from compiler.target import resolve_target
+from db.standing import Backing, Standing
 from db.storage import Storage
-from db.stores.records import RecordState
 from service.jobs import run_job as run_job_module
 from service.jobs.confirmation import DEVICES_DIFFER, SLOWER, contradiction
 from service.jobs.incomplete import untuned
@@ -111,7 +111,7 @@ def tuned(storage: Storage, builder: ProcessBuilder, device: Any, job_id: str) -
     return run_job(spec, device, workshop, JobWatcher(), job_id=job_id, token=CancelToken())
 
 
-def states(storage: Storage) -> list[RecordState]:
+def states(storage: Storage) -> list[Standing]:
     return [one.state for one in storage.ledger.list()]
 
 
@@ -122,7 +122,7 @@ def test_a_lie_is_measured_again_disputed_and_not_served(
     board = FakeDevice([0.9] * 8, runner=FakeQueue(lying), second=FakeQueue(honest))
     outcome = tuned(storage, builder, board, "first")
     (record,) = storage.ledger.list()
-    assert record.state is RecordState.DISPUTED
+    assert record.state is Standing.DISPUTED
     assert storage.records.best_record(record.record.key) is None
     assert outcome.confirmed.confirmed == 0 and outcome.confirmed.open == 0
     (told,) = outcome.confirmed.disputed
@@ -150,7 +150,7 @@ def test_a_record_that_holds_is_served_and_remembers_who_used_it(
     board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=FakeQueue(honest))
     outcome = tuned(storage, builder, board, "first")
     (record,) = storage.ledger.list()
-    assert record.state is RecordState.CONFIRMED and record.job_id == "first"
+    assert record.state is Standing.CONFIRMED and record.job_id == "first"
     assert record.confirmation is not None and record.confirmation.certified
     assert storage.records.best_record(record.record.key) == record.record
     (again,) = board.second.submitted
@@ -166,7 +166,7 @@ def test_a_record_that_nobody_could_measure_again_stays_provisional(
     second = FakeQueue(honest, fails=lambda candidate, attempt: Status.WORKER_LOST)
     board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=second)
     outcome = tuned(storage, builder, board, "first")
-    assert states(storage) == [RecordState.PROVISIONAL] and outcome.confirmed.open == 1
+    assert states(storage) == [Standing.PROVISIONAL] and outcome.confirmed.open == 1
     reason = untuned(outcome, JobBudget(12), storage, "first")
     assert reason == "1 of the new records could not be measured again"
     assert outcome.settled is not None and outcome.settled.known == 0
@@ -175,7 +175,41 @@ def test_a_record_that_nobody_could_measure_again_stays_provisional(
     board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=FakeQueue(honest))
     later = tuned(storage, builder, board, "second")
     assert later.settled is not None and later.settled.known == 1
-    assert RecordState.CONFIRMED in states(storage)
+    assert Standing.CONFIRMED in states(storage)
+
+
+@needs_linker
+def test_what_the_only_worker_confirmed_is_measured_again_when_another_owner_has_one(
+    storage: Storage, builder: ProcessBuilder
+) -> None:
+    """A liar who is alone confirms himself, and it says so. Then somebody honest comes."""
+    liar = storage.workers.register("liar", [], {}, owner="mean").id
+    alone = FakeDevice([0.9] * 8, runner=FakeQueue(lying, worker=liar), worker=liar, owner="mean")
+    tuned(storage, builder, alone, "first")
+    (record,) = storage.ledger.list()
+    assert (record.state, record.backing) == (Standing.CONFIRMED, Backing.ONE_WORKER)
+    model = storage.models.add(b"model", "m").digest
+    user = storage.jobs.create(model, "host").id
+    storage.ledger.use([record.id], user)
+
+    honest_one = storage.workers.register("honest", [], {}, owner="honest").id
+    second = FakeDevice(
+        [0.9] * 8, runner=FakeQueue(honest, worker=honest_one), worker=honest_one, owner="honest"
+    )
+    board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), other=second)
+    outcome = tuned(storage, builder, board, "second")
+    assert storage.ledger.get(record.id).state is Standing.DISPUTED
+    (told,) = [event for event in storage.events.since(user) if event.kind == "withdrawn"]
+    assert told.data["records"] == [record.id]
+    assert len(outcome.confirmed.disputed) == 1 and outcome.confirmed.confirmed == 1
+    served = storage.ledger.served([record.record.key])[record.record.key]
+    assert served.backing is Backing.TWO_OWNERS
+    assert served.record.run_seconds >= 1e-3
+
+    # and what is true is confirmed once, not by every job
+    count = len(second.runner.submitted)
+    tuned(storage, builder, board, "third")
+    assert len(second.runner.submitted) == count
 
 
 @needs_linker
@@ -192,7 +226,7 @@ def test_a_job_does_not_build_with_what_was_withdrawn_while_it_settled(
     monkeypatch.setattr(run_job_module, "settle", slow)
     board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=FakeQueue(honest))
     outcome = tuned(storage, builder, board, "first")
-    assert states(storage) == [RecordState.WITHDRAWN]
+    assert states(storage) == [Standing.WITHDRAWN]
     assert outcome.settled is not None and outcome.settled.records == ()
     (record,) = storage.ledger.list()
     assert storage.ledger.uses(record.id) == []
@@ -204,7 +238,7 @@ def test_our_own_device_needs_no_second_measurement(
 ) -> None:
     ours = FakeDevice([0.9] * 8, runner=FakeQueue(honest), trusted=True)
     outcome = tuned(storage, builder, ours, "first")
-    assert states(storage) == [RecordState.CONFIRMED]
+    assert states(storage) == [Standing.CONFIRMED]
     assert all(request.phase is not Phase.CONFIRM for request in ours.runner.submitted)
     assert outcome.settled is not None and outcome.settled.known == 1
 
@@ -228,5 +262,5 @@ def test_a_second_measurement_without_a_certificate_confirms_nothing(
 
     board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=Careless(honest))
     outcome = tuned(storage, builder, board, "first")
-    assert states(storage) == [RecordState.PROVISIONAL]
+    assert states(storage) == [Standing.PROVISIONAL]
     assert (outcome.confirmed.confirmed, outcome.confirmed.open) == (0, 1)

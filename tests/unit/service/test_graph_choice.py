@@ -18,16 +18,12 @@ from compiler.runtime.executable import Executable
 from compiler.runtime.program import KernelCall
 from db.storage import Storage
 from service.jobs import graph_choice
+from service.jobs import known_plan as known_plan_module
 from service.jobs.device import DeviceError
-from service.jobs.graph_choice import (
-    choose_plan,
-    confirm_plan,
-    keep_plan,
-    known_plan,
-    race_plans,
-)
+from service.jobs.graph_choice import choose_plan, confirm_plan, race_plans
 from service.jobs.job_spec import JobBudget
 from service.jobs.known_model import KnownModel
+from service.jobs.known_plan import keep_choice, known_plan, model_digest
 from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, Planned, plan_model
 from tests.unit.service.devices import FakeDevice
@@ -40,6 +36,8 @@ from tuner.measure.oracle import ReferenceCache
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import MeasureRequest
 from tuner.tasks import Task
+
+ours = partial(FakeDevice, trusted=True)
 
 
 def model_bytes() -> bytes:
@@ -95,10 +93,12 @@ def race(monkeypatch: pytest.MonkeyPatch, ratios: list[float]) -> list[int]:
     """Plans in turns, made up. How many were run beside the rule's, each time."""
     raced: list[int] = []
 
-    def run(rule: GraphPlan, others: Sequence[GraphPlan], *_: Any, **__: Any) -> Race:
+    def run(rule: GraphPlan, others: Sequence[GraphPlan], *more: Any, **_: Any) -> Race:
+        (device,) = [each for each in more if isinstance(each, FakeDevice)]
         raced.append(len(others))
         ratio = ratios[min(len(raced), len(ratios)) - 1]
-        return Race(1.0, tuple(Comparison("rule", (ratio,) * 8) for _ in others))
+        found = tuple(Comparison("rule", (ratio,) * 8) for _ in others)
+        return Race(1.0, found, "" if device.trusted else device.worker)
 
     monkeypatch.setattr(graph_choice, "race_plans", run)
     link = partial(FixedTrials, link=lambda objects: b"".join(objects))
@@ -118,7 +118,7 @@ def choose(
         planned,
         storage,
         more.pop("builder", None) or FakeBuilder(),
-        FakeDevice(runner=runner, runnable=more.pop("runnable", True)),
+        ours(runner=runner, runnable=more.pop("runnable", True)),
         budget or JobBudget(100),
         job_id=more.pop("job_id", "job"),
         token=more.pop("token", CancelToken()),
@@ -143,7 +143,7 @@ class Tuning:
 def settled(storage: Storage, runner: Queue, tune: Tuning | None = None, **more: Any) -> Planned:
     """The plan that a whole job serves."""
     chosen = choose(plan(), storage, runner, **more)
-    return confirm_plan(chosen, storage, FakeDevice(), tune or Tuning())
+    return confirm_plan(chosen, storage, ours(), tune or Tuning(), job_id="job")
 
 
 def operators(planned: Planned) -> list[tuple[str, ...]]:
@@ -167,11 +167,80 @@ def test_a_plan_is_found_once(storage: Storage, race: list[int]) -> None:
     assert (again.planned.plan, again.budget) == (first.plan, JobBudget(100))
     assert again.planned.decision == first.decision
     tune = Tuning()
-    assert confirm_plan(again, storage, FakeDevice(), tune) == again.planned
+    assert confirm_plan(again, storage, ours(), tune, job_id="job") == again.planned
     assert not idle.submitted and not tune.given and race == [1, 1]
     assert known_plan(plan(), storage).plan == first.plan
-    stored = {each.run_seconds for each in storage.plans.list(graph_choice.model_digest(MODEL))}
+    stored = {each.run_seconds for each in storage.plans.list(model_digest(MODEL))}
     assert stored == {1.0, 0.9}
+
+
+@pytest.fixture(autouse=True)
+def registered(storage: Storage) -> None:
+    """The worker of another owner."""
+    storage.workers.register("honest", [], {}, owner="honest", worker_id="honest")
+
+
+def leased(runner: Queue, other: FakeDevice | None = None) -> FakeDevice:
+    return FakeDevice(runner=runner, other=other)
+
+
+def chosen_on(storage: Storage, board: FakeDevice, job_id: str) -> Planned:
+    more: Any = {"token": CancelToken(), "references": ReferenceCache()}
+    found = choose_plan(
+        plan(), storage, FakeBuilder(), board, JobBudget(100), job_id=job_id, **more
+    )
+    return confirm_plan(found, storage, board, Tuning(), job_id=job_id)
+
+
+@pytest.mark.parametrize("ratios", [[0.9, 0.9, 1.2], [1.0, 0.9], [0.9, 1.2, 0.9]])
+def test_a_plan_about_which_workers_contradict_each_other_is_nobodys(
+    storage: Storage, race: list[int]
+) -> None:
+    """The first says of the plan that it is faster, or that it is not; another says otherwise."""
+    second = FakeDevice(worker="honest", owner="honest")
+    served = chosen_on(storage, leased(device(plan()), second), "first")
+    assert served.plan == plan().plan, "the rules' plan is safe"
+    assert known_plan(plan(), storage).decision is None
+    assert known_plan(plan(), storage, "first").decision is None
+
+
+@pytest.mark.parametrize("ratios", [[0.9, 0.9, 0.9], [1.0, 1.0]])
+def test_a_plan_that_another_worker_confirms_is_every_jobs(
+    storage: Storage, race: list[int], ratios: list[float]
+) -> None:
+    second = FakeDevice(worker="honest", owner="honest")
+    served = chosen_on(storage, leased(device(plan()), second), "first")
+    assert race == [1] * len(ratios)
+    assert known_plan(plan(), storage).plan == served.plan
+    again = chosen_on(storage, leased(Queue(stuck=True), second), "second")
+    assert again.plan == served.plan and len(race) == len(ratios)
+
+
+@pytest.mark.parametrize("ratios", [[0.9, 0.9, 1.0, 0.9]])
+def test_a_plan_that_nobody_confirmed_is_chosen_anew_by_the_next_job(
+    storage: Storage, race: list[int]
+) -> None:
+    """The second opinion was a tie."""
+    second = FakeDevice(worker="honest", owner="honest")
+    served = chosen_on(storage, leased(device(plan()), second), "first")
+    assert operators(served) == [("matmul",), ("sigmoid",)] and len(race) == 3
+    assert known_plan(plan(), storage).decision is None
+    assert known_plan(plan(), storage, "first").plan == served.plan, "its own job believes it"
+    chosen_on(storage, leased(device(plan()), second), "second")
+    assert len(race) == 6 and known_plan(plan(), storage).plan == served.plan
+
+
+@pytest.mark.parametrize("ratios", [[0.9]])
+def test_what_one_owner_chose_is_chosen_anew_where_another_has_a_worker(
+    storage: Storage, race: list[int]
+) -> None:
+    chosen_on(storage, leased(device(plan())), "alone")
+    chosen_on(storage, leased(device(plan())), "alone still")
+    assert len(race) == 3, "measured twice by one worker, and used"
+    second = FakeDevice(worker="honest", owner="honest")
+    for name in ("third", "fourth"):
+        chosen_on(storage, leased(device(plan()), second), name)
+    assert len(race) == 6, "once with the other owner's word"
 
 
 def test_the_rules_kernels_are_tuned_too_before_their_plan_goes(
@@ -182,7 +251,7 @@ def test_the_rules_kernels_are_tuned_too_before_their_plan_goes(
     assert (chosen.budget.trials, chosen.reserve) == (66, JobBudget(33))
     assert known_plan(plan(), storage).decision is None  # until it is confirmed
     tune = Tuning()
-    served = confirm_plan(chosen, storage, FakeDevice(), tune)
+    served = confirm_plan(chosen, storage, ours(), tune, job_id="job")
     assert tune.given == [(["matmul k256 +sigmoid 64x256"], JobBudget(33))]
     assert served.plan == chosen.planned.plan
     assert served.decision is not None and served.decision["tuned_ratio"] == 0.9
@@ -220,7 +289,8 @@ def test_another_code_generation_knows_nothing(
     storage: Storage, race: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settled(storage, device(plan()))
-    monkeypatch.setattr(graph_choice, "CODEGEN_VERSION", "another")
+    for module in (graph_choice, known_plan_module):
+        monkeypatch.setattr(module, "CODEGEN_VERSION", "another")
     assert known_plan(plan(), storage) == plan()
     runner = device(plan())
     assert settled(storage, runner, job_id="next").decision is not None
@@ -240,13 +310,13 @@ def test_other_threads_and_sizes_know_nothing(storage: Storage, race: list[int])
 def test_a_plan_that_its_choice_no_longer_leads_to_is_not_used(storage: Storage) -> None:
     here = plan()
     decision = {"choice": RULE.to_json(), "name": "by rule"}
-    keep_plan(here, storage, None, decision)
+    keep_choice(replace(here, decision=decision), storage, None, job_id="", worker=None)
     assert known_plan(plan(), storage).decision == decision
     other = replace(here, plan=replace(here.plan, steps=here.plan.steps[:-1]))
-    keep_plan(other, storage, None, decision)
+    keep_choice(replace(other, decision=decision), storage, None, job_id="", worker=None)
     assert known_plan(plan(), storage).decision is None
     nonsense = {"choice": {"kept": 1}, "name": "?"}
-    keep_plan(here, storage, None, nonsense)
+    keep_choice(replace(here, decision=nonsense), storage, None, job_id="", worker=None)
     assert known_plan(plan(), storage).decision is None
 
 
@@ -321,7 +391,7 @@ def test_a_device_that_fails_decides_nothing_for_good(
     chosen = choose(plan(), storage, device(plan()))
     assert chosen.planned.decision is not None
     assert known_plan(plan(), storage).decision is None
-    served = confirm_plan(confirmed, storage, FakeDevice(), Tuning())
+    served = confirm_plan(confirmed, storage, ours(), Tuning(), job_id="job")
     assert served.plan == plan().plan and served.decision is not None
     assert "not confirmed: board 'b' does not answer" in served.decision["reason"]
     assert known_plan(plan(), storage).decision is None

@@ -15,6 +15,7 @@ import pytest
 
 from compiler.device import find_device
 from compiler.target import host_target
+from db.standing import Backing, Witness
 from db.storage import Storage
 from db.stores.blobs import BlobStore
 from db.stores.leases import RequestState
@@ -381,3 +382,29 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 def states(storage: Storage, job: str) -> list[RequestState]:
     return [status.state for status in storage.leases.of_job(job)]
+
+
+def test_who_sends_several_workers_does_not_confirm_his_own_while_another_owner_has_one(
+    storage: Storage, device: LeasedDevice
+) -> None:
+    target = host_target().key
+
+    def registered(name: str, owner: str) -> Witness:
+        worker = storage.workers.register(name, [target], {}, owner=owner)
+        return Witness(worker.id, owner)
+
+    def asked(first: Witness) -> str | None:
+        found = device.beside(first)._queue.worker
+        return None if found is None else found.id
+
+    assert device.worth(Witness("gone", "mean")) is Backing.ONCE, "there is nobody"
+    first = registered("w1", "mean")
+    assert asked(first) == first.worker and device.worth(first) is Backing.ONE_WORKER
+    second = registered("w2", "mean")
+    assert asked(first) == second.worker and device.worth(first) is Backing.ONE_OWNER
+    honest = registered("honest", "honest")
+    assert asked(first) == asked(second) == honest.worker
+    assert device.worth(first) is device.worth(second) is Backing.TWO_OWNERS
+    assert asked(honest) == first.worker
+    storage.workers.drain(honest.worker)
+    assert asked(second) == first.worker, "one that takes nothing tells nothing"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,9 @@ from compiler.program_builder import CompiledProgram, ProgramBuilder
 from compiler.runtime.artifact import read_artifact
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import untuned_schedules
+from db.standing import Backing
 from db.storage import Storage
+from db.stores.verdicts import VerdictKind
 from service.cli import run as run_cli
 from service.cli.view import settled_line, verdict_text
 from service.jobs.device import Device, DeviceError
@@ -32,6 +35,8 @@ from service.jobs.verification import verify_artifact
 from tests.unit.service.devices import FakeDevice
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 from tuner.measure.statistics import Comparison
+
+ours = partial(FakeDevice, trusted=True)
 
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
 
@@ -124,7 +129,7 @@ def test_a_bad_record_is_not_served(
 
 
 def test_what_wins_is_served_and_raced_once(storage: Storage, planned: Planned) -> None:
-    device = FakeDevice([0.8])
+    device = ours([0.8])
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     for _ in range(2):
         found = settle([planned], storage, device)
@@ -136,11 +141,96 @@ def test_what_wins_is_served_and_raced_once(storage: Storage, planned: Planned) 
     assert device.raced == [1] and storage.verdicts.counts() == {"tuned": 2}
     # other schedules are another race
     _record(storage, planned, 1, _other(planned, 1), ratio=0.99)
-    assert settle([planned], storage, FakeDevice([1.0, 1.0])).verdict.served is Served.DEFAULT
+    assert settle([planned], storage, ours([1.0, 1.0])).verdict.served is Served.DEFAULT
+
+
+LIAR, HONEST = "liar", "honest"
+
+
+@pytest.fixture(autouse=True)
+def registered(storage: Storage) -> None:
+    """The worker of another owner."""
+    storage.workers.register("honest", [], {}, owner="honest", worker_id="honest")
+
+
+def board(*ratios: float, worker: str = LIAR, other: FakeDevice | None = None) -> FakeDevice:
+    """A worker's device, and the one of another owner beside it."""
+    return FakeDevice(list(ratios), worker=worker, other=other)
+
+
+def honest(*ratios: float) -> FakeDevice:
+    return FakeDevice(list(ratios), worker=HONEST, owner=HONEST)
+
+
+@pytest.mark.parametrize(("lie", "truth"), [(0.5, 1.2), (1.0, 0.8), (1.3, 0.8)])
+def test_two_workers_that_contradict_each_other_decide_nothing_for_others(
+    storage: Storage, planned: Planned, lie: float, truth: float
+) -> None:
+    """Whether a liar says that what is slower is faster, or the other way round."""
+    _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
+    second = honest(truth)
+    found = settle([planned], storage, board(lie, other=second), job_id="lied to")
+    assert found.verdict.served is Served.DEFAULT and second.raced == [1]
+    assert LIAR in found.verdict.reason and HONEST in found.verdict.reason
+    assert settle([planned], storage).verdict.outcome == "not_run", "nobody believes it"
+    # the next job decides by what it finds, with another's word for it
+    again = board(truth, worker="third", other=honest(truth))
+    verdict = settle([planned], storage, again, job_id="next").verdict
+    assert verdict.served is (Served.TUNED if truth < 1 else Served.DEFAULT)
+    assert verdict.backing is Backing.TWO_OWNERS and again.raced == [1]
+    assert settle([planned], storage).verdict == verdict
+
+
+def test_the_word_of_one_worker_serves_the_job_that_asked_and_no_other(
+    storage: Storage, planned: Planned
+) -> None:
+    """The second race ends in a tie: nobody agreed, and nobody contradicted."""
+    _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
+    first = settle([planned], storage, board(0.9, other=honest(1.0)), job_id="first")
+    assert (first.verdict.served, first.verdict.backing) == (Served.TUNED, Backing.ONCE)
+    text = verdict_text(first.verdict.to_json())
+    assert text.endswith("measured once, by one worker")
+    restarted = board(other=honest(1.0))
+    assert settle([planned], storage, restarted, job_id="first").verdict == first.verdict
+    assert not restarted.raced
+    another = board(0.9, other=honest(0.9))
+    assert settle([planned], storage, another, job_id="another").verdict.served is Served.TUNED
+    assert another.raced == [1]
+
+
+def test_the_only_worker_confirms_itself_until_another_owner_has_one(
+    storage: Storage, planned: Planned
+) -> None:
+    _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
+    alone = board(0.9, 0.9)
+    verdict = settle([planned], storage, alone, job_id="first").verdict
+    assert verdict.backing is Backing.ONE_WORKER and alone.raced == [1, 1]
+    assert settle([planned], storage, board(), job_id="second").verdict == verdict
+    # another owner's worker comes, and contradicts it
+    second = honest(1.2)
+    found = settle([planned], storage, board(other=second), job_id="third")
+    assert found.verdict.served is Served.DEFAULT and second.raced == [1]
+    assert settle([planned], storage).verdict.outcome == "not_run"
+
+
+def test_what_several_workers_raced_by_turns_is_nobodys_word(
+    storage: Storage, planned: Planned
+) -> None:
+    _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
+    found = settle([planned], storage, board(0.9, worker=""), job_id="job")
+    assert found.verdict.served is Served.TUNED and storage.verdicts.counts() == {}
+
+
+def test_a_second_device_that_fails_leaves_it_open(storage: Storage, planned: Planned) -> None:
+    _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
+    away = FakeDevice(worker=HONEST, error=DeviceError("board 'b' does not answer"))
+    found = settle([planned], storage, board(0.9, other=away), job_id="job")
+    assert (found.verdict.served, found.verdict.backing) == (Served.TUNED, Backing.ONCE)
+    assert settle([planned], storage).verdict.outcome == "not_run"
 
 
 def test_tasks_of_doubtful_gain_fall_back_first(storage: Storage, planned: Planned) -> None:
-    device = FakeDevice([1.01, 0.9])
+    device = ours([1.01, 0.9])
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     _record(storage, planned, 1, _other(planned, 1), ratio=0.99)
     found = settle([planned], storage, device)
@@ -153,7 +243,7 @@ def test_tasks_of_doubtful_gain_fall_back_first(storage: Storage, planned: Plann
 
 def test_a_record_of_the_default_is_no_matter_of_a_race(storage: Storage, planned: Planned) -> None:
     _record(storage, planned, 0, _default(planned, 0), ratio=1.0)
-    found = settle([planned], storage, FakeDevice())
+    found = settle([planned], storage, ours())
     assert (found.verdict.served, found.verdict.outcome) == (Served.TUNED, "same")
     assert found.known == 1 and storage.verdicts.counts() == {}
 
@@ -161,8 +251,8 @@ def test_a_record_of_the_default_is_no_matter_of_a_race(storage: Storage, planne
 @pytest.mark.parametrize(
     ("device", "why"),
     [
-        (FakeDevice(runnable=False), "the fake does not run target"),
-        (FakeDevice(error=DeviceError("board 'b' does not answer")), "board 'b' does not answer"),
+        (ours(runnable=False), "the fake does not run target"),
+        (ours(error=DeviceError("board 'b' does not answer")), "board 'b' does not answer"),
     ],
 )
 def test_what_a_device_cannot_race_is_decided_by_its_kernels(
@@ -203,7 +293,7 @@ def test_the_untuned_program_is_that_of_the_rules_plan(storage: Storage) -> None
         decision={"choice": choice.to_json(), "name": "apart", "reason": "takes less"},
     )
     _record(storage, chosen, 0, _other(chosen, 0), ratio=0.99)
-    (served,) = settle([chosen], storage, FakeDevice([1.0])).planned
+    (served,) = settle([chosen], storage, ours([1.0])).planned
     assert served.plan == planned.plan != chosen.plan
     assert served.decision is not None and "'apart'" in served.decision["reason"]
     # whoever asks later, without a race of its own, is served the same
@@ -245,7 +335,7 @@ def test_every_way_to_serve_records_follows_the_verdict(
     other = _other(planned, 0)
     _record(storage, planned, 0, other, ratio=0.99)
     if outcome != "not raced":
-        settle([planned], storage, FakeDevice([1.0 if outcome == "default" else 0.9]))
+        settle([planned], storage, ours([1.0 if outcome == "default" else 0.9]))
     compiled: list[Schedule] = []
     build = ProgramBuilder.build
 
@@ -272,7 +362,7 @@ def test_sizes_that_are_left_open_are_settled_when_they_are_met(
     plans = {rows: plan_model(ModelRequest(model, dims={"rows": rows})) for rows in (32, 64)}
     for planned in plans.values():
         _record(storage, planned, 0, _other(planned, 0), ratio=0.99)
-    settle([plans[64]], storage, FakeDevice([1.0]))
+    settle([plans[64]], storage, ours([1.0]))
     path = tmp_path / "model.onnx"
     path.write_bytes(model)
     known = KnownModel(str(path), storage)
@@ -298,7 +388,7 @@ def test_records_of_another_target_are_not_served(storage: Storage, planned: Pla
     for more in ({"threads": 2}, {"numerics": "strict"}):
         here = replace(RecordKey(key.workload_key, planned.target.key), **more)  # type: ignore[arg-type]
         storage.records.add_record(TuningRecord(here, _other(planned, 0), measured))
-    found = settle([planned], storage, FakeDevice())
+    found = settle([planned], storage, ours())
     assert found.known == 0 and found.verdict.outcome == "same"
     assert found.schedules.best(key.workload_key, planned.target.key, 1, "fast") is None
 
@@ -312,7 +402,7 @@ def test_verdicts_read_back_and_speak() -> None:
 
 def test_metrics_count_what_fell_back(storage: Storage, client: TestClient) -> None:
     for served in ("tuned", "default", "partly", "default"):
-        storage.verdicts.add("i", "j", served, {})
+        storage.verdicts.add(VerdictKind.SCHEDULES, "i", "j", served, {})
     text = client.get("/v1/metrics").text
     assert "tilewright_fallbacks_total 3.0" in text
     assert 'tilewright_served_total{served="default"} 2.0' in text

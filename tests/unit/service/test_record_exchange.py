@@ -12,8 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from compiler.schedule.schedule import Schedule
+from db.standing import Standing
 from db.storage import Storage
-from db.stores.records import RecordState
 from db.types import canonical_json
 from service.cli import run
 from service.jobs.planning import ModelRequest, Planned, plan_model
@@ -271,7 +271,7 @@ def test_on_the_command_line(
     assert run(["records", "withdraw", "--worker", f"{there.key.public[:12]}/board"]) == 0
     assert "1 earlier records are served again" in capsys.readouterr().out
     assert here.storage.records.best_record(own.key) == own
-    assert here.storage.ledger.list(state=RecordState.WITHDRAWN)
+    assert here.storage.ledger.list(state=Standing.WITHDRAWN)
     withdrawn, taken, refused = here.storage.audit.list()
     assert {entry.actor for entry in (withdrawn, taken, refused)} == {""}
     assert (withdrawn.action, withdrawn.actor_name) == (

@@ -194,25 +194,3 @@ def test_a_request_of_an_older_release_is_dropped(storage: Storage, job: str) ->
     again = runner(storage, job)
     assert again.resume() == []
     assert storage.leases.status(["a"])["a"].state is RequestState.CANCELLED
-
-
-def test_who_sends_several_workers_does_not_confirm_his_own_while_another_owner_has_one(
-    storage: Storage, job: str
-) -> None:
-    first, second = (
-        storage.workers.register(name, [TARGET], {}, owner="mean") for name in ("w1", "w2")
-    )
-    remote = runner(storage, job)
-
-    def asked(worker: str, name: str) -> str | None:
-        request, blobs = make(name)
-        remote.beside(worker).submit(request, blobs)
-        for each in storage.workers.list():
-            if storage.leases.claim(each.id, [TARGET], limit=1, lease_seconds=60):
-                return each.id
-        return None
-
-    assert asked(first.id, "a") == second.id, "there is no other"
-    honest_one = storage.workers.register("honest", [TARGET], {}, owner="honest")
-    assert asked(first.id, "b") == asked(second.id, "c") == honest_one.id
-    assert asked(honest_one.id, "d") == first.id

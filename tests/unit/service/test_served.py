@@ -14,6 +14,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.target import resolve_target
 from db.changes import Changes
 from db.errors import StorageError, StorageKind
+from db.standing import Backing
 from db.storage import Storage
 from service.api import served as api_served
 from service.api.schemas import LookupView, RecordView
@@ -44,9 +45,9 @@ class Counted:
         sa.event.listen(storage.engine, "before_cursor_execute", self._query)
         view = api_served.record_view
 
-        def counting(record: TuningRecord) -> RecordView:
+        def counting(record: TuningRecord, backing: Backing) -> RecordView:
             self.views += 1
-            return view(record)
+            return view(record, backing)
 
         monkeypatch.setattr(api_served, "record_view", counting)
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,9 @@ from db.stores.jobs import Job, JobStore
 from db.stores.leases import NewRequest, RequestState
 from service.jobs import job_run, run_job
 from service.jobs.device import Checked
-from service.jobs.graph_choice import keep_plan
 from service.jobs.hold import Hold
 from service.jobs.job_run import JobReporter
+from service.jobs.known_plan import keep_choice
 from service.jobs.leased_device import LeasedDevice
 from service.jobs.local_device import LocalDevice
 from service.jobs.planning import ModelRequest, plan_model
@@ -131,7 +132,8 @@ def test_a_job_tunes_the_plan_that_is_known(
     storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decision = {"choice": RULE.to_json(), "name": "by rule", "reason": "nothing is faster"}
-    keep_plan(plan_model(ModelRequest(model_bytes())), storage, 1.0, decision)
+    planned = replace(plan_model(ModelRequest(model_bytes())), decision=decision)
+    keep_choice(planned, storage, 1.0, job_id="", worker=None)
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     assert work_once(tuner)
     done = storage.jobs.get(job.id)

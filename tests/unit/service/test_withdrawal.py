@@ -8,6 +8,7 @@ from compiler.schedule.schedule import Schedule
 from db.errors import NotFoundError
 from db.storage import Storage
 from db.stores.records import record_id
+from db.stores.verdicts import VerdictKind
 from service.jobs.withdrawal import withdraw_records
 from tuner.measure.measurement import (
     Measurement,
@@ -25,8 +26,8 @@ def job(storage: Storage, name: str) -> str:
     digest, size = storage.blobs.put_stream(iter([name.encode()]))
     storage.models.register(digest, size, name, None)
     made = storage.jobs.create(digest, "x86-64-v3", target_key=KEY.target_key)
-    storage.plans.put(digest, KEY.target_key, 1, "fast", {"a": 1}, 1.0, decision={"b": 2})
-    storage.verdicts.add(f"identity of {name}", made.id, "tuned", {"served": "tuned"})
+    for kind in VerdictKind:
+        storage.verdicts.add(kind, f"{kind} of {name}", made.id, "tuned", {})
     return made.id
 
 
@@ -48,10 +49,9 @@ def test_jobs_are_told_and_their_decisions_forgotten(storage: Storage) -> None:
         assert event.data["reason"] == "its clock stands still"
         assert event.data["records"] == [record_id(KEY, schedule.digest, "trial")]
     assert not [e for e in storage.events.since(other) if e.kind == "withdrawn"]
-    assert storage.verdicts.find("identity of built") is None
-    assert storage.verdicts.find("identity of other") is not None
-    model = storage.jobs.get(built).model_digest
-    assert storage.plans.chosen(model, KEY.target_key, 1, "fast") is None
+    for kind in VerdictKind:
+        assert storage.verdicts.find(f"{kind} of built") is None
+        assert storage.verdicts.find(f"{kind} of other") is not None
     assert storage.records.best_record(KEY) is None
 
 

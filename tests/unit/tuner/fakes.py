@@ -134,6 +134,7 @@ class FakeQueue:
     handed_out: set[str] = field(default_factory=set)
     stuck: bool = False
     capacity: int = 2
+    worker: str = ""
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
         assert set(request.digests) <= set(blobs)
@@ -167,6 +168,7 @@ class FakeQueue:
                 samples_seconds=samples,
                 object_digest=candidate.object_digest,
                 checks=len(request.cases) if status is Status.OK else 0,
+                worker=self.worker,
             )
             measured.append((candidate.trial_id, measurement))
         if request.incumbent:
