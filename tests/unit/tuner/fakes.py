@@ -134,7 +134,7 @@ class FakeQueue:
     handed_out: set[str] = field(default_factory=set)
     stuck: bool = False
     capacity: int = 2
-    worker: str = ""
+    worker: str = "fake"
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
         assert set(request.digests) <= set(blobs)
