@@ -23,7 +23,7 @@ from compiler.ops.attributes import integer, ints
 from compiler.passes.match import Any_, Apply, Number, match_node
 from compiler.passes.rewrite import Rewriter, rewrite
 
-_CENTRED = Apply("sub", (Any_("x"), Apply("reduce_mean", (Any_("x"),), "mean")), "centred")
+_CENTRED = Apply("sub", (Any_("x"), Apply("reduce_mean", (Any_("x"),), "mean")))
 _DEVIATION = [
     Apply(
         "sqrt",

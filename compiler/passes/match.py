@@ -1,4 +1,7 @@
-"""Patterns over the operators that make a value; commutative operands match in either order."""
+"""Patterns over the operators that make a value; commutative operands match in either order.
+
+Whatever has a name in a pattern is one value of the graph, wherever the pattern says it again.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ Bindings = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Any_:
-    """Matches every value; the same name matches the same value."""
+    """Matches every value."""
 
     name: str
 
@@ -59,23 +62,24 @@ def match_node(rewriter: Rewriter, node: Node, pattern: Apply) -> Bindings | Non
 
 
 def _match(rewriter: Rewriter, value: str, pattern: Pattern, found: Bindings) -> Iterator[Bindings]:
+    if pattern.name:
+        if found.get(pattern.name, value) != value:
+            return
+        found = found | {pattern.name: value}
     match pattern:
-        case Any_(name=name):
-            if found.get(name, value) == value:
-                yield found | {name: value}
+        case Any_():
+            yield found
         case Number():
             number = rewriter.scalar(value)
             if number is None:
                 return
             expected = pattern.value
             if expected is None or abs(number - expected) <= pattern.tolerance * abs(expected):
-                yield found | ({pattern.name: value} if pattern.name else {})
+                yield found
         case Apply():
             node = rewriter.producer(value, pattern.op)
             if node is None or len(node.inputs) != len(pattern.args):
                 return
-            if pattern.name:
-                found = found | {pattern.name: value}
             yield from _match_all(rewriter, node.inputs, pattern.args, found)
             if ops.get(pattern.op).commutative:
                 yield from _match_all(rewriter, node.inputs[::-1], pattern.args, found)

@@ -103,13 +103,21 @@ def norms(g: Maker, c: Any) -> tuple[str, ...]:
     x, y = g.input("x", *c.extents), g.input("y", *c.extents)
     mean = g("reduce_mean", y if c.other == "mean" else x, axes=c.axes, keepdims=c.keepdims)
     centred = g("sub", mean, x) if c.negated else g("sub", x, mean)
-    second = g("sub", x, g("reduce_mean", y, axes=c.axes)) if c.other == "centred" else centred
+    second = centred
+    match c.other:
+        case "centred":
+            second = g("sub", x, g("reduce_mean", y, axes=c.axes))
+        case "mean of rows":
+            second = g("sub", x, g("reduce_mean", x, axes=(0,)))
     squares = g("mul", centred, second) if c.power is None else g("pow", centred, n(c.power))
     variance = g("reduce_mean", squares, axes=c.others or c.axes, keepdims=c.keepdims)
     epsilon = g.weight("e", *c.extents[-1:]) if c.epsilon is None else n(c.epsilon)
     variance = g("add", variance, epsilon) if c.side == "right" else g("add", epsilon, variance)
     deviation = g("sqrt", variance)
-    top = y if c.other == "top" else centred
+    top = {
+        "top": lambda: y,
+        "top of rows": lambda: g("sub", x, g("reduce_mean", x, axes=(0,))),
+    }.get(c.other, lambda: centred)()
     match c.form:
         case "reciprocal":
             normal = g("mul", top, g("reciprocal", deviation))
@@ -132,7 +140,8 @@ NORMS = [
     Pattern("layer norm", layer_norm, norms, NORM, {
         "axes": [(0,), (1,), (0, 1), (0, 2)], "others": [(1, 2), (0, 2)],
         "negated": [True], "power": [3.0, 1.0], "epsilon": [None], "shape": [(1, 1, 1, 1)],
-        "form": ["upside down"], "other": ["mean", "centred", "top"],
+        "form": ["upside down"],
+        "other": ["mean", "centred", "mean of rows", "top", "top of rows"],
     }, makes("layer_norm")),
     Pattern("layer norm of a square", layer_norm, norms, NORM | {"extents": [(6, 6, 6)]}, {
         "keepdims": [0], "axes": [(0,), (1,)],

@@ -13,7 +13,7 @@ from compiler.passes.fold_scale import fold_scale
 from compiler.passes.lower_gemm import lower_gemm
 from compiler.passes.merge_matmuls import merge_matmuls
 from compiler.passes.pool_first import pool_first
-from tests.graphs import Maker
+from tests.graphs import Maker, operators, proven
 from tests.unit.passes.beside import Case, Pattern, cases, drops, makes, without
 
 ONES = {"strides": (1, 1), "dilations": (1, 1)}
@@ -153,6 +153,19 @@ def test_a_constant_along_the_rows_of_a_vector_product_stays(op: str) -> None:
     Case(pattern, {}, False).check()
 
 
+@pytest.mark.parametrize("op", ["mul", "add"])
+@pytest.mark.parametrize("anchor", ["conv", "matmul"])
+def test_a_constant_that_widens_one_channel_stays(anchor: str, op: str) -> None:
+    g = Maker()
+    if anchor == "conv":
+        x, shape = g.input("x", 2, 3, 4, 4), (6, 1, 1)
+        y = g("conv", x, g.weight("w", 1, 3, 1, 1), group=1, pads=(0,) * 4, **ONES)
+    else:
+        y, shape = g("matmul", g.input("x", 2, 3), g.weight("w", 3, 1)), (6,)
+    graph = g.graph(g(op, y, g.weight("s", *shape)))
+    assert operators(proven(fold_scale, graph)) == [anchor, op]
+
+
 # fold_batch_norm
 
 
@@ -183,6 +196,15 @@ NORMS = [
 @pytest.mark.parametrize("case", cases(NORMS))
 def test_batch_norms(case: Case) -> None:
     case.check()
+
+
+def test_a_batch_norm_after_a_bias_of_run_time_is_a_scale_and_a_shift() -> None:
+    g = Maker()
+    y = g("conv", g.input("x", 2, 3, 4, 4), g.weight("w", 3, 3, 1, 1), g.input("b", 3), group=1,
+          pads=(0,) * 4, **ONES)  # fmt: skip
+    statistics = [g.positive("s", 3), g.weight("t", 3), g.weight("m", 3), g.positive("v", 3)]
+    graph = g.graph(g("batch_norm", y, *statistics, epsilon=1e-5))
+    assert operators(proven(fold_batch_norm, graph)) == ["conv", "mul", "add"]
 
 
 # pool_first
