@@ -108,8 +108,8 @@ def _onnx_slice(node: OnnxNode) -> str:
         if step == 0 or not -rank <= axis < rank:
             raise node.invalid(f"axis {axis}, step {step} for an input of {show(shape)}")
         dim = axis % rank
-        stop = _end(end, step, shape[dim])
-        picked = range(*slice(start, stop, step).indices(shape[dim]))
+        first = max(start, -shape[dim])  # before the first element is the first, backwards too
+        picked = range(*slice(first, end, step).indices(shape[dim]))
         full_starts[dim] = picked.start if picked else 0
         full_steps[dim], sizes[dim] = (step if picked else 1), len(picked)
     if tuple(sizes) == shape and all(step == 1 for step in full_steps):
@@ -117,11 +117,6 @@ def _onnx_slice(node: OnnxNode) -> str:
     return node.emit(
         "slice", [x], starts=tuple(full_starts), steps=tuple(full_steps), sizes=tuple(sizes)
     )
-
-
-def _end(end: int, step: int, extent: int) -> int | None:
-    """ONNX's end as Python's: beyond the first element backwards is None there."""
-    return None if step < 0 and end < -extent else end
 
 
 def _onnx_split(node: OnnxNode) -> list[str]:

@@ -60,6 +60,7 @@ ONE_HOT = [
     Case("Hardmax", ((3, 4, 5),), {"axis": 1}, opset=11),
     Case("EyeLike", (data(np.zeros((3, 4)), np.int32),), {"k": -1}),
     Case("EyeLike", ((4, 2),), {"dtype": 11, "k": 1}),
+    Case("EyeLike", ((2, 3),)),
 ]
 
 LP = [

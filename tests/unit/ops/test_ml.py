@@ -116,6 +116,12 @@ WRONG: list[tuple[str, dict[str, Any], Any, str]] = [
         data([1], np.int32),
         "values that are no int32",
     ),
+    (
+        "Imputer",
+        {"imputed_value_int64s": [-(2**40)]},
+        data([1], np.int32),
+        "values that are no int32",
+    ),
     ("LabelEncoder", {"keys_floats": [1.0], "values_int64s": [1, 2]}, (3,), "of one length"),
     ("LabelEncoder", {"keys_floats": [1.0], "values_int64s": [1]}, WHOLE, "float32, the input int"),
 ]

@@ -247,6 +247,14 @@ def test_trees_of_one_ensemble_share_no_node(roots: list[int]) -> None:
         imported(ml("TreeEnsemble", ((2, 2),), attrs, domain_opset=5))
 
 
+@pytest.mark.parametrize("key", ["nodes_splits", "nodes_modes", "leaf_weights"])
+def test_an_ensemble_has_all_its_tensors(key: str) -> None:
+    attrs = ensemble([0, 0, 0, 0], np.float32)
+    del attrs[key]
+    with pytest.raises(InvalidModelError, match=f"'{key}'.* is missing"):
+        imported(ml("TreeEnsemble", ((2, 2),), attrs, domain_opset=5))
+
+
 SMALL = trees(1, count=1, depth=1, features=1, modes=("BRANCH_LEQ",), missing=(0,))
 X = np.zeros((2, 1), np.float32)
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -255,6 +263,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"nodes_truenodeids": [7, 0, 0]}, "branches to -1"),
     ({"nodes_truenodeids": [0, 0, 0]}, "node 0 branches to one before it"),
     ({"nodes_values": [float("nan"), 0.0, 0.0]}, "node 0 compares with a NaN"),
+    ({"nodes_truenodeids": [1, 0]}, "2 integers in 'nodes_truenodeids', there are 3"),
+    ({"nodes_falsenodeids": [2, 0]}, "2 integers in 'nodes_falsenodeids', there are 3"),
     ({"nodes_values": [0.0]}, "1 numbers in 'nodes_values', there are 3"),
     ({"nodes_nodeids": [0, 1, 1]}, "two nodes of one id"),
     ({"target_nodeids": [0, 1]}, "a vote is that of no leaf"),

@@ -141,6 +141,8 @@ CASES = [
     Case("Slice", ((5, 6),), {"starts": [1], "ends": [-1], "axes": [1]}, opset=9),
     Case("Slice", ((5, 6), i64(4, 0), i64(-99, 99), i64(0, -1), i64(-2, 3))),
     Case("Slice", ((5, 6), i64(-3), i64(2**62))),
+    Case("Slice", ((5, 6), i64(-99), i64(-100), i64(0), i64(-1))),  # the first element
+    Case("Slice", ((5, 6), i64(7), i64(9))),  # nothing
     Case("Split", ((5, 7),), {"axis": 1, "split": [2, 4, 1]}, opset=11, outputs=3),
     Case("Split", ((6, 3), i64(1, 5)), outputs=2),
     Case("Split", ((7, 3),), {"num_outputs": 3}, opset=18, outputs=3),
