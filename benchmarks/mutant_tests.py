@@ -12,7 +12,7 @@ import hashlib
 import io
 import json
 import tokenize
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -45,7 +45,7 @@ Spans = Mapping[str, Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The tests that judge a mutant, the quickest first, and how many there was no time for."""
+    """The tests that judge a mutant, in their order, and how many there was no time for."""
 
     tests: tuple[str, ...]
     seconds: tuple[float, ...]
@@ -112,7 +112,9 @@ class Recordings:
         """The tests that execute a mutant's line; there may be none.
 
         Of what acts at import: the tests whose file imports the module, then those that execute
-        anything of it. The quickest are taken until `limit_seconds` are full.
+        anything of it. Then the quickest case of each test function comes first, the quickest of
+        these first, then a second case of each: other functions see more than other cases of one.
+        What does not fit into `limit_seconds` any more is left out, but one test runs in any case.
         """
         before = (self._root / mutant.path).read_text()
         by_line = self._by_line.get(mutant.path, {})
@@ -126,17 +128,21 @@ class Recordings:
             confined = CONFINED.get(mutant.path, ())
             near = frozenset(test for test in self._seconds if test.split("::")[0] in confined)
             tests.update(near)
-        ordered = sorted(
-            tests & self._judges, key=lambda test: (test not in near, self._seconds[test], test)
-        )
-        seconds: list[float] = []
-        total = 0.0
+        turns: Counter[str] = Counter()
+        keys: dict[str, tuple[bool, int, float]] = {}
+        for test in sorted(tests & self._judges, key=lambda test: (self._seconds[test], test)):
+            function = test.split("[")[0]
+            turns[function] += 1
+            keys[test] = (test not in near, turns[function], self._seconds[test])
+        ordered = sorted(keys, key=keys.__getitem__)
+        chosen: list[str] = []
+        left = limit_seconds
         for test in ordered:
-            total += self._seconds[test]
-            if seconds and total > limit_seconds:
-                break
-            seconds.append(self._seconds[test])
-        return Choice(tuple(ordered[: len(seconds)]), tuple(seconds), len(ordered) - len(seconds))
+            if not chosen or self._seconds[test] <= left:
+                chosen.append(test)
+                left -= self._seconds[test]
+        seconds = tuple(self._seconds[test] for test in chosen)
+        return Choice(tuple(chosen), seconds, len(ordered) - len(chosen))
 
     def _importing(self, path: str) -> frozenset[str]:
         """The tests that judge in files which name a module."""

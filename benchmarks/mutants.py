@@ -1,11 +1,12 @@
 """Finds mistakes that no test notices: `python -m benchmarks.mutants compiler/passes --count 300`.
 
 A mutant is a package with one small mistake (`mutations.py`). The tests that execute its line judge
-it (`mutant_tests.py`), the quickest first: a test that fails, or a run past its limit, has caught
-it. Everything happens in a copy of the working tree (`mutant_session.py`). The report keeps the
-last run of each package, with its survivors (`mutant_report.py`). A run may be ended at any time;
-started again, it goes on where it was, while the packages are the same. With `--again`, survivors
-are judged once more, by the tests of now; mutants that were caught count as caught.
+it (`mutant_tests.py`): one case of each before others of the same, the quickest first. A test that
+fails, or a run past its limit, has caught it. Everything happens in a copy of the working tree
+(`mutant_session.py`). The report keeps the last run of each package, with its survivors
+(`mutant_report.py`). A run may be ended at any time; started again, it goes on where it was, while
+the packages are the same. With `--again`, survivors are judged once more, by the tests of now;
+mutants that were caught count as caught.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ SerialId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def clean_text(text: str) -> str:
-    """Text that every database takes: NUL and lone surrogates become U+FFFD."""
+    """Text that every database takes: NUL becomes U+FFFD, a lone surrogate `?`."""
     return text.replace("\x00", "�").encode("utf-8", "replace").decode("utf-8")
 
 

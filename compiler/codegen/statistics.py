@@ -133,7 +133,7 @@ def _lines(body: str, syntax: AssemblySyntax) -> Iterator[_Line]:
         if (block := _BLOCK.match(line)) is not None:
             loop = block["label"] if block["label"] in inner_headers else ""
         inside = _IN_LOOP.search(line)
-        if inside is not None and "Parent" not in line:
+        if inside is not None:
             loop = inside["header"] if inside["header"] in inner_headers else ""
         instruction = _INSTRUCTION.match(line)
         if instruction is None:

@@ -150,7 +150,7 @@ def _is_plain(node: Node, workload: Workload) -> bool:
 
 
 def _ints(node: Node, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-    value = node.attr(name, default)
+    value = node.attr(name)
     return tuple(v for v in value if isinstance(v, int)) if isinstance(value, tuple) else default
 
 

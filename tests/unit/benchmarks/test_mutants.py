@@ -15,9 +15,11 @@ import pytest
 
 pytest.importorskip("mutmut", reason="the extra 'mutants' is not installed")
 
+from benchmarks.mutant_recorder import Recording
 from benchmarks.mutant_report import Judged, Outcome, report
+from benchmarks.mutant_session import Reply, Request
 from benchmarks.mutant_swap import Functions, differing_functions
-from benchmarks.mutant_tests import CONFINED, logical_line
+from benchmarks.mutant_tests import CONFINED, Recordings, logical_line
 from benchmarks.mutants import JUDGES, Judge, run
 from benchmarks.mutations import LONGEST_CHANGE, Mutant, change, sample
 from benchmarks.report import Origin
@@ -154,6 +156,28 @@ def test_what_is_recorded_once_is_not_recorded_again(
     with closing(Judge(project, ["tests"], tmp_path / "recordings")) as changed:
         changed.record(["tests"])
     assert len(list((tmp_path / "recordings").iterdir())) == 2
+
+
+def test_one_case_of_each_function_judges_before_others(project: Path, tmp_path: Path) -> None:
+    took = {"test_a[0]": 0.1, "test_a[1]": 0.2, "test_a[2]": 0.3, "test_b": 0.5, "test_c": 4.0}
+    recordings = Recordings(tmp_path, project, [f"tests/test_least.py::{t}" for t in took], {})
+
+    def ask(request: Request) -> Reply:
+        lines = {"compiler/least.py": [(8, 9)]}
+        found = [Recording(t, True, took[t.split("::")[1]], lines) for t in request.tests]
+        return Reply(0, recorded=[asdict(one) for one in found])
+
+    recordings.complete(["tests"], ask, print)
+    mutant = mutant_of(SOURCE, "a < b", "a <= b")
+
+    def chosen(limit_seconds: float) -> tuple[list[str], int]:
+        choice = recordings.choose(mutant, limit_seconds)
+        assert choice.seconds == tuple(took[test.split("::")[1]] for test in choice.tests)
+        return [test.split("::")[1] for test in choice.tests], choice.left_out
+
+    assert chosen(9.0) == (["test_a[0]", "test_b", "test_c", "test_a[1]", "test_a[2]"], 0)
+    assert chosen(1.0) == (["test_a[0]", "test_b", "test_a[1]"], 2)
+    assert chosen(0.0) == (["test_a[0]"], 4)
 
 
 def test_functions_that_a_process_holds_take_other_code() -> None:

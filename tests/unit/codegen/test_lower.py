@@ -99,10 +99,12 @@ def test_a_parallel_loop_inside_another_is_refused() -> None:
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
-@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (2, 1), (1, 2), (2, 3)])
 @pytest.mark.parametrize("reach", [3, 7, 9])
-def test_clipped_reduction_loops_may_be_empty(reach: int, stride: int, bits: int) -> None:
-    """y[i] = sum over k of x[s*i + k - reach]: for the first rows no k is in bounds."""
+def test_clipped_reduction_loops_may_be_empty(
+    reach: int, stride: int, dilation: int, bits: int
+) -> None:
+    """y[i] = sum over k of x[s*i + d*k - reach]: for the first rows no k is in bounds."""
     lanes, rows, taps = bits // 32, 9, 4
     i, k, c = Axis("i", rows), Axis("k", taps), Axis("c", lanes + 1)
     x = Tensor("x", (6, c.extent))
@@ -110,7 +112,7 @@ def test_clipped_reduction_loops_may_be_empty(reach: int, stride: int, bits: int
         y = Tensor("y", (rows, c.extent), role=Role.OUTPUT)
         compute = Compute(
             (Store(y[i, c], Accumulator()),),
-            x[i * stride + k - reach, c],
+            x[i * stride + k * dilation - reach, c],
             combiner,
             reduce=(Tile(k),),
             unroll=(Tile(c, lanes),),
@@ -118,7 +120,7 @@ def test_clipped_reduction_loops_may_be_empty(reach: int, stride: int, bits: int
         )
         (result,) = agree(kernel((x, y), For(i, 1, (compute,))), bits, numbers(6, c.extent))
         neutral = {Combiner.SUM: 0, Combiner.MAX: -np.inf, Combiner.MIN: np.inf}[combiner]
-        assert reach < taps or (result.reshape(rows, -1)[0] == neutral).all()
+        assert reach < dilation * taps or (result.reshape(rows, -1)[0] == neutral).all()
 
 
 @pytest.mark.parametrize("combiner", [Combiner.SUM, Combiner.MAX])
@@ -149,6 +151,22 @@ def test_padding_at_run_time_is_refused() -> None:
     compute = Compute(
         (Store(y[i], Accumulator()),), x[i + k - 1], Combiner.SUM, unroll=(Tile(k), Tile(i))
     )
+    with pytest.raises(ScheduleError, match="outside of its bounds at run time"):
+        lower_nest(kernel((x, y), For(i, 3, (compute,))), width(WIDTHS[0]))
+
+
+def test_a_loop_is_not_clipped_for_a_tile_whose_rows_differ() -> None:
+    """One range of `k` cannot be that of three rows: their first taps are in bounds or not."""
+    i, k = Axis("i", 9), Axis("k", 3)
+    x, y = Tensor("x", (9,)), Tensor("y", (9,), role=Role.OUTPUT)
+    compute = Compute(
+        (Store(y[i], Accumulator()),),
+        x[i + k - 1],
+        Combiner.SUM,
+        reduce=(Tile(k),),
+        unroll=(Tile(i),),
+    )
+    agree(kernel((x, y), For(i, 1, (compute,))), WIDTHS[0], numbers(9))
     with pytest.raises(ScheduleError, match="outside of its bounds at run time"):
         lower_nest(kernel((x, y), For(i, 3, (compute,))), width(WIDTHS[0]))
 

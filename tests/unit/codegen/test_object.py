@@ -322,6 +322,7 @@ def test_innermost_loops_hold_what_the_statistics_count(name: str) -> None:
     assembly = emit_assembly(many_accumulators(40, 4) + axpy(4).split("\n", 2)[2], target)
     total = statistics(assembly, target)
     (loop,) = inner_loops(assembly, target)
+    assert loop.function == "reduce"
     assert (len(loop.instructions), loop.fmas) == (total.inner_instructions, total.inner_fmas)
     assert loop.spills == total.inner_spills > 0
     assert loop.fmas == 40 < total.fmas == 41, "one more is in no loop"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from db.engine import open_engine, reading, writing
+from db.engine import open_engine, reading, translated_errors, writing
 from db.errors import StorageError, StorageKind
 from db.migrate import upgrade
 from db.models import TargetRow
@@ -107,6 +107,16 @@ def test_a_locked_sqlite_is_a_typed_error_and_readers_go_on(tmp_path: Path) -> N
     other.execute("ROLLBACK")
     store.put_workloads({"k": "text"})
     assert store.workload("k") == "text"
+
+
+@pytest.mark.parametrize("kind", [sqlite3.InterfaceError, sqlite3.ProgrammingError])
+def test_a_call_that_the_driver_refuses_is_a_bug_and_stays_one(
+    engine: sa.Engine, kind: type[sqlite3.Error]
+) -> None:
+    refused = sa.exc.DBAPIError("SELECT ?", {}, kind("parameter 0: of no type that SQLite has"))
+    with pytest.raises(sa.exc.DBAPIError) as caught, translated_errors(engine):
+        raise refused
+    assert caught.value is refused
 
 
 def test_a_full_disk_is_a_typed_error_and_nothing_is_lost(tmp_path: Path) -> None:

@@ -64,6 +64,13 @@ def test_upgrade_from_empty_gives_the_tables_of_the_models(fresh: sa.Engine) -> 
     assert table_names(fresh) == set(Base.metadata.tables) | {"alembic_version"}
 
 
+def test_every_constraint_has_a_name() -> None:
+    """Migrations of SQLite can drop only what has a name."""
+    for table in Base.metadata.tables.values():
+        assert table.primary_key.name == f"pk_{table.name}"
+        assert all(constraint.name for constraint in table.constraints)
+
+
 def test_the_head_is_what_alembic_takes_for_it() -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(db.__file__).parent / "migrations"))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from compiler.loops.expr import Tensor
 from compiler.loops.index import Axis
 from compiler.ops.interpret import run_graph
 from compiler.schedule.select import schedule_space
-from compiler.schedule.structure import LoopSpec, parallel_balance
+from compiler.schedule.structure import LoopSpec, edges, parallel_balance
 from tests.graphs import Maker
 from tests.kernels import HOST, as_workload, run_workload
 
@@ -31,6 +32,13 @@ def test_threads_wait_for_those_with_one_tile_more(
 ) -> None:
     specs = [LoopSpec(Axis(f"a{n}", extent), step) for n, (extent, step) in enumerate(loops)]
     assert parallel_balance(specs, threads) == share
+
+
+@pytest.mark.parametrize(("with_halo", "expected"), [(True, (1, 2)), (False, (2, 4))])
+def test_a_halo_shortens_the_edges(with_halo: bool, expected: tuple[int, int]) -> None:
+    c, i, k = Axis("c", 4), Axis("i", 9), Axis("k", 7)
+    x = Tensor("x", (4, 9), halo=((0, 0), (1, 2)))
+    assert edges(x[c, i + k - 2], i, with_halo=with_halo) == expected
 
 
 @pytest.mark.parametrize("more", [{}, {"value": 2.5}])
