@@ -1,10 +1,10 @@
 """How many requests a second the service answers, as ratios to a bare FastAPI route.
 
 `python -m benchmarks.service_load` starts the service and a bare FastAPI application as processes,
-on SQLite and on PostgreSQL, and asks them in turns: single lookups, bulk lookups of 23 keys, and
-claims where there is no work; then all that again beside idle event streams and long polls, and
-beside a process that commits. A ratio is taken within a round, so that it cancels what the machine
-did meanwhile.
+on SQLite and on PostgreSQL, and asks them in turns: single lookups, bulk lookups of 23 keys (the
+same questions again and again, and such as nobody asked before), lookups by model, and claims where
+there is no work; then all that again beside idle event streams and long polls, and beside processes
+that commit. A ratio is taken within a round, so that it cancels what the machine did meanwhile.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import cycle, repeat
 from pathlib import Path
 from statistics import median
 
@@ -26,6 +27,7 @@ from benchmarks.service_load_server import (
     COMMITS,
     committing,
     fill,
+    recording,
     serve_bare,
     serve_service,
     serving,
@@ -33,6 +35,12 @@ from benchmarks.service_load_server import (
 
 BULK = 23
 """Keys of a bulk lookup: the workloads of a ResNet-50."""
+
+ASKED_AGAIN = 200
+"""Questions that are asked again and again."""
+
+NEW = 5000
+"""Bulk lookups that are asked in turn: more than the service keeps answers."""
 
 START_SECONDS = 60.0
 
@@ -121,13 +129,16 @@ def against(database: str, url: str, folder: Path, asked: argparse.Namespace) ->
     """Every kind of request on one database, alone and beside idle connections."""
     filled = fill(url, folder, asked.records, asked.retained)
     drawn = random.Random(0)
-    keys = [drawn.sample(filled.workloads, BULK) for _ in range(200)]
+    keys = [drawn.sample(filled.workloads, BULK) for _ in range(NEW)]
+    again = keys[:ASKED_AGAIN]
     with serving(serve_bare) as bare, serving(serve_service, url, str(folder)) as service:
         wanted = {
-            "bare": Wanted(bare, [b"GET /bare HTTP/1.1\r\nHost: h\r\n\r\n"]),
-            "single": Wanted(service, [filled.single(some[0]) for some in keys]),
-            "bulk": Wanted(service, [filled.bulk(some) for some in keys]),
-            "claim": Wanted(service, [filled.claim(0.0)]),
+            "bare": Wanted(bare, repeat(b"GET /bare HTTP/1.1\r\nHost: h\r\n\r\n")),
+            "single": Wanted(service, cycle([filled.single(some[0]) for some in again])),
+            "bulk": Wanted(service, cycle([filled.bulk(some) for some in again])),
+            "new bulk": Wanted(service, cycle([filled.bulk(some) for some in keys])),
+            "model": Wanted(service, repeat(filled.by_model())),
+            "claim": Wanted(service, repeat(filled.claim(0.0))),
         }
         for each in wanted.values():
             until_answered(each, START_SECONDS)
@@ -145,6 +156,8 @@ def against(database: str, url: str, folder: Path, asked: argparse.Namespace) ->
             yield from in_turns(database, beside, wanted, asked)
         with committing(url, str(folder), filled.worker_id):
             yield from in_turns(database, f"{COMMITS} commits a second", wanted, asked)
+        with recording(url, str(folder)):
+            yield from in_turns(database, f"{COMMITS} new records a second", wanted, asked)
 
 
 def in_turns(
@@ -182,7 +195,10 @@ def report(origin: Origin, results: Sequence[Result]) -> str:
         f"# Load on the service\n\n{origin.sentence()}\n\n"
         "Requests over loopback; the clients are a process on the same machine. `ratio` is the\n"
         "median over the rounds of a kind's rate to that of a bare FastAPI route in the same\n"
-        f"round. `bulk` looks up {BULK} workloads, `claim` asks for work where there is none.\n\n"
+        f"round. `bulk` looks up {BULK} workloads, in {ASKED_AGAIN} questions that are asked\n"
+        "again and again; `new bulk` asks what nobody has asked before, or not for long. `model`\n"
+        "looks up all workloads of SqueezeNet, and `claim` asks for work where there is none. All\n"
+        "clients ask again at once: the bare route's own p99 is the least that there can be.\n\n"
         f"{markdown_table(HEADER, [row(result) for result in results], text=3)}\n"
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -13,10 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Requests to ask for in turn, on a port of this machine."""
+    """Requests on a port of this machine, without end: each is sent once."""
 
     port: int
-    requests: Sequence[bytes]
+    requests: Iterator[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +86,10 @@ def measure(wanted: Wanted, clients: int, seconds: float) -> Answered:
 
     async def run() -> Answered:
         loop = asyncio.get_running_loop()
-        requests = itertools.cycle(wanted.requests)
         started = time.perf_counter()
         made = [
             await loop.create_connection(
-                lambda: _Client(requests, started + seconds), "127.0.0.1", wanted.port
+                lambda: _Client(wanted.requests, started + seconds), "127.0.0.1", wanted.port
             )
             for _ in range(clients)
         ]

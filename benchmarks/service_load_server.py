@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 
 import uvicorn
 
+from benchmarks.light import light_model
 from compiler.process import settle_process
 from compiler.schedule.schedule import Schedule
 from compiler.target import known_targets
@@ -23,6 +25,7 @@ from db.stores.requests import NewRequest
 from db.stores.statements import chunks
 from db.stores.tokens import Scope
 from service.api.listening import listen
+from service.jobs.planning import ModelRequest, plan_model
 from service.settings import Settings
 from service.storage import open_storage
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
@@ -42,6 +45,7 @@ class Filled:
     workloads: Sequence[str]
     worker_id: str
     job_id: str
+    model: str
 
     def single(self, workload: str) -> bytes:
         """A lookup of one workload."""
@@ -52,6 +56,12 @@ class Filled:
         names = ", ".join(f'"{name}"' for name in workloads)
         return self._post(
             "/v1/schedules/lookup", f'{{"workloads": [{names}], "target": "{TARGET}"}}'
+        )
+
+    def by_model(self) -> bytes:
+        """A lookup of all workloads of the model."""
+        return self._post(
+            "/v1/schedules/lookup", f'{{"model": "{self.model}", "target": "{TARGET}"}}'
         )
 
     def claim(self, wait_seconds: float) -> bytes:
@@ -78,21 +88,24 @@ def settings_of(url: str, folder: Path) -> Settings:
 
 
 def fill(url: str, folder: Path, records: int, retained: int) -> Filled:
-    """Records, finished requests, a worker and a queued job in a new database."""
+    """Records, also of a model's workloads, finished requests, a worker and a queued job in a new
+    database."""
     storage = open_storage(settings_of(url, folder))
     try:
         names = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(records)]
+        data = light_model("squeezenet").SerializeToString()
+        planned = plan_model(ModelRequest(data, known_targets()["x86-64-v3"]))
         with writing(storage.engine) as connection:
-            for name in names:
+            for name in (*names, *(workload.key for workload, _ in planned.workloads)):
                 serve(connection, record_values(record_of_load(name), storage.clock()))
         _retain(storage, retained)
         with storage.engine.connect() as connection:
             connection.exec_driver_sql("ANALYZE")
         secret, token = storage.tokens.create("load", [Scope.ADMIN])
         worker = storage.workers.register("idle", [TARGET], {}, protocol=PROTOCOL, owner=token.id)
-        model = storage.models.add(b"a model that nobody reads", "load.onnx")
+        model = storage.models.add(data, "squeezenet.onnx")
         job = storage.jobs.create(model.digest, TARGET)
-        return Filled(secret, names, worker.id, job.id)
+        return Filled(secret, names, worker.id, job.id, model.digest)
     finally:
         storage.close()
 
@@ -117,10 +130,10 @@ def record_of_load(workload: str) -> TuningRecord:
     return TuningRecord(RecordKey(workload, TARGET), schedule, measurement, workload, "1", "0")
 
 
-def _retain(storage: Storage, count: int) -> None:
+def _retain(storage: Storage, requests: int) -> None:
     """So many requests that ended, each with candidates to measure."""
     payload = {"candidates": ["x" * 200] * 5}
-    for some in chunks([f"retained-{number}" for number in range(count)]):
+    for some in chunks([f"retained-{number}" for number in range(requests)]):
         storage.leases.submit([NewRequest(name, TARGET, payload) for name in some])
         storage.leases.cancel(request_ids=some)
 
@@ -129,9 +142,8 @@ def _retain(storage: Storage, count: int) -> None:
 def serving(serve_on: Callable[..., None], *arguments: object) -> Iterator[int]:
     """A process that serves on a free port of this machine: the port."""
     sockets = listen("127.0.0.1", 0)
-    process = get_context("spawn").Process(
-        target=_serve, args=(serve_on, sockets, arguments), daemon=True
-    )
+    # no daemon: the service has a child that plans models
+    process = get_context("spawn").Process(target=_serve, args=(serve_on, sockets, arguments))
     process.start()
     port: int = sockets[0].getsockname()[1]
     for one in sockets:
@@ -194,6 +206,18 @@ def beside(work: Callable[..., None], *arguments: object) -> Iterator[None]:
 def committing(url: str, folder: str, worker_id: str) -> AbstractContextManager[None]:
     """A process that commits something else than records, as tuners and workers do all the time."""
     return beside(_commit, url, folder, worker_id)
+
+
+def recording(url: str, folder: str) -> AbstractContextManager[None]:
+    """A process that finds better records all the time, of workloads that nobody looks up."""
+    return beside(_record, url, folder)
+
+
+def _record(url: str, folder: str) -> None:
+    storage = open_storage(settings_of(url, Path(folder)))
+    for number in count():
+        storage.records.add_record(record_of_load(hashlib.sha256(b"%d" % number).hexdigest()[::-1]))
+        time.sleep(1 / COMMITS)
 
 
 def _commit(url: str, folder: str, worker_id: str) -> None:

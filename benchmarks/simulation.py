@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 
 from benchmarks.report import Origin, markdown_table
@@ -113,7 +114,7 @@ def crowd(database: str, workers: int, asked: argparse.Namespace) -> Iterator[Le
         ]
         for port in ports:
             until_answered(
-                Wanted(port, [b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n"]), START_SECONDS
+                Wanted(port, repeat(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")), START_SECONDS
             )
         crowds = [Crowd(port, secret, workers // len(ports), asked.batch_seconds) for port in ports]
         bare = bare_rate()
@@ -124,7 +125,7 @@ def crowd(database: str, workers: int, asked: argparse.Namespace) -> Iterator[Le
 def bare_rate() -> float:
     """Answers a second of a bare route, asked by 20 clients: what this machine does just now."""
     with serving(serve_bare) as port:
-        wanted = Wanted(port, [b"GET /bare HTTP/1.1\r\nHost: h\r\n\r\n"])
+        wanted = Wanted(port, repeat(b"GET /bare HTTP/1.1\r\nHost: h\r\n\r\n"))
         until_answered(wanted, START_SECONDS)
         return measure(wanted, 20, 1.0).rate
 

@@ -1,44 +1,179 @@
-"""Whether anything at all was committed since one looked last: what was read may be kept till then.
+"""What lookups answer otherwise than before: what they answered is kept until it is named here.
 
-It is asked before reading. What is committed between the two is read and kept under the older
-stamp, and read again at the next look; so nothing that is kept is ever older than its stamp says.
+A transaction that changes what is served says so in the table `lookup_changes`, which keeps the
+last few. Whoever answers with what it has kept reads first what has been added since it last did.
+So no answer is older than what was committed before the question, whoever committed it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio.to_thread
 import sqlalchemy as sa
+from anyio import CapacityLimiter
 
-from db.engine import OwnConnection, translated_errors
+from db.engine import OwnConnection, reading, translated_errors
+from db.models import LookupChangeRow
+from db.stores.statements import one_at_a_time, table_of
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection
+
+KEPT = 10_000
+"""Rows that stay: a reader further behind assumes that everything changed."""
+
+_CONNECT_SECONDS = 10
+
+_changes = table_of(LookupChangeRow)
+
+_NEWEST = "SELECT coalesce(max(serial), 0) FROM lookup_changes"
+_SINCE = "SELECT serial, key FROM lookup_changes WHERE serial > {} ORDER BY serial"
 
 
-class Changes:
-    """Stamps of a database. For one thread at a time."""
+def lookups_change(connection: sa.Connection, keys: Iterable[str]) -> None:
+    """Say that lookups of these keys, of workloads or of models, are answered otherwise from now
+    on, if the connection's transaction commits."""
+    named = sorted(set(keys))
+    if not named:
+        return
+    # one after the other, so that whoever has seen a number has seen all before it
+    one_at_a_time(connection, "lookup changes")
+    connection.execute(sa.insert(_changes), [{"key": key} for key in named])
+    newest = sa.select(sa.func.max(_changes.c.serial)).scalar_subquery()
+    connection.execute(sa.delete(_changes).where(_changes.c.serial <= newest - KEPT))
+
+
+class LookupChanges(Protocol):
+    """The changes of a database, for one event loop."""
+
+    def unchanged(self) -> bool:
+        """Whether there is certainly nothing to read. It never waits: False is what cannot be told
+        at once."""
+
+    async def read(self) -> Collection[str] | None:
+        """The keys that have changed since the last call, one call at a time.
+
+        None means that anything may have: at the first call, and after a connection broke or too
+        much happened. Raises StorageError.
+        """
+
+    async def close(self) -> None:
+        """End the connection."""
+
+
+def open_changes(engine: sa.Engine) -> LookupChanges:
+    """The changes of a database. It connects when it is first asked."""
+    return PostgresChanges(engine) if engine.dialect.name == "postgresql" else SqliteChanges(engine)
+
+
+class _Rows:
+    """What the rows say of the keys that changed."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def keys(self, rows: Collection[tuple[int, str]]) -> Collection[str] | None:
+        """Of all rows behind the last that are there; None if some are not any more."""
+        if not rows:
+            return ()
+        serials, keys = zip(*rows, strict=True)
+        behind, self.last = serials[-1] - self.last, serials[-1]
+        return set(keys) if behind <= KEPT else None
+
+
+class SqliteChanges:
+    """SQLite says without a look at any table whether anybody has committed anything."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
-        self._connections = 0
         self._own: OwnConnection | None = None
-        # SQLite counts, for each connection, what others have committed; of PostgreSQL's
-        # transactions that write, each changes what a snapshot sees of the others
-        self._query = {
-            "sqlite": "PRAGMA data_version",
-            "postgresql": "SELECT pg_current_snapshot()::text",
-        }[engine.dialect.name]
+        self._version: int | None = None
+        self._rows = _Rows()
+        self._limiter = CapacityLimiter(1)
 
-    def stamp(self) -> tuple[int, object]:
-        """Another one if anything was committed since the last. Raises StorageError."""
+    def unchanged(self) -> bool:
+        return self._version is not None and self._version == self._version_now()
+
+    async def read(self) -> Collection[str] | None:
+        anew, version, rows = await anyio.to_thread.run_sync(self._read, limiter=self._limiter)
+        # not before whoever asked has the keys: until then there is something to read
+        self._version = version
+        if anew:
+            self._rows.last = rows[0][0]
+            return None
+        return self._rows.keys(rows)
+
+    async def close(self) -> None:
+        if self._own is not None:
+            self._own.close()
+        self._own = self._version = None
+
+    def _read(self) -> tuple[bool, int | None, list[Any]]:
+        """Whether the connection is new, the version of the file, and the rows; in a thread."""
+        with translated_errors(self._engine):
+            anew = self._own is None
+            if self._own is None:
+                self._own = OwnConnection(self._engine)
+                # the event loop asks for the version, and must not wait for who locks the file
+                self._own.driver.execute("PRAGMA busy_timeout=0")
+            version = self._version_now()  # first: what is committed meanwhile is read once more
+            with reading(self._engine) as connection:
+                if anew:
+                    found = connection.exec_driver_sql(_NEWEST)
+                else:
+                    found = connection.exec_driver_sql(_SINCE.format("?"), (self._rows.last,))
+                return anew, version, [tuple(row) for row in found]
+
+    def _version_now(self) -> int | None:
+        """The version of the file, which differs after each commit of others; None if it is
+        locked."""
+        own = self._own
+        try:
+            if own is not None:
+                return int(own.driver.execute("PRAGMA data_version").fetchone()[0])
+        except self._engine.dialect.loaded_dbapi.Error:
+            pass  # whoever reads the rows is told why
+        return None
+
+
+class PostgresChanges:
+    """A query on a connection that belongs to the event loop: no thread is asked or waited for."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._own: AsyncConnection[Any] | None = None
+        self._rows = _Rows()
+
+    def unchanged(self) -> bool:
+        return False
+
+    async def read(self) -> Collection[str] | None:
         with translated_errors(self._engine):
             try:
                 if self._own is None:
-                    self._own = OwnConnection(self._engine)
-                    self._connections += 1
-                return self._connections, self._own.driver.execute(self._query).fetchone()[0]
+                    self._own = await self._connected()
+                    self._rows.last = (await self._all(_NEWEST, ()))[0][0]
+                    return None
+                return self._rows.keys(await self._all(_SINCE.format("%s"), (self._rows.last,)))
             except self._engine.dialect.loaded_dbapi.Error as error:
-                self.close()
-                raise sa.exc.OperationalError(self._query, {}, error) from error
+                await self.close()
+                raise sa.exc.OperationalError(_SINCE, {}, error) from error
 
-    def close(self) -> None:
-        """End the connection."""
-        if self._own is not None:
-            self._own.close()
-            self._own = None
+    async def _connected(self) -> AsyncConnection[Any]:
+        from psycopg import AsyncConnection
+
+        _, options = self._engine.dialect.create_connect_args(self._engine.url)
+        return await AsyncConnection.connect(
+            **options, autocommit=True, connect_timeout=_CONNECT_SECONDS
+        )
+
+    async def _all(self, query: str, values: tuple[int, ...]) -> list[Any]:
+        assert self._own is not None
+        return await (await self._own.execute(query, values)).fetchall()
+
+    async def close(self) -> None:
+        own, self._own = self._own, None
+        if own is not None:
+            await own.close()

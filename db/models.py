@@ -545,3 +545,14 @@ class NoticeRow(Base):
 
     serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
     topic: Mapped[str]
+
+
+class LookupChangeRow(Base):
+    """What lookups answer otherwise than before, the last few (`db.changes`)."""
+
+    __tablename__ = "lookup_changes"
+    # numbers that were given once are not given again: they tell how far behind a reader is
+    __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012 (SQLAlchemy's own protocol)
+
+    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    key: Mapped[str]

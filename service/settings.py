@@ -114,7 +114,9 @@ class Settings(BaseSettings):
         default=600, ge=0, description="Jobs that one token creates; 0: no limit."
     )
     model_lookups_per_minute: int = Field(
-        default=1200, ge=0, description="Lookups by model of one token; 0: no limit."
+        default=1200,
+        ge=0,
+        description="Lookups by one token of models that have to be planned; 0: no limit.",
     )
     housekeeping_seconds: float = Field(
         default=300.0, gt=0, description="How often the service removes what nobody needs any more."

@@ -13,6 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from db.changes import lookups_change
 from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.errors import NotFoundError
@@ -150,6 +151,7 @@ class RecordLedger:
                 )
             )
             _restore(connection, [row])
+            lookups_change(connection, [row.workload_key])
             theirs = (_trials.c[name] == row._mapping[name] for name in KEY)
             liars = _trials.c.worker.in_({row.worker, row.confirmed_by} - {None, second.worker})
             connection.execute(sa.update(_trials).where(*theirs, liars).values(withdrawn=True))
@@ -191,11 +193,14 @@ class RecordLedger:
     ) -> None:
         """The present code generation emits the same code for these records: they are of it."""
         values = {"codegen_version": codegen_version, "compiler_version": compiler_version}
+        keys = set[str]()
         with writing(self._engine) as connection:
             for some in chunks(sorted(record_ids)):
-                connection.execute(
-                    sa.update(_records).where(_records.c.id.in_(some)).values(values)
-                )
+                mine = _records.c.id.in_(some)
+                connection.execute(sa.update(_records).where(mine).values(values))
+                theirs = sa.select(_records.c.workload_key).where(mine)
+                keys.update(connection.execute(theirs).scalars())
+            lookups_change(connection, keys)
 
     def use(self, record_ids: Collection[str], job_id: str) -> bool:
         """A job's artifact is built with these records.
@@ -281,10 +286,12 @@ class RecordLedger:
                     .where(_records.c.id.in_(some))
                     .values(state=Standing.WITHDRAWN.value, reason=reason)
                 )
-            restored = _restore(connection, touched)
+            keys = {row.workload_key for row in touched}
             for some in chunks(sorted(workers)):
-                # who looks it up is to see that: an answer is known by its `stored_at`
-                connection.execute(lost_second(some, _records).values(stored_at=self._clock()))
+                lost = lost_second(some, _records).returning(_records.c.workload_key)
+                keys.update(connection.execute(lost).scalars())
+            restored = _restore(connection, touched)
+            lookups_change(connection, keys)
             trials, measured_for = _withdraw_trials(
                 connection, [row.trial_id for row in rows], workers
             )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
 
 from compiler.schedule.schedule import Schedule
+from db.changes import lookups_change
 from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.models import RecordRow, TrialRow
@@ -25,28 +26,10 @@ from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Tri
 _trials = table_of(TrialRow)
 _records = table_of(RecordRow)
 
-
-# A database of an earlier release may hold two: the later one comes last, and counts.
-_versions = (
-    sa.select(_records.c.workload_key, _records.c.serial, _records.c.id, _records.c.stored_at)
-    .where(
-        _records.c.workload_key.in_(sa.bindparam("workloads", expanding=True)),
-        _records.c.target_key == sa.bindparam("target"),
-        _records.c.threads == sa.bindparam("threads"),
-        _records.c.numerics == sa.bindparam("numerics"),
-        _records.c.state == "confirmed",
-    )
-    .order_by(_records.c.serial)
-)
-
 _believed = _trials.c.withdrawn.is_(False)
 
 KEY = ("workload_key", "target_key", "threads", "numerics")
 """The columns of a record key."""
-
-
-ServedVersion = tuple[int, str, float]
-"""Which row is served: what it says of schedule and measurement never changes."""
 
 
 class SqlRecordStore:
@@ -150,33 +133,6 @@ class SqlRecordStore:
         with reading(self._engine) as connection:
             found = map(record_of, served_rows(connection, keys))
             return {record.key: record for record in found}
-
-    def served_versions(
-        self, target_key: str, threads: int, numerics: str, workload_keys: Collection[str]
-    ) -> dict[str, ServedVersion]:
-        """Which rows are served for these workloads, without what is in them."""
-        given = {"target": target_key, "threads": threads, "numerics": numerics}
-        found: dict[str, ServedVersion] = {}
-        with reading(self._engine) as connection:
-            for some in chunks(sorted(workload_keys)):
-                rows = connection.execute(_versions, {**given, "workloads": some})
-                found.update({row[0]: (row[1], row[2], row[3]) for row in rows})
-        return found
-
-    def of_versions(
-        self, versions: Sequence[ServedVersion]
-    ) -> dict[ServedVersion, tuple[TuningRecord, Backing]]:
-        """The records in these rows, and whose word they are; without those that were replaced
-        since."""
-        found: dict[ServedVersion, tuple[TuningRecord, Backing]] = {}
-        if versions:
-            with reading(self._engine) as connection:
-                for some in chunks([serial for serial, _, _ in versions]):
-                    query = sa.select(_records).where(_records.c.serial.in_(some))
-                    for row in connection.execute(query):
-                        version = row.serial, row.id, row.stored_at
-                        found[version] = record_of(row), Backing(row.backing)
-        return {version: found[version] for version in versions if version in found}
 
     # the compiler's ScheduleSource
 
@@ -320,6 +276,7 @@ def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
     connection.execute(sa.delete(_records).where(_records.c.id == values["id"]))
     connection.execute(sa.update(_records).where(served).values(state=Standing.SUPERSEDED.value))
     connection.execute(sa.insert(_records).values(values))
+    lookups_change(connection, [values["workload_key"]])
 
 
 def record_of(row: sa.Row[Any]) -> TuningRecord:

@@ -13,6 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from db.changes import lookups_change
 from db.clock import Clock, instant
 from db.engine import reading, writing
 from db.job_states import FINAL_STATES, JobState
@@ -85,7 +86,7 @@ class RetentionStore:
             ("artifacts", policy.artifacts, _jobs.c.id, _old_artifact, _clear_artifacts),
             ("jobs", policy.jobs, _jobs.c.id, _old_job, _delete_jobs),
             ("trials", policy.trials, _trials.c.serial, _old_trial, _delete),
-            ("models", policy.models, _models.c.digest, _old_model, _delete),
+            ("models", policy.models, _models.c.digest, _old_model, _delete_models),
             ("audit", policy.audit, _audit.c.serial, _old_entry, _delete),
         )
         return {
@@ -177,6 +178,11 @@ def _newest_artifacts() -> sa.Select[tuple[str]]:
 
 def _delete(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
     connection.execute(sa.delete(key.table).where(key.in_(gone)))
+
+
+def _delete_models(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
+    _delete(connection, key, gone)
+    lookups_change(connection, gone)
 
 
 def _clear_artifacts(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from db.changes import lookups_change
 from db.clock import Clock, system_clock
 from db.engine import reading, writing
 from db.models import VerdictRow
@@ -89,6 +90,7 @@ class VerdictStore:
                 "backing": (Backing.OWN if worker is None else Backing.ONCE).value,
             }
             row = connection.execute(sa.insert(_verdicts).values(values).returning(_verdicts)).one()
+            lookups_change(connection, [identity])  # a lookup by model is of the plan in use
         return _stored(row)
 
     def use(self, known: StoredVerdict, job_id: str) -> None:
@@ -105,6 +107,7 @@ class VerdictStore:
         ).where(_verdicts.c.serial == known.serial)
         with writing(self._engine) as connection:
             connection.execute(sa.insert(_verdicts).from_select(columns, row))
+            lookups_change(connection, [known.identity])
 
     def find(self, identity: str, job_id: str = "") -> StoredVerdict | None:
         """The newest verdict that a job may believe: one that was confirmed, or its own."""
@@ -142,6 +145,7 @@ class VerdictStore:
             connection.execute(_same(known).values(values))
             query = sa.select(_verdicts).where(_verdicts.c.serial == known.serial)
             row = connection.execute(query).first()
+            lookups_change(connection, [known.identity])
         return known if row is None else _stored(row)  # a job's retention may have taken it
 
     def dispute(self, known: StoredVerdict, comparison: Mapping[str, Any], reason: str) -> None:
@@ -153,29 +157,37 @@ class VerdictStore:
         }
         with writing(self._engine) as connection:
             connection.execute(_same(known).values(values))
+            lookups_change(connection, [known.identity])
 
     def withdraw(self, workers: Collection[str], reason: str) -> Counter[VerdictKind]:
         """Take back what these workers decided; what they confirmed of others is provisional
         again. How many of which kind."""
         taken: Counter[VerdictKind] = Counter()
+        touched = set[str]()
         with writing(self._engine) as connection:
             for some in chunks(sorted(workers)):
                 update = sa.update(_verdicts).where(
                     _verdicts.c.worker.in_(some), _verdicts.c.state != Standing.WITHDRAWN.value
                 )
                 values = {"state": Standing.WITHDRAWN.value, "reason": reason}
-                gone = connection.execute(update.values(values).returning(_verdicts.c.kind))
-                taken.update(map(VerdictKind, gone.scalars()))
-                lost = lost_second(some, _verdicts)
-                connection.execute(lost.values(state=Standing.PROVISIONAL.value))
+                gone = update.values(values).returning(_verdicts.c.kind, _verdicts.c.identity)
+                for kind, identity in connection.execute(gone):
+                    taken[VerdictKind(kind)] += 1
+                    touched.add(identity)
+                lost = lost_second(some, _verdicts).values(state=Standing.PROVISIONAL.value)
+                found = connection.execute(lost.returning(_verdicts.c.identity))
+                touched.update(found.scalars())
+            lookups_change(connection, touched)
         return taken
 
     def forget(self, job_id: str) -> Counter[VerdictKind]:
         """Remove the verdicts that a job's races gave; how many of which kind."""
         with writing(self._engine) as connection:
             delete = sa.delete(_verdicts).where(_verdicts.c.job_id == job_id)
-            gone = connection.execute(delete.returning(_verdicts.c.kind))
-            return Counter(map(VerdictKind, gone.scalars()))
+            gone = delete.returning(_verdicts.c.kind, _verdicts.c.identity)
+            rows = connection.execute(gone).all()
+            lookups_change(connection, [row.identity for row in rows])
+            return Counter(VerdictKind(row.kind) for row in rows)
 
     def counts(self) -> dict[str, int]:
         """How often which schedules were served, by the value of `served`."""

@@ -13,10 +13,12 @@ from anyio import CapacityLimiter
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from db.changes import Changes
+from db.changes import open_changes
 from db.notices import open_source, topic_states
 from db.storage import Storage
 from service.api import errors, probes, routes
+from service.api.answers import Answers
+from service.api.freshness import Freshness
 from service.api.gate import Gate, TokenCache
 from service.api.housekeeping import keep_house
 from service.api.idempotency import AnswerAtOnceError
@@ -57,7 +59,9 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         app.state.gate = Gate(settings, tokens)
         planning = Planning(settings, opened.blobs)
         app.state.planning = planning
-        app.state.served = ServedRecords(opened.records, Changes(opened.engine))
+        freshness = Freshness(open_changes(opened.engine))
+        app.state.served = ServedRecords(opened.ledger, freshness)
+        app.state.answers = Answers(freshness)
         app.state.upload_limiter = CapacityLimiter(WRITERS)
         app.state.health_limiter = CapacityLimiter(HEALTH_THREADS)
         await notifier.start()
@@ -73,7 +77,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
                 task.cancel()
             await notifier.stop()
             await run_in_threadpool(planning.close)
-            await run_in_threadpool(app.state.served.close)
+            await freshness.close()
             if storage is None:
                 opened.close()
 

@@ -69,11 +69,14 @@ class TokenCache:
         token asks once, however long the answer takes.
         """
         found = self._known.get(secret)
-        if found is not None and self._clock() - found[0] < KNOWN_SECONDS:
-            return found[1]
+        age = KNOWN_SECONDS if found is None else self._clock() - found[0]
         asking = self._asking.get(secret)
-        if asking is None:
+        if asking is None and age > KNOWN_SECONDS / 2:  # in time: a crowd does not wait for it
             asking = self._asking[secret] = asyncio.create_task(self._ask(secret))
+            asking.add_done_callback(_heard)
+        if found is not None and age < KNOWN_SECONDS:
+            return found[1]
+        assert asking is not None
         return await asyncio.shield(asking)  # of those who wait any may go away
 
     async def _ask(self, secret: str) -> Token | None:
@@ -112,6 +115,12 @@ class TokenCache:
             while True:
                 await ears.woken()
                 self.forget()
+
+
+def _heard(asked: asyncio.Task[Token | None]) -> None:
+    """Take notice of an error that nobody may have waited for: the next one to ask gets it."""
+    if not asked.cancelled():
+        asked.exception()
 
 
 @dataclass(frozen=True, slots=True)

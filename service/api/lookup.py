@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from fastapi import Response
 from starlette.concurrency import run_in_threadpool
 
 from db.storage import Storage
+from db.types import canonical_json
+from service.api.limiter import Limited, Limiter
 from service.api.planning import Planning
 from service.api.planning_child import PlannedWorkload, WorkloadsQuestion
 from service.api.schemas import LookupRequest
 from service.api.served import ServedRecords
-from service.jobs.addressee import resolve_addressee, target_key_of
-from service.jobs.known_plan import chosen_plan
+from service.jobs.addressee import is_described, resolve_addressee, target_key_of
+from service.jobs.known_plan import chosen_plan, plan_identity
 from service.jobs.targets import is_target_key
 
 
@@ -25,23 +27,40 @@ async def target_key(name: str, storage: Storage) -> str:
     return await run_in_threadpool(target_key_of, name, storage)
 
 
-async def lookup_workloads(
-    storage: Storage, body: LookupRequest, served: ServedRecords
-) -> Response:
+def stands(name: str) -> bool:
+    """Whether a target's name means the same for ever: it is no worker's."""
+    return is_target_key(name) or is_described(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A `LookupView` as bytes, and the keys of all that it depends on."""
+
+    content: bytes
+    keys: Sequence[str]
+
+
+async def lookup_workloads(storage: Storage, body: LookupRequest, served: ServedRecords) -> Found:
     """Records of the named workloads. Raises UnknownTargetError."""
     keys = list(dict.fromkeys(body.workloads or ()))
     target = await target_key(body.target, storage)
-    return await _lookup(served, body, target, [PlannedWorkload(key, "", 1) for key in keys])
+    wanted = [PlannedWorkload(key, "", 1) for key in keys]
+    return Found(await _lookup(served, body, target, wanted), keys)
 
 
 async def lookup_model(
-    storage: Storage, body: LookupRequest, planning: Planning, served: ServedRecords
-) -> Response:
-    """Records of every workload that a model is cut into. It is planned at most once.
+    storage: Storage,
+    body: LookupRequest,
+    planning: Planning,
+    served: ServedRecords,
+    limiter: Limiter,
+) -> Found:
+    """Records of every workload that a model is cut into. It is planned at most once, and planning
+    is what the limiter counts.
 
     Raises:
         NotFoundError: if the model was never uploaded.
-        ApiProblem: if it cannot be planned.
+        ApiProblem: if it cannot be planned, or the token has had as many planned as it may.
     """
     assert body.model is not None
     digest = body.model
@@ -53,14 +72,19 @@ async def lookup_model(
         return WorkloadsQuestion(digest, *how, chosen_plan(digest, *how, storage))
 
     question = await run_in_threadpool(known)
+    how = (question.target.key, body.threads, body.numerics, canonical_json(body.dims))
+    plan = plan_identity(digest, *how)
+    if not planning.knows(question):
+        await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)
     workloads = await planning.workloads(question)
-    return await _lookup(served, body, question.target.key, workloads)
+    content = await _lookup(served, body, question.target.key, workloads)
+    return Found(content, [digest, plan, *(workload.key for workload in workloads)])
 
 
 async def _lookup(
     served: ServedRecords, body: LookupRequest, target: str, wanted: Sequence[PlannedWorkload]
-) -> Response:
-    """A `LookupView` as bytes: the records are bytes already."""
+) -> bytes:
+    """The records are bytes already."""
     found = await served.find((target, body.threads, body.numerics), [each.key for each in wanted])
     records = [found[each.key] or b"null" for each in wanted]
     entries = [
@@ -69,14 +93,13 @@ async def _lookup(
         for each, record in zip(wanted, records, strict=True)
     ]
     known = sum(record != b"null" for record in records)
-    content = b'{"target_key":%s,"threads":%d,"numerics":%s,"known":%d,"schedules":[%s]}' % (
+    return b'{"target_key":%s,"threads":%d,"numerics":%s,"known":%d,"schedules":[%s]}' % (
         _text(target),
         body.threads,
         _text(body.numerics),
         known,
         b",".join(entries),
     )
-    return Response(content, media_type="application/json")
 
 
 def _text(value: str) -> bytes:

@@ -61,15 +61,13 @@ class Planning:
         async with self._local(check.digest) as path:
             await self._ask(replace(check, path=path), f"model '{check.digest}'")
 
-    async def workloads(self, question: WorkloadsQuestion) -> Sequence[PlannedWorkload]:
-        """The workloads of a model, planned once for the same question.
+    def knows(self, question: WorkloadsQuestion) -> bool:
+        """Whether a model's workloads are known, or found out just now."""
+        return _key(question) in self._plans
 
-        The code version is this process's own and so it is in no key. Raises a problem.
-        """
-        stored = question.stored
-        chosen = None if stored is None else (stored.digest, stored.created_at)
-        how = (question.target.key, question.threads, question.numerics, question.dims)
-        key = canonical_json((question.digest, *how, chosen))
+    async def workloads(self, question: WorkloadsQuestion) -> Sequence[PlannedWorkload]:
+        """The workloads of a model, planned once for the same question. Raises a problem."""
+        key = _key(question)
         asked = self._plans.get(key)
         if asked is None:
             # a task of its own: whoever asked first may go away, and others ask for the same
@@ -146,3 +144,11 @@ class Planning:
                 initargs=[self._memory_bytes],
             )
         return self._pool
+
+
+def _key(question: WorkloadsQuestion) -> str:
+    """Names a question. The code version is this process's own and so it is not in it."""
+    stored = question.stored
+    chosen = None if stored is None else (stored.digest, stored.created_at)
+    how = (question.target.key, question.threads, question.numerics, question.dims)
+    return canonical_json((question.digest, *how, chosen))

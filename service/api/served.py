@@ -1,28 +1,26 @@
 """Served records as the bytes that answer a lookup.
 
-Lookups that arrive while others are answered go together in the next query: one thread and one
-connection serve all of them, however many clients ask. What a record looks like in an answer is
-made once for each record, and which one is served is asked once for as long as nothing is committed
-to the database, which is asked each time.
+What a record looks like in an answer is made once, and kept until the record changes. Questions
+for records that are not known yet go together in one query of one thread, however many clients ask.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 import anyio.to_thread
 from anyio import CapacityLimiter
 
-from db.changes import Changes
-from db.stores.records import ServedVersion, SqlRecordStore
+from db.stores.record_ledger import RecordLedger
+from service.api.freshness import Freshness
 from service.api.views import record_view
+from tuner.measure.measurement import RecordKey
 
 MOST_KEPT = 16_384
-"""Records that are kept as bytes, of 2 to 4 KB each."""
+"""Records that are kept as bytes, of 2 to 4 KB each, and keys that have none."""
 
 RecordKind = tuple[str, int, str]
 """What records are looked up for together: target key, threads, numerics."""
@@ -39,75 +37,80 @@ class _Batch:
 
 
 class ServedRecords:
-    """The records that are served, by key, as JSON."""
+    """The records that are served, by key, as JSON. Of one event loop."""
 
-    def __init__(self, records: SqlRecordStore, changes: Changes) -> None:
-        self._records = records
-        self._changes = changes
-        self._stamp: object = None
+    def __init__(self, ledger: RecordLedger, freshness: Freshness) -> None:
+        self._ledger = ledger
+        self._freshness = freshness
+        freshness.tell(self._forget)
         self._known: dict[RecordKind, dict[str, bytes | None]] = {}
         self._count = 0  # of all that is known
-        self._limiter = CapacityLimiter(1)
-        self._kept: OrderedDict[ServedVersion, bytes] = OrderedDict()
+        self._stale: set[str] | None = set()  # keys that changed during the present query
         self._waiting: dict[RecordKind, _Batch] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._limiter = CapacityLimiter(1)
 
     async def find(self, kind: RecordKind, workloads: Collection[str]) -> _Found:
-        """The records by workload key, None for what has none, and maybe others.
-
-        Raises StorageError.
-        """
+        """The records by workload key, None for what has none. Raises StorageError."""
+        await self._freshness.freshen()
+        known = self._known.get(kind, {})
+        if all(workload in known for workload in workloads):
+            return {workload: known[workload] for workload in workloads}
         answer: asyncio.Future[_Found] = asyncio.get_running_loop().create_future()
         batch = self._waiting.setdefault(kind, _Batch())
         batch.workloads.update(workloads)
         batch.answers.append(answer)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._serve())
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read())
         return await answer
 
-    async def _serve(self) -> None:
+    def _forget(self, changed: Collection[str] | None) -> None:
+        if changed is None:
+            self._known, self._count, self._stale = {}, 0, None
+            return
+        for known in self._known.values():
+            for key in changed:
+                self._count -= key in known
+                known.pop(key, None)
+        if self._stale is not None:
+            self._stale.update(changed)
+
+    async def _read(self) -> None:
         while self._waiting:
             kind, batch = self._waiting.popitem()
-            look = partial(self._look, kind, batch.workloads)
+            known = self._known.get(kind, {})
+            found = {key: known[key] for key in batch.workloads if key in known}
+            new = batch.workloads - found.keys()
+            self._stale = set()
             try:
-                found = await anyio.to_thread.run_sync(look, limiter=self._limiter)
+                read = partial(self._from_database, kind, new)
+                found.update(await anyio.to_thread.run_sync(read, limiter=self._limiter))
             except Exception as error:  # noqa: BLE001 (whoever asked gets it)
                 for answer in batch.answers:
                     if not answer.done():
                         answer.set_exception(error)
                 continue
+            self._keep(kind, {key: found[key] for key in new})
             for answer in batch.answers:
                 if not answer.done():  # its client may have gone
                     answer.set_result(found)
 
-    def close(self) -> None:
-        """End the connection that asks for changes."""
-        self._changes.close()
-
-    def _look(self, kind: RecordKind, workloads: Set[str]) -> _Found:
-        """In the one thread. What it answers is added to, and never changed otherwise."""
-        stamp = self._changes.stamp()
-        if stamp != self._stamp or self._count > MOST_KEPT:
-            self._stamp, self._known, self._count = stamp, {}, 0
-        known = self._known.setdefault(kind, {})
-        if new := workloads - known.keys():
-            found = self._read(kind, new)
-            known.update({workload: found.get(workload) for workload in new})
-            self._count += len(new)
-        return known
-
-    def _read(self, kind: RecordKind, workloads: Set[str]) -> Mapping[str, bytes]:
-        while True:
-            versions = self._records.served_versions(*kind, workloads)
-            new = [version for version in versions.values() if version not in self._kept]
-            for version, found_record in self._records.of_versions(new).items():
-                self._kept[version] = record_view(*found_record).model_dump_json().encode()
-            if all(version in self._kept for version in versions.values()):
-                break  # else one was replaced between the two queries
-        found = {}
-        for workload, version in versions.items():
-            self._kept.move_to_end(version)
-            found[workload] = self._kept[version]
-        while len(self._kept) > MOST_KEPT:
-            self._kept.popitem(last=False)
+    def _from_database(self, kind: RecordKind, workloads: Collection[str]) -> _Found:
+        keys = [RecordKey(workload, *kind) for workload in sorted(workloads)]
+        stored = self._ledger.served(keys)
+        found: dict[str, bytes | None] = dict.fromkeys(workloads)
+        for key, one in stored.items():
+            view = record_view(one.record, one.backing)
+            found[key.workload_key] = view.model_dump_json().encode()
         return found
+
+    def _keep(self, kind: RecordKind, found: _Found) -> None:
+        """Keep what was read, but for what has changed meanwhile."""
+        if self._stale is None:
+            return
+        if self._count + len(found) > MOST_KEPT:
+            self._known, self._count = {}, 0
+        lasting = {key: record for key, record in found.items() if key not in self._stale}
+        known = self._known.setdefault(kind, {})
+        self._count += len(lasting.keys() - known.keys())
+        known.update(lasting)

@@ -43,6 +43,15 @@ def resolve_addressee(name: str, storage: Storage) -> Addressee:
     return Addressee(target_of_key(worker.target_keys[0], storage), worker.id)
 
 
+def is_described(name: str) -> bool:
+    """Whether a name is that of a described target or `host`, whatever workers there are."""
+    try:
+        resolve_target(name)
+    except UnknownTargetError:
+        return False
+    return True
+
+
 def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
     """The worker with an id or a name. If several have the name, it is the one that is alive, else
     the one that was heard of last.

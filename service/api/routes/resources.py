@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request, Response
 
 from db.stores.tasks import TaskStatus
 from db.stores.workers import Health
+from service.api.conditional import NOT_MODIFIED, tagged
 from service.api.deps import Reader, StorageDep
 from service.api.errors import invalid
 from service.api.gate import GatedRoute
 from service.api.pages import PagesDep
 from service.api.resource_schemas import DeviceView, StoredWorkloadView, TargetView, TrialView
 from service.api.resource_views import device_view, target_view, trial_view, workload_view
-from service.api.schemas import Digest, TaskView
+from service.api.schemas import Digest, TaskView, WorkloadView
 from service.api.views import task_view
 from service.jobs.addressee import target_key_of, target_names
 from tuner.measure.measurement import Status
@@ -73,6 +74,13 @@ def list_workloads(storage: StorageDep, _: Reader, pages: PagesDep) -> list[Stor
     """Workloads with their texts, the newest first."""
     found = storage.workloads.list_workloads(limit=pages.limit, after=pages.after)
     return [workload_view(stored) for stored in pages.told(found)]
+
+
+@router.get("/workloads/{key}", response_model=WorkloadView, responses=NOT_MODIFIED)
+def get_workload(key: str, request: Request, storage: StorageDep, _: Reader) -> Response:
+    """The text that a workload key stands for."""
+    view = WorkloadView(key=key, text=storage.workloads.workload(key))
+    return tagged(request, view.model_dump_json().encode())
 
 
 @router.get("/targets")

@@ -5,25 +5,23 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from db.errors import NotFoundError
-from service.api.conditional import NOT_MODIFIED, tagged
-from service.api.deps import Reader, StorageDep
+from service.api.answers import Answers, LookupRoute
+from service.api.conditional import NOT_MODIFIED, Answer
+from service.api.deps import Reader
 from service.api.errors import invalid
-from service.api.gate import GatedRoute
-from service.api.limiter import Limited, get_limiter
-from service.api.lookup import lookup_model, lookup_workloads, target_key
+from service.api.limiter import get_limiter
+from service.api.lookup import lookup_model, lookup_workloads, stands, target_key
 from service.api.schemas import (
     Digest,
     LookupRequest,
     LookupView,
     Numerics,
     RecordView,
-    WorkloadView,
 )
 
-router = APIRouter(tags=["schedules"], route_class=GatedRoute)
+router = APIRouter(tags=["schedules"], route_class=LookupRoute)
 
 ASKED_OFTEN = True
 
@@ -43,7 +41,11 @@ async def get_schedule(
     record = (await state.served.find((key, threads, numerics), (workload,)))[workload]
     if record is None:
         raise NotFoundError("schedule", f"{workload} on {target}, {threads} threads, {numerics}")
-    return tagged(request, record)
+    answer = Answer.tagged(record)
+    if not stands(target):
+        return answer.to(request.scope)
+    answers: Answers = state.answers
+    return answers.give(request.scope, answer, [workload])
 
 
 @router.post("/schedules/lookup", response_model=LookupView)
@@ -54,13 +56,11 @@ async def lookup_schedules(body: LookupRequest, request: Request, _: Reader) -> 
         raise invalid("body: give either 'workloads' or 'model'")
     if body.model is not None:
         limiter = await get_limiter(request, state.storage, state.settings)
-        await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)
-        return await lookup_model(state.storage, body, state.planning, state.served)
-    return await lookup_workloads(state.storage, body, state.served)
-
-
-@router.get("/workloads/{key}", response_model=WorkloadView, responses=NOT_MODIFIED)
-def get_workload(key: str, request: Request, storage: StorageDep, _: Reader) -> Response:
-    """The text that a workload key stands for."""
-    view = WorkloadView(key=key, text=storage.workloads.workload(key))
-    return tagged(request, view.model_dump_json().encode())
+        found = await lookup_model(state.storage, body, state.planning, state.served, limiter)
+    else:
+        found = await lookup_workloads(state.storage, body, state.served)
+    answer = Answer.plain(found.content)
+    if not stands(body.target):
+        return answer.whole
+    answers: Answers = state.answers
+    return answers.give(request.scope, answer, found.keys)

@@ -15,10 +15,15 @@ def test_a_run_reports_every_kind_of_request(tmp_path: Path) -> None:
     assert main([*short, *idle, "--output", str(output)]) == 0
     report = json.loads(output.with_suffix(".json").read_text())
     rows = [(row["beside"], row["kind"], row["failures"]) for row in report["results"]]
-    kinds = ("bare", "single", "bulk", "claim")
+    kinds = ("bare", "single", "bulk", "new bulk", "model", "claim")
     assert rows == [
         (beside, kind, 0)
-        for beside in ("nothing", "3 streams, 2 polls", "20 commits a second")
+        for beside in (
+            "nothing",
+            "3 streams, 2 polls",
+            "20 commits a second",
+            "20 new records a second",
+        )
         for kind in kinds
     ]
     assert all(row["rate"] > 0 for row in report["results"])

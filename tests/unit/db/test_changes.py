@@ -1,60 +1,247 @@
-"""Stamps: another one whenever anything was committed, by whomever."""
+"""What lookups answer otherwise: every commit that changes it is heard of, and no other."""
 
 from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from db.changes import Changes
-from db.engine import writing
-from db.errors import StorageError
+from compiler.schedule.schedule import Schedule
+from db import changes as db_changes
+from db.changes import LookupChanges, PostgresChanges, SqliteChanges, lookups_change, open_changes
+from db.engine import open_engine, writing
+from db.errors import DatabaseError, StorageError
+from db.models import LookupChangeRow
+from db.stores.record_ledger import RecordLedger
+from db.stores.records import SqlRecordStore, record_id
+from db.stores.retention import Retention, RetentionStore
+from db.stores.statements import table_of
 from db.stores.tokens import Scope, TokenStore
+from db.stores.verdicts import VerdictKind, VerdictStore
+from db.stores.workers import WorkerStore
+from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+
+Heard = Collection[str] | None
 
 
-def test_a_stamp_changes_with_every_commit_and_with_nothing_else(engine: sa.Engine) -> None:
-    changes, tokens = Changes(engine), TokenStore(engine)
-    first = changes.stamp()
-    assert changes.stamp() == first
-    tokens.list()
-    assert changes.stamp() == first, "who reads changes nothing"
-    seen = {first}
-    for _ in range(3):
-        tokens.create("ci", [Scope.READ])
-        seen.add(changes.stamp())
-    assert len(seen) == 4
-    changes.close()
+def with_changes(engine: sa.Engine, run: Callable[[LookupChanges], Awaitable[None]]) -> None:
+    """Run something with changes that have been read once."""
+
+    async def all_of_it() -> None:
+        changes = open_changes(engine)
+        try:
+            assert not changes.unchanged()
+            assert await changes.read() is None, "at first anything may have changed"
+            await run(changes)
+        finally:
+            await changes.close()
+
+    asyncio.run(all_of_it())
 
 
-def test_what_is_written_and_not_committed_is_stamped_when_it_is_committed(
-    engine: sa.Engine,
-) -> None:
-    changes = Changes(engine)
+def say(engine: sa.Engine, *keys: str) -> None:
     with writing(engine) as connection:
-        connection.exec_driver_sql("DELETE FROM notices")
-        connection.exec_driver_sql("INSERT INTO notices (topic) VALUES ('x')")
-        within = changes.stamp()
-    assert changes.stamp() != within
-    changes.close()
+        lookups_change(connection, keys)
 
 
-def test_a_stamp_of_a_new_connection_is_no_old_one(engine: sa.Engine) -> None:
-    """A count of SQLite's begins anew with each connection."""
-    changes = Changes(engine)
-    first = changes.stamp()
-    changes.close()
-    assert changes.stamp() != first
-    changes.close()
+def test_what_was_committed_is_heard_of_once(engine: sa.Engine) -> None:
+    async def run(changes: LookupChanges) -> None:
+        assert await changes.read() == ()
+        say(engine, "b", "a", "b")
+        say(engine, "c")
+        assert set(await changes.read() or ()) == {"a", "b", "c"}
+        assert await changes.read() == ()
+
+    with_changes(engine, run)
+
+
+def test_other_commits_change_no_lookup(engine: sa.Engine) -> None:
+    async def run(changes: LookupChanges) -> None:
+        TokenStore(engine).create("ci", [Scope.READ])
+        assert await changes.read() == ()
+
+    with_changes(engine, run)
+
+
+def test_what_is_not_committed_is_heard_of_when_it_is(engine: sa.Engine) -> None:
+    async def run(changes: LookupChanges) -> None:
+        with writing(engine) as connection:
+            lookups_change(connection, ["a"])
+            assert await changes.read() == ()
+        assert await changes.read() == {"a"}
+        with pytest.raises(ZeroDivisionError), writing(engine) as connection:
+            lookups_change(connection, ["b"])
+            raise ZeroDivisionError
+        assert await changes.read() == ()
+
+    with_changes(engine, run)
+
+
+def test_who_is_too_far_behind_assumes_that_everything_changed(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db_changes, "KEPT", 2)
+
+    async def run(changes: LookupChanges) -> None:
+        say(engine, "z")
+        await changes.read()
+        say(engine, "a", "b")
+        assert await changes.read() == {"a", "b"}
+        say(engine, "c", "d", "e")
+        assert await changes.read() is None
+        assert await changes.read() == ()
+        say(engine, "f")
+        assert await changes.read() == {"f"}
+
+    with_changes(engine, run)
+    with engine.connect() as connection:
+        kept = sa.select(sa.func.count()).select_from(table_of(LookupChangeRow))
+        assert connection.execute(kept).scalar() == 2
 
 
 def test_a_connection_that_broke_is_an_error_once(engine: sa.Engine) -> None:
-    changes = Changes(engine)
-    first = changes.stamp()
-    assert changes._own is not None
-    changes._own.driver.close()
-    if engine.dialect.name == "sqlite":
-        changes.close()
-    else:
-        with pytest.raises(StorageError):
-            changes.stamp()
-    assert changes.stamp() != first
-    changes.close()
+    async def run(changes: LookupChanges) -> None:
+        assert isinstance(changes, SqliteChanges | PostgresChanges) and changes._own is not None
+        if isinstance(changes, PostgresChanges):
+            await changes._own.close()
+            with pytest.raises(StorageError):
+                await changes.read()
+        else:
+            await changes.close()
+        assert not changes.unchanged()
+        assert await changes.read() is None
+
+    with_changes(engine, run)
+
+
+def test_a_database_that_is_away_is_an_error(tmp_path: Path, empty_sqlite: Path) -> None:
+    path = tmp_path / "tilewright.db"
+    shutil.copy(empty_sqlite, path)
+    engine = open_engine(f"sqlite:///{path}")
+
+    async def run(changes: LookupChanges) -> None:
+        with engine.begin() as connection:
+            connection.exec_driver_sql("DROP TABLE lookup_changes")
+        assert not changes.unchanged()
+        with pytest.raises(DatabaseError):
+            await changes.read()
+        assert not changes.unchanged(), "nothing was read"
+
+    with_changes(engine, run)
+    engine.dispose()
+
+
+def test_sqlite_tells_without_a_query_that_nobody_has_committed(
+    tmp_path: Path, empty_sqlite: Path
+) -> None:
+    path = tmp_path / "tilewright.db"
+    shutil.copy(empty_sqlite, path)
+    engine = open_engine(f"sqlite:///{path}")
+
+    async def run(changes: LookupChanges) -> None:
+        assert changes.unchanged()
+        TokenStore(engine).create("ci", [Scope.READ])
+        assert not changes.unchanged(), "somebody has, and of what is not known"
+        reading = asyncio.ensure_future(changes.read())
+        while not reading.done():
+            assert not changes.unchanged(), "whoever asked has not heard of it yet"
+            await asyncio.sleep(0)
+        assert await reading == () and changes.unchanged()
+
+    with_changes(engine, run)
+    engine.dispose()
+
+
+# ---- who says so
+
+
+WORKLOAD, OTHER = "a" * 64, "b" * 64
+
+
+def record(workload: str = WORKLOAD, seconds: float = 1e-3, trial: str = "t") -> TuningRecord:
+    measurement = Measurement(Status.OK, samples_seconds=(seconds,), worker="w")
+    key = RecordKey(workload, "t" * 64)
+    return TuningRecord(key, Schedule.of("direct", tile=4), measurement, trial, "1", "0")
+
+
+def name(of: TuningRecord) -> str:
+    return record_id(of.key, of.schedule.digest, of.trial_id)
+
+
+def test_every_change_of_what_is_served_is_told(engine: sa.Engine) -> None:
+    records, ledger = SqlRecordStore(engine), RecordLedger(engine)
+    first, second = record(), record(seconds=5e-4, trial="u")
+    again = Measurement(Status.OK, samples_seconds=(1e-3,))
+
+    async def run(changes: LookupChanges) -> None:
+        async def heard(act: Callable[[], Any]) -> set[str]:
+            act()
+            return set(await changes.read() or ())
+
+        assert await heard(lambda: records.add_record(first)) == {WORKLOAD}
+        assert not await heard(lambda: ledger.propose(second, "job")), "it is not served yet"
+        confirm = lambda: ledger.confirm(name(second), again, ours=True)  # noqa: E731
+        assert await heard(confirm) == {WORKLOAD}
+        carry = lambda: ledger.carry_over([name(second)], "2", "1")  # noqa: E731
+        assert await heard(carry) == {WORKLOAD}, "the answer says which code generation"
+        assert not await heard(lambda: ledger.use([name(second)], "job"))
+        withdraw = lambda: ledger.withdraw("bad", record_ids=[name(second)])  # noqa: E731
+        assert await heard(withdraw) == {WORKLOAD}
+        assert not await heard(withdraw), "it was taken back before"
+        assert await heard(lambda: ledger.adopt(record(OTHER, trial="v"))) == {OTHER}
+        slower = record(OTHER, seconds=1.0, trial="x")
+        assert not await heard(lambda: ledger.adopt(slower)), "a faster one is served"
+
+    with_changes(engine, run)
+
+
+def test_what_a_second_worker_takes_from_a_record_is_told(engine: sa.Engine) -> None:
+    """It is served still; whose word it is has changed."""
+    records, ledger, workers = SqlRecordStore(engine), RecordLedger(engine), WorkerStore(engine)
+    for worker in ("w", "v"):
+        workers.register(worker, [], {}, worker_id=worker, owner=worker)
+    again = Measurement(Status.OK, samples_seconds=(1e-3,), worker="v")
+    ledger.propose(record(), "job")
+    ledger.confirm(name(record()), again)
+
+    async def run(changes: LookupChanges) -> None:
+        ledger.withdraw("bad", workers=["v"])
+        assert await changes.read() == {WORKLOAD}
+        ledger.dispute(name(record()), again, "it is slower")
+        assert await changes.read() == {WORKLOAD}
+        assert records.best_record(record().key) is None
+
+    with_changes(engine, run)
+
+
+def test_what_a_lookup_by_model_is_made_of_is_told(
+    engine: sa.Engine, model_digest: str, clock: Any
+) -> None:
+    verdicts = VerdictStore(engine, clock)
+
+    async def run(changes: LookupChanges) -> None:
+        async def heard(act: Callable[[], Any]) -> Any:
+            done = act()
+            assert set(await changes.read() or ()) == {"plan"}
+            return done
+
+        known = await heard(lambda: verdicts.add(VerdictKind.PLAN, "plan", "job", "p", {}, "w"))
+        await heard(lambda: verdicts.confirm(known, {}, "v"))
+        await heard(lambda: verdicts.use(known, "other"))
+        await heard(lambda: verdicts.withdraw(["v"], "bad"))
+        await heard(lambda: verdicts.withdraw(["w"], "bad"))
+        known = await heard(lambda: verdicts.add(VerdictKind.PLAN, "plan", "job", "p", {}, None))
+        await heard(lambda: verdicts.dispute(known, {}, "slower"))
+        await heard(lambda: verdicts.forget("job"))
+        verdicts.forget("job")
+        assert await changes.read() == ()
+        clock.advance(10 * 86400.0)
+        assert RetentionStore(engine, clock).apply(Retention(models=1.0))["models"] == 1
+        assert await changes.read() == {model_digest}
+
+    with_changes(engine, run)

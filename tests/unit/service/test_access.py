@@ -218,9 +218,14 @@ def test_jobs_and_lookups_by_model_have_limits(
         job = {"model": model, "dims": {"batch": 2}}
         lookup = {**job, "target": "host"}
         by_key = {"workloads": ["0" * 64], "target": "host"}
-        for path, body in (("/v1/jobs", job), ("/v1/schedules/lookup", lookup)):
+        other = {**lookup, "dims": {"batch": 3}}
+        for path, body, again in (
+            ("/v1/jobs", job, job),
+            ("/v1/schedules/lookup", lookup, other),
+        ):
             assert client.post(path, json=body).status_code in (200, 201)
-            assert problem(client.post(path, json=body))[:2] == (429, "too-many-requests")
+            assert problem(client.post(path, json=again))[:2] == (429, "too-many-requests")
+        assert client.post("/v1/schedules/lookup", json=lookup).status_code == 200, "it is known"
         for _ in range(3):
             assert client.post("/v1/schedules/lookup", json=by_key).status_code == 200
 

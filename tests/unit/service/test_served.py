@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -12,11 +14,14 @@ from fastapi.testclient import TestClient
 
 from compiler.schedule.schedule import Schedule
 from compiler.target import resolve_target
-from db.changes import Changes
+from db.changes import SqliteChanges, open_changes
 from db.errors import StorageError, StorageKind
 from db.standing import Backing
 from db.storage import Storage
+from db.stores.record_ledger import StoredRecord
+from db.stores.tokens import Scope
 from service.api import served as api_served
+from service.api.freshness import Freshness
 from service.api.schemas import LookupView, RecordView
 from service.api.served import ServedRecords
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
@@ -32,8 +37,15 @@ def record(workload: str, seconds: float = 1e-5) -> TuningRecord:
     return TuningRecord(RecordKey(workload, TARGET), schedule, measurement, "trial", "1", "0")
 
 
-def served_of(storage: Storage) -> ServedRecords:
-    return ServedRecords(storage.records, Changes(storage.engine))
+def with_served(storage: Storage, run: Callable[[ServedRecords], Awaitable[None]]) -> None:
+    async def all_of_it() -> None:
+        freshness = Freshness(open_changes(storage.engine))
+        try:
+            await run(ServedRecords(storage.ledger, freshness))
+        finally:
+            await freshness.close()
+
+    asyncio.run(all_of_it())
 
 
 class Counted:
@@ -61,70 +73,159 @@ def test_lookups_that_come_together_are_one_query(
     names = [f"{number:064x}" for number in range(20)]
     for name in names:
         storage.records.add_record(record(name))
-    served = served_of(storage)
     counted = Counted(storage, monkeypatch)
 
-    async def ask() -> None:
-        found = await asyncio.gather(*(served.find(KIND, [name]) for name in names))
-        assert all(
-            json.loads(each[name])["workload_key"] == name
-            for each, name in zip(found, names, strict=True)
-        )
+    async def run(served: ServedRecords) -> None:
+        async def ask() -> None:
+            found = await asyncio.gather(*(served.find(KIND, [name]) for name in names))
+            for each, name in zip(found, names, strict=True):
+                assert json.loads(each[name] or b"")["workload_key"] == name
 
-    asyncio.run(ask())
-    assert (counted.queries, counted.views) == (2, 20), "which are served, and what is in them"
-    asyncio.run(ask())
-    assert (counted.queries, counted.views) == (2, 20), "nothing was committed since"
-    storage.records.add_record(record("f" * 64))
-    asyncio.run(ask())
-    assert (counted.queries, counted.views) == (3, 20), "what is in them is known still"
-    served.close()
+        await ask()
+        assert (counted.queries, counted.views) == (1, 20)
+        await ask()
+        assert (counted.queries, counted.views) == (1, 20), "nothing was committed since"
+        storage.tokens.create("ci", [Scope.READ])
+        await ask()
+        assert (counted.queries, counted.views) == (1, 20), "nothing of records was"
+        storage.records.add_record(record("f" * 64))
+        await ask()
+        assert (counted.queries, counted.views) == (1, 20), "nothing of these records was"
+        storage.records.add_record(record(names[0], 5e-6))
+        await ask()
+        assert (counted.queries, counted.views) == (2, 21), "one of them is another"
+
+    with_served(storage, run)
 
 
 def test_a_record_that_was_replaced_or_found_since_is_served_at_once(storage: Storage) -> None:
-    served = served_of(storage)
+    async def run(served: ServedRecords) -> None:
+        async def seconds() -> float | None:
+            found = await served.find(KIND, ["a" * 64])
+            text = found["a" * 64]
+            return None if text is None else json.loads(text)["run_seconds"]
 
-    def seconds() -> float | None:
-        found = asyncio.run(served.find(KIND, ["a" * 64]))
-        text = found["a" * 64]
-        return None if text is None else json.loads(text)["run_seconds"]
+        assert await seconds() is None
+        storage.records.add_record(record("a" * 64))
+        assert await seconds() == 1e-5
+        storage.records.add_record(record("a" * 64, 5e-6))
+        assert await seconds() == 5e-6
 
-    assert seconds() is None
+    with_served(storage, run)
+
+
+class HeldRecords:
+    """A ledger that reads at once and answers when it may."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._ledger = storage.ledger
+        self.has_read, self.may_answer = threading.Event(), threading.Event()
+
+    def served(self, keys: Sequence[RecordKey]) -> dict[RecordKey, StoredRecord]:
+        found = self._ledger.served(keys)
+        self.has_read.set()
+        assert self.may_answer.wait(60)
+        return found
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_what_changes_while_it_is_read_is_not_kept(storage: Storage, everything: bool) -> None:
+    """The change is heard of before the answer to the query: it will not be heard of again."""
     storage.records.add_record(record("a" * 64))
-    assert seconds() == 1e-5
-    storage.records.add_record(record("a" * 64, 5e-6))
-    assert seconds() == 5e-6
+    held = HeldRecords(storage)
+
+    async def run() -> None:
+        changes = open_changes(storage.engine)
+        freshness = Freshness(changes)
+        served = ServedRecords(held, freshness)  # type: ignore[arg-type]
+        first = asyncio.create_task(served.find(KIND, ["a" * 64]))
+        while not held.has_read.is_set():
+            await asyncio.sleep(0)
+        storage.records.add_record(record("a" * 64, 5e-6))
+        if everything:
+            await changes.close()
+        await freshness.freshen()
+        held.may_answer.set()
+        assert json.loads((await first)["a" * 64] or b"")["run_seconds"] == 1e-5
+        found = await served.find(KIND, ["a" * 64])
+        assert json.loads(found["a" * 64] or b"")["run_seconds"] == 5e-6
+        await freshness.close()
+
+    asyncio.run(run())
+
+
+def test_who_asks_after_a_commit_waits_for_a_look_that_began_after_it() -> None:
+    """A look that is under way may have missed it."""
+
+    class Looks:
+        """Changes of which each call waits until it may go on."""
+
+        def __init__(self) -> None:
+            self.begun = 0
+            self.may_go_on = asyncio.Event()
+
+        def unchanged(self) -> bool:
+            return False
+
+        async def read(self) -> Collection[str] | None:
+            self.begun += 1
+            await self.may_go_on.wait()
+            return ()
+
+        async def close(self) -> None: ...
+
+    async def run() -> None:
+        looks = Looks()
+        freshness = Freshness(looks)
+        first = asyncio.create_task(freshness.freshen())
+        while not looks.begun:
+            await asyncio.sleep(0)
+        others = [asyncio.create_task(freshness.freshen()) for _ in range(5)]
+        await asyncio.sleep(0)
+        others.pop().cancel()  # takes nothing from the others
+        looks.may_go_on.set()
+        await asyncio.gather(first, *others)
+        assert looks.begun == 2, "one more, for all of them"
+
+    asyncio.run(run())
 
 
 def test_what_is_kept_is_bounded(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_served, "MOST_KEPT", 2)
-    served = served_of(storage)
+    monkeypatch.setattr(api_served, "MOST_KEPT", 5)
     names = [f"{number:064x}" for number in range(4)]
     for name in names:
         storage.records.add_record(record(name))
-    for _ in range(3):
-        found = asyncio.run(served.find(KIND, names))
-        assert all(found[name] for name in names)
-        assert len(served._kept) == 2
-        assert served._count == 4
+
+    async def run(served: ServedRecords) -> None:
+        for number in range(20):
+            found = await served.find(KIND, names)
+            assert all(found[name] for name in names)
+            assert (await served.find(KIND, [f"{100 + number:064x}"])).popitem()[1] is None
+            kept = sum(len(known) for known in served._known.values())
+            assert kept == served._count <= 5
+
+    with_served(storage, run)
 
 
 def test_a_database_that_is_away_fails_each_lookup_and_not_the_next(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = served_of(storage)
-
     def away(*_: object) -> None:
         raise StorageError("away", StorageKind.UNREACHABLE)
 
-    async def ask() -> list[Any]:
-        asked = (served.find(KIND, ["a"]), served.find(KIND, ["b"]))
-        return await asyncio.gather(*asked, return_exceptions=True)
+    async def run(served: ServedRecords) -> None:
+        async def ask() -> list[Any]:
+            asked = (served.find(KIND, ["a"]), served.find(KIND, ["b"]))
+            return await asyncio.gather(*asked, return_exceptions=True)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(type(storage.records), "served_versions", away)
-        assert [type(each) for each in asyncio.run(ask())] == [StorageError, StorageError]
-    assert asyncio.run(ask())[0]["a"] is None
+        for kind, method in ((type(storage.ledger), "served"), (SqliteChanges, "_read")):
+            with monkeypatch.context() as patched:
+                patched.setattr(kind, method, away)
+                storage.tokens.create("ci", [Scope.READ])
+                assert [type(each) for each in await ask()] == [StorageError, StorageError]
+        assert (await ask())[0]["a"] is None
+
+    with_served(storage, run)
 
 
 def test_answers_are_what_the_schemas_say(client: TestClient, storage: Storage) -> None:
