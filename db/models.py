@@ -401,7 +401,7 @@ class RequestRow(Base):
         sa.Index(
             "ix_measure_requests_queued",
             "target_key",
-            "priority",
+            sa.text("priority DESC"),
             "serial",
             sqlite_where=sa.text("state = 'queued'"),
             postgresql_where=sa.text("state = 'queued'"),
@@ -449,12 +449,20 @@ class LeaseRow(Base):
             sqlite_where=sa.text("blame IS NOT NULL"),
             postgresql_where=sa.text("blame IS NOT NULL"),
         ),
+        # what a claim that is sent again brought the first time
+        sa.Index(
+            "ix_leases_claimed",
+            "claim_id",
+            sqlite_where=sa.text("ended_at IS NULL AND claim_id IS NOT NULL"),
+            postgresql_where=sa.text("ended_at IS NULL AND claim_id IS NOT NULL"),
+        ),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)  # 128 random bits in hexadecimal
     request_id: Mapped[str]
     worker_id: Mapped[str]
     token_id: Mapped[str | None]  # that the worker had when it took it
+    claim_id: Mapped[str | None]  # the worker's name for the claim that brought it
     attempt: Mapped[int]
     taken_at: Mapped[float]
     deadline: Mapped[float]

@@ -23,7 +23,6 @@ from db.stores.leases import MOST_FAILURES, LeaseStore
 from db.stores.models import ModelStore
 from db.stores.open_tasks import OpenTaskStore
 from db.stores.plans import GraphPlanStore
-from db.stores.queue import QueueStore
 from db.stores.rate_limits import RateLimitStore
 from db.stores.record_ledger import RecordLedger
 from db.stores.records import SqlRecordStore
@@ -61,7 +60,6 @@ class Storage:
     cost_models: CostModelStore
     runs: RunStore
     leases: LeaseStore
-    queue: QueueStore
     workers: WorkerStore
     sweeps: SweepStore
     trials: TrialStore
@@ -124,7 +122,6 @@ class Storage:
                 lost_after_seconds=worker_lost_seconds,
                 most_failures=worker_failures,
             ),
-            queue=QueueStore(engine),
             workers=WorkerStore(engine, decisive, lost_after_seconds=worker_lost_seconds),
             sweeps=SweepStore(engine, decisive),
             trials=TrialStore(engine),

@@ -187,11 +187,9 @@ def readmit(connection: sa.Connection, worker_id: str, taken_at: float | None, n
     )
 
 
-def clear_by_success(
-    connection: sa.Connection, request_id: str, worker_id: str, now: float, most_failures: int
-) -> None:
+def blame_others(connection: sa.Connection, request_id: str, worker_id: str) -> set[str]:
     """A worker did what others could not: so it was neither the service's fault nor the
-    candidate's."""
+    candidate's. Whom it speaks against, to be judged."""
     update = (
         sa.update(leases)
         .where(
@@ -202,5 +200,4 @@ def clear_by_success(
         .values(blame=Blame.WORKER.value)
         .returning(leases.c.worker_id)
     )
-    for other in sorted(set(connection.execute(update).scalars())):
-        judge(connection, other, now, most_failures)
+    return set(connection.execute(update).scalars())

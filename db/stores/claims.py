@@ -1,9 +1,14 @@
-"""Which requests a worker may take now."""
+"""Leases for all workers that ask at one moment: what they are judged by is read once for all.
+
+A claim is judged in the order in which it came. The first requests of the queue are dealt out one
+at a time, so that where there are few, many workers get one each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,110 +17,377 @@ from db.errors import NotFoundError
 from db.notices import is_queued
 from db.stores.blame import workers
 from db.stores.measure_queue import leases, requests
+from db.stores.requests import Lease, RequestState
+from db.stores.statements import chunks
+
+Now = sa.ColumnElement[float]
 
 
 @dataclass(frozen=True, slots=True)
-class Claimant:
-    """A worker that asks for work. `now` is an expression; silence for `lost_after_seconds` means
-    that a worker is lost."""
+class Claim:
+    """A worker that asks for up to `limit` requests.
+
+    `claim_id` is the worker's own name for this claim. While leases that it brought are live, it
+    brings the same ones again: the worker asks so when the answer was lost.
+    """
 
     worker_id: str
-    now: sa.ColumnElement[float]
-    lost_after_seconds: float
+    target_keys: tuple[str, ...]
+    limit: int
+    token_id: str | None = None
+    claim_id: str | None = None
 
 
-def some_for(
-    connection: sa.Connection,
-    claimant: Claimant,
-    target_keys: Sequence[str],
-    limit: int,
-    *,
-    lock: bool = False,
-) -> Sequence[sa.Row[Any]]:
-    """Up to `limit` queued requests that a worker may take, as rows; without `lock` one suffices.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a claim brought."""
 
-    Raises NotFoundError for a worker that is not known.
-    """
-    limit = min(limit, _allowance(connection, claimant, limit, lock))
-    if limit <= 0:
-        return ()
-    query = (
-        sa.select(requests if lock else requests.c.serial)
-        .where(
-            is_queued(),
-            requests.c.target_key.in_(list(target_keys)),
-            sa.or_(requests.c.only_worker.is_(None), requests.c.only_worker == claimant.worker_id),
-            requests.c.not_before <= claimant.now,
+    leases: Sequence[Lease] = ()
+    empty: bool = False
+    """No request for the worker's targets waits, so that nobody else need look."""
+    gone: bool = False
+    """The worker has left."""
+
+
+@dataclass(slots=True)
+class _Claimant:
+    """A claim on its way: how many requests it still gets, and those that it has got."""
+
+    claim: Claim
+    room: int = 0
+    avoided: Collection[str] = ()
+    given: list[sa.Row[Any]] = field(default_factory=list)
+
+    def may_take(self, row: sa.Row[Any]) -> bool:
+        return (
+            row.target_key in self.claim.target_keys
+            and row.only_worker in (None, self.claim.worker_id)
+            and row.id not in self.avoided
         )
-        .order_by(requests.c.priority.desc(), requests.c.serial)
-        .limit(limit if lock else 1)
-    )
-    avoided = _avoided(connection, claimant)
-    if avoided:
-        query = query.where(requests.c.id.not_in(avoided))
-    if lock:
-        query = query.with_for_update(skip_locked=True)
-    return connection.execute(query).all()
 
 
-def _allowance(connection: sa.Connection, claimant: Claimant, limit: int, lock: bool) -> int:
-    """How many requests a worker may take: one at a time in quarantine, when its pause is over."""
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What several claims find before anything is taken. `found` are those that take nothing."""
+
+    found: Mapping[int, Found | NotFoundError]
+    able: Sequence[int]
+    in_quarantine: Collection[str]
+    targets: Set[str]
+
+
+def survey(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Survey:
+    """Who may take something at all, who has it already, and for which targets something waits."""
+    known = _facts(connection, {claim.worker_id for claim in claims}, now)
+    again = _again(connection, claims)
+    found: dict[int, Found | NotFoundError] = {}
+    for number, claim in enumerate(claims):
+        worker = known.get(claim.worker_id)
+        if worker is None:
+            found[number] = NotFoundError("worker", claim.worker_id)
+        elif worker.gone:
+            found[number] = Found(gone=True)
+        elif (claim.worker_id, claim.claim_id) in again:
+            found[number] = Found(again[claim.worker_id, claim.claim_id])
+        elif worker.draining or (worker.quarantined_at is not None and not worker.canary):
+            found[number] = Found()
+    able = [number for number in range(len(claims)) if number not in found]
+    targets = _targets_that_wait(connection, [claims[number] for number in able], now)
+    found |= {n: Found(empty=True) for n in able if targets.isdisjoint(claims[n].target_keys)}
+    able = [number for number in able if number not in found]
+    ill = {row.id for row in known.values() if row.quarantined_at is not None}
+    return Survey(found, able, ill, targets)
+
+
+def take(
+    connection: sa.Connection,
+    claims: Sequence[Claim],
+    seen: Survey,
+    now: float,
+    lost_after_seconds: float,
+    lease_seconds: float,
+) -> Sequence[Found]:
+    """Leases for claims that a survey found able, in their order."""
+    claimants = [_Claimant(claim, claim.limit) for claim in claims]
+    _try_canaries(connection, claimants, seen.in_quarantine, now)
+    _avoid(connection, claimants, now - lost_after_seconds)
+    left = _deal(connection, claimants, seen.targets, now)
+    made = _insert(connection, claimants, now, lease_seconds)
+    return [
+        Found(found, empty=not found and left.isdisjoint(claim.target_keys))
+        for claim, found in zip(claims, made, strict=True)
+    ]
+
+
+def _facts(
+    connection: sa.Connection, names: Collection[str], now: Now
+) -> Mapping[str, sa.Row[Any]]:
     query = sa.select(
+        workers.c.id,
         workers.c.gone,
         workers.c.draining,
         workers.c.quarantined_at,
-        (workers.c.canary_at <= claimant.now).label("canary"),
-    ).where(workers.c.id == claimant.worker_id)
-    # two claims of one worker at once get one canary
-    worker = connection.execute(query.with_for_update() if lock else query).first()
-    if worker is None:
-        raise NotFoundError("worker", claimant.worker_id)
-    if worker.gone or worker.draining:
-        return 0
-    if worker.quarantined_at is None:
-        return limit
-    if not worker.canary:
-        return 0
-    live = sa.select(leases.c.id).where(
-        leases.c.worker_id == claimant.worker_id, leases.c.ended_at.is_(None)
+        (workers.c.canary_at <= now).label("canary"),
     )
-    return 0 if connection.execute(live.limit(1)).first() else 1
+    found = connection.execute(query.where(workers.c.id.in_(sorted(names))))
+    return {row.id: row for row in found}
 
 
-def _avoided(connection: sa.Connection, claimant: Claimant) -> Sequence[str]:
-    """Requests that this worker failed just now and that another one, alive, has not failed yet.
+def _again(
+    connection: sa.Connection, claims: Iterable[Claim]
+) -> Mapping[tuple[str, str | None], Sequence[Lease]]:
+    """The live leases that claims of the same name brought."""
+    names = sorted({claim.claim_id for claim in claims if claim.claim_id is not None})
+    found: dict[tuple[str, str | None], list[Lease]] = {}
+    if names:
+        columns = (leases.c.worker_id, leases.c.claim_id, leases.c.id.label("lease_id"))
+        query: sa.Select[Any] = (
+            sa.select(*_taken_columns, *columns, leases.c.deadline)
+            .join(leases, leases.c.request_id == requests.c.id)
+            .where(leases.c.claim_id.in_(names), leases.c.ended_at.is_(None))
+            .order_by(requests.c.serial)
+        )
+        for row in connection.execute(query):
+            lease = _lease(row, row.worker_id, row.lease_id, row.attempt, row.deadline)
+            found.setdefault((row.worker_id, row.claim_id), []).append(lease)
+    return found
+
+
+def _targets_that_wait(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Set[str]:
+    """The targets for which there is a request that one of these workers may take."""
+    asked = sorted({target for claim in claims for target in claim.target_keys})
+    names = sorted({claim.worker_id for claim in claims})
+    looks = [
+        sa.select(sa.literal(target, sa.Text).label("target_key")).where(
+            sa.exists().where(*_takeable(target, names, now))
+        )
+        for target in asked
+    ]
+    found: set[str] = set()
+    for some in chunks(looks):
+        found.update(connection.execute(sa.union_all(*some)).scalars())
+    return found
+
+
+def _takeable(
+    target: str, names: Sequence[str], now: Now | float
+) -> Sequence[sa.ColumnElement[bool]]:
+    return (
+        is_queued(),
+        requests.c.target_key == target,
+        sa.or_(requests.c.only_worker.is_(None), requests.c.only_worker.in_(names)),
+        requests.c.not_before <= now,
+    )
+
+
+def _try_canaries(
+    connection: sa.Connection, claimants: Iterable[_Claimant], ill: Collection[str], now: float
+) -> None:
+    """A worker in quarantine gets one request at a time, once its pause is over.
+
+    Its row is locked: two claims of it at once, here or in another process, get one canary.
+    """
+    tried = {each.claim.worker_id: each for each in claimants if each.claim.worker_id in ill}
+    if not tried:
+        return
+    for each in claimants:
+        if each.claim.worker_id in ill:
+            each.room = 0
+    query = sa.select(workers.c.id, workers.c.quarantined_at, workers.c.canary_at)
+    query = query.where(workers.c.id.in_(sorted(tried))).order_by(workers.c.id)
+    for row in connection.execute(query.with_for_update()).all():
+        live = sa.select(leases.c.id).where(
+            leases.c.worker_id == row.id, leases.c.ended_at.is_(None)
+        )
+        free = row.quarantined_at is None or row.canary_at <= now
+        if free and connection.execute(live.limit(1)).first() is None:
+            tried[row.id].room = 1
+
+
+def _avoid(connection: sa.Connection, claimants: Iterable[_Claimant], heard_since: float) -> None:
+    """Note what each worker failed just now and another one, alive, has not failed yet.
 
     Others come first for as long as a silent worker counts as alive: one that lives and takes
     nothing must not keep a request from those who would.
     """
+    able = {each.claim.worker_id for each in claimants if each.room}
     others = leases.alias()
     query = (
-        sa.select(requests.c.id, requests.c.target_key, others.c.worker_id)
+        sa.select(
+            leases.c.worker_id.label("claimant"),
+            requests.c.id,
+            requests.c.target_key,
+            others.c.worker_id,
+        )
         .join(leases, leases.c.request_id == requests.c.id)
         .join(others, others.c.request_id == requests.c.id)
         .where(
-            leases.c.worker_id == claimant.worker_id,
+            leases.c.worker_id.in_(sorted(able)),
             leases.c.blame.is_not(None),
-            leases.c.ended_at > claimant.now - claimant.lost_after_seconds,
+            leases.c.ended_at > heard_since,
             others.c.blame.is_not(None),
             is_queued(),
             requests.c.only_worker.is_(None),
         )
     )
     failed: dict[tuple[str, str], set[str]] = {}
+    theirs: dict[str, set[tuple[str, str]]] = {}
     for row in connection.execute(query):
         failed.setdefault((row.id, row.target_key), set()).add(row.worker_id)
+        theirs.setdefault(row.claimant, set()).add((row.id, row.target_key))
     if not failed:
-        return ()
+        return
     alive = sa.select(workers.c.id, workers.c.target_keys).where(
         workers.c.gone.is_(False),
         workers.c.draining.is_(False),
         workers.c.quarantined_at.is_(None),
-        workers.c.last_heartbeat >= claimant.now - claimant.lost_after_seconds,
+        workers.c.last_heartbeat >= heard_since,
     )
-    able = [(row.id, set(row.target_keys)) for row in connection.execute(alive)]
-    return [
-        request_id
-        for (request_id, target), names in failed.items()
-        if any(name not in names and target in targets for name, targets in able)
-    ]
+    fit = [(row.id, set(row.target_keys)) for row in connection.execute(alive)]
+    others_can = {
+        key
+        for key, names in failed.items()
+        if any(name not in names and key[1] in targets for name, targets in fit)
+    }
+    for each in claimants:
+        found = theirs.get(each.claim.worker_id, set()) & others_can
+        each.avoided = {request_id for request_id, _ in found}
+
+
+def _deal(
+    connection: sa.Connection, claimants: Sequence[_Claimant], targets: Set[str], now: float
+) -> Set[str]:
+    """Give requests to those who have room; the targets for which some may be left."""
+    left: set[str] = set()
+    seen: list[int] = []
+    unread = sorted(targets)
+    while unread:
+        rows: list[sa.Row[Any]] = []
+        for target in list(unread):
+            wanting = [c for c in claimants if c.room and target in c.claim.target_keys]
+            if not wanting:
+                unread.remove(target)
+                left.add(target)
+                continue
+            nobodys = set.intersection(*(set(each.avoided) for each in wanting))
+            found = _first(connection, target, wanting, nobodys, seen, now)
+            rows += found
+            if len(found) < sum(each.room for each in wanting):
+                unread.remove(target)
+            if nobodys:
+                left.add(target)
+        seen += [row.serial for row in rows]
+        rows.sort(key=lambda row: (-row.priority, row.serial))
+        _deal_out(rows, claimants)
+        # each was for somebody who had room: whoever could take one that is left has none now
+        left.update(row.target_key for row in rows)
+    return left
+
+
+def _first(
+    connection: sa.Connection,
+    target: str,
+    wanting: Sequence[_Claimant],
+    nobodys: Set[str],
+    seen: Sequence[int],
+    now: float,
+) -> Sequence[sa.Row[Any]]:
+    """The first requests for a target, locked, as many as are wanted: without those that are seen,
+    and those that nobody of these is to take."""
+    query: sa.Select[Any] = (
+        sa.select(*_taken_columns, requests.c.only_worker, requests.c.priority)
+        .where(
+            *_takeable(target, sorted({each.claim.worker_id for each in wanting}), now),
+            requests.c.id.not_in(sorted(nobodys)),
+            requests.c.serial.not_in(seen),
+        )
+        .order_by(requests.c.priority.desc(), requests.c.serial)
+        .limit(sum(each.room for each in wanting))
+    )
+    return connection.execute(query.with_for_update(skip_locked=True)).all()
+
+
+def _deal_out(rows: list[sa.Row[Any]], claimants: Sequence[_Claimant]) -> None:
+    """The first of what each may take, in turns, until nobody takes any more."""
+    turn = [each for each in claimants if each.room]
+    while rows and turn:
+        next_turn = []
+        for each in turn:
+            place = next((n for n, row in enumerate(rows) if each.may_take(row)), None)
+            if place is None:
+                continue
+            each.given.append(rows.pop(place))
+            each.room -= 1
+            if each.room:
+                next_turn.append(each)
+        turn = next_turn
+
+
+def _insert(
+    connection: sa.Connection,
+    claimants: Sequence[_Claimant],
+    now: float,
+    lease_seconds: float,
+) -> Sequence[Sequence[Lease]]:
+    """A lease for everything that was given."""
+    deadline = now + lease_seconds
+    made: list[list[Lease]] = []
+    rows: list[dict[str, Any]] = []
+    for each in claimants:
+        claim = each.claim
+        made.append([])
+        for row in each.given:
+            name = secrets.token_hex(16)
+            made[-1].append(_lease(row, claim.worker_id, name, row.attempt + 1, deadline))
+            rows.append(
+                {
+                    "id": name,
+                    "request_id": row.id,
+                    "worker_id": claim.worker_id,
+                    "token_id": claim.token_id,
+                    "claim_id": claim.claim_id,
+                    "attempt": row.attempt + 1,
+                    "taken_at": now,
+                    "deadline": deadline,
+                }
+            )
+    if rows:
+        connection.execute(sa.insert(leases), rows)
+    for some in chunks([row["id"] for row in rows]):
+        update = sa.update(requests).where(
+            leases.c.id.in_(some), requests.c.id == leases.c.request_id
+        )
+        connection.execute(
+            update.values(
+                state=RequestState.LEASED.value,
+                attempt=requests.c.attempt + 1,
+                worker_id=leases.c.worker_id,
+                lease_id=leases.c.id,
+            )
+        )
+    return made
+
+
+_taken_columns: tuple[sa.ColumnElement[Any], ...] = (
+    requests.c.serial,
+    requests.c.id,
+    requests.c.job_id,
+    requests.c.target_key,
+    requests.c.payload,
+    requests.c.blob_digests,
+    requests.c.attempt,
+)
+
+
+def _lease(row: sa.Row[Any], worker_id: str, lease_id: str, attempt: int, deadline: float) -> Lease:
+    return Lease(
+        lease_id=lease_id,
+        request_id=row.id,
+        job_id=row.job_id,
+        target_key=row.target_key,
+        payload=row.payload,
+        blob_digests=tuple(row.blob_digests),
+        worker_id=worker_id,
+        attempt=attempt,
+        deadline=deadline,
+    )

@@ -2,25 +2,26 @@
 
 A lease is a row of its own, named by 128 random bits. It is touched by its name and its worker
 together: who knows neither can end nor revive it. A request has at most one lease that has not
-ended. Its row is locked before its lease's, so that two processes cannot wait for each other.
+ended. Requests are locked before leases and those before workers, several in order, so that two
+processes cannot wait for each other.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
 import sqlalchemy as sa
 
 from db.clock import Clock
 from db.engine import reading, writing
-from db.errors import NotFoundError, StaleLeaseError
+from db.errors import DatabaseError, NotFoundError, StaleLeaseError
 from db.notices import announce, is_queued, queue_topic
-from db.stores.blame import clear_by_success, end_without_result, judge, readmit, workers
-from db.stores.claims import Claimant, some_for
-from db.stores.measure_queue import MeasureQueue, leases, requests
+from db.stores.blame import end_without_result, judge, workers
+from db.stores.claims import Claim, Found, survey, take
+from db.stores.measure_queue import MeasureQueue, leases, lock_leases, requests
+from db.stores.reports import Report, held, over, save
 from db.stores.requests import (
     Blame,
     Cause,
@@ -40,23 +41,23 @@ from db.stores.statements import chunks
 __all__ = [
     "Blame",
     "Cause",
+    "Claim",
     "Completion",
     "Expiry",
+    "Found",
     "Held",
     "Lease",
     "LeaseOutcome",
     "LeaseStatus",
     "LeaseStore",
     "NewRequest",
+    "Report",
     "RequestState",
     "RequestStatus",
 ]
 
 MOST_FAILURES = 5
 """Failures of its own within an hour that put a worker into quarantine."""
-
-_LATE = (LeaseOutcome.LOST.value, LeaseOutcome.CANCELLED.value)
-"""After these ends of a lease a result may still come, by no fault of the worker."""
 
 
 class LeaseStore(MeasureQueue):
@@ -89,140 +90,113 @@ class LeaseStore(MeasureQueue):
         limit: int,
         lease_seconds: float,
         token_id: str | None = None,
+        claim_id: str | None = None,
     ) -> Sequence[Lease]:
         """Take up to `limit` queued requests for these targets; empty when there is none.
 
+        As `claim_all`, for one. Raises NotFoundError for a worker that is not known.
+        """
+        claim = Claim(worker_id, tuple(target_keys), limit, token_id, claim_id)
+        (found,) = self.claim_all([claim], lease_seconds)
+        if isinstance(found, NotFoundError):
+            raise found
+        return list(found.leases)
+
+    def claim_all(
+        self, claims: Sequence[Claim], lease_seconds: float
+    ) -> Sequence[Found | NotFoundError]:
+        """What each of these claims brings, all in one transaction; an error for a worker that is
+        not known.
+
         No request is ever in two claims: rows are locked and skipped on PostgreSQL, SQLite has
         one writer. A worker that left or is drained gets nothing, one in quarantine a canary at
-        most. A request that the worker failed goes to others first, as long as there are any, until
-        `lost_after_seconds` have passed.
-
-        Raises NotFoundError for a worker that is not known.
+        most. A request that a worker failed goes to others first, as long as there are any, until
+        `lost_after_seconds` have passed. A claim whose leases are live brings them again.
         """
-        claimant = Claimant(worker_id, self._now(), self._lost_after_seconds)
         with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
-            if not some_for(connection, claimant, target_keys, limit):
-                return []
-        with writing(self._engine) as connection:
-            rows = some_for(connection, claimant, target_keys, limit, lock=True)
-            if not rows:
-                return []
-            names = {row.serial: secrets.token_hex(16) for row in rows}
-            taken = [
-                {
-                    "id": names[row.serial],
-                    "request_id": row.id,
-                    "worker_id": worker_id,
-                    "token_id": token_id,
-                    "attempt": row.attempt + 1,
-                }
-                for row in rows
-            ]
-            insert = sa.insert(leases).values(
-                taken_at=self._now(), deadline=self._now() + lease_seconds
-            )
-            made = connection.execute(insert.returning(leases.c.id, leases.c.deadline), taken)
-            deadlines = {row.id: row.deadline for row in made}
-            for some in chunks(list(names)):
-                update = sa.update(requests).where(requests.c.serial.in_(some))
-                connection.execute(
-                    update.values(
-                        state=RequestState.LEASED.value,
-                        attempt=requests.c.attempt + 1,
-                        worker_id=worker_id,
-                        lease_id=sa.case(
-                            {serial: names[serial] for serial in some}, value=requests.c.serial
-                        ),
-                    )
+            seen = survey(connection, claims, self._now())
+        taken: Sequence[Found] = ()
+        if seen.able:
+            with writing(self._engine) as connection:
+                now = self._time(connection)
+                taken = take(
+                    connection,
+                    [claims[number] for number in seen.able],
+                    seen,
+                    now,
+                    self._lost_after_seconds,
+                    lease_seconds,
                 )
-        return [_lease(row, worker_id, names[row.serial], deadlines) for row in rows]
+        found = {**seen.found, **dict(zip(seen.able, taken, strict=True))}
+        return [found[number] for number in range(len(claims))]
 
     def renew(
         self, worker_id: str, lease_ids: Sequence[str], lease_seconds: float
-    ) -> dict[str, float]:
-        """lease id -> new deadline.
+    ) -> Mapping[str, float]:
+        """lease id -> new deadline. As `renew_all`, for one worker."""
+        return self.renew_all([(worker_id, lease_ids)], lease_seconds)[0]
+
+    def renew_all(
+        self, named: Sequence[tuple[str, Sequence[str]]], lease_seconds: float
+    ) -> Sequence[Mapping[str, float]]:
+        """lease id -> new deadline, for each worker with the leases that it names.
 
         A lease that is missing from the answer is no longer the worker's: it stops.
         """
-        held: dict[str, float] = {}
+        whose: dict[str, str] = {}
+        asked = {(lease_id, worker_id) for worker_id, ids in named for lease_id in ids}
+        if not asked:
+            return [{} for _ in named]
         with writing(self._engine) as connection:
-            for some in chunks(sorted(set(lease_ids))):
-                update = (
-                    sa.update(leases)
-                    .where(
-                        leases.c.id.in_(some),
-                        leases.c.worker_id == worker_id,
-                        leases.c.ended_at.is_(None),
-                    )
-                    .values(deadline=self._now() + lease_seconds)
-                    .returning(leases.c.id, leases.c.deadline)
-                )
-                held.update({row.id: row.deadline for row in connection.execute(update)})
-        return held
+            for some in chunks(sorted({lease_id for lease_id, _ in asked})):
+                live = sa.and_(leases.c.id.in_(some), leases.c.ended_at.is_(None))
+                rows = lock_leases(connection, live)
+                whose |= {row.id: row.worker_id for row in rows if (row.id, row.worker_id) in asked}
+            deadline = self._time(connection) + lease_seconds
+            for some in chunks(sorted(whose)):
+                update = sa.update(leases).where(leases.c.id.in_(some))
+                connection.execute(update.values(deadline=deadline))
+        return [
+            {lease_id: deadline for lease_id in ids if whose.get(lease_id) == worker_id}
+            for worker_id, ids in named
+        ]
 
     def held(self, lease_id: str, worker_id: str) -> Held:
         """What a result of this lease is judged by. Raises NotFoundError."""
-        query = (
-            sa.select(leases.c.id, requests.c.id.label("request_id"), requests.c.payload)
-            .join(requests, requests.c.id == leases.c.request_id)
-            .where(leases.c.id == lease_id, leases.c.worker_id == worker_id)
-        )
-        with reading(self._engine) as connection:
-            row = connection.execute(query).first()
-        if row is None:
+        (found,) = self.held_all([(lease_id, worker_id)])
+        if found is None:
             raise NotFoundError("lease", lease_id)
-        return Held(row.id, row.request_id, row.payload)
+        return found
+
+    def held_all(self, named: Sequence[tuple[str, str]]) -> Sequence[Held | None]:
+        """What results of these leases are judged by; each lease is named with its worker."""
+        with reading(self._engine) as connection:
+            return held(connection, named)
 
     def complete(
         self, lease_id: str, worker_id: str, result_key: str, result: JsonObject
     ) -> Completion:
-        """Save a result. `result_key` names it: sending it again is no error.
-
-        A result that comes after its lease ran out is still taken while nobody else has the
-        request. Once somebody has, or it is cancelled, the result is LATE: kept with the lease, for
-        whoever looks into it, and not counted.
+        """Save a result. As `complete_all`, for one.
 
         Raises NotFoundError (the worker has no such lease), StaleLeaseError (the worker ended it
         itself, or its result was refused).
         """
+        (told,) = self.complete_all([Report(lease_id, worker_id, result_key, result)])
+        if isinstance(told, DatabaseError):
+            raise told
+        return told
+
+    def complete_all(
+        self, reports: Sequence[Report]
+    ) -> Sequence[Completion | NotFoundError | StaleLeaseError]:
+        """Save results that came together.
+
+        A result that comes after its lease ran out is still taken while nobody else has the
+        request. Once somebody has, or it is cancelled, the result is LATE: kept with the lease, for
+        whoever looks into it, and not counted.
+        """
         with writing(self._engine) as connection:
-            request, lease = _locked(connection, lease_id, worker_id)
-            if lease.result_key == result_key:
-                late = lease.outcome == LeaseOutcome.LATE.value
-                return Completion.LATE if late else Completion.DUPLICATE
-            now = self._time(connection)
-            again = request.state == RequestState.QUEUED.value and request.lease_id == lease_id
-            if lease.ended_at is not None and lease.outcome not in _LATE:
-                raise _over(lease)
-            update = sa.update(leases).where(leases.c.id == lease_id)
-            if lease.ended_at is not None and not again:
-                # it lives: what it was silent about is not its death
-                late_values = {"outcome": LeaseOutcome.LATE.value, "blame": None}
-                connection.execute(
-                    update.values(result_key=result_key, late_result=dict(result), **late_values)
-                )
-                return Completion.LATE
-            connection.execute(
-                update.values(
-                    result_key=result_key,
-                    outcome=LeaseOutcome.COMPLETED.value,
-                    blame=None,
-                    ended_at=now,
-                )
-            )
-            done = sa.update(requests).where(requests.c.serial == request.serial)
-            connection.execute(
-                done.values(
-                    state=RequestState.DONE.value,
-                    result=dict(result),
-                    error=None,
-                    finished_at=now,
-                )
-            )
-            readmit(connection, worker_id, lease.taken_at, now)
-            if request.attempt > 1:
-                clear_by_success(connection, request.id, worker_id, now, self._most_failures)
-        return Completion.ACCEPTED
+            return save(connection, reports, self._time(connection), self._most_failures)
 
     def fail(self, lease_id: str, worker_id: str, cause: Cause, error: str) -> RequestState:
         """The worker does not work on it, and why. Others may try, as long as attempts are left.
@@ -261,6 +235,7 @@ class LeaseStore(MeasureQueue):
             end = sa.update(leases).where(
                 leases.c.id.in_([row.lease_id for row in rows]), leases.c.ended_at.is_(None)
             )
+            lock_leases(connection, leases.c.id.in_([row.lease_id for row in rows]))
             ended = {"ended_at": self._now(), "outcome": LeaseOutcome.RELEASED.value}
             returned = end.values(ended).returning(leases.c.id)
             free = set(connection.execute(returned).scalars())
@@ -372,7 +347,7 @@ class LeaseStore(MeasureQueue):
         with writing(self._engine) as connection:
             request, lease = _locked(connection, lease_id, worker_id)
             if lease.ended_at is not None:
-                raise _over(lease)
+                raise over(lease.id, lease.request_id, lease.outcome)
             now = self._time(connection)
             state = end_without_result(connection, request, lease_id, outcome, blame, error, now)
             if blame is Blame.WORKER:
@@ -399,27 +374,9 @@ def _locked(
     return request, lease
 
 
-def _over(lease: sa.Row[Any]) -> StaleLeaseError:
-    return StaleLeaseError(f"lease '{lease.id}' of '{lease.request_id}' is over: {lease.outcome}")
-
-
-def _lease(row: sa.Row[Any], worker_id: str, lease_id: str, deadlines: dict[str, float]) -> Lease:
-    return Lease(
-        lease_id=lease_id,
-        request_id=row.id,
-        job_id=row.job_id,
-        target_key=row.target_key,
-        payload=row.payload,
-        blob_digests=tuple(row.blob_digests),
-        worker_id=worker_id,
-        attempt=row.attempt + 1,
-        deadline=deadlines[lease_id],
-    )
-
-
 def _lease_status(row: sa.Row[Any]) -> LeaseStatus:
     values = dict(row._mapping)
-    del values["result_key"]
+    del values["result_key"], values["claim_id"]
     lease_id, outcome, blame = (values.pop(name) for name in ("id", "outcome", "blame"))
     return LeaseStatus(
         lease_id,

@@ -201,14 +201,28 @@ def cancel_requests(connection: sa.Connection, job_id: str, now: float) -> int:
     return _cancel(connection, requests.c.job_id == job_id, sa.literal(now, sa.Double()))
 
 
+def lock_leases(connection: sa.Connection, which: sa.ColumnElement[bool]) -> Sequence[sa.Row[Any]]:
+    """Leases, locked in the one order in which everybody locks several; their requests come first.
+
+    Without what came late, which may be large.
+    """
+    columns = (column for column in leases.c if column.name != "late_result")
+    query = sa.select(*columns).where(which).order_by(leases.c.id)
+    return connection.execute(query.with_for_update()).all()
+
+
 def _cancel(
     connection: sa.Connection, which: sa.ColumnElement[bool], now: sa.ColumnElement[float]
 ) -> int:
-    values = {"state": RequestState.CANCELLED.value, "finished_at": now}
-    update = sa.update(requests).where(which, _is_open).values(values)
-    cancelled = connection.execute(update.returning(requests.c.id)).scalars().all()
+    query = sa.select(requests.c.id).where(which, _is_open).order_by(requests.c.serial)
+    cancelled = connection.execute(query.with_for_update()).scalars().all()
     for some in chunks(cancelled):
-        end = sa.update(leases).where(leases.c.request_id.in_(some), leases.c.ended_at.is_(None))
+        values = {"state": RequestState.CANCELLED.value, "finished_at": now}
+        connection.execute(sa.update(requests).where(requests.c.id.in_(some)).values(values))
+    for some in chunks(sorted(cancelled)):
+        live = sa.and_(leases.c.request_id.in_(some), leases.c.ended_at.is_(None))
+        lock_leases(connection, live)
+        end = sa.update(leases).where(live)
         connection.execute(end.values(ended_at=now, outcome=LeaseOutcome.CANCELLED.value))
     return len(cancelled)
 

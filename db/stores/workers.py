@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -18,7 +18,7 @@ from db.models import WorkerRow
 from db.notices import announce, worker_topic
 from db.stores.blame import inherited, readmit
 from db.stores.pages import Page, PageOrder, Position
-from db.stores.statements import table_of, upsert
+from db.stores.statements import chunks, table_of, upsert
 
 _workers = table_of(WorkerRow)
 _oldest_first = PageOrder((_workers.c.created_at, _workers.c.id), descending=False)
@@ -62,6 +62,35 @@ class RegisteredWorker:
     def throttled(self) -> bool:
         """Whether its reference kernel has been slow for long."""
         return self.speed is not None and bool(self.speed.get("throttled"))
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What is asked of a worker with each of its requests: no facts of its device, which are most
+    of a row."""
+
+    id: str
+    name: str
+    owner: str | None  # token id
+    target_keys: tuple[str, ...]
+    protocol: int
+    health: Health
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A sign of life, and device facts, speed and condition that may have changed."""
+
+    worker_id: str
+    device: Mapping[str, Any] | None = None
+    speed: Mapping[str, Any] | None = None
+    condition: Mapping[str, Any] | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """By column, those that it tells."""
+        told = {"device": self.device, "speed": self.speed, "condition": self.condition}
+        return {name: dict(value) for name, value in told.items() if value is not None}
 
 
 class WorkerStore:
@@ -123,26 +152,41 @@ class WorkerStore:
             raise NotFoundError("worker", str(worker_id))
         return self._worker(row)
 
-    def heartbeat(
-        self,
-        worker_id: str,
-        device: Mapping[str, Any] | None = None,
-        speed: Mapping[str, Any] | None = None,
-        condition: Mapping[str, Any] | None = None,
-    ) -> RegisteredWorker:
-        """Note that it lives, and device facts, speed and condition that may have changed.
+    def heartbeat(self, worker_id: str, **facts: Mapping[str, Any] | None) -> Presence:
+        """As `heartbeats`, of one. Raises NotFoundError."""
+        (found,) = self.heartbeats([Heartbeat(worker_id, **facts)])
+        if found is None:
+            raise NotFoundError("worker", worker_id)
+        return found
+
+    def heartbeats(self, signs: Sequence[Heartbeat]) -> Sequence[Presence | None]:
+        """Note all signs of life that came together; how the workers stand, None for one that is
+        not known.
 
         One that left has to introduce itself again: a message that was delayed brings nobody back.
-        Raises NotFoundError.
         """
-        values: dict[str, Any] = {"last_heartbeat": self._now()}
-        if device is not None:
-            values["device"] = dict(device)
-        if speed is not None:
-            values["speed"] = dict(speed)
-        if condition is not None:
-            values["condition"] = dict(condition)
-        return self._update(worker_id, values)
+        with writing(self._engine) as connection:
+            # locked in one order, as everybody does who changes several
+            query = self._presence_query({sign.worker_id for sign in signs})
+            rows = connection.execute(query.order_by(_workers.c.id).with_for_update()).all()
+            heard = {row.id: self._presence(row, heard=True) for row in rows}
+            for some in chunks(sorted(heard)):
+                update = sa.update(_workers).where(_workers.c.id.in_(some))
+                connection.execute(update.values(last_heartbeat=self._now()))
+            told: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+            for sign in signs:
+                if sign.worker_id in heard and (facts := sign.facts):
+                    told[tuple(facts)].append({"worker": sign.worker_id, **facts})
+            for values in told.values():
+                update = sa.update(_workers).where(_workers.c.id == sa.bindparam("worker"))
+                connection.execute(update, values)
+        return [heard.get(sign.worker_id) for sign in signs]
+
+    def presences(self, worker_ids: Collection[str]) -> Mapping[str, Presence]:
+        """How workers stand, of those that are known."""
+        with reading(self._engine) as connection:
+            rows = connection.execute(self._presence_query(worker_ids))
+            return {row.id: self._presence(row) for row in rows}
 
     def get(self, worker_id: str) -> RegisteredWorker:
         """Raises NotFoundError."""
@@ -185,7 +229,11 @@ class WorkerStore:
             query = query.where(_workers.c.id == worker_id)
         with reading(self._engine) as connection:
             rows = connection.execute(query)
-            return Counter(self._health(row) for row in rows if target_key in row.target_keys)
+            return Counter(
+                self._health(row, row.silent_seconds)
+                for row in rows
+                if target_key in row.target_keys
+            )
 
     def drain(self, worker_id: str, draining: bool = True) -> RegisteredWorker:
         """Take it out of service, or back. Raises NotFoundError."""
@@ -225,6 +273,24 @@ class WorkerStore:
             raise NotFoundError("worker", worker_id)
         return self._worker(row)
 
+    def _presence_query(self, worker_ids: Collection[str]) -> sa.Select[Any]:
+        names = ("id", "name", "owner", "target_keys", "protocol")
+        marks = ("gone", "draining", "quarantined_at")
+        columns = (_workers.c[name] for name in (*names, *marks))
+        query = sa.select(*columns, self._silent_seconds())
+        return query.where(_workers.c.id.in_(sorted(worker_ids)))
+
+    def _presence(self, row: sa.Row[Any], *, heard: bool = False) -> Presence:
+        """`heard`: just now."""
+        return Presence(
+            row.id,
+            row.name,
+            row.owner,
+            tuple(row.target_keys),
+            row.protocol,
+            self._health(row, 0.0 if heard else row.silent_seconds),
+        )
+
     def _columns(self) -> Sequence[sa.ColumnElement[Any]]:
         """A row, and for how long the worker has been silent."""
         return (*_workers.c, self._silent_seconds())
@@ -232,10 +298,10 @@ class WorkerStore:
     def _silent_seconds(self) -> sa.ColumnElement[float]:
         return (self._now() - _workers.c.last_heartbeat).label("silent_seconds")
 
-    def _health(self, row: sa.Row[Any]) -> Health:
+    def _health(self, row: sa.Row[Any], silent_seconds: float) -> Health:
         if row.gone:
             return Health.GONE
-        if row.silent_seconds > self._lost_after_seconds:
+        if silent_seconds > self._lost_after_seconds:
             return Health.LOST
         if row.quarantined_at is not None:
             return Health.QUARANTINED
@@ -249,7 +315,7 @@ class WorkerStore:
             device=row.device,
             protocol=row.protocol,
             owner=row.owner,
-            health=self._health(row),
+            health=self._health(row, row.silent_seconds),
             last_heartbeat=row.last_heartbeat,
             leases_lost=row.leases_lost,
             created_at=row.created_at,

@@ -31,6 +31,7 @@ from service.api.schemas import ProblemView
 from service.api.served import ServedRecords
 from service.api.upload import WRITERS
 from service.api.waiting import WaitingRoom
+from service.api.worker_traffic import WorkerTraffic
 from service.settings import Settings
 from service.storage import open_storage
 from service.version import version
@@ -54,7 +55,10 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         app.state.metrics.time_statements(opened.engine)
         notifier = Notifier(open_source(opened.engine), partial(topic_states, opened.engine))
         app.state.notifier = notifier
-        app.state.waiting_room = WaitingRoom(notifier)
+        claims = partial(opened.leases.claim_all, lease_seconds=settings.lease_seconds)
+        room = WaitingRoom(notifier, claims, opened.leases.release)
+        app.state.waiting_room = room
+        app.state.worker_traffic = WorkerTraffic(opened, settings.lease_seconds)
         tokens = TokenCache(opened.tokens)
         app.state.gate = Gate(settings, tokens)
         planning = Planning(settings, opened.blobs)
@@ -73,6 +77,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
             yield
         finally:
             stop_waiting(app)
+            await room.end()
             for task in tasks:
                 task.cancel()
             await notifier.stop()

@@ -13,6 +13,7 @@ from service.api.gate import Needs
 from service.api.notifier import Notifier
 from service.api.planning import Planning
 from service.api.waiting import WaitingRoom
+from service.api.worker_traffic import WorkerTraffic
 from service.settings import Settings
 
 # All are coroutines: the framework would send a plain function to a thread, and wait for one.
@@ -42,6 +43,12 @@ async def get_waiting_room(request: Request) -> WaitingRoom:
     return room
 
 
+async def get_worker_traffic(request: Request) -> WorkerTraffic:
+    traffic = request.app.state.worker_traffic
+    assert isinstance(traffic, WorkerTraffic)
+    return traffic
+
+
 async def get_planning(request: Request) -> Planning:
     planning = request.app.state.planning
     assert isinstance(planning, Planning)
@@ -67,6 +74,7 @@ NotifierDep = Annotated[Notifier, Depends(get_notifier)]
 PlanningDep = Annotated[Planning, Depends(get_planning)]
 UploadLimiterDep = Annotated[CapacityLimiter, Depends(get_upload_limiter)]
 WaitingRoomDep = Annotated[WaitingRoom, Depends(get_waiting_room)]
+WorkerTrafficDep = Annotated[WorkerTraffic, Depends(get_worker_traffic)]
 
 
 Reader = Annotated[Token, Depends(Needs(Scope.READ))]

@@ -37,6 +37,12 @@ class States(Protocol):
     def __call__(self, topics: Collection[str], /) -> Mapping[str, int]: ...
 
 
+class Listener(Protocol):
+    """Who is told of topics."""
+
+    def wake(self, topic: str, /) -> None: ...
+
+
 class Ears:
     """What a coroutine waits with. It is woken by every notice of its topics since it was made."""
 
@@ -68,9 +74,7 @@ class Notifier:
         self._source = source
         self._states = states
         self._fallback_seconds = fallback_seconds
-        self._ears: dict[str, set[Ears]] = defaultdict(set)
-        self._wakes = 0
-        self._last_wake: dict[str, int] = {}
+        self._ears: dict[str, set[Listener]] = defaultdict(set)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._hear, name="notices", daemon=True)
 
@@ -91,29 +95,27 @@ class Notifier:
     def listening(self, *topics: str) -> Iterator[Ears]:
         """Hear of these topics from now on: look at the database first, then wait."""
         ears = Ears()
-        for topic in topics:
-            self._ears[topic].add(ears)
-            self._last_wake.setdefault(topic, self._wakes)
-        try:
+        with self.telling(ears, *topics):
             yield ears
+
+    @contextmanager
+    def telling(self, listener: Listener, *topics: str) -> Iterator[None]:
+        """Tell a listener of these topics from now on."""
+        for topic in topics:
+            self._ears[topic].add(listener)
+        try:
+            yield
         finally:
             for topic in topics:
-                self._ears[topic].discard(ears)
+                self._ears[topic].discard(listener)
                 if not self._ears[topic]:
-                    del self._ears[topic], self._last_wake[topic]
-
-    def last_wake(self, topics: Iterable[str]) -> int:
-        """A number that grows when one of the topics that are listened to is announced."""
-        return max((self._last_wake[topic] for topic in topics), default=0)
+                    del self._ears[topic]
 
     def wake(self, topics: Iterable[str]) -> None:
         """Wake who listens to any of the topics."""
         for topic in topics:
-            if topic in self._ears:
-                self._wakes += 1
-                self._last_wake[topic] = self._wakes
-                for ears in self._ears[topic]:
-                    ears.wake(topic)
+            for listener in list(self._ears.get(topic, ())):
+                listener.wake(topic)
 
     def wake_all(self) -> None:
         """Anything may have changed, or everybody shall end."""

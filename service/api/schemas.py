@@ -448,7 +448,11 @@ class HeartbeatView(View):
 
 
 class ClaimRequest(RequestBody):
+    """`claim_id` is the worker's name for this claim, never used before. Sent again because the
+    answer was lost, the claim brings the same leases."""
+
     worker_id: str = Field(max_length=64)
+    claim_id: str | None = Field(None, pattern="^[0-9a-f]{32}$")
     limit: int = Field(1, ge=1, le=64)
     wait_seconds: float = Field(0.0, ge=0, le=120, allow_inf_nan=False)
 

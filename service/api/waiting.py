@@ -1,95 +1,260 @@
-"""How a claim waits for work: woken by the queue, in turn with all who wait for the same."""
+"""How claims wait for work: all that wait in a process are looked for together.
+
+A look takes leases for many claims in one transaction; meanwhile the next ones gather. A claim that
+found nothing waits with those for the same targets, without a thread or a connection. When a
+request comes, the first of them are looked for, and then the next, until the queue is empty.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from weakref import WeakValueDictionary
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import Any
 
-from starlette.concurrency import run_in_threadpool
+import structlog
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from starlette.requests import Request
 
+from db.errors import DatabaseError, NotFoundError
 from db.notices import queue_topic, worker_topic
+from db.stores.claims import Claim, Found
 from db.stores.leases import Lease
-from db.stores.workers import RegisteredWorker
 from service.api.notifier import Notifier
 
+MOST = 64
+"""Claims of one look."""
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What a worker found in the queue."""
-
-    leases: Sequence[Lease] = ()
-    empty: bool = False
-    """No request for the worker's targets waits, so that nobody else need look."""
-    leaves: bool = False
-    """The worker has left: it waits only for this answer to end."""
+log = structlog.get_logger("tilewright.web")
 
 
-class _Turn:
-    """Whose turn it is to look at a queue, and the last wake after which it was empty."""
+class _Queue:
+    """Claims for the same targets that found nothing yet, in the order in which they are looked for
+    again. `announced` counts the wakes, `empty_at` is the last one after which it was empty."""
 
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.empty_at = -1
+    def __init__(self, called: Callable[[], None]) -> None:
+        self._called = called
+        self.idle: dict[_Waiter, None] = {}
+        self.members = 0
+        self.announced = 0
+        self.empty_at = 0
+        self.place = ExitStack()
+
+    def wake(self, _: str) -> None:
+        self.announced += 1
+        self._called()
+
+    def due(self, most: int) -> list[_Waiter]:
+        """The next to look for, if there may be something for them."""
+        if self.empty_at == self.announced:
+            return []
+        # whoever was looked for since the last wake is at the end
+        return [w for w in islice(self.idle, most) if w.looked_at != self.announced]
+
+
+class _Waiter:
+    """A claim, and how many requests want its answer: two if the worker has sent it again.
+
+    It is in `WaitingRoom._changed`, or looked for, or in its queue's `idle`, until it is answered.
+    """
+
+    def __init__(self, claim: Claim, queue: _Queue, woken: Callable[[_Waiter], None]) -> None:
+        self.claim = claim
+        self.queue = queue
+        self.answer: asyncio.Future[Sequence[Lease]] = asyncio.get_running_loop().create_future()
+        self.place = ExitStack()
+        self.askers = 0
+        self.taken = False  # the answer, by who asked
+        self.patient = True
+        self.looking = False
+        self.changed = False  # its worker was announced while it was looked for
+        self.looked_at = -1  # after which wake of the queue
+        self._woken = woken
+
+    def wake(self, _: str) -> None:
+        self._woken(self)
 
 
 class WaitingRoom:
-    """The workers whose long polls wait, without a thread or a connection.
+    """The claims of a process.
 
-    A request that comes wakes all that wait for its target. They look one after the other, and
-    when one finds nothing left, those behind it do not look at all.
+    Args:
+        look: takes leases for so many claims, in a thread.
+        give_back: gives a worker's leases back, in a thread.
     """
 
-    def __init__(self, notifier: Notifier) -> None:
+    def __init__(
+        self,
+        notifier: Notifier,
+        look: Callable[[Sequence[Claim]], Sequence[Found | NotFoundError]],
+        give_back: Callable[[str, Sequence[str]], object],
+    ) -> None:
         self._notifier = notifier
-        self._turns: WeakValueDictionary[tuple[str, ...], _Turn] = WeakValueDictionary()
+        self._look = look
+        self._give_back = give_back
+        self._queues: dict[tuple[str, ...], _Queue] = {}
+        self._named: dict[tuple[str, str], _Waiter] = {}
+        self._changed: dict[_Waiter, None] = {}
+        self._serving: asyncio.Task[None] | None = None
+        self._giving_back: set[asyncio.Task[None]] = set()
+        self._thread = CapacityLimiter(1)  # its own: whatever others do, this goes on
         self.closed = False
 
     def close(self) -> None:
         """Send everybody home with what there is."""
         self.closed = True
-        self._notifier.wake_all()
+        for queue in self._queues.values():
+            for waiter in list(queue.idle):
+                self._no_longer(waiter)
 
-    async def first_work(
-        self,
-        worker: RegisteredWorker,
-        look: Callable[[], Look],
-        seconds: float,
-        request: Request,
-    ) -> Sequence[Lease]:
-        """What `look` finds (in a thread), at once or until so many seconds are over.
+    async def end(self) -> None:
+        """Wait until all is over that was begun before `close`."""
+        while tasks := {*self._giving_back, *([self._serving] if self._serving else [])}:
+            await asyncio.wait(tasks)
 
-        Empty also for a client that went away, and for a worker that leaves.
+    async def first_work(self, claim: Claim, seconds: float, request: Request) -> Sequence[Lease]:
+        """What a claim brings, at once or until so many seconds are over.
+
+        Empty also for a client that went away, and for a worker that leaves. What was taken for a
+        client that is not there any more goes back.
         """
-        ends = time.monotonic() + seconds
-        queues = [queue_topic(key) for key in worker.target_keys]
-        turn = self._turns.setdefault(worker.target_keys, _Turn())
-        with self._notifier.listening(worker_topic(worker.id), *queues) as ears:
-            found = await run_in_threadpool(look)
-            if found.leases or found.leaves or not seconds:
-                return found.leases
+        with self._waiting(claim) as waiter:
             gone = asyncio.ensure_future(_disconnected(request))
-            gone.add_done_callback(lambda _: ears.wake("disconnected"))
+            either: set[asyncio.Future[Any]] = {waiter.answer, gone}
             try:
-                while not self.closed and (left := ends - time.monotonic()) > 0:
-                    woken = await ears.woken(left)
-                    if gone.done() or not woken:
-                        break
-                    async with turn.lock:
-                        heard = self._notifier.last_wake(queues)
-                        if turn.empty_at >= heard and woken.issubset(queues):
-                            continue
-                        found = await run_in_threadpool(look)
-                        if found.empty:
-                            turn.empty_at = heard
-                    if found.leases or found.leaves:
-                        break
+                await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                if not gone.done():
+                    self._no_longer(waiter)
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    return ()
+                waiter.taken = True
+                return waiter.answer.result()
             finally:
                 gone.cancel()
-        return found.leases
+
+    @contextmanager
+    def _waiting(self, claim: Claim) -> Iterator[_Waiter]:
+        """A waiter for a claim; the one that there is, if the worker sends it again meanwhile."""
+        waiter = self._named.get(_name(claim)) or self._enter(claim)
+        waiter.askers += 1
+        try:
+            yield waiter
+        finally:
+            waiter.askers -= 1
+            if not waiter.askers and not waiter.looking:
+                self._leave(waiter)
+
+    def _enter(self, claim: Claim) -> _Waiter:
+        queue = self._queues.get(claim.target_keys)
+        if queue is None:
+            queue = self._queues[claim.target_keys] = _Queue(self._call)
+            topics = [queue_topic(key) for key in claim.target_keys]
+            queue.place.enter_context(self._notifier.telling(queue, *topics))
+        queue.members += 1
+        waiter = _Waiter(claim, queue, self._woken)
+        topic = worker_topic(claim.worker_id)
+        waiter.place.enter_context(self._notifier.telling(waiter, topic))
+        if claim.claim_id is not None:
+            self._named[_name(claim)] = waiter
+        waiter.patient = not self.closed
+        self._changed[waiter] = None
+        self._call()
+        return waiter
+
+    def _leave(self, waiter: _Waiter) -> None:
+        """Nobody asks any more."""
+        queue = waiter.queue
+        self._changed.pop(waiter, None)
+        queue.idle.pop(waiter, None)
+        self._named.pop(_name(waiter.claim), None)
+        waiter.place.close()
+        queue.members -= 1
+        if not queue.members:
+            queue.place.close()
+            del self._queues[waiter.claim.target_keys]
+        answered = waiter.answer.done() and waiter.answer.exception() is None
+        if answered and not waiter.taken and (leases := waiter.answer.result()):
+            task = asyncio.create_task(self._return(waiter.claim.worker_id, leases))
+            self._giving_back.add(task)
+            task.add_done_callback(self._giving_back.discard)
+
+    async def _return(self, worker_id: str, leases: Sequence[Lease]) -> None:
+        names = [lease.lease_id for lease in leases]
+        try:
+            await run_sync(self._give_back, worker_id, names)
+        except DatabaseError as error:  # then they run out
+            log.warning("leases not given back", worker=worker_id, error=str(error))
+
+    def _no_longer(self, waiter: _Waiter) -> None:
+        """It waits no longer than for the look that it may still get."""
+        waiter.patient = False
+        if waiter in waiter.queue.idle:
+            del waiter.queue.idle[waiter]
+            waiter.answer.set_result(())
+
+    def _woken(self, waiter: _Waiter) -> None:
+        """Something became of its worker."""
+        waiter.changed = waiter.looking
+        if waiter in waiter.queue.idle:
+            del waiter.queue.idle[waiter]
+            self._changed[waiter] = None
+            self._call()
+
+    def _call(self) -> None:
+        if self._serving is None:  # it begins when all who are at it now have come
+            self._serving = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        """Look until there is nobody left to look for."""
+        try:
+            while some := self._due():
+                claims = [waiter.claim for waiter in some]
+                found: Sequence[Found | Exception]
+                try:
+                    found = await run_sync(self._look, claims, limiter=self._thread)
+                except Exception as error:  # noqa: BLE001 (told to those who waited for this look)
+                    found = [error] * len(some)
+                for waiter, each in zip(some, found, strict=True):
+                    self._told(waiter, each)
+        finally:
+            self._serving = None
+
+    def _due(self) -> Sequence[_Waiter]:
+        """Those who came or whose worker changed, then those for whose targets something may be
+        there."""
+        some = list(islice(self._changed, MOST))
+        for queue in self._queues.values():
+            some += queue.due(MOST - len(some))
+        for waiter in some:
+            self._changed.pop(waiter, None)
+            waiter.queue.idle.pop(waiter, None)
+            waiter.looking = True
+            waiter.looked_at = waiter.queue.announced
+        return some
+
+    def _told(self, waiter: _Waiter, found: Found | Exception) -> None:
+        waiter.looking = False
+        changed, waiter.changed = waiter.changed, False
+        if isinstance(found, Exception):
+            waiter.answer.set_exception(found)
+        elif found.leases or found.gone or not waiter.patient or self.closed:
+            waiter.answer.set_result(found.leases)
+        elif changed:
+            self._changed[waiter] = None
+        else:
+            waiter.queue.idle[waiter] = None
+        if isinstance(found, Found) and found.empty:
+            waiter.queue.empty_at = waiter.looked_at
+        if not waiter.askers:
+            self._leave(waiter)
+
+
+def _name(claim: Claim) -> tuple[str, str]:
+    """By which a claim that is sent again is known; one without a name is known by none."""
+    return claim.worker_id, claim.claim_id or ""
 
 
 async def _disconnected(request: Request) -> None:

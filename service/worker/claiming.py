@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from dataclasses import replace
 
 from service.worker.cache import is_digest
@@ -48,6 +49,7 @@ class Claimer:
         """The thread's body."""
         hand = self._hand
         backoff = self._registration.backoff()
+        claim_id = uuid.uuid4().hex
         while not hand.stopping.is_set():
             with hand.changed:
                 if not hand.changed.wait_for(lambda: hand.room() > 0, timeout=0.5):
@@ -57,9 +59,16 @@ class Claimer:
                 # while something is measured, a short poll: more room appears in a moment
                 wait = self._registration.long_poll_seconds if limit == PREFETCHED else 1.0
                 worker_id = self._registration.worker_id
-                body = {"worker_id": worker_id, "limit": limit, "wait_seconds": wait}
+                body = {
+                    "worker_id": worker_id,
+                    "claim_id": claim_id,
+                    "limit": limit,
+                    "wait_seconds": wait,
+                }
                 answer = self._api.call("POST", "/v1/leases/claim", body, extra_seconds=wait)
-                for lease in field(answer, "leases", list):
+                leases = field(answer, "leases", list)
+                claim_id = uuid.uuid4().hex  # till now the same: a lost answer comes again
+                for lease in leases:
                     self._accept(lease)
                 backoff.reset()
             except Unreachable as error:

@@ -7,10 +7,10 @@ from fastapi import APIRouter
 from db.storage import Storage
 from db.stores.audit import Action
 from db.stores.tokens import Scope, Token
-from db.stores.workers import RegisteredWorker
+from db.stores.workers import Heartbeat
 from service.api.audit import AuditDep
-from service.api.deps import Measurer, Reader, SettingsDep, StorageDep
-from service.api.errors import ApiProblem, forbidden
+from service.api.deps import Measurer, Reader, SettingsDep, StorageDep, WorkerTrafficDep
+from service.api.errors import ApiProblem
 from service.api.gate import GatedRoute
 from service.api.pages import PagesDep
 from service.api.schemas import (
@@ -22,6 +22,7 @@ from service.api.schemas import (
     WorkerView,
 )
 from service.api.views import worker_view
+from service.api.worker_traffic import Beat, check_own
 from service.jobs.addressee import target_names
 from service.jobs.targets import recognised_as, runnable_targets
 from service.jobs.waiting import match_jobs
@@ -30,12 +31,12 @@ from tuner.measure.wire import PROTOCOL
 router = APIRouter(tags=["workers"], route_class=GatedRoute)
 
 
-def own_worker(storage: Storage, worker_id: str, token: Token) -> RegisteredWorker:
-    """The worker, if this token registered it. Raises NotFoundError or a 403 problem."""
-    worker = storage.workers.get(worker_id)
-    if worker.owner not in (None, token.id) and not token.allows(Scope.ADMIN):
-        raise forbidden(f"worker '{worker_id}' is another token's")
-    return worker
+def own_worker(storage: Storage, worker_id: str, token: Token) -> None:
+    """Raises NotFoundError, or a 403 problem if another token registered the worker."""
+    known = storage.workers.presences([worker_id]).get(worker_id)
+    found = check_own(worker_id, known, token)
+    if isinstance(found, Exception):
+        raise found
 
 
 def check_version(name: str, protocol: int) -> None:
@@ -90,22 +91,15 @@ def list_workers(
 
 
 @router.post("/workers/{worker_id}/heartbeat")
-def heartbeat(
-    worker_id: str,
-    body: HeartbeatRequest,
-    storage: StorageDep,
-    settings: SettingsDep,
-    token: Measurer,
+async def heartbeat(
+    worker_id: str, body: HeartbeatRequest, traffic: WorkerTrafficDep, token: Measurer
 ) -> HeartbeatView:
     """The worker lives: renew its leases. Those that it has lost are missing from the answer."""
-    own_worker(storage, worker_id, token)
     speed = None if body.speed is None else body.speed.model_dump()
     condition = None if body.condition is None else body.condition.model_dump()
-    worker = storage.workers.heartbeat(worker_id, body.device, speed, condition)
-    renewed = (
-        storage.leases.renew(worker_id, body.leases, settings.lease_seconds) if body.leases else {}
-    )
-    return HeartbeatView(renewed=renewed, health=worker.health.value)
+    sign = Heartbeat(worker_id, body.device, speed, condition)
+    heard = await traffic.heartbeat(Beat(sign, body.leases, token))
+    return HeartbeatView(renewed=dict(heard.renewed), health=heard.worker.health.value)
 
 
 @router.post("/workers/{worker_id}/drain")

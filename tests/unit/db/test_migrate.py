@@ -46,8 +46,14 @@ def differences(engine: sa.Engine) -> list[object]:
     What `alembic check` asks.
     """
     with reading(engine) as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        options = {"compare_type": True, "include_object": _is_comparable}
+        context = MigrationContext.configure(connection, opts=options)
         return list(compare_metadata(context, Base.metadata))
+
+
+def _is_comparable(_object: object, name: str | None, kind: str, *_: object) -> bool:
+    """The order of an index with DESC is not read back; `test_notices` looks at its plan."""
+    return (kind, name) != ("index", "ix_measure_requests_queued")
 
 
 def table_names(engine: sa.Engine) -> set[str]:

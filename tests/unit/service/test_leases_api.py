@@ -15,7 +15,7 @@ from rich.console import Console
 from compiler.target import known_targets
 from db.engine import writing
 from db.storage import Storage
-from db.stores.leases import NewRequest, RequestState
+from db.stores.leases import LeaseStore, NewRequest, RequestState
 from db.stores.tokens import Scope
 from db.stores.workers import Health
 from service.api.app import create_app
@@ -255,17 +255,17 @@ def test_a_long_poll_ends_at_once_for_a_worker_that_leaves(
 ) -> None:
     """The worker waits for this answer before it ends."""
     looked = threading.Event()
-    waiting = type(storage.queue).waiting
+    claim_all = LeaseStore.claim_all
 
-    def look(*arguments: Any) -> bool:
+    def look(*arguments: Any, **options: Any) -> Any:
         looked.set()
-        return waiting(*arguments)
+        return claim_all(*arguments, **options)
 
     def later() -> None:
         looked.wait(60.0)
         storage.workers.leave(worker)
 
-    monkeypatch.setattr(type(storage.queue), "waiting", look)
+    monkeypatch.setattr(LeaseStore, "claim_all", look)
     patient = settings.model_copy(update={"long_poll_seconds": 120.0})
     header = {"Authorization": f"Bearer {owner}"}
     with TestClient(create_app(patient, storage), headers=header) as client:

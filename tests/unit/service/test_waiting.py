@@ -15,7 +15,6 @@ from fastapi.testclient import TestClient
 
 from compiler.target import known_targets
 from db.storage import Storage
-from db.stores.leases import NewRequest
 from service.api.notifier import Notifier
 from service.api.routes.events import LAST_EVENT
 from tuner.measure.wire import PROTOCOL
@@ -58,52 +57,6 @@ def statements(storage: Storage, table: str) -> Iterator[list[str]]:
         yield seen
     finally:
         sa.event.remove(storage.engine, "before_cursor_execute", note)
-
-
-@pytest.fixture
-def worker(client: TestClient) -> str:
-    body = {"name": "w", "protocol": PROTOCOL, "targets": ["x86-64-v3"]}
-    worker_id: str = client.post("/v1/workers", json=body).json()["worker"]["id"]
-    return worker_id
-
-
-def poll(client: TestClient, worker: str) -> list[Any]:
-    body = {"worker_id": worker, "limit": 1, "wait_seconds": 30}
-    leases: list[Any] = client.post("/v1/leases/claim", json=body).json()["leases"]
-    return leases
-
-
-def test_a_long_poll_that_finds_nothing_asks_the_queue_once(
-    client: TestClient, storage: Storage, worker: str
-) -> None:
-    with statements(storage, "measure_requests") as asked:
-        assert poll(client, worker) == []
-    queue = [text for text in asked if "deadline" not in text]  # housekeeping looks at deadlines
-    assert len(queue) == 1
-
-
-def test_one_request_is_looked_for_by_one_of_many_that_wait(
-    client: TestClient, storage: Storage, worker: str
-) -> None:
-    """The others learn that nothing is left; none of them asks for itself."""
-    found: list[list[Any]] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(poll(client, worker))) for _ in range(8)
-    ]
-    room = client.app.state.waiting_room  # type: ignore[attr-defined]
-    notifier = client.app.state.notifier  # type: ignore[attr-defined]
-    for thread in threads:
-        thread.start()
-    while sum(len(ears) for ears in list(notifier._ears.values())) < 2 * len(threads):
-        assert any(thread.is_alive() for thread in threads)
-    with statements(storage, "measure_requests") as asked:
-        storage.leases.submit([NewRequest(request_id="a", target_key=TARGET, payload={})])
-        for thread in threads:
-            thread.join()
-    assert sorted(map(len, found)) == [0] * 7 + [1]
-    looks = [text for text in asked if "LIMIT" in text and "only_worker" not in text]
-    assert len([text for text in looks if "deadline" not in text]) <= 4
-    assert not room.closed
 
 
 def test_an_idle_stream_asks_nothing(server: Any, storage: Storage) -> None:

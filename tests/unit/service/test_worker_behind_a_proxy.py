@@ -30,6 +30,7 @@ class Proxy:
 
     def __init__(self, upstream: str) -> None:
         self.instead: Callable[[str], Answer | None] = lambda path: None
+        self.loses: Callable[[str, bytes], bool] = lambda path, answer: False
         self.answered: list[str] = []  # paths that the proxy answered by itself
         self.tokens: list[str | None] = []
         outer = self
@@ -43,6 +44,8 @@ class Proxy:
                     outer.answered.append(self.path)
                 else:
                     answer = self._pass_on(body)
+                    if outer.loses(self.path, answer[2]):
+                        answer = PAGE
                 status, headers, data = answer
                 self.send_response(status)
                 for name, value in headers.items():
@@ -259,3 +262,27 @@ def test_an_answer_that_makes_no_sense_ends_nothing(
     proxy.instead = lambda path: None
     storage.leases.submit([NewRequest("old", TARGET, {"protocol": 99})])
     until(lambda: state(storage, "old") is RequestState.FAILED)
+
+
+def test_leases_whose_answer_was_lost_come_with_the_next_claim(
+    storage: Storage, proxy: Proxy, start: Callable[[], Running], sandbox: type[FakeSandbox]
+) -> None:
+    """They do not run out first: the settings give them longer than the test waits."""
+    lost: list[bytes] = []
+
+    def loses(path: str, answer: bytes) -> bool:
+        first = path.endswith("/claim") and b"payload" in answer and not lost
+        if first:
+            lost.append(answer)
+        return first
+
+    proxy.loses = loses
+    queue(storage, "a", "b")
+    start()
+    until(lambda: {state(storage, name) for name in "ab"} == {RequestState.DONE})
+    (answer,) = lost
+    named = {lease["request_id"]: lease["lease_id"] for lease in json.loads(answer)["leases"]}
+    assert named
+    for name, lease_id in named.items():
+        (lease,) = storage.leases.history(name)
+        assert lease.lease_id == lease_id

@@ -1,0 +1,166 @@
+"""Results of leases, as many as arrive together saved in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from db.errors import NotFoundError, StaleLeaseError
+from db.stores.blame import blame_others, judge, readmit, workers
+from db.stores.measure_queue import leases, lock_leases, requests
+from db.stores.requests import Completion, Held, JsonObject, LeaseOutcome, RequestState
+
+_LATE = (LeaseOutcome.LOST.value, LeaseOutcome.CANCELLED.value)
+"""After these ends of a lease a result may still come, by no fault of the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A worker's result. `result_key` names it: sending it again is no error."""
+
+    lease_id: str
+    worker_id: str
+    result_key: str
+    result: JsonObject
+
+
+def held(connection: sa.Connection, named: Iterable[tuple[str, str]]) -> Sequence[Held | None]:
+    """What results are judged by, of each lease that is named with its worker."""
+    wanted = list(named)
+    query = (
+        sa.select(
+            leases.c.id, leases.c.worker_id, requests.c.id.label("request_id"), requests.c.payload
+        )
+        .join(requests, requests.c.id == leases.c.request_id)
+        .where(leases.c.id.in_(sorted({lease_id for lease_id, _ in wanted})))
+    )
+    found = {
+        (row.id, row.worker_id): Held(row.id, row.request_id, row.payload)
+        for row in connection.execute(query)
+    }
+    return [found.get(name) for name in wanted]
+
+
+def save(
+    connection: sa.Connection, reports: Sequence[Report], now: float, most_failures: int
+) -> Sequence[Completion | NotFoundError | StaleLeaseError]:
+    """Save results, in the order in which they came."""
+    batch = _Batch(connection, {report.lease_id for report in reports}, now)
+    told = [batch.judge(report) for report in reports]
+    batch.write(connection, most_failures)
+    return told
+
+
+class _Batch:
+    """Leases and their requests, locked, as the results change them one after the other."""
+
+    def __init__(self, connection: sa.Connection, names: Collection[str], now: float) -> None:
+        of = sa.select(leases.c.request_id).where(leases.c.id.in_(sorted(names)))
+        columns = (requests.c[name] for name in ("id", "serial", "state", "lease_id", "attempt"))
+        query = sa.select(*columns).where(requests.c.id.in_(of)).order_by(requests.c.serial)
+        rows = connection.execute(query.with_for_update())
+        self._requests = {row.id: dict(row._mapping) for row in rows}
+        locked = lock_leases(connection, leases.c.id.in_(sorted(names)))
+        self._leases = {row.id: dict(row._mapping) for row in locked}
+        self._now = now
+        self._accepted: list[Report] = []
+        self._late: list[Report] = []
+
+    def judge(self, report: Report) -> Completion | NotFoundError | StaleLeaseError:
+        """Whether a result counts."""
+        lease = self._leases.get(report.lease_id)
+        request = self._requests.get(lease["request_id"]) if lease else None
+        if lease is None or request is None or lease["worker_id"] != report.worker_id:
+            return NotFoundError("lease", report.lease_id)
+        if lease["result_key"] == report.result_key:
+            late = lease["outcome"] == LeaseOutcome.LATE.value
+            return Completion.LATE if late else Completion.DUPLICATE
+        ended = lease["ended_at"] is not None
+        if ended and lease["outcome"] not in _LATE:
+            return over(report.lease_id, lease["request_id"], lease["outcome"])
+        free = request["state"] == RequestState.QUEUED.value
+        lease["result_key"] = report.result_key
+        if ended and not (free and request["lease_id"] == report.lease_id):
+            lease["outcome"] = LeaseOutcome.LATE.value
+            self._late.append(report)
+            return Completion.LATE
+        lease |= {"outcome": LeaseOutcome.COMPLETED.value, "ended_at": self._now}
+        request["state"] = RequestState.DONE.value
+        self._accepted.append(report)
+        return Completion.ACCEPTED
+
+    def write(self, connection: sa.Connection, most_failures: int) -> None:
+        """Save what was judged, and what follows for the workers."""
+        for report in self._late:
+            # it lives: what it was silent about is not its death
+            values = {"outcome": LeaseOutcome.LATE.value, "blame": None}
+            update = sa.update(leases).where(leases.c.id == report.lease_id).values(values)
+            late = {"result_key": report.result_key, "late_result": dict(report.result)}
+            connection.execute(update.values(late))
+        if self._accepted:
+            connection.execute(_END_LEASE, [self._lease_values(each) for each in self._accepted])
+            connection.execute(_END_REQUEST, [self._values(each) for each in self._accepted])
+            self._judge_workers(connection, most_failures)
+
+    def _lease_values(self, report: Report) -> dict[str, Any]:
+        return {"lease": report.lease_id, "key": report.result_key, "now": self._now}
+
+    def _values(self, report: Report) -> dict[str, Any]:
+        serial = self._request(report)["serial"]
+        return {"request": serial, "outcome": dict(report.result), "now": self._now}
+
+    def _request(self, report: Report) -> dict[str, Any]:
+        return self._requests[self._leases[report.lease_id]["request_id"]]
+
+    def _judge_workers(self, connection: sa.Connection, most_failures: int) -> None:
+        """Canaries that came back well, and workers that failed at what others could do."""
+        names = sorted({report.worker_id for report in self._accepted})
+        ill = sa.select(workers.c.id).where(
+            workers.c.id.in_(names), workers.c.quarantined_at.is_not(None)
+        )
+        in_quarantine = set(connection.execute(ill).scalars())
+        tried = [each for each in self._accepted if each.worker_id in in_quarantine]
+        blamed: set[str] = set()
+        for report in self._accepted:
+            request = self._request(report)
+            if request["attempt"] > 1:
+                blamed |= blame_others(connection, request["id"], report.worker_id)
+        # in one order, so that no two processes wait for each other
+        for name in sorted(blamed | {report.worker_id for report in tried}):
+            for report in tried:
+                if report.worker_id == name:
+                    taken_at = self._leases[report.lease_id]["taken_at"]
+                    readmit(connection, name, taken_at, self._now)
+            if name in blamed:
+                judge(connection, name, self._now, most_failures)
+
+
+def over(lease_id: str, request_id: str, outcome: str) -> StaleLeaseError:
+    """What is said about a lease that has ended."""
+    return StaleLeaseError(f"lease '{lease_id}' of '{request_id}' is over: {outcome}")
+
+
+_END_LEASE = (
+    sa.update(leases)
+    .where(leases.c.id == sa.bindparam("lease"))
+    .values(
+        result_key=sa.bindparam("key"),
+        outcome=LeaseOutcome.COMPLETED.value,
+        blame=None,
+        ended_at=sa.bindparam("now"),
+    )
+)
+
+_END_REQUEST = (
+    sa.update(requests)
+    .where(requests.c.serial == sa.bindparam("request"))
+    .values(
+        state=RequestState.DONE.value,
+        result=sa.bindparam("outcome"),
+        error=None,
+        finished_at=sa.bindparam("now"),
+    )
+)

@@ -1,0 +1,160 @@
+"""What workers send all the time, done for all that send it at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from db.errors import DatabaseError, NotFoundError
+from db.storage import Storage
+from db.stores.leases import Completion, Report
+from db.stores.tokens import Scope, Token
+from db.stores.workers import Heartbeat, Presence
+from service.api.errors import ApiProblem, forbidden
+from service.api.results import ResultRefused, admit
+from service.api.together import Together
+
+MOST = 64
+"""Requests of one call."""
+
+LARGE_BYTES = 1 << 16
+"""A result of so many bytes is judged alone: the others do not wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A heartbeat, and the leases that it renews."""
+
+    sign: Heartbeat
+    leases: Sequence[str]
+    token: Token
+
+    @property
+    def worker_id(self) -> str:
+        return self.sign.worker_id
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a heartbeat is answered with: how the worker stands, and deadlines of its leases."""
+
+    worker: Presence
+    renewed: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A result as it was sent."""
+
+    lease_id: str
+    worker_id: str
+    result_key: str
+    result: Mapping[str, Any]
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """A worker that a request names, and the token that the request has."""
+
+    worker_id: str
+    token: Token
+
+
+class WorkerTraffic:
+    """Heartbeats, results, and whose a worker is."""
+
+    def __init__(self, storage: Storage, lease_seconds: float) -> None:
+        self._storage = storage
+        self._lease_seconds = lease_seconds
+        self._asked = Together(self._own, MOST)
+        self._beats = Together(self._renew, MOST)
+        self._results = Together(self._save, MOST)
+
+    async def own(self, worker_id: str, token: Token) -> Presence:
+        """The worker, if it is this token's. Raises NotFoundError or a 403 problem."""
+        return await self._asked.ask(Asker(worker_id, token))
+
+    async def heartbeat(self, beat: Beat) -> Heard:
+        """Note that a worker lives, and renew its leases. Raises as `own`."""
+        return await self._beats.ask(beat)
+
+    async def report(self, sent: Sent, size_bytes: int) -> Completion:
+        """Save a result. Raises as `own`; also StaleLeaseError, and a 422 problem for a result that
+        cannot be that of the request, which counts against the worker."""
+        if size_bytes < LARGE_BYTES:
+            return await self._results.ask(sent)
+        (told,) = await run_in_threadpool(self._save, [sent])
+        if isinstance(told, Exception):
+            raise told
+        return told
+
+    def _own(self, asked: Sequence[Asker | Beat | Sent]) -> Sequence[Presence | Exception]:
+        known = self._storage.workers.presences({each.worker_id for each in asked})
+        return [check_own(each.worker_id, known.get(each.worker_id), each.token) for each in asked]
+
+    def _renew(self, beats: Sequence[Beat]) -> Sequence[Heard | Exception]:
+        told: list[Heard | Exception] = []
+        allowed = self._own(beats)
+        ours = [b for b, found in zip(beats, allowed, strict=True) if isinstance(found, Presence)]
+        presences = iter(self._storage.workers.heartbeats([beat.sign for beat in ours]))
+        renewed = iter(
+            self._storage.leases.renew_all(
+                [(beat.worker_id, beat.leases) for beat in ours], self._lease_seconds
+            )
+        )
+        for beat, found in zip(beats, allowed, strict=True):
+            if isinstance(found, Exception):
+                told.append(found)
+                continue
+            worker, deadlines = next(presences), next(renewed)
+            unknown = NotFoundError("worker", beat.worker_id)  # forgotten in this very moment
+            told.append(unknown if worker is None else Heard(worker, deadlines))
+        return told
+
+    def _save(self, sent: Sequence[Sent]) -> Sequence[Completion | Exception]:
+        told: dict[int, Completion | Exception] = {
+            number: found
+            for number, found in enumerate(self._own(sent))
+            if isinstance(found, Exception)
+        }
+        left = [number for number in range(len(sent)) if number not in told]
+        held = self._storage.leases.held_all(
+            [(sent[number].lease_id, sent[number].worker_id) for number in left]
+        )
+        reports: dict[int, Report] = {}
+        for number, request in zip(left, held, strict=True):
+            each = sent[number]
+            if request is None:
+                told[number] = NotFoundError("lease", each.lease_id)
+                continue
+            try:
+                result = admit(request, each.worker_id, each.result)
+            except ResultRefused as refusal:
+                told[number] = self._refused(each, refusal)
+            else:
+                reports[number] = Report(each.lease_id, each.worker_id, each.result_key, result)
+        if reports:
+            saved = self._storage.leases.complete_all(list(reports.values()))
+            told |= dict(zip(reports, saved, strict=True))
+        return [told[number] for number in range(len(sent))]
+
+    def _refused(self, sent: Sent, refusal: ResultRefused) -> Exception:
+        """What the worker is told about a result that is not believed."""
+        try:
+            self._storage.leases.refuse(sent.lease_id, sent.worker_id, str(refusal))
+        except DatabaseError as error:
+            return error
+        return ApiProblem(422, "refused-result", str(refusal), {"field": refusal.field})
+
+
+def check_own(worker_id: str, known: Presence | None, token: Token) -> Presence | Exception:
+    """A worker, if this token registered it or may do everything; else the error that says so."""
+    if known is None:
+        return NotFoundError("worker", worker_id)
+    if known.owner not in (None, token.id) and not token.allows(Scope.ADMIN):
+        return forbidden(f"worker '{worker_id}' is another token's")
+    return known
