@@ -1,11 +1,13 @@
 """What follows from a lease that ended without a result: for its request, and for its worker.
 
-Blame is apart. A candidate under which several workers died is set aside. A worker with several
-failures of its own is in quarantine: it gets nothing, then, after a pause, one request at a time,
-the canary. A canary whose result is taken brings it back; one that fails doubles the pause.
+Blame is apart. A candidate under which several workers died is set aside: workers of several tokens
+where several have workers that could take it, because one token can have any number of workers. A
+worker with several failures of its own is in quarantine: it gets nothing, then, after a pause, one
+request at a time, the canary. A canary whose result is taken brings it back; one that fails doubles
+the pause.
 
-A worker of which no result was taken yet is answerable for all of its token: else a new name would
-be the way out.
+A worker is answerable for what others of its token had failed when it was registered, and for all
+of its token while no result of its own was taken: else a new name would be the way out.
 """
 
 from __future__ import annotations
@@ -57,20 +59,24 @@ def end_without_result(
         "error": error,
     }
     connection.execute(sa.update(leases).where(leases.c.id == lease_id).values(ended))
-    died = sa.select(leases.c.worker_id).where(
+    died = sa.select(leases.c.worker_id, leases.c.token_id).where(
         leases.c.request_id == request.id, leases.c.outcome == LeaseOutcome.LOST.value
     )
-    dead = list(connection.execute(died).scalars()) if outcome is LeaseOutcome.LOST else []
+    deaths = connection.execute(died).all() if outcome is LeaseOutcome.LOST else []
+    dead = [row.worker_id for row in deaths]
+    enough = len(dead) >= MOST_DEATHS and _seen_by_others(
+        connection, request, {row.token_id for row in deaths}
+    )
     names = ", ".join(f"'{name}'" for name in sorted({*dead}))
     values: dict[str, Any] = {"finished_at": now}
-    if len({*dead}) >= MOST_DEATHS:
+    if enough and len({*dead}) >= MOST_DEATHS:
         state = RequestState.SET_ASIDE
         values["error"] = f"{len({*dead})} workers died of it ({names})"
         theirs = sa.update(leases).where(
             leases.c.request_id == request.id, leases.c.outcome == LeaseOutcome.LOST.value
         )
         connection.execute(theirs.values(blame=Blame.CANDIDATE.value))
-    elif len(dead) >= MOST_DEATHS or (dead and request.attempt >= request.max_attempts):
+    elif enough or (dead and request.attempt >= request.max_attempts):
         state = RequestState.EXPIRED
         times = "time" if len(dead) == 1 else "times"
         values["error"] = f"the workers were lost {len(dead)} {times} ({names}): {error}"
@@ -85,6 +91,26 @@ def end_without_result(
     connection.execute(update.values(state=state.value, **values))
     # whoever waits is woken when the pause is over, by `LeaseStore.wake`
     return state
+
+
+def _seen_by_others(
+    connection: sa.Connection, request: sa.Row[Any], tokens: set[str | None]
+) -> bool:
+    """Whether a request that workers of these tokens died of was tried by enough different ones.
+
+    One token would be enough to end anybody's request, as it can have any number of workers.
+    """
+    if request.only_worker is not None:
+        return True
+    able = sa.select(workers.c.owner, workers.c.target_keys).where(
+        workers.c.gone.is_(False),
+        workers.c.draining.is_(False),
+        workers.c.quarantined_at.is_(None),
+    )
+    owners = {
+        row.owner for row in connection.execute(able) if request.target_key in row.target_keys
+    }
+    return len(tokens) >= min(MOST_DEATHS, len(owners | tokens))
 
 
 def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: int) -> bool:
@@ -135,18 +161,20 @@ def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: 
 
 
 def _answerable_for(connection: sa.Connection, worker: sa.Row[Any]) -> sa.ColumnElement[bool]:
-    """Which leases speak against a worker: its own, and where it is new those of its token."""
+    """Which leases speak against a worker: its own, what its token's others had failed before it
+    came, and where it is new all of its token."""
     own: sa.ColumnElement[bool] = leases.c.worker_id == worker.id
     if worker.owner is None or worker.quarantined_at is not None:
-        return own
-    good = sa.and_(own, leases.c.outcome == LeaseOutcome.COMPLETED.value)
-    if connection.execute(sa.select(leases.c.id).where(good).limit(1)).first() is not None:
         return own
     others = workers.alias()
     forgiven = sa.exists().where(
         others.c.id == leases.c.worker_id, others.c.readmitted_at >= leases.c.ended_at
     )
-    return sa.or_(own, sa.and_(leases.c.token_id == worker.owner, sa.not_(forgiven)))
+    theirs = sa.and_(leases.c.token_id == worker.owner, sa.not_(forgiven))
+    good = sa.and_(own, leases.c.outcome == LeaseOutcome.COMPLETED.value)
+    if connection.execute(sa.select(leases.c.id).where(good).limit(1)).first() is not None:
+        theirs = sa.and_(theirs, leases.c.ended_at < worker.created_at)
+    return sa.or_(own, theirs)
 
 
 def inherited(connection: sa.Connection, owner: str | None) -> dict[str, Any]:

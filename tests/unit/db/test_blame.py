@@ -306,3 +306,68 @@ def test_what_an_admin_forgave_does_not_count_against_a_tokens_new_workers(
     assert workers.get("new").quarantine is None
     lie(leases, "new", 1)
     assert workers.get("new").quarantine is None
+
+
+def test_a_name_that_was_good_once_is_no_way_out_either(
+    leases: LeaseStore, workers: WorkerStore, clock: Any
+) -> None:
+    """Each name does one request, lies until just before its quarantine, and is dropped."""
+    submit(leases, *(f"r{n}" for n in range(20)), max_attempts=50)
+
+    def good(name: str) -> None:
+        owned(workers, name)
+        (lease,) = leases.claim(name, ["t"], limit=1, lease_seconds=10, token_id="token")
+        leases.complete(lease.lease_id, name, "key", {})
+
+    good("honest")
+    for number in range(2):
+        clock.advance(0.4)  # what was refused waits for longer: each lie is about another request
+        name = f"name {number}"
+        good(name)
+        lie(leases, name, K - 1 if number == 0 else 1)
+        assert (workers.get(name).quarantine is None) is (number == 0)
+        workers.leave(name)
+    lie(leases, "honest", 1)
+    assert workers.get("honest").quarantine is None, "it was there before"
+
+
+def die(leases: LeaseStore, worker: str, token: str, clock: Any) -> RequestState:
+    clock.advance(LONGEST_PAUSE_SECONDS)
+    (lease,) = leases.claim(worker, ["t"], limit=1, lease_seconds=10, token_id=token)
+    clock.advance(10)
+    leases.expire()
+    return leases.status([lease.request_id])[lease.request_id].state
+
+
+def test_the_workers_of_one_token_set_nobodys_candidate_aside(
+    leases: LeaseStore, workers: WorkerStore, clock: Any
+) -> None:
+    workers.leave("w")
+    for name in ("one", "two", "three"):
+        owned(workers, name, "mean")
+    submit(leases, "good", worker_id=None)
+    owned(workers, "board", "honest")
+    for name in ("one", "two", "three"):
+        assert die(leases, name, "mean", clock) is RequestState.QUEUED
+    clock.advance(LONGEST_PAUSE_SECONDS)
+    (lease,) = leases.claim("board", ["t"], limit=1, lease_seconds=10, token_id="honest")
+    leases.complete(lease.lease_id, "board", "key", {})
+    assert leases.status(["good"])["good"].state is RequestState.DONE
+
+
+@pytest.mark.parametrize("tokens", [("a", "b", "b"), ("a", "a", "a")])
+def test_a_candidate_that_kills_workers_of_all_tokens_is_set_aside(
+    leases: LeaseStore, workers: WorkerStore, clock: Any, tokens: tuple[str, ...]
+) -> None:
+    """Two tokens have workers, or one: there is nobody else to ask."""
+    workers.leave("w")
+    submit(leases, "killer")
+    for number, token in enumerate(tokens):
+        owned(workers, f"{token}{number}", token)
+    # one that left, is drained, or runs something else could not take it
+    for name in ("gone", "drained", "other"):
+        workers.register(name, ["u" if name == "other" else "t"], {}, worker_id=name, owner=name)
+    workers.leave("gone")
+    workers.drain("drained")
+    states = [die(leases, f"{token}{number}", token, clock) for number, token in enumerate(tokens)]
+    assert states == [RequestState.QUEUED] * 2 + [RequestState.SET_ASIDE]
