@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import structlog
 
 from db.errors import StorageError, StorageKind
 from db.storage import Storage
-from db.stores.tokens import Scope
+from db.stores.tokens import Scope, new_secret
 from service.settings import Settings
 
 log = structlog.get_logger("tilewright.embedded")
@@ -107,7 +106,7 @@ def client_token(settings: Settings) -> str:
 
 
 def _make(path: Path, secret: str | None = None) -> str:
-    secret = secret or secrets.token_urlsafe(32)
+    secret = secret or new_secret()
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

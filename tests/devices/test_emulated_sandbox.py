@@ -11,7 +11,7 @@ import pytest
 from tests.devices.emulators import Emulated, zig_environment
 from tests.devices.machines import HASWELL, Machine
 from tests.devices.packages import UnavailableError
-from tuner.measure.confinement import ON, Guard
+from tuner.measure.confinement import ON, SandboxGuard
 from tuner.measure.measurement import RecordKey, Status
 from tuner.measure.sandbox import Sandbox
 from tuner.measure.wire import (
@@ -107,4 +107,7 @@ def test_an_instruction_that_the_device_lacks_is_a_crash(
     assert narrow.status is Status.OK and len(narrow.samples_seconds) > 1
     assert (wide.status, wide.error) == (Status.CRASH, "killed by SIGILL")
     # an emulator filters no calls of what runs in it, and says so
-    assert guards[Guard.LIMITS] == ON and "the kernel has no filter" in guards[Guard.CALLS]
+    assert (
+        guards[SandboxGuard.LIMITS] == ON
+        and "the kernel has no filter" in guards[SandboxGuard.CALLS]
+    )

@@ -30,6 +30,16 @@ def test_only_the_digest_is_kept(tokens: TokenStore, engine: sa.Engine) -> None:
     assert tokens.create("ci", [])[0] != secret
 
 
+def test_no_secret_looks_like_an_option(
+    tokens: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 64 began with a hyphen, and `tilewright worker --token -x` is no command."""
+    monkeypatch.setattr("secrets.token_urlsafe", lambda size: "-" * size)
+    secret, token = tokens.create("ci", [Scope.READ])
+    rotated, _ = tokens.rotate(token.id, grace_seconds=0.0)
+    assert not secret.startswith("-") and not rotated.startswith("-")
+
+
 @pytest.mark.parametrize("secret", ["", "x", "\udc80", "\x00", "é" * 1000])
 def test_unknown_secrets(tokens: TokenStore, secret: str) -> None:
     tokens.create("ci", [Scope.ADMIN])

@@ -109,3 +109,4 @@ def worker_process(
                 process.wait(30)
             finally:
                 process.kill()
+                print((spool / "log").read_text(errors="replace"))  # shown where a test fails
