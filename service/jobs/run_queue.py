@@ -107,7 +107,8 @@ class RunQueue:
         ends = time.monotonic() + (0.0 if self._nobody_came else self._absent_seconds)
         while True:
             self._check_tokens()
-            alive = self._alive(target)
+            # one in quarantine where there is no other: the run is its canary
+            alive = self._alive(target) or self._alive(target, Health.QUARANTINED)
             chosen = None if self._chosen is None else self._chosen.id
             same = [worker for worker in alive if worker.id == chosen]
             if alive:
@@ -187,8 +188,8 @@ class RunQueue:
 
     def _give_back(self, target: Target) -> None:
         """Raises WorkerAbsent if the job is to wait for a worker that runs its target."""
-        # the job would be woken at once for one in quarantine, which gets no runs
-        resting = any(worker.health is Health.QUARANTINED for worker in self.known(target))
+        # the job would be woken at once for one in quarantine, whose pause is not over
+        resting = self._alive(target, Health.QUARANTINED)
         if self._gives_back and target.key == self._target.key and not resting:
             raise WorkerAbsent(self._nobody(target))
 
@@ -201,14 +202,15 @@ class RunQueue:
                 self._storage.leases.cancel(request_ids=[name])
             raise JobCancelled(self._cancel.reason)
 
-    def _alive(self, target: Target) -> Sequence[RegisteredWorker]:
-        return [worker for worker in self.known(target) if worker.health is Health.HEALTHY]
+    def _alive(self, target: Target, health: Health = Health.HEALTHY) -> Sequence[RegisteredWorker]:
+        return [worker for worker in self.known(target) if worker.health is health]
 
     def _present(self, worker: RegisteredWorker, state: RequestState) -> bool:
-        """Whether the worker may still finish a request; a drained one finishes what it has."""
+        """Whether the worker may still finish a request: whatever its health, what it has in
+        hand."""
         found = {each.id: each.health for each in self._storage.workers.list()}.get(worker.id)
-        leased = state is RequestState.LEASED
-        return found is Health.HEALTHY or (found is Health.DRAINING and leased)
+        in_hand = state is RequestState.LEASED and found in (Health.DRAINING, Health.QUARANTINED)
+        return found is Health.HEALTHY or in_hand
 
     def _nobody(self, target: Target) -> str:
         within = f"within {self._absent_seconds:g} seconds"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -101,8 +102,12 @@ class KilledFleet(Fleet):
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[KilledFleet]:
     started = KilledFleet(tmp_path)
-    yield started
-    started.stop()
+    try:
+        yield started
+    finally:
+        started.stop()
+        for log in sorted(tmp_path.glob("*.log")):  # shown where a test fails
+            sys.stderr.write(f"{log.name}\n{log.read_text(errors='replace')[-4000:]}\n")
 
 
 class Drama:
@@ -236,7 +241,7 @@ def test_a_job_survives_kills_in_every_state_of_a_lease(fleet: KilledFleet, seed
     if storage.jobs.get(job_id).state is JobState.VERIFYING:
         drama.kill("tuner", "verifying")
         fleet.start_missing()
-    until(drama.ended, "the job ends", 120)
+    until(drama.ended, "the job ends")
     drama.note()  # the runs of its end, too
 
     job = storage.jobs.get(job_id)

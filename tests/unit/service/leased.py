@@ -109,4 +109,5 @@ def worker_process(
                 process.wait(30)
             finally:
                 process.kill()
-                print((spool / "log").read_text(errors="replace"))  # shown where a test fails
+                # shown where a test fails
+                sys.stderr.write((spool / "log").read_text(errors="replace"))

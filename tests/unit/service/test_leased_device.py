@@ -12,13 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
 from compiler.device import find_device
 from compiler.target import host_target
+from db.engine import writing
 from db.standing import Backing, Witness
 from db.storage import Storage
+from db.stores.blame import workers as workers_table
 from db.stores.blobs import BlobStore
 from db.stores.leases import RequestState
+from db.stores.workers import Health
 from service.jobs.device import DeviceError, Loadable
 from service.jobs.interrupts import Interrupted, JobCancelled
 from service.jobs.leased_device import LeasedDevice
@@ -164,6 +168,20 @@ def test_a_killed_worker_is_given_the_run_again(
         assert calls.result().comparisons
     (status,) = storage.leases.of_job(job)
     assert (status.state, status.attempt) == (RequestState.DONE, 2)
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_run_is_the_canary_of_the_only_worker(
+    storage: Storage, job: str, model: Loadable, outputs: dict[str, np.ndarray]
+) -> None:
+    until(lambda: bool(storage.workers.list()))
+    with writing(storage.engine) as connection:
+        pause = {"quarantined_at": 1.0, "quarantine_reason": "it failed", "canary_at": 2.0}
+        connection.execute(sa.update(workers_table).values(pause))
+    tokens = CancelToken(), CancelToken()
+    with LeasedDevice(storage, job, host_target(), *tokens, absent_seconds=30.0) as device:
+        assert device.check(model, 1, SEED, outputs).errors == {"y": 0.0}
+    assert [worker.health for worker in storage.workers.list()] == [Health.HEALTHY]
 
 
 def test_a_killed_tuner_finds_what_it_asked_for(
