@@ -36,7 +36,7 @@ from db.engine import reading
 from db.errors import DatabaseError
 from db.models import LeaseRow
 from db.stores.tokens import Scope
-from service.api.schemas import JobRequest
+from service.api.schemas.jobs import JobRequest
 from service.client import Client, ClientError
 from service.embedded import owner_token
 from service.settings import Settings

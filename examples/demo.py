@@ -30,7 +30,7 @@ from examples.demo_processes import (
     wait_until_answering,
 )
 from examples.demo_view import cost, progress_view, race_table, summary, task_table
-from service.api.schemas import JobRequest, JobView, ProgressView, TaskView
+from service.api.schemas.jobs import JobRequest, JobView, ProgressView, TaskView
 from service.archive import unpack
 from service.cli.view import progress_line
 from service.client import Client, ClientError

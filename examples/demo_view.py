@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from service.api.schemas import ProgressView, TaskView
+from service.api.schemas.jobs import ProgressView, TaskView
 from service.cli.common import duration, milliseconds
 from service.cli.view import microseconds, progress_line, schedule_text
 

@@ -13,24 +13,15 @@ from urllib.parse import quote
 import httpx2
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from service.api.record_schemas import AnswerView
-from service.api.resource_schemas import DeviceView
-from service.api.schemas import (
-    AuditView,
-    HealthView,
-    JobEventView,
-    JobRequest,
-    JobView,
-    LookupRequest,
-    LookupView,
-    ModelView,
-    NewTokenView,
-    ProblemView,
-    RecordView,
-    TaskView,
-    TokenView,
-    WorkerView,
-)
+from service.api.schemas.bodies import ProblemView
+from service.api.schemas.health import HealthView
+from service.api.schemas.jobs import JobEventView, JobRequest, JobView, TaskView
+from service.api.schemas.lookups import LookupRequest, LookupView, RecordView
+from service.api.schemas.models import ModelView
+from service.api.schemas.records import AnswerView
+from service.api.schemas.resources import DeviceView
+from service.api.schemas.tokens import AuditView, NewTokenView, TokenView
+from service.api.schemas.workers import WorkerView
 
 ViewT = TypeVar("ViewT", bound=BaseModel)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from service.api.conditional import Answer
+from service.api.conditional import JsonAnswer
 from service.api.freshness import Freshness
 from service.api.gate import GatedRoute
 
@@ -24,7 +24,7 @@ _ASKED = "tilewright_question"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class LookupQuestion:
     """What was asked, to the byte."""
 
     path: str
@@ -33,17 +33,17 @@ class Question:
     body: bytes
 
 
-class Answers:
+class KnownAnswers:
     """What was answered last to each question. Of one event loop."""
 
     def __init__(self, freshness: Freshness) -> None:
         self._freshness = freshness
         freshness.tell(self._forget)
-        self._kept: OrderedDict[Question, tuple[Answer, frozenset[str]]] = OrderedDict()
-        self._of_key: dict[str, set[Question]] = {}
+        self._kept: OrderedDict[LookupQuestion, tuple[JsonAnswer, frozenset[str]]] = OrderedDict()
+        self._of_key: dict[str, set[LookupQuestion]] = {}
         self._bytes = 0
 
-    async def find(self, question: Question) -> tuple[Answer | None, int]:
+    async def find(self, question: LookupQuestion) -> tuple[JsonAnswer | None, int]:
         """The answer, if it is known, and the version of what lookups answer.
 
         Raises StorageError.
@@ -55,8 +55,8 @@ class Answers:
         self._kept.move_to_end(question)
         return kept[0], version
 
-    def give(self, scope: Scope, answer: Answer, keys: Iterable[str]) -> Response:
-        """Answer a request to a `LookupRoute`, and keep that until one of the keys changes.
+    def give(self, scope: Scope, answer: JsonAnswer, keys: Iterable[str]) -> Response:
+        """JsonAnswer a request to a `LookupRoute`, and keep that until one of the keys changes.
 
         The answer must depend on nothing but the question and what lookups of these keys answer.
         """
@@ -78,7 +78,7 @@ class Answers:
         for question in dict.fromkeys(old):
             self._drop(question)
 
-    def _drop(self, question: Question) -> None:
+    def _drop(self, question: LookupQuestion) -> None:
         answer, names = self._kept.pop(question)
         self._bytes -= _bytes(question, answer)
         for name in names:
@@ -88,20 +88,20 @@ class Answers:
                 del self._of_key[name]
 
 
-def _bytes(question: Question, answer: Answer) -> int:
+def _bytes(question: LookupQuestion, answer: JsonAnswer) -> int:
     return len(question.query) + len(question.body) + len(answer.whole.body)
 
 
 class LookupRoute(GatedRoute):
-    """A route that asks `Answers` first."""
+    """A route that asks `KnownAnswers` first."""
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, again = b"", receive
         if self._reads_body:
             body, again = await _read(receive)
         kinds = (value for name, value in scope["headers"] if name == b"content-type")
-        question = Question(scope["path"], scope["query_string"], next(kinds, b""), body)
-        answers: Answers = scope["app"].state.answers
+        question = LookupQuestion(scope["path"], scope["query_string"], next(kinds, b""), body)
+        answers: KnownAnswers = scope["app"].state.answers
         known, version = await answers.find(question)
         if known is not None:
             await known.to(scope)(scope, receive, send)

@@ -17,7 +17,7 @@ from db.changes import open_changes
 from db.notices import open_source, topic_states
 from db.storage import Storage
 from service.api import errors, probes, routes
-from service.api.answers import Answers
+from service.api.answers import KnownAnswers
 from service.api.freshness import Freshness
 from service.api.gate import Gate, TokenCache
 from service.api.housekeeping import keep_house
@@ -27,7 +27,7 @@ from service.api.notifier import Notifier
 from service.api.plain_text import PlainTextMiddleware
 from service.api.planning import Planning
 from service.api.request_ids import RequestIdMiddleware
-from service.api.schemas import ProblemView
+from service.api.schemas.bodies import ProblemView
 from service.api.served import ServedRecords
 from service.api.upload import WRITERS
 from service.api.waiting import WaitingRoom
@@ -65,7 +65,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         app.state.planning = planning
         freshness = Freshness(open_changes(opened.engine))
         app.state.served = ServedRecords(opened.ledger, freshness)
-        app.state.answers = Answers(freshness)
+        app.state.answers = KnownAnswers(freshness)
         app.state.upload_limiter = CapacityLimiter(WRITERS)
         app.state.health_limiter = CapacityLimiter(HEALTH_THREADS)
         await notifier.start()

@@ -22,7 +22,7 @@ NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class JsonAnswer:
     """JSON, and what a client is told that has what the tag names. Without a tag nobody has it."""
 
     whole: Response
@@ -30,12 +30,12 @@ class Answer:
     tag: str = ""
 
     @classmethod
-    def plain(cls, content: bytes) -> Answer:
+    def plain(cls, content: bytes) -> JsonAnswer:
         """Of bytes without a tag."""
         return cls(Response(content, media_type=_JSON))
 
     @classmethod
-    def tagged(cls, content: bytes) -> Answer:
+    def tagged(cls, content: bytes) -> JsonAnswer:
         """Of bytes whose tag is their digest: whatever changes, the tag does."""
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
         headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
@@ -53,7 +53,7 @@ class Answer:
 
 def tagged(request: Request, content: bytes) -> Response:
     """JSON with its tag, or 304 for a client that has it."""
-    return Answer.tagged(content).to(request.scope)
+    return JsonAnswer.tagged(content).to(request.scope)
 
 
 def has(request: Request, tag: str) -> bool:

@@ -13,7 +13,7 @@ from db.types import canonical_json
 from service.api.limiter import Limited, Limiter
 from service.api.planning import Planning
 from service.api.planning_child import PlannedWorkload, WorkloadsQuestion
-from service.api.schemas import LookupRequest
+from service.api.schemas.lookups import LookupRequest
 from service.api.served import ServedRecords
 from service.jobs.addressee import is_described, resolve_addressee, target_key_of
 from service.jobs.known_plan import chosen_plan, plan_identity
@@ -33,19 +33,21 @@ def stands(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LookupBytes:
     """A `LookupView` as bytes, and the keys of all that it depends on."""
 
     content: bytes
     keys: Sequence[str]
 
 
-async def lookup_workloads(storage: Storage, body: LookupRequest, served: ServedRecords) -> Found:
+async def lookup_workloads(
+    storage: Storage, body: LookupRequest, served: ServedRecords
+) -> LookupBytes:
     """Records of the named workloads. Raises UnknownTargetError."""
     keys = list(dict.fromkeys(body.workloads or ()))
     target = await target_key(body.target, storage)
     wanted = [PlannedWorkload(key, "", 1) for key in keys]
-    return Found(await _lookup(served, body, target, wanted), keys)
+    return LookupBytes(await _lookup(served, body, target, wanted), keys)
 
 
 async def lookup_model(
@@ -54,7 +56,7 @@ async def lookup_model(
     planning: Planning,
     served: ServedRecords,
     limiter: Limiter,
-) -> Found:
+) -> LookupBytes:
     """Records of every workload that a model is cut into. It is planned at most once, and planning
     is what the limiter counts.
 
@@ -78,7 +80,7 @@ async def lookup_model(
         await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)
     workloads = await planning.workloads(question)
     content = await _lookup(served, body, question.target.key, workloads)
-    return Found(content, [digest, plan, *(workload.key for workload in workloads)])
+    return LookupBytes(content, [digest, plan, *(workload.key for workload in workloads)])
 
 
 async def _lookup(

@@ -1,4 +1,4 @@
-"""URLs hold text that every database can hold; bodies are checked by `service.api.schemas`."""
+"""URLs hold text that every database can hold; `service.api.schemas.bodies` checks bodies."""
 
 from __future__ import annotations
 

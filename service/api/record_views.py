@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from db.stores.record_ledger import StoredRecord
-from service.api.record_schemas import (
+from service.api.schemas.records import (
     AnswerView,
     ImportView,
     RefusedLine,

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from db.stores.tasks import StoredTarget, StoredWorkload
 from db.stores.trials import StoredTrial
 from db.stores.workers import RegisteredWorker
-from service.api.resource_schemas import DeviceView, StoredWorkloadView, TargetView, TrialView
+from service.api.schemas.resources import DeviceView, StoredWorkloadView, TargetView, TrialView
 from service.api.views import worker_view
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from db.stores.requests import Held, JsonObject
-from service.api.schemas import DeviceFactsJson
+from service.api.schemas.workers import DeviceFactsJson
 from service.sentences import one_sentence
 from tuner.measure.measurement import MOST_ERROR, Status
 from tuner.measure.plausible import ImplausibleError, check_measured, check_run

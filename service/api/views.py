@@ -14,22 +14,13 @@ from db.stores.models import Model
 from db.stores.tasks import JobTask
 from db.stores.tokens import Token
 from db.stores.workers import RegisteredWorker
-from service.api.schemas import (
-    AuditView,
-    CostModelView,
-    IntervalView,
-    JobView,
-    LeaseView,
-    ModelView,
-    ProgressView,
-    QuarantineView,
-    RecordView,
-    TaskView,
-    TokenView,
-    WorkerCondition,
-    WorkerSpeed,
-    WorkerView,
-)
+from service.api.schemas.cost_models import CostModelView
+from service.api.schemas.jobs import JobView, ProgressView, TaskView
+from service.api.schemas.leases import LeaseView
+from service.api.schemas.lookups import IntervalView, RecordView
+from service.api.schemas.models import ModelView
+from service.api.schemas.tokens import AuditView, TokenView
+from service.api.schemas.workers import QuarantineView, WorkerCondition, WorkerSpeed, WorkerView
 from tuner.measure.measurement import Status, TuningRecord
 
 

@@ -12,7 +12,7 @@ from service.cli.common import ServerOption, TokenOption, UserError, connect
 from service.cli.terminal import complain, console, say
 
 if TYPE_CHECKING:
-    from service.api.schemas import TokenView
+    from service.api.schemas.tokens import TokenView
     from service.client import Client
 
 

@@ -27,10 +27,10 @@ MAX_THREADS = 256
 """As in `compiler.runtime.native`, which is not imported before a command runs."""
 
 STOP_GAIN = "0.5%"
-"""As in `service.api.schemas` and `tuner.options`."""
+"""As in `service.api.schemas.jobs` and `tuner.options`."""
 
 MAX_DIMENSION = 1 << 40
-"""As in `service.api.schemas`."""
+"""As in `service.api.schemas.fields`."""
 
 
 class Numerics(StrEnum):

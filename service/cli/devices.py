@@ -13,8 +13,8 @@ from service.cli.terminal import console, say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from service.api.resource_schemas import DeviceView
-    from service.api.schemas import WorkerCondition
+    from service.api.schemas.resources import DeviceView
+    from service.api.schemas.workers import WorkerCondition
 
 SHOWN_TARGETS = 3
 """Names of targets in a row; the best one comes first."""
@@ -119,7 +119,7 @@ def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
 
 def _condition(one: Mapping[str, Any]) -> WorkerCondition | None:
     """The condition without its governor, which has a column of its own."""
-    from service.api.schemas import WorkerCondition
+    from service.api.schemas.workers import WorkerCondition
 
     found = one.get("condition")
     return None if found is None else WorkerCondition.model_validate({**found, "governor": ""})

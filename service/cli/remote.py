@@ -44,7 +44,7 @@ from service.cli.terminal import console
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from service.api.schemas import JobView
+    from service.api.schemas.jobs import JobView
     from service.client import Client
 
 
@@ -90,7 +90,7 @@ def submit(
     ] = None,
 ) -> None:
     """Upload a model, make a tuning job of it, and show how it goes."""
-    from service.api.schemas import JobRequest
+    from service.api.schemas.jobs import JobRequest
 
     existing_file(model)
     _check_free(output)
@@ -143,7 +143,7 @@ def _follow(client: Client, job: JobView, out: Console) -> JobView:
     """Show a job's events until it ends; returns the job as it is then."""
     from rich.live import Live
 
-    from service.api.schemas import ProgressView
+    from service.api.schemas.jobs import ProgressView
     from service.cli.view import progress_line
 
     live = Live(console=out, refresh_per_second=4, transient=True) if out.is_terminal else None
@@ -327,7 +327,7 @@ def lookup(
 
     Of a workload that was never tuned, it says what to use instead.
     """
-    from service.api.schemas import LookupRequest
+    from service.api.schemas.lookups import LookupRequest
     from service.cli.view import lookup_table, schedule_text
     from service.client import NotKnownError
 

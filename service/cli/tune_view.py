@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 
 from db.storage import Storage
-from service.api.schemas import ProgressView
+from service.api.schemas.jobs import ProgressView
 from service.api.views import failures, task_view
 from service.cli.common import milliseconds
 from service.cli.result_view import result_lines

@@ -12,14 +12,9 @@ from rich.text import Text
 
 from compiler.timings import StageTime
 from db.standing import Backing
-from service.api.schemas import (
-    JobView,
-    LookupView,
-    ProgressView,
-    TaskView,
-    WorkerCondition,
-    WorkerView,
-)
+from service.api.schemas.jobs import JobView, ProgressView, TaskView
+from service.api.schemas.lookups import LookupView
+from service.api.schemas.workers import WorkerCondition, WorkerView
 from service.cli.common import duration, milliseconds
 from service.sentences import one_sentence
 from tuner.events import Ended, Finished

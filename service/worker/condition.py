@@ -9,7 +9,7 @@ from typing import Any
 Reading = float | None
 
 MOST_CELSIUS, MOST_LOAD, MOST_CLOCK_RATIO = 300.0, 1e6, 10.0
-"""As in `service.api.schemas`: what a broken sensor says beyond that is not passed on."""
+"""As in `service.api.schemas.workers`: what a broken sensor says beyond that is not passed on."""
 
 LONGEST_GOVERNOR = 100
 

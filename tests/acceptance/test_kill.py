@@ -22,7 +22,7 @@ from benchmarks.fleet import Fleet, answers, free_port, until
 from db.job_states import JobState
 from db.storage import Storage
 from db.stores.leases import RequestState, RequestStatus
-from service.api.schemas import JobRequest
+from service.api.schemas.jobs import JobRequest
 from service.client import Client
 from service.embedded import read_token
 from service.jobs.replaying import repeat

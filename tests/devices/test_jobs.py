@@ -18,7 +18,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler.device import find_device
-from service.api.schemas import LookupRequest
+from service.api.schemas.lookups import LookupRequest
 from tests.devices.conftest import ALL_MACHINES, Service
 from tests.devices.emulators import Emulated
 from tests.devices.machines import CORTEX_A72, HASWELL, RISCV64, Machine

@@ -19,7 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compiler import load_artifact
 from compiler.runtime.artifact import read_artifact
-from service.api.schemas import JobRequest, JobView, LookupRequest
+from service.api.schemas.jobs import JobRequest, JobView
+from service.api.schemas.lookups import LookupRequest
 from service.archive import unpack
 from service.cli import run as run_cli
 from service.client import Client, ClientError

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from service.api.deps import Admin, StorageDep
 from service.api.gate import GatedRoute
 from service.api.pages import PagesDep
-from service.api.schemas import AuditView
+from service.api.schemas.tokens import AuditView
 from service.api.views import audit_view
 
 router = APIRouter(tags=["tokens"], route_class=GatedRoute)

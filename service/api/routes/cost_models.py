@@ -11,7 +11,7 @@ from service.api.audit import AuditDep
 from service.api.deps import Admin, Reader, StorageDep
 from service.api.gate import GatedRoute
 from service.api.pages import PagesDep
-from service.api.schemas import CostModelView, PromotionRequest, RollbackRequest
+from service.api.schemas.cost_models import CostModelView, PromotionRequest, RollbackRequest
 from service.api.views import cost_model_view
 from service.jobs.targets import target_key
 

@@ -15,7 +15,7 @@ from db.stores.events import JobEvent
 from db.stores.jobs import Job
 from service.api.deps import NotifierDep, Reader, StorageDep
 from service.api.gate import GatedRoute
-from service.api.schemas import JobEventView
+from service.api.schemas.jobs import JobEventView
 
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 

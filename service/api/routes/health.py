@@ -10,7 +10,7 @@ from db.engine import ping
 from service.api.deps import Reader, StorageDep
 from service.api.gate import GatedRoute
 from service.api.metrics import Metrics
-from service.api.schemas import HealthView
+from service.api.schemas.health import HealthView
 from service.version import version
 
 router = APIRouter(tags=["health"], route_class=GatedRoute)

@@ -23,7 +23,7 @@ from service.api.idempotency import HEADER
 from service.api.limiter import Limited, LimiterDep
 from service.api.pages import PagesDep
 from service.api.planning_child import JobCheck
-from service.api.schemas import JobRequest, JobView, TaskView
+from service.api.schemas.jobs import JobRequest, JobView, TaskView
 from service.api.views import job_view, task_view
 from service.jobs.addressee import Addressee, resolve_addressee
 from service.jobs.leftovers import store_leftovers

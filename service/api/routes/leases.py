@@ -10,7 +10,7 @@ from db.stores.workers import Health
 from service.api.deps import Measurer, SettingsDep, StorageDep, WaitingRoomDep, WorkerTrafficDep
 from service.api.gate import GatedRoute
 from service.api.routes.workers import check_version, own_worker
-from service.api.schemas import (
+from service.api.schemas.leases import (
     ClaimRequest,
     ClaimView,
     FailureRequest,

@@ -23,7 +23,8 @@ from service.api.deps import (
 from service.api.gate import GatedRoute
 from service.api.limiter import Limited, LimiterDep
 from service.api.pages import PagesDep
-from service.api.schemas import ModelView, Name
+from service.api.schemas.fields import Name
+from service.api.schemas.models import ModelView
 from service.api.upload import received
 from service.api.views import model_view
 

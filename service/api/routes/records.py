@@ -17,7 +17,9 @@ from service.api.deps import Admin, Reader, SettingsDep, StorageDep
 from service.api.errors import invalid
 from service.api.gate import GatedRoute
 from service.api.pages import PagesDep
-from service.api.record_schemas import (
+from service.api.record_views import answer_view, import_view, stored_record_view, withdraw_view
+from service.api.schemas.fields import Digest, Numerics
+from service.api.schemas.records import (
     AnswerView,
     ImportView,
     SigningKeyView,
@@ -25,8 +27,6 @@ from service.api.record_schemas import (
     WithdrawRequest,
     WithdrawView,
 )
-from service.api.record_views import answer_view, import_view, stored_record_view, withdraw_view
-from service.api.schemas import Digest, Numerics
 from service.jobs.addressee import target_key_of, target_of_key
 from service.jobs.nearest import best_answer
 from service.jobs.record_exchange import export_records, import_records

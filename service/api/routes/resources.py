@@ -13,9 +13,16 @@ from service.api.deps import Reader, StorageDep
 from service.api.errors import invalid
 from service.api.gate import GatedRoute
 from service.api.pages import PagesDep
-from service.api.resource_schemas import DeviceView, StoredWorkloadView, TargetView, TrialView
 from service.api.resource_views import device_view, target_view, trial_view, workload_view
-from service.api.schemas import Digest, TaskView, WorkloadView
+from service.api.schemas.fields import Digest
+from service.api.schemas.jobs import TaskView
+from service.api.schemas.resources import (
+    DeviceView,
+    StoredWorkloadView,
+    TargetView,
+    TrialView,
+    WorkloadView,
+)
 from service.api.views import task_view
 from service.jobs.addressee import target_key_of, target_names
 from tuner.measure.measurement import Status

@@ -7,19 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from db.errors import NotFoundError
-from service.api.answers import Answers, LookupRoute
-from service.api.conditional import NOT_MODIFIED, Answer
+from service.api.answers import KnownAnswers, LookupRoute
+from service.api.conditional import NOT_MODIFIED, JsonAnswer
 from service.api.deps import Reader
 from service.api.errors import invalid
 from service.api.limiter import get_limiter
 from service.api.lookup import lookup_model, lookup_workloads, stands, target_key
-from service.api.schemas import (
-    Digest,
-    LookupRequest,
-    LookupView,
-    Numerics,
-    RecordView,
-)
+from service.api.schemas.fields import Digest, Numerics
+from service.api.schemas.lookups import LookupRequest, LookupView, RecordView
 
 router = APIRouter(tags=["schedules"], route_class=LookupRoute)
 
@@ -41,10 +36,10 @@ async def get_schedule(
     record = (await state.served.find((key, threads, numerics), (workload,)))[workload]
     if record is None:
         raise NotFoundError("schedule", f"{workload} on {target}, {threads} threads, {numerics}")
-    answer = Answer.tagged(record)
+    answer = JsonAnswer.tagged(record)
     if not stands(target):
         return answer.to(request.scope)
-    answers: Answers = state.answers
+    answers: KnownAnswers = state.answers
     return answers.give(request.scope, answer, [workload])
 
 
@@ -59,8 +54,8 @@ async def lookup_schedules(body: LookupRequest, request: Request, _: Reader) -> 
         found = await lookup_model(state.storage, body, state.planning, state.served, limiter)
     else:
         found = await lookup_workloads(state.storage, body, state.served)
-    answer = Answer.plain(found.content)
+    answer = JsonAnswer.plain(found.content)
     if not stands(body.target):
         return answer.whole
-    answers: Answers = state.answers
+    answers: KnownAnswers = state.answers
     return answers.give(request.scope, answer, found.keys)

@@ -10,7 +10,7 @@ from service.api.audit import AuditDep
 from service.api.deps import Admin, SettingsDep, StorageDep
 from service.api.gate import GatedRoute
 from service.api.pages import PagesDep
-from service.api.schemas import NewTokenView, RotationRequest, TokenRequest, TokenView
+from service.api.schemas.tokens import NewTokenView, RotationRequest, TokenRequest, TokenView
 from service.api.views import token_view
 from service.embedded import is_owner_token, keep_owner_token
 

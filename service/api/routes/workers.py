@@ -13,7 +13,7 @@ from service.api.deps import Measurer, Reader, SettingsDep, StorageDep, WorkerTr
 from service.api.errors import ApiProblem
 from service.api.gate import GatedRoute
 from service.api.pages import PagesDep
-from service.api.schemas import (
+from service.api.schemas.workers import (
     DrainRequest,
     HeartbeatRequest,
     HeartbeatView,

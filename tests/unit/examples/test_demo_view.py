@@ -7,7 +7,7 @@ from io import StringIO
 from rich.console import Console
 
 from examples.demo_view import progress_view, race_table, summary, task_table
-from service.api.schemas import ProgressView, TaskView
+from service.api.schemas.jobs import ProgressView, TaskView
 
 PROGRESS = ProgressView(
     phase="tuning",

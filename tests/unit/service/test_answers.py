@@ -13,7 +13,7 @@ from db.stores.tokens import Scope
 from db.stores.verdicts import VerdictKind
 from service.api import answers as api_answers
 from service.api.app import create_app
-from service.api.conditional import Answer
+from service.api.conditional import JsonAnswer
 from service.api.routes import schedules
 from service.jobs.known_plan import plan_identity
 from service.settings import Settings
@@ -36,18 +36,18 @@ class Made:
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     counted = Made()
 
-    class Counting(Answer):
+    class Counting(JsonAnswer):
         @classmethod
-        def plain(cls, content: bytes) -> Answer:
+        def plain(cls, content: bytes) -> JsonAnswer:
             counted.count += 1
-            return Answer.plain(content)
+            return JsonAnswer.plain(content)
 
         @classmethod
-        def tagged(cls, content: bytes) -> Answer:
+        def tagged(cls, content: bytes) -> JsonAnswer:
             counted.count += 1
-            return Answer.tagged(content)
+            return JsonAnswer.tagged(content)
 
-    monkeypatch.setattr(schedules, "Answer", Counting)
+    monkeypatch.setattr(schedules, "JsonAnswer", Counting)
     yield counted
 
 

@@ -19,7 +19,7 @@ from compiler.choices import GraphChoice
 from compiler.driver import make_plan, optimise
 from db.stores.verdicts import VerdictKind
 from service import cli
-from service.api.schemas import TaskView
+from service.api.schemas.jobs import TaskView
 from service.cli.common import milliseconds
 from service.cli.inspect_view import quantity, size
 from service.cli.view import origins_line
@@ -413,7 +413,8 @@ def test_a_mistake_is_one_sentence(
 def test_limits_are_those_of_the_runtime_and_the_service() -> None:
     from compiler.driver import NUMERICS
     from compiler.runtime.native import MAX_THREADS
-    from service.api.schemas import JobRequest, Numerics
+    from service.api.schemas.fields import Numerics
+    from service.api.schemas.jobs import JobRequest
     from service.cli import common
 
     assert common.MAX_THREADS == MAX_THREADS

@@ -19,7 +19,7 @@ from db.stores.leases import LeaseStore, NewRequest, RequestState
 from db.stores.tokens import Scope
 from db.stores.workers import Health
 from service.api.app import create_app
-from service.api.schemas import WorkerView
+from service.api.schemas.workers import WorkerView
 from service.cli.view import worker_table
 from service.settings import Settings
 from tests.measured import honest

@@ -19,7 +19,7 @@ from compiler.target import known_targets
 from db.storage import Storage
 from db.stores.leases import Blame, Held, LeaseOutcome, NewRequest, RequestState
 from service.api.results import ResultRefused, admit
-from service.api.schemas import MOST_FACTS_BYTES
+from service.api.schemas.workers import MOST_FACTS_BYTES
 from service.worker.facts import device_facts, registration_facts
 from tests.measured import SPEEDS, honest
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status

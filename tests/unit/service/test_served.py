@@ -22,7 +22,7 @@ from db.stores.record_ledger import StoredRecord
 from db.stores.tokens import Scope
 from service.api import served as api_served
 from service.api.freshness import Freshness
-from service.api.schemas import LookupView, RecordView
+from service.api.schemas.lookups import LookupView, RecordView
 from service.api.served import ServedRecords
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from onnx import TensorProto, helper, numpy_helper
 
-from service.api.schemas import JobRequest
+from service.api.schemas.jobs import JobRequest
 from service.cli import run as run_cli
 from service.cli.common import STOP_GAIN, UserError, parse_share
 from service.cli.remote import submit

@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from db.storage import Storage
-from service.api.schemas import HeartbeatRequest, WorkerCondition
+from service.api.schemas.workers import HeartbeatRequest, WorkerCondition
 from service.cli import run
 from service.cli.view import condition_text
 from service.worker.condition import device_condition

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from service.api.schemas import RecordView, RequestBody, View
+from service.api.schemas.bodies import RequestBody, View
+from service.api.schemas.lookups import RecordView
 
 
 class StoredRecordView(View):

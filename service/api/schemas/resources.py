@@ -6,7 +6,13 @@ from typing import Any
 
 from pydantic import Field
 
-from service.api.schemas import View, WorkerCondition, WorkerSpeed
+from service.api.schemas.bodies import View
+from service.api.schemas.workers import WorkerCondition, WorkerSpeed
+
+
+class WorkloadView(View):
+    key: str
+    text: str
 
 
 class TrialView(View):

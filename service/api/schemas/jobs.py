@@ -1,0 +1,137 @@
+"""Jobs, their tasks and their events, as they travel over HTTP."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from service.api.schemas.bodies import RequestBody, View
+from service.api.schemas.fields import Digest, Numerics, Size
+
+
+class JobRequest(RequestBody):
+    """Tune a model. The job ends at the first limit that it meets."""
+
+    model: Digest
+    target: str = Field(
+        "host",
+        min_length=1,
+        max_length=200,
+        description="A target by name or key, `host` (the service's machine), or a worker by name "
+        "or id, which alone measures then",
+    )
+    threads: int = Field(1, ge=1, le=256)
+    numerics: Numerics = "fast"
+    trials: int = Field(1000, ge=0, le=10_000_000, description="Most candidates to measure")
+    seconds: float | None = Field(
+        None, gt=0, le=30 * 86400, allow_inf_nan=False, description="Most time to tune"
+    )
+    dims: dict[str, Size | Annotated[list[Size], Field(min_length=1, max_length=64)]] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Sizes of the model's named dimensions: one, or a list that the artifact holds",
+    )
+    pad: bool = Field(False, description="Pad inputs up to the artifact's next sizes")
+    weight_limit: int | None = Field(
+        None, ge=1, le=1 << 62, description="Most bytes of packed weights; expansions give way"
+    )
+    seed: int = Field(0, ge=0, le=(1 << 63) - 1)
+    stop_gain: float = Field(
+        0.005,
+        ge=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="End when less than this share is expected of another minute; 0: never",
+    )
+    target_ms: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="End when the kernels add up to no more"
+    )
+    strategy: str | None = Field(None, max_length=100, description="Search strategy")
+    unconstrained: bool = Field(
+        False, description="Search all that lowers, whatever is known of the target"
+    )
+    priority: int = Field(
+        0, ge=-100, le=100, description="Among jobs of owners who have as many running"
+    )
+    wait_seconds: float | None = Field(
+        None,
+        ge=0,
+        le=365 * 86400,
+        allow_inf_nan=False,
+        description="Most time to wait for a worker; then the job ends with what is known",
+    )
+
+    def options(self) -> dict[str, Any]:
+        """The options that have no place of their own in a job."""
+        own = {"model", "target", "threads", "numerics", "priority", "wait_seconds"}
+        return self.model_dump(exclude=own)
+
+
+class ProgressView(View):
+    phase: str = ""
+    tasks_total: int = 0
+    tasks_done: int = 0
+    trials_budget: int = 0
+    trials_done: int = 0
+    trials_failed: int = 0
+    default_seconds: float | None = None
+    best_seconds: float | None = None
+    seconds_left: float | None = None
+    forecast_gain: float | None = Field(
+        None, description="Share of best_seconds that another minute is expected to gain"
+    )
+
+
+class JobView(View):
+    id: str
+    state: str
+    final: bool
+    model: str
+    target: str
+    target_key: str | None
+    worker_id: str | None = Field(None, description="The one worker that measures, if it is one")
+    threads: int
+    numerics: str
+    options: dict[str, Any]
+    priority: int = 0
+    wait_seconds: float | None = None
+    progress: ProgressView
+    reason: str | None = Field(
+        None, description="Why it waits and what would help, or why it is incomplete"
+    )
+    error: str | None
+    result: dict[str, Any] | None
+    failures: dict[str, int] = Field(
+        default_factory=dict,
+        description="Trials that failed, by kind; lists of jobs leave it out",
+    )
+    artifact: str | None = Field(description="Path to fetch the artifact from, once there is one")
+    tuner: str | None
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+
+
+class TaskView(View):
+    """One tuning task of a job."""
+
+    job_id: str = Field("", description="Empty in a report of `tilewright tune`")
+    workload_key: str
+    name: str
+    count: int
+    weight: float
+    status: str
+    default_seconds: float | None
+    best_seconds: float | None
+    trials: int
+    facts: dict[str, Any]
+
+
+class JobEventView(View):
+    """The data of a server-sent event; its id is the sequence number, its event the kind."""
+
+    sequence: int
+    kind: str
+    created_at: float
+    data: dict[str, Any]

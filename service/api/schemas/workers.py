@@ -1,0 +1,137 @@
+"""Workers and their heartbeats, as they travel over HTTP."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from compiler.device import DeviceFacts
+from compiler.errors import InvalidFactsError
+from service.api.schemas.bodies import RequestBody, View
+from service.api.schemas.fields import LeaseId, Name
+
+MOST_FACTS_BYTES = 64 << 10
+"""Of a device's facts as JSON."""
+
+
+def _device_facts(value: dict[str, Any]) -> dict[str, Any]:
+    """Facts that a device may have, or none at all. Raises ValueError."""
+    if not value:
+        return value
+    try:
+        DeviceFacts.from_json(value)
+    except InvalidFactsError as error:
+        raise ValueError(str(error)) from error
+    if len(json.dumps(value)) > MOST_FACTS_BYTES:
+        raise ValueError(f"device facts: they take more than {MOST_FACTS_BYTES} bytes")
+    return value
+
+
+DeviceFactsJson = Annotated[dict[str, Any], AfterValidator(_device_facts)]
+
+
+class WorkerRequest(RequestBody):
+    """A worker introduces itself. With the id it had, it is the same worker after a restart."""
+
+    name: Name
+    device: DeviceFactsJson = Field(default_factory=dict)
+    targets: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Names or keys of targets it runs; empty: found from the device facts",
+    )
+    protocol: int = Field(ge=1, lt=1 << 31)
+    worker_id: str | None = Field(None, max_length=64)
+
+
+class WorkerSpeed(RequestBody):
+    """The reference kernel as a worker last timed it, and its ratios to the best it did there."""
+
+    arithmetic_seconds: float = Field(ge=0, allow_inf_nan=False)
+    memory_seconds: float = Field(ge=0, allow_inf_nan=False)
+    arithmetic_ratio: float = Field(ge=0, allow_inf_nan=False)
+    memory_ratio: float = Field(ge=0, allow_inf_nan=False)
+    disturbed: bool = Field(description="Slow just now: what is measured is measured again")
+    throttled: bool = Field(description="Disturbed for half a minute without a break")
+
+
+class WorkerCondition(RequestBody):
+    """What the operating system of a worker's device says of it just now; null: nothing."""
+
+    temperature_celsius: float | None = Field(
+        None, ge=-300, le=300, allow_inf_nan=False, description="Of the hottest sensor"
+    )
+    load: float | None = Field(
+        None, ge=0, le=1e6, allow_inf_nan=False, description="Average of the last minute"
+    )
+    clock_ratio: float | None = Field(
+        None,
+        ge=0,
+        le=10,
+        allow_inf_nan=False,
+        description="Clock of the fastest core, as a share of its highest",
+    )
+    governor: str = Field("", max_length=100)
+
+
+class QuarantineView(View):
+    reason: str
+    since: float
+    canary_at: float = Field(description="When it may try one request")
+
+
+class WorkerView(View):
+    id: str
+    name: str
+    target_keys: list[str]
+    targets: list[str] = Field(
+        default_factory=list, description="Their names, as far as they have one; the best first"
+    )
+    device: dict[str, Any]
+    protocol: int
+    health: str
+    last_heartbeat: float
+    draining: bool = Field(description="It gets no new measurements, whatever its health")
+    in_hand: int = Field(description="Measurement requests that it has leased")
+    leases_lost: int
+    created_at: float
+    speed: WorkerSpeed | None = None
+    condition: WorkerCondition | None = None
+    quarantine: QuarantineView | None = Field(
+        None, description="It failed too often: it gets nothing, then one request at a time"
+    )
+
+
+class RegistrationView(View):
+    worker: WorkerView
+    recognised: str = Field(
+        "",
+        description="What the device was taken for, and why; empty if it named targets",
+    )
+    lease_seconds: float
+    heartbeat_seconds: float
+    long_poll_seconds: float
+
+
+class DrainRequest(RequestBody):
+    """Whether a worker is to be drained, or used again."""
+
+    draining: bool = True
+
+
+class HeartbeatRequest(RequestBody):
+    """`leases`: what the worker holds."""
+
+    leases: list[LeaseId] = Field(default_factory=list, max_length=256)
+    device: DeviceFactsJson | None = None
+    speed: WorkerSpeed | None = None
+    condition: WorkerCondition | None = None
+
+
+class HeartbeatView(View):
+    """Leases that are missing from `renewed` are lost: the worker drops them."""
+
+    renewed: dict[str, float]
+    health: str
