@@ -113,13 +113,12 @@ def _seen_by_others(
     return len(tokens) >= min(MOST_DEATHS, len(owners | tokens))
 
 
-def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: int) -> bool:
-    """Put a worker into quarantine if its failures are so many, or its canary failed; whether it
-    was."""
+def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: int) -> None:
+    """Put a worker into quarantine if its failures are so many, or its canary failed."""
     query = sa.select(workers).where(workers.c.id == worker_id).with_for_update()
     worker = connection.execute(query).first()
     if worker is None:
-        return False
+        return
     since = now - WINDOW_SECONDS
     if worker.quarantined_at is not None:
         since = worker.quarantined_at
@@ -140,7 +139,7 @@ def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: 
         query = query.where(leases.c.taken_at > worker.quarantined_at)
     failed = connection.execute(query).all()
     if _count(failed) < (1 if worker.quarantined_at is not None else most_failures):
-        return False
+        return
     forgiven = worker.readmitted_at is not None and now - worker.readmitted_at > FORGIVEN_SECONDS
     before = 0 if forgiven and worker.quarantined_at is None else worker.quarantines
     pause = min(LONGEST_CANARY_SECONDS, FIRST_CANARY_SECONDS * 2.0 ** min(before, 10))
@@ -157,7 +156,6 @@ def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: 
         "quarantines": before + 1,
     }
     connection.execute(sa.update(workers).where(workers.c.id == worker_id).values(values))
-    return True
 
 
 def _answerable_for(connection: sa.Connection, worker: sa.Row[Any]) -> sa.ColumnElement[bool]:

@@ -292,7 +292,11 @@ def test_what_nothing_holds_is_told(engine: sa.Engine, full: BlobStore) -> None:
     assert "is not held by its artifact" in said
     LeaseStore(engine).cancel(request_ids=["r"])
     notes = [each.what for each in findings(engine, full) if each.severity is Severity.NOTE]
-    assert len(notes) == 2 and "1 references whose holder is gone" in notes[1]
+    # "nothing names this", what the request read, and the artifact that the job no longer holds
+    assert notes == [
+        f"3 blobs of {18 + 10 + 300_000} bytes that nothing refers to",
+        "1 references whose holder is gone",
+    ]
     with reading(engine) as connection:
         assert connection.execute(sa.select(table_of(BlobRow))).first() is not None
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db.stores.blame import FIRST_CANARY_SECONDS, LONGEST_PAUSE_SECONDS
+from db.stores.blame import FIRST_CANARY_SECONDS, FORGIVEN_SECONDS, LONGEST_PAUSE_SECONDS
 from db.stores.leases import Blame, Cause, LeaseStore, NewRequest, RequestState
 from db.stores.workers import Health, WorkerStore
 
@@ -157,6 +157,19 @@ def test_a_canary_that_fails_doubles_the_pause(
     again = workers.get("w").quarantine
     assert again is not None
     assert again.reason == "what it was tried with failed: it lies still"
+
+
+@pytest.mark.parametrize(("seconds", "times"), [(60, 2), (FORGIVEN_SECONDS + 60, 1)])
+def test_a_worker_that_soon_fails_again_waits_longer_for_its_canary(
+    leases: LeaseStore, workers: WorkerStore, clock: Any, seconds: float, times: int
+) -> None:
+    quarantine(leases)
+    workers.readmit("w")
+    clock.advance(seconds)
+    for _ in range(K):
+        refuse(leases)
+    waits = workers.get("w").quarantine
+    assert waits is not None and waits.canary_at == clock() + times * FIRST_CANARY_SECONDS
 
 
 def test_what_a_worker_had_in_hand_brings_it_neither_back_nor_further_in(

@@ -42,6 +42,8 @@ def test_versions_are_counted_by_target(store: CostModelStore, clock: Any) -> No
     assert (first.scores, first.chance) == ({"pairwise": 0.8}, {"pairwise": 0.5})
     assert [m.version for m in store.list("t")] == [2, 1]
     assert len(store.list()) == 3
+    (newest,) = page = store.list("t", limit=1)
+    assert newest == second and store.list("t", after=page.next) == [first]
     assert (store.data(first), store.data(second)) == (b"one", b"two")
     assert store.promoted("t") is None
 

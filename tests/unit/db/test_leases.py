@@ -258,6 +258,17 @@ def test_what_no_worker_can_work_on_ends_after_its_attempts(leases: LeaseStore, 
     assert {lease.blame for lease in leases.history("r1")} == {Blame.SERVICE}
 
 
+def test_a_request_has_five_attempts_unless_it_says_otherwise(
+    leases: LeaseStore, clock: Any
+) -> None:
+    leases.submit([request("r1", worker_id="w")])
+    states = []
+    for _ in range(5):
+        states.append(leases.fail(take(leases).lease_id, "w", Cause.SERVICE, "damaged"))
+        clock.advance(600)
+    assert states == [*[RequestState.QUEUED] * 4, RequestState.FAILED]
+
+
 def test_nobody_ends_or_revives_the_lease_of_another_worker(leases: LeaseStore, clock: Any) -> None:
     """Neither by its name nor by one that is guessed; not by a number that comes after it."""
     leases.submit([request("r1")])
@@ -378,6 +389,15 @@ def test_what_an_open_job_waits_for_is_never_pruned(
     assert leases.prune(60) == 1, "what was cancelled just now is young"
     clock.advance(61)
     assert leases.prune(60) == 1 and not leases.of_job(job.id)
+
+
+def test_what_belongs_to_no_job_is_pruned_though_nobody_took_it(
+    leases: LeaseStore, clock: Any
+) -> None:
+    leases.submit([request("r", job_id=None)])
+    done(leases, take(leases))
+    clock.advance(100)
+    assert leases.prune(99) == 1 and leases.status(["r"]) == {}
 
 
 def test_leases_in_hand(leases: LeaseStore) -> None:

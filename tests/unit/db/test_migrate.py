@@ -70,6 +70,15 @@ def test_upgrade_from_empty_gives_the_tables_of_the_models(fresh: sa.Engine) -> 
     assert table_names(fresh) == set(Base.metadata.tables) | {"alembic_version"}
 
 
+def test_the_keys_of_the_tables_are_those_of_the_models(fresh: sa.Engine) -> None:
+    """Of which `alembic check` says nothing."""
+    upgrade(fresh)
+    for table in Base.metadata.tables.values():
+        with reading(fresh) as connection:
+            keys = sa.inspect(connection).get_pk_constraint(table.name)["constrained_columns"]
+        assert keys == [column.name for column in table.primary_key], table.name
+
+
 def test_every_constraint_has_a_name() -> None:
     """Migrations of SQLite can drop only what has a name."""
     for table in Base.metadata.tables.values():

@@ -145,6 +145,10 @@ def test_states_of_topics_change_with_what_they_stand_for(
     LeaseStore(engine).submit([NewRequest(request_id="a", target_key="t", payload={})])
     after = topic_states(engine, topics)
     assert all(before.get(topic) != after[topic] for topic in topics[:3])
+    WorkerStore(engine).drain(worker.id, False)
+    WorkerStore(engine).leave(worker.id)
+    topic = worker_topic(worker.id)
+    assert topic_states(engine, [topic])[topic] not in (before[topic], after[topic])
 
 
 def test_the_queue_is_looked_at_without_the_finished_requests(engine: sa.Engine) -> None:

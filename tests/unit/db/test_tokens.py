@@ -128,8 +128,3 @@ def test_tokens_are_listed_as_they_were_made(tokens: TokenStore, clock: Any) -> 
         tokens.create(name, [Scope.READ])
         clock.advance(1)
     assert [token.name for token in tokens.list()] == names
-
-
-def test_scopes_are_stored_under_the_same_names_for_ever() -> None:
-    """Databases hold them, and `tilewright token --scope` takes them."""
-    assert [scope.value for scope in Scope] == ["submit", "read", "measure", "admin"]

@@ -1,0 +1,37 @@
+"""The words that rows hold: databases outlive a release, and two releases may share one."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import pytest
+
+from db.job_states import JobState
+from db.standing import Standing
+from db.stores.audit import Action
+from db.stores.blob_references import BlobKind
+from db.stores.cost_models import CostModelState
+from db.stores.requests import Blame, LeaseOutcome, RequestState
+from db.stores.tasks import TaskStatus
+from db.stores.tokens import Scope
+
+WORDS: dict[type[StrEnum], str] = {
+    JobState: "queued waiting_for_worker paused running verifying succeeded incomplete failed"
+    " cancelled",
+    TaskStatus: "pending tuning tuned cached failed",
+    RequestState: "queued leased done failed expired set_aside cancelled",
+    LeaseOutcome: "completed failed refused lost late released cancelled",
+    Blame: "candidate worker service",
+    Standing: "provisional confirmed superseded disputed withdrawn",
+    CostModelState: "candidate promoted retired",
+    BlobKind: "model artifact cost-model request",
+    Scope: "submit read measure admin",
+    Action: "token.created token.revoked token.rotated job.cancelled job.paused job.resumed"
+    " worker.drained worker.resumed cost-model.promoted cost-model.rolled-back"
+    " database.restored records.withdrawn records.imported",
+}
+
+
+@pytest.mark.parametrize("kind", WORDS, ids=lambda kind: kind.__name__)
+def test_a_word_stays_what_it_is(kind: type[StrEnum]) -> None:
+    assert [each.value for each in kind] == WORDS[kind].split()
