@@ -104,11 +104,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The finalists of a task were compared; `improved` says whether a new schedule won."""
+    """The finalists of a task were compared, and one of them is its record."""
 
     task: TaskSnapshot
     record: TuningRecord
-    improved: bool
 
 
 @dataclass(frozen=True, slots=True)

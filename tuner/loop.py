@@ -352,7 +352,6 @@ class _TuningRun:
 
     def _record(self, state: TaskState, trial: Trial) -> Recorded:
         """Keep the winner as the record; returns the event that is to be told."""
-        old = state.incumbent.schedule if state.incumbent else None
         record = TuningRecord(
             trial.key,
             trial.schedule,
@@ -364,7 +363,7 @@ class _TuningRun:
         self._store.add_record(record)
         state.record = record
         state.finished = True
-        return Recorded(state.snapshot(), record, trial.schedule != old)
+        return Recorded(state.snapshot(), record)
 
     # ---- the end, early or late
 

@@ -21,7 +21,9 @@ from tests.unit.schedule.problems import conv, matmul, unary
 from tuner.analysis.compute_costs import compute_costs, placed_computes
 from tuner.analysis.estimate import PARTS, estimate_nest, traffic
 from tuner.analysis.features import FeatureExtractor, TargetFacts, target_facts
+from tuner.analysis.loop_counts import OUTSIDE
 from tuner.analysis.machine import CYCLES_PER_SECOND, Machine, describe
+from tuner.analysis.register_tile import cases
 
 V4 = resolve_target("x86-64-v4")
 ZEN = describe(TargetFacts(512, 32, V4.core, (32 << 10, 1 << 20, 32 << 20)))
@@ -144,6 +146,19 @@ def test_a_narrow_end_takes_whole_instructions() -> None:
     """Of 17 pixels the last one takes half a vector's time, not a sixteenth of one."""
     one, two = (part("operations", window(pool(size))) / (size - 2) for size in (18, 19))
     assert two == pytest.approx(one * 1.5)
+
+
+@pytest.mark.parametrize(
+    ("extent", "tails"),
+    [(32, []), (36, [4]), (37, [8]), (40, [8]), (44, [8, 4]), (45, [8, 8])],
+)
+def test_the_last_vector_counts_half_where_half_of_it_is_enough(
+    extent: int, tails: list[int]
+) -> None:
+    """Two tiles of 16 in vectors of 8 lanes, then what is left, in lanes as it is counted."""
+    i = Axis("i", extent)
+    found = cases(OUTSIDE.inside(For(i, 16, ())), i, 8)
+    assert [(c.count, 16 * c.share) for c in found] == [(2, 16), *((1, lanes) for lanes in tails)]
 
 
 def test_zeros_of_a_constant_matrix_cost_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,9 @@ def test_rows_of_features_have_the_named_columns(gemm: Any) -> None:
     assert named["main_accumulators"] == 24
     assert named["computes"] == 1
     assert named["second_points"] == 0
+    (found,) = compute_costs(gemm.nest(_schedule()))
+    for place, level in enumerate(found.levels[1:4], 1):
+        assert named[f"main_level{place}_trips"] == pytest.approx(log2(1 + level.trips))
     # The default keeps 2 accumulators and loads far more often.
     assert named["relative_total_loads"] < -1
     assert named["estimate_loads"] < 0 and named["estimate"] < 0

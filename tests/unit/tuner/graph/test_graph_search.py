@@ -117,6 +117,19 @@ def test_kernels_decide_where_no_plan_can_be_run() -> None:
     assert found.seconds is None
 
 
+def test_what_was_joined_for_the_race_is_told_with_its_kernels() -> None:
+    """Alternatives that gain apart from each other are raced as one plan, which nobody measured."""
+
+    def fused(workload: Workload) -> float:
+        return 2.0 if len(workload.operators) > 1 else 1.0
+
+    found = search(Rig(fused), lambda rule, others: None)
+    assert found.choice.kept == {"wide0", "wide1", "narrow0", "narrow1"}
+    (joined,) = [each for each in found.tried if each.choice == found.choice]
+    assert joined.new_seconds is not None and joined.old_seconds is not None
+    assert joined.new_seconds < joined.old_seconds
+
+
 def test_a_model_whose_kernels_are_known_spends_nothing() -> None:
     rig = Rig(apart)
     first = search(rig, whole(*[0.9] * 8))
