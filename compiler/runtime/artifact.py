@@ -28,6 +28,7 @@ from compiler.runtime.native import check_threads
 from compiler.runtime.packing import Bytes, aligned_empty
 from compiler.runtime.ports import OpenPorts, Sizes, sizes_text
 from compiler.runtime.program import Program
+from compiler.runtime.program_json import program_from_json
 from compiler.runtime.sized import SizedExecutable
 from compiler.targets import family_of
 
@@ -159,7 +160,7 @@ def read_artifact(path: str | Path) -> Artifact:
         programs = tuple(
             SizedProgram(
                 tuple((str(k), int(v)) for k, v in entry["sizes"].items()),
-                Program.from_json(entry["program"]),
+                program_from_json(entry["program"]),
             )
             for entry in manifest["programs"]
         )

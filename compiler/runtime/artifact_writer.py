@@ -27,6 +27,7 @@ from compiler.runtime.artifact import (
 from compiler.runtime.kernel import ABI_VERSION
 from compiler.runtime.ports import OpenPorts
 from compiler.runtime.program import Program
+from compiler.runtime.program_json import program_to_json
 from compiler.runtime.weight_file import WeightFile
 
 
@@ -102,7 +103,7 @@ class ArtifactWriter:
             "abi": ABI_VERSION,
             "target": dict(target),
             "programs": [
-                {"sizes": dict(entry.sizes), "program": entry.program.to_json()}
+                {"sizes": dict(entry.sizes), "program": program_to_json(entry.program)}
                 for entry in programs
             ],
             "ports": ports.to_json(),

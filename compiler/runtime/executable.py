@@ -18,7 +18,8 @@ from compiler.runtime.kernel import ALIGNMENT
 from compiler.runtime.memory import check_memory
 from compiler.runtime.native import ProgramStruct, check_threads, native, native_address
 from compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
-from compiler.runtime.program import BufferSpace, Port, Program, encode
+from compiler.runtime.program import BufferSpace, Port, Program
+from compiler.runtime.program_encoding import encode
 
 
 class Executable:

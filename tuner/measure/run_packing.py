@@ -16,6 +16,7 @@ import numpy as np
 from compiler.runtime.kernel import ALIGNMENT
 from compiler.runtime.packing import Bytes
 from compiler.runtime.program import Program
+from compiler.runtime.program_json import program_to_json
 from compiler.runtime.weight_ranges import weight_ranges
 from tuner.measure.run_wire import Part, ProgramParts, RunRequest, Work
 from tuner.measure.wire import digest_bytes
@@ -72,7 +73,7 @@ def pack_program(program: Program, weights: Bytes, library: bytes) -> PackedProg
         weights: the block that it refers to.
         library: its code as a shared library; empty where it has no kernels.
     """
-    text = json.dumps(program.to_json(), sort_keys=True, separators=(",", ":")).encode()
+    text = json.dumps(program_to_json(program), sort_keys=True, separators=(",", ":")).encode()
     parts, found = pack_weights(program, weights)
     blobs = dict(found)
     digest = _add(blobs, text)

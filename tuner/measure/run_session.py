@@ -22,7 +22,7 @@ from compiler.errors import CompilerError, OutOfMemoryError
 from compiler.runtime.executable import Executable
 from compiler.runtime.memory import check_memory
 from compiler.runtime.packing import Bytes, aligned_zeros
-from compiler.runtime.program import Program
+from compiler.runtime.program_json import program_from_json
 from compiler.runtime.speeds import Probes, Speeds
 from tuner.measure.model_runs import Run, draw_inputs, output_error, race, run_all
 from tuner.measure.run_result import RunResult, RunStatus
@@ -132,7 +132,7 @@ class _Run:
         self._begin("load")
         parts = self._request.programs[number]
         text = Path(self._files[parts.program]).read_bytes()
-        program = Program.from_json(json.loads(text))
+        program = program_from_json(json.loads(text))
         weights = self._blocks.get(parts.block)
         if weights is None:
             weights = aligned_zeros(self._request.block_bytes[parts.block])

@@ -1,0 +1,116 @@
+"""Programs as the C interpreter takes them: words of 64 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.runtime.native_functions import native_signature, native_symbol
+from compiler.runtime.program import (
+    Branch,
+    BufferRef,
+    Copy,
+    Instruction,
+    KernelCall,
+    Loop,
+    NativeCall,
+    Program,
+)
+
+
+class Opcode(IntEnum):
+    """First word of an instruction, as in native/tilewright.h. New kinds of instructions take the
+    next numbers."""
+
+    KERNEL = 0
+    COPY = 1
+    NATIVE = 2
+    LOOP = 3
+    BRANCH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedProgram:
+    """A program as the C interpreter takes it.
+
+    `code`: words of the instructions; `starts[i]`: the first word of instruction i in the order of
+    `Program.walk`. `refs[i]`: the place that argument i of the code points to;
+    a kernel's arguments are consecutive. `symbols[i]`: the name of function i of the code; after
+    the kernels' functions come `natives`, which the C library holds.
+    """
+
+    code: NDArray[np.int64]
+    starts: tuple[int, ...]
+    refs: tuple[BufferRef, ...]
+    symbols: tuple[str, ...]
+    natives: tuple[str, ...]
+
+
+def encode(program: Program) -> EncodedProgram:
+    """Translate instructions into words; `native/tilewright.h` says what they mean."""
+    encoder = _Encoder(program)
+    encoder.add(program.instructions)
+    return EncodedProgram(
+        np.array(encoder.words, np.int64),
+        tuple(encoder.starts),
+        tuple(encoder.refs),
+        tuple(encoder.symbols),
+        tuple(encoder.natives),
+    )
+
+
+class _Encoder:
+    """The parts of an encoded program as they grow."""
+
+    def __init__(self, program: Program) -> None:
+        self.words: list[int] = []
+        self.starts: list[int] = []
+        self.refs: list[BufferRef] = []
+        self.symbols: list[str] = []
+        self.natives: dict[str, int] = {}
+        self._program = program
+        self._first_function: list[int] = []
+        for kernel in program.kernels:
+            self._first_function.append(len(self.symbols))
+            self.symbols += [stage.symbol for stage in kernel.stages]
+
+    def add(self, instructions: Sequence[Instruction]) -> int:
+        """Add instructions; returns how many words they take."""
+        words, refs, before = self.words, self.refs, len(self.words)
+        for instruction in instructions:
+            start = len(words)
+            self.starts.append(start)
+            match instruction:
+                case KernelCall(index, buffers):
+                    stages = self._program.kernels[index].stages
+                    words += [Opcode.KERNEL, 0, len(refs), len(stages)]
+                    for number, stage in enumerate(stages):
+                        words += [self._first_function[index] + number, stage.extent]
+                    refs += buffers
+                case Copy(destination, source, size):
+                    words += [Opcode.COPY, 0, len(refs), len(refs) + 1, size]
+                    refs += [destination, source]
+                case NativeCall(name, parameters, buffers):
+                    known = self.natives.setdefault(native_symbol(name), len(self.natives))
+                    extent = native_signature(name, parameters).extent
+                    words += [Opcode.NATIVE, 0, len(refs), len(self.symbols) + known, extent]
+                    words += parameters
+                    refs += buffers
+                case Loop(counter, trips, going, most, body):
+                    words += [Opcode.LOOP, 0, len(refs), most]
+                    refs += [counter, trips, going]
+                    self.add(body)
+                case Branch(condition, then, otherwise):
+                    words += [Opcode.BRANCH, 0, len(refs), 0]
+                    refs.append(condition)
+                    words[start + 3] = self.add(then)
+                    self.add(otherwise)
+                case _:
+                    assert_never(instruction)
+            words[start + 1] = len(words) - start
+        return len(words) - before
