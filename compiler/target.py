@@ -17,7 +17,7 @@ from typing import Any
 
 from compiler.dtypes import DType
 from compiler.errors import UnknownTargetError
-from compiler.targets import CoreModel, Family, families, family_of
+from compiler.targets import CoreModel, DotInstruction, Family, families, family_of
 
 KEY_VERSION = 1
 """Part of every key; raised when the meaning of a field changes."""
@@ -93,6 +93,17 @@ class Target:
     def has(self, feature: str) -> bool:
         """Whether the target turns on this feature, given by its LLVM name (`avx512vnni`)."""
         return f"+{feature}" in self.features
+
+    def dot(
+        self, left: DType, right: DType, accumulator: DType, lanes: int
+    ) -> DotInstruction | None:
+        """The best instruction that adds products of these types, in this order, to so many sums."""
+        for found in self.family.dot:
+            types = found.left, found.right, found.accumulator
+            reaches = found.intrinsic[-1][0] >= lanes
+            if types == (left, right, accumulator) and reaches and self.has(found.feature):
+                return found
+        return None
 
     def narrowed(self, vector_bits: int) -> Target:
         """The same instruction set with narrower vectors, named `name:bits`.

@@ -102,7 +102,8 @@ class Compute:
     `skip_padding` drops points that statically read padding. `prefetch` is a distance in bytes: the
     innermost loop asks for the weights that far ahead of those it loads (hardware prefetchers stop
     at each 4 KiB page). `dot` is an unrolled reduction axis whose tiles fill 32 bits (4 int8 or 2
-    bfloat16 elements, side by side): one instruction multiplies and adds them.
+    bfloat16 elements, side by side), the last one perhaps in part: one instruction multiplies and
+    adds them.
     """
 
     stores: tuple[Store, ...]

@@ -280,18 +280,21 @@ def check_computes(nest: LoopNest) -> None:
 
 
 def _check_dot(compute: Compute, axis: Axis, reduced: bool) -> None:
-    """Tiles of an unrolled reduction axis that fill 32 bits with products of two loads."""
+    """Tiles of an unrolled reduction axis that fill 32 bits with products of two loads.
+
+    Only the last tile of the axis may be narrower.
+    """
     name, operands = _target_name(compute), dot_operands(compute.body)
     if operands is None or compute.combiner is not Combiner.SUM or not reduced:
         raise ScheduleError(
             f"compute of '{name}': dot axis '{axis.name}' is not one that a sum of products of two "
             f"narrow loads unrolls and reduces"
         )
-    if compute.vector == axis or axis in compute.partial:
+    if compute.vector == axis:
         raise ScheduleError(f"compute of '{name}': dot axis '{axis.name}' has another use")
     group = 4 // operands[0].dtype.bytes
     steps = [tile.step for tile in (*compute.reduce, *compute.unroll) if tile.axis == axis]
-    if steps[-1] != group or any(step % group for step in (*steps, axis.extent)):
+    if axis.extent == 1 or steps[-1] != group or any(step % group for step in steps):
         raise ScheduleError(
             f"compute of '{name}': dot axis '{axis.name}' is not cut into tiles of {group}"
         )

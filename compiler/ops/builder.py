@@ -100,8 +100,12 @@ class GraphBuilder:
         attrs: Mapping[str, AttrValue],
         hint: str,
         label: str = "",
+        *,
+        keep: bool = False,
     ) -> str:
         """Add a node and return its output, or the constant that it folds to.
+
+        With `keep` it does not fold: a pass reads the operands.
 
         Raises:
             InvalidModelError: if the operands contradict each other; `label` names the node.
@@ -113,7 +117,7 @@ class GraphBuilder:
         except InvalidModelError as error:
             raise InvalidModelError(f"{label or op}: {error}") from error
         _check_size(label or op, kind)
-        folded = self._fold(operator, inputs, pairs, kind)
+        folded = None if keep else self._fold(operator, inputs, pairs, kind)
         if folded is not None:
             return self.constant(folded, f"{hint}.{op}", kind.dtype)
         name = self._fresh(f"{hint}.{op}")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
@@ -18,8 +19,9 @@ from compiler.loops.index import Affine, affine
 from compiler.ops.attributes import integer
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.padding import resolve_pads
+from compiler.ops.products import accumulated, computed_type, exactly, widened
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
-from compiler.ops.shapes import Window, operand_count, pad, same_dtype, show
+from compiler.ops.shapes import Window, operand_count, pad, show
 
 _IM2COL_CHANNELS = 16
 """Below as many channels a group, the reference unfolds windows into one matrix product."""
@@ -27,7 +29,7 @@ _IM2COL_CHANNELS = 16
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     operand_count(types, 2, 3)
-    dtype = same_dtype(types)
+    dtype = computed_type(types, attrs)
     x, w = types[0].shape, types[1].shape
     if len(x) != len(w) or not 3 <= len(x) <= 5:
         raise InvalidModelError(f"input {show(x)} and weight {show(w)} do not fit")
@@ -42,7 +44,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    x, w = arrays[0], arrays[1]
+    x, w, *bias = exactly(arrays, attrs)
     group = integer(attrs, "group", 1)
     window = Window.of(attrs, w.shape[2:])
     spatial = window.output(x.shape[2:])
@@ -72,9 +74,9 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
             factor = weights[at]
             result += factor * part if channels == 1 else factor @ part
     result = result.reshape(batch, filters, *spatial)
-    if len(arrays) == 3:
-        result = result + arrays[2].reshape(-1, *(1,) * len(spatial))
-    return np.asarray(result, x.dtype)
+    if bias:
+        result = result + bias[0].reshape(-1, *(1,) * len(spatial))
+    return accumulated(result, attrs, arrays[0].dtype)
 
 
 def _expression(
@@ -100,7 +102,9 @@ def _expression(
     positions = window.index(index[2:], [affine(tap) for tap in taps])
     image = operands[0]((index[0], group_index * weight[1] + channel, *positions))
     factor = operands[1]((filter_index, channel, *map(affine, taps)))
-    result: Expr = Reduce(Combiner.SUM, (*axes, *taps), image * factor)
+    dtype = computed_type(types, attrs)
+    body = widened(image, dtype) * widened(factor, dtype)
+    result: Expr = Reduce(Combiner.SUM, (*axes, *taps), body)
     return result if len(operands) == 2 else result + operands[2]((filter_index,))
 
 
@@ -110,7 +114,7 @@ def _onnx(node: OnnxNode) -> str:
     return convolve(node, operands if bias is None else [*operands, bias])
 
 
-def convolve(node: OnnxNode, operands: Sequence[str]) -> str:
+def convolve(node: OnnxNode, operands: Sequence[str], accumulator: DType | None = None) -> str:
     """The convolution of an image, a weight and perhaps a bias as the node's attributes say."""
     x, w = operands[:2]
     kernel = node.shape(w)[2:]
@@ -128,6 +132,7 @@ def convolve(node: OnnxNode, operands: Sequence[str]) -> str:
         pads=pads,
         dilations=dilations,
         group=node.integer("group", 1),
+        accumulator=accumulator and accumulator.value,
     )
 
 

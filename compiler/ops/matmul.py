@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
@@ -13,13 +14,14 @@ from compiler.loops.expr import Combiner, Const, Expr, Reduce
 from compiler.loops.index import Affine, affine
 from compiler.ops.attributes import integer, number
 from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.products import accumulated, computed_type, exactly, widened
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype, show
 
 
-def _infer_matmul(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
+def _infer_matmul(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     operand_count(types, 2, 3)
-    dtype = same_dtype(types)
+    dtype = computed_type(types, attrs)
     a, b = types[0].shape, types[1].shape
     if not a or not b:
         raise InvalidModelError(f"operands {show(a)} and {show(b)}: a scalar is no matrix")
@@ -34,11 +36,12 @@ def _infer_matmul(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
     return TensorType(dtype, shape)
 
 
-def _matmul_reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:
-    result = np.matmul(arrays[0], arrays[1])
-    if len(arrays) == 3:
-        result = result + arrays[2]
-    return np.asarray(result, arrays[0].dtype)
+def _matmul_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    a, b, *bias = exactly(arrays, attrs)
+    result = np.matmul(a, b)
+    if bias:
+        result = result + bias[0]
+    return accumulated(result, attrs, arrays[0].dtype)
 
 
 def _matmul_expression(
@@ -49,6 +52,7 @@ def _matmul_expression(
     fresh: Fresh,
 ) -> Expr:
     """sum over k of a[..., m, k] * b[..., k, n], + bias."""
+    dtype = computed_type(types, attrs)
     a, b = types[0].shape, types[1].shape
     outer = list(index)
     columns = [outer.pop()] if len(b) > 1 else []
@@ -56,7 +60,8 @@ def _matmul_expression(
     axis = fresh("k", a[-1])
     left = operands[0]((*broadcast_index(outer, a[:-2]), *rows, affine(axis)))
     right = operands[1]((*broadcast_index(outer, b[:-2]), affine(axis), *columns))
-    result: Expr = Reduce(Combiner.SUM, (axis,), left * right)
+    body = widened(left, dtype) * widened(right, dtype)
+    result: Expr = Reduce(Combiner.SUM, (axis,), body)
     if len(operands) == 3:
         result = result + operands[2](broadcast_index(index, types[2].shape))
     return result
@@ -118,12 +123,12 @@ def _onnx_matmul(node: OnnxNode) -> str:
     return product(node, node.input(0), node.input(1))
 
 
-def product(node: OnnxNode, a: str, b: str) -> str:
+def product(node: OnnxNode, a: str, b: str, accumulator: DType | None = None) -> str:
     """a @ b. Vectors become matrices of one row or column, so every matmul has rank 2 or more."""
     row, column = len(node.shape(a)) == 1, len(node.shape(b)) == 1
     left = node.reshape(a, (1, *node.shape(a))) if row else a
     right = node.reshape(b, (*node.shape(b), 1)) if column else b
-    result = node.emit("matmul", [left, right])
+    result = node.emit("matmul", [left, right], accumulator=accumulator and accumulator.value)
     shape = list(node.shape(result))
     if column:
         shape.pop()

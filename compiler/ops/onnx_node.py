@@ -145,6 +145,10 @@ class OnnxNode:
         present = {key: value for key, value in attrs.items() if value is not None}
         return self.builder.emit(op, inputs, present, self._hint(), self.label)
 
+    def keep(self, op: str, inputs: Sequence[str], **attrs: AttrValue) -> str:
+        """As `emit`, but nodes of constants stay nodes: a pass reads their operands."""
+        return self.builder.emit(op, inputs, attrs, self._hint(), self.label, keep=True)
+
     def constant(self, array: np.ndarray, dtype: DType | None = None) -> str:
         """Add a constant."""
         return self.builder.constant(array, f"{self._hint()}.constant", dtype)

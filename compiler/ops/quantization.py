@@ -11,6 +11,7 @@ from compiler.ops.cast import ONNX_TYPES, cast_to
 from compiler.ops.convolution import convolve
 from compiler.ops.matmul import product
 from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.products import BYTES
 from compiler.ops.registry import OnnxRule
 from compiler.ops.shapes import show
 
@@ -76,9 +77,26 @@ def _onnx_dequantize(node: OnnxNode) -> str:
     result = ONNX_TYPES.get(number) if number else node.type(scale).dtype
     if result is None or node.type(x).dtype.is_float:
         raise node.unsupported(f"from {node.type(x).dtype} to ONNX element type {number}")
-    moved = _centred(node, x, None if zero is None else _along(node, zero, x, block))
+    moved = None if zero is None else _along(node, zero, x, block)
     factor = cast_to(node, _along(node, scale, x, block), WIDE)
-    return cast_to(node, node.emit("mul", [cast_to(node, moved, WIDE), factor]), result)
+    if _is_weight(node, x) and result is WIDE:
+        return _kept(node, x, moved, factor)
+    centred = cast_to(node, _centred(node, x, moved), WIDE)
+    return cast_to(node, node.emit("mul", [centred, factor]), result)
+
+
+def _is_weight(node: OnnxNode, x: str) -> bool:
+    """Whether these are constant bytes that a product may take, and no number or shape."""
+    known = node.builder.known(x)
+    return known is not None and node.type(x).dtype in BYTES and min(known.ndim - 1, known.size) > 0
+
+
+def _kept(node: OnnxNode, x: str, zero: str | None, factor: str) -> str:
+    """float32(int32(x) - zero) * factor, not folded: `byte_products` takes it apart."""
+    value = node.keep("cast", [x], to=DType.INT32.value)
+    if zero is not None:
+        value = node.keep("sub", [value, cast_to(node, zero, DType.INT32)])
+    return node.keep("mul", [node.keep("cast", [value], to=WIDE.value), factor])
 
 
 def _centred(node: OnnxNode, x: str, zero: str | None) -> str:

@@ -57,7 +57,7 @@ def _is_mergeable(graph: Graph, node: Node) -> bool:
     if node.op != "matmul" or node.inputs[0] in graph.constants:
         return False
     weight = graph.constants.get(node.inputs[1])
-    if weight is None or weight.ndim != 2:
+    if weight is None or weight.ndim != 2 or node.attrs:
         return False
     biases = [graph.constants.get(value) for value in node.inputs[2:]]
     return all(bias is not None and bias.shape == weight.shape[1:] for bias in biases)

@@ -8,6 +8,7 @@ from compiler.graph.ir import Graph
 from compiler.passes.algebra import algebra
 from compiler.passes.attention import attention
 from compiler.passes.bodies import optimise_bodies
+from compiler.passes.byte_products import byte_products
 from compiler.passes.common_subexpressions import common_subexpressions
 from compiler.passes.constant_folding import constant_folding
 from compiler.passes.dead_code import dead_code
@@ -29,6 +30,7 @@ Observer = Callable[[str, Graph], None]
 
 PASSES: tuple[Pass, ...] = (
     dead_code,
+    byte_products,  # while constants of bytes are still apart from their scales
     constant_folding,
     common_subexpressions,
     layer_norm,  # the idioms first: later passes would rewrite their parts

@@ -103,12 +103,14 @@ class CoreModel:
 class DotInstruction:
     """`accumulator + sum(left[i] * right[i])` over groups of narrow elements.
 
-    Operands are vectors of 32-bit elements, each 4 int8 or 2 bfloat16 elements side by side.
+    Operands are vectors of 32-bit elements, each 4 bytes or 2 elements of 16 bits side by side.
 
     Attributes:
         feature: the LLVM feature that has it.
         operand: the type in which the intrinsic takes the elements of its operands.
         intrinsic: number of accumulators -> LLVM's name, ascending.
+        accumulates: whether the intrinsic takes the accumulator, before its operands; if not, its
+            sums are added to it.
     """
 
     feature: str
@@ -117,6 +119,7 @@ class DotInstruction:
     accumulator: DType
     operand: DType
     intrinsic: tuple[tuple[int, str], ...]
+    accumulates: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +181,7 @@ class Family:
             the CPU.
         detect: the host as a target from LLVM's triple, CPU and features (True: present); None
             where LLVM tells less than Linux does.
-        dot: instructions that add products of narrow elements.
+        dot: instructions that add products of narrow elements, the best first.
         scale: intrinsics for `x * 2**n`.
         syntax: of assembly text.
         scan_stack: finds accesses to the stack in object code; None where nothing does.

@@ -226,13 +226,29 @@ def _vector(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((bits // 32, f"llvm.x86.{name}.{bits}") for bits in (128, 256, 512))
 
 
-_U8, _S8, _BFLOAT = DType.UINT8, DType.INT8, DType.BFLOAT16
+_U8, _S8, _S16, _BFLOAT = DType.UINT8, DType.INT8, DType.INT16, DType.BFLOAT16
+_INT = DType.INT32
+
+
+def _pairs(feature: str, lanes: int, name: str) -> DotInstruction:
+    """vpmaddwd: products of 16 bits, added in pairs. vpmaddubsw, its like for bytes, saturates."""
+    return DotInstruction(
+        feature, _S16, _S16, _INT, _S16, ((lanes, f"llvm.x86.{name}"),), accumulates=False
+    )
+
+
+# None saturates; the bfloat16 one flushes subnormal numbers to zero. LLVM has one intrinsic for
+# both encodings of VNNI, of which the older one has no 512 bits.
+_BYTES = _vector("avx512.vpdpbusd")
 _DOT = (
-    # Neither saturates; the bfloat16 one flushes subnormal numbers to zero.
-    DotInstruction("avx512vnni", _U8, _S8, DType.INT32, DType.INT32, _vector("avx512.vpdpbusd")),
+    DotInstruction("avx512vnni", _U8, _S8, _INT, _INT, _BYTES),
+    DotInstruction("avxvnni", _U8, _S8, _INT, _INT, _BYTES[:2]),
     DotInstruction(
         "avx512bf16", _BFLOAT, _BFLOAT, DType.FLOAT32, _BFLOAT, _vector("avx512bf16.dpbf16ps")
     ),
+    _pairs("sse3", 4, "sse2.pmadd.wd"),
+    _pairs("avx2", 8, "avx2.pmadd.wd"),
+    _pairs("avx512bw", 16, "avx512.pmaddw.d.512"),
 )
 
 

@@ -13,7 +13,7 @@ from math import prod
 
 from compiler.loops.expr import Combiner, Expr, Fold, Load, Op, Operation, Space
 from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, For, LoopNest, Node, Order, Store
+from compiler.loops.nest import Compute, For, LoopNest, Node, Order, Store, dot_operands
 from tuner.analysis.accesses import (
     KINDS,
     Form,
@@ -245,7 +245,9 @@ def _facts(
     init: Expr | None,
     vector: Axis | None,
     combiner: Combiner | Fold | None,
+    group: int,
 ) -> _Facts:
+    """Facts of a statement; `group` elements of each load of its body are one operand."""
     combines = combiner is not None
     is_extremum = combiner in (Combiner.MAX, Combiner.MIN) and body.dtype.is_float
     inner = expression_facts(body)
@@ -257,7 +259,7 @@ def _facts(
     read = tuple(
         (
             found,
-            found.step(vector) if vector else 0,
+            (found.step(vector) if vector else 0) // (group if load in in_body else 1),
             load in in_body,
             found.axes & output_axes,
             alignment(load, vector),
@@ -271,9 +273,11 @@ def _facts(
         if (found := access(store.target)) is not None
     )
     forms = forms_by_tensor([*(use[0] for use in read), *(use[0] for use in written)])
-    issued = list(inner.counts)
+    issued, body_cost = list(inner.counts), inner.cost
     is_fused = isinstance(body, Op) and body.operation is Operation.MUL
-    if combines:
+    if group > 1:  # conversions, products and sums of the group are one instruction
+        issued, body_cost = [float(kind == _FMA) for kind in range(len(KINDS))], 1.0
+    elif combines:
         # A multiplication and the addition of the sum are one instruction.
         issued[_FMA if is_fused else _ADD] += 1
         issued[_MUL] -= is_fused
@@ -288,7 +292,7 @@ def _facts(
         stores=written,
         tensors=tuple(map(tuple, forms.values())),
         body=tuple(issued),
-        body_cost=inner.cost + float(combines and not is_fused) + float(is_extremum),
+        body_cost=body_cost + float(combines and not is_fused) + float(is_extremum),
         ending=tuple(map(sum, zip(*(each.counts for each in epilogues), strict=True))),
         ending_cost=sum(each.cost for each in epilogues),
         aliased=frozenset(
@@ -310,7 +314,11 @@ def _density(loads: Iterable[Load]) -> float:
 
 
 def _statement(compute: Compute, loops: EnclosingLoops) -> ComputeCosts:
-    facts = _facts(compute.stores, compute.body, compute.init, compute.vector, compute.combiner)
+    operands = dot_operands(compute.body) if compute.dot is not None else None
+    group = 4 // operands[0].dtype.bytes if operands else 1
+    facts = _facts(
+        compute.stores, compute.body, compute.init, compute.vector, compute.combiner, group
+    )
     counted = count_loops(loops, compute.reduce, compute.unroll, compute.vector)
     return _cost_in(facts, counted, compute.partial, compute.skip_padding)
 

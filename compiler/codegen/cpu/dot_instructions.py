@@ -1,37 +1,117 @@
-"""Instructions that multiply groups of narrow elements and add them to 32-bit accumulators.
+"""Groups of narrow elements, multiplied and added to 32-bit accumulators.
 
-An operand is a vector of 32-bit elements, each 4 int8 or 2 bfloat16 elements side by side. The
-family of the target says which instructions there are.
+An operand is a vector of 32-bit elements, each 4 bytes or 2 elements of 16 bits side by side. The
+family of the target says which instructions there are. Products of integers are exact on every
+target, without saturation on the way:
+
+1. an instruction for the two types;
+2. one for bytes of which one operand has the other sign: its low seven bits mean the same in both
+   types, and the eighth the opposite, so that products with that one are subtracted;
+3. bytes as pairs of 16 bits, the even ones and the odd ones;
+4. single elements, in plain arithmetic.
 """
 
 from __future__ import annotations
 
+from compiler.codegen.cpu.arithmetic import apply
 from compiler.codegen.cpu.ssa import Emitter, Value, type_text
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
+from compiler.loops.expr import Operation
 from compiler.targets import DotInstruction
+
+Types = tuple[DType, DType]
+
+_SEVEN_BITS, _EIGHTH_BITS = 0x7F7F7F7F, ~0x7F7F7F7F
+_BYTES = (DType.UINT8, DType.INT8)
+_PAIRS = (DType.INT16, DType.INT16)
 
 
 def multiply_add(
-    emitter: Emitter, types: tuple[DType, DType], accumulator: Value, left: Value, right: Value
+    emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value:
-    """One instruction; `left` and `right` are int32 values that hold elements of `types`.
+    """`accumulator + sum(left[i] * right[i])` in each lane; both are int32 that hold `types`.
 
     Raises:
-        ScheduleError: if the target has no instruction for these types.
+        ScheduleError: if these are no integers, and the target has no instruction for them.
     """
-    for instruction in emitter.target.family.dot:
-        fits = instruction.accumulator is accumulator.dtype and emitter.target.has(
-            instruction.feature
+    found = _direct(emitter, types, accumulator, left, right)
+    if found is None and set(types) <= set(_BYTES):
+        found = _other_sign(emitter, types, accumulator, left, right)
+        if found is None:
+            found = accumulator
+            for part in (0, 1):
+                pair = (_halved(emitter, t, v, part) for t, v in zip(types, (left, right)))
+                found = multiply_add(emitter, _PAIRS, found, *pair)
+    if found is None and types == _PAIRS:
+        found = _plain(emitter, accumulator, left, right)
+    if found is None:
+        raise ScheduleError(
+            f"target '{emitter.target.name}' has no instruction that adds products of {types[0]} "
+            f"and {types[1]} to {accumulator.dtype}"
         )
-        if fits and types == (instruction.left, instruction.right):
-            return _call(emitter, instruction, accumulator, left, right)
-        if fits and types == (instruction.right, instruction.left):
-            return _call(emitter, instruction, accumulator, right, left)
-    raise ScheduleError(
-        f"target '{emitter.target.name}' has no instruction that adds products of {types[0]} and "
-        f"{types[1]} to {accumulator.dtype}"
+    return found
+
+
+def _direct(
+    emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
+) -> Value | None:
+    """By an instruction for these types, in either order."""
+    sums, lanes = accumulator.dtype, accumulator.lanes
+    assert sums is not None
+    found = emitter.target.dot(*types, sums, lanes)
+    if found is not None:
+        return _call(emitter, found, accumulator, left, right)
+    found = emitter.target.dot(*types[::-1], sums, lanes)
+    return found and _call(emitter, found, accumulator, right, left)
+
+
+def _other_sign(
+    emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
+) -> Value | None:
+    """By an instruction in which the left operand has the other sign."""
+    other = _BYTES[types[0] is DType.UINT8], types[1]
+    whole = emitter.splat(left, accumulator.lanes)
+    low, high = (
+        apply(emitter, Operation.AND, whole, emitter.const(bits, DType.INT32))
+        for bits in (_SEVEN_BITS, _EIGHTH_BITS)
     )
+    nothing = emitter.const(0, DType.INT32, accumulator.lanes)
+    opposite = _direct(emitter, other, nothing, high, right)
+    if opposite is None:
+        return None
+    total = _direct(emitter, other, accumulator, low, right)
+    assert total is not None
+    return apply(emitter, Operation.SUB, total, opposite)
+
+
+def _halved(emitter: Emitter, dtype: DType, value: Value, part: int) -> Value:
+    """The even (0) or odd (1) bytes of each group as 16-bit elements, in the place of two bytes."""
+    lanes = 2 * value.lanes
+    text = type_text(DType.INT16, lanes)
+    eight = emitter.const(8, DType.INT16, lanes)
+    pairs = emitter.emit(DType.INT16, lanes, f"bitcast {value.type} %s to {text}", value)
+    if part == 0:
+        pairs = emitter.emit(DType.INT16, lanes, f"shl {text} %s, %s", pairs, eight)
+    shift = "ashr" if dtype.is_signed else "lshr"
+    pairs = emitter.emit(DType.INT16, lanes, f"{shift} {text} %s, %s", pairs, eight)
+    return emitter.emit(DType.INT32, value.lanes, f"bitcast {text} %s to {value.type}", pairs)
+
+
+def _plain(emitter: Emitter, accumulator: Value, left: Value, right: Value) -> Value:
+    """Pairs of 16-bit elements, one element at a time."""
+    for part in (0, 1):
+        x, y = (_element(emitter, value, part) for value in (left, right))
+        accumulator = apply(emitter, Operation.FMA, x, y, accumulator)
+    return accumulator
+
+
+def _element(emitter: Emitter, value: Value, part: int) -> Value:
+    """The low (0) or high (1) 16 bits of each 32, with their sign."""
+    sixteen = emitter.const(16, DType.INT32, value.lanes)
+    if part == 0:
+        value = emitter.emit(DType.INT32, value.lanes, f"shl {value.type} %s, %s", value, sixteen)
+    return emitter.emit(DType.INT32, value.lanes, f"ashr {value.type} %s, %s", value, sixteen)
 
 
 def _call(
@@ -42,13 +122,16 @@ def _call(
     dtype, operand = instruction.accumulator, instruction.operand
     elements = width * 4 // operand.bytes
     packed = type_text(operand, elements)
-    arguments = [_widened(emitter, accumulator, width)]
+    arguments = [_widened(emitter, accumulator, width)] if instruction.accumulates else []
     for value in (left, right):
         wide = _widened(emitter, emitter.splat(value, lanes), width)
         if operand is not DType.INT32:
             wide = emitter.emit(operand, elements, f"bitcast {wide.type} %s to {packed}", wide)
         arguments.append(wide)
-    return _narrowed(emitter, emitter.call(dtype, width, name, *arguments), lanes)
+    result = _narrowed(emitter, emitter.call(dtype, width, name, *arguments), lanes)
+    if instruction.accumulates:
+        return result
+    return apply(emitter, Operation.ADD, result, accumulator)
 
 
 def _widened(emitter: Emitter, value: Value, lanes: int) -> Value:

@@ -81,6 +81,8 @@ class Loader:
                 for lane in range(active)
             ]  # fmt: skip
             value = _gather(emitter, pointers, stored, lanes, depth, tag, tensor.dtype.bytes)
+        elif not access.is_vector and access.present < access.packed:
+            value = _partial_group(emitter, access, base, offset, depth, tag)
         elif not access.is_vector:
             where = emitter.offset(base, offset, depth)
             value = _scalar_load(emitter, where, stored, depth, tag, tensor.dtype.bytes)
@@ -138,6 +140,22 @@ def _scalar_load(
 ) -> Value:
     text = f"load {element(dtype)}, ptr %s, align {align}{tag}"
     return emitter.emit(dtype, 1, text, where, depth=depth)
+
+
+def _partial_group(
+    emitter: Emitter, access: Access, base: Value, offset: int, depth: int, tag: str
+) -> Value:
+    """The elements that a group has, one by one: those behind them may be no memory of ours."""
+    size = access.tensor.dtype.bytes
+    raw = DType.UINT8 if size == 1 else DType.UINT16
+    group = emitter.const(0, DType.INT32)
+    for number in range(access.present):
+        where = emitter.offset(base, offset + number * size, depth)
+        bits = cast(emitter, _scalar_load(emitter, where, raw, depth, tag, size), DType.INT32)
+        place = emitter.const(1 << (8 * size * number), DType.INT32)
+        bits = apply(emitter, Operation.MUL, bits, place)
+        group = apply(emitter, Operation.OR, bits, group) if number else bits
+    return group
 
 
 def _vector_load(

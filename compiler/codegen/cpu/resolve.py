@@ -43,6 +43,8 @@ class Access:
     indirect_strides: tuple[int, ...] = ()
     packed: int = 1
     """Neighbouring elements that are loaded as one of 32 bits."""
+    present: int = 1
+    """How many of them there are; the others count as zeros."""
     contiguous: bool = field(init=False, default=False)
     """Whether the lanes lie side by side, in order."""
 
@@ -127,7 +129,7 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
     address = locate(context.emitter, context.environment, load, padding)
     offset = address.offset
     unrolled = tuple((points.position[v], stride) for v, stride in offset.of(Kind.UNROLLED).items())
-    packed = _packed(tensor, offset)
+    packed, present = _packed(tensor, offset)
     lanes = offset.of(Kind.LANE)
     lane_offsets: tuple[int, ...] = ()
     if lanes:
@@ -155,18 +157,27 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
         gcd(alignment(offset, LINE), *indirect),
         tuple(indirect),
         packed,
+        present,
     )
 
 
-def _packed(tensor: Tensor, offset: Linear) -> int:
-    """How many elements one operand of a dot instruction takes: they must be neighbours."""
+def _packed(tensor: Tensor, offset: Linear) -> tuple[int, int]:
+    """How many elements one operand of a dot instruction takes, and how many there are.
+
+    They must be neighbours. Vectors of groups that are not full are read whole: the layout must
+    have room for them.
+    """
     group = offset.of(Kind.PACKED)
     if not group:
-        return 1
+        return 1, 1
     ((variable, stride),) = group.items()
     if stride != tensor.dtype.bytes or tensor.space is not Space.MEMORY:
         raise ScheduleError(f"elements of '{tensor.name}' that are packed do not lie side by side")
-    return variable.count
+    count = 4 // tensor.dtype.bytes
+    whole = tensor.layout.factors and (tensor.layout.factors[-1].mod or 1) % count == 0
+    if variable.count < count and offset.of(Kind.LANE) and not whole:
+        raise ScheduleError(f"'{tensor.name}' has no room for whole groups of {count}")
+    return count, variable.count
 
 
 def _static_guard(

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import gcd
 
-from compiler.loops.expr import Expr, Load, Role, loads
-from compiler.loops.index import Axis
+from compiler.dtypes import DType
+from compiler.loops.expr import Cast, Expr, Load, Role, loads
+from compiler.loops.index import Axis, affine
+from compiler.loops.nest import dot_operands
 from compiler.schedule.merge import merge_axes
 from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
 from compiler.schedule.structure import needs_padding, short_step, unit_stride, vector_axis
+from compiler.target import Target
 from compiler.targets import CoreModel
 from compiler.workload import Workload
 
@@ -26,7 +29,9 @@ class Contraction:
 
     `lanes` is the output axis along the vectors, `tile` the broadcast axis of the register tile,
     `outer` the other output axes; `channel` is the reduction axis that is split and unrolled,
-    `window` the other reduction axes.
+    `window` the other reduction axes. `broadcast` and `streamed` are the factors as they are stored;
+    `product` is what is summed. One step of the reduction multiplies `group` neighbouring channels:
+    the bytes that fill 32 bits, or one element of any other type.
     """
 
     problem: Problem
@@ -40,6 +45,32 @@ class Contraction:
     window: tuple[Axis, ...]
     channel_block: int | None
     padded: bool
+    group: int = 1
+
+    def product(self, broadcast: Expr, streamed: Expr) -> Expr:
+        """The factors, each in the type that products are formed in, multiplied."""
+        dtype = self.problem.reduction.body.dtype
+        left, right = (e if e.dtype is dtype else Cast(e, dtype) for e in (broadcast, streamed))
+        return left * right
+
+    def registers(self, target: Target, tile: int, vectors: int) -> int:
+        """Vector registers that a tile of this size keeps: sums, panels and one broadcast.
+
+        Without an instruction for its types, two parts of each factor and a product are kept.
+        """
+        operands = vectors + 1
+        if self.group > 1:
+            types = self.broadcast.dtype, self.streamed.dtype
+            sums = self.problem.reduction.dtype
+            lanes = target.lanes(sums)
+            if not any(target.dot(*order, sums, lanes) for order in (types, types[::-1])):
+                operands = 2 * operands + 1
+        return tile * vectors + operands
+
+    def panel_bytes(self, target: Target, vectors: int) -> int:
+        """Bytes of one panel of the streamed factor."""
+        lanes = target.lanes(DType.FLOAT32)
+        return self.channel.extent * vectors * lanes * self.streamed.dtype.bytes
 
     @property
     def panel(self) -> Load | None:
@@ -83,7 +114,7 @@ def analyse(workload: Workload) -> Contraction | None:
     lanes = vector_axis(problem.output, problem.axes)
     if lanes is None:
         return None
-    left, right = problem.product
+    left, right = (_stored(factor) for factor in problem.product)
     if lanes in axes_of(left):
         left, right = right, left
     free, used = axes_of(left), axes_of(right)
@@ -102,6 +133,7 @@ def analyse(workload: Workload) -> Contraction | None:
     window = _beside_tile_last(problem, window, tile)
     rest = [a for a in problem.reduction.axes if a not in window]
     channel = max(rest, key=lambda a: a.extent, default=Axis("unit", 1))
+    block = _channel_block(loads(left), channel)
     return Contraction(
         problem,
         left,
@@ -112,9 +144,31 @@ def analyse(workload: Workload) -> Contraction | None:
         batch,
         channel,
         window,
-        _channel_block(loads(left), channel),
+        block,
         any(needs_padding(load) for load in loads(problem.reduction.body)),
+        _group(problem, left, right, channel, block),
     )
+
+
+def _stored(factor: Expr) -> Expr:
+    """A factor without the conversion of what is loaded: the register tile does it."""
+    match factor:
+        case Cast(value=Load() as load):
+            return load
+    return factor
+
+
+def _group(problem: Problem, left: Expr, right: Expr, channel: Axis, block: int | None) -> int:
+    """How many channels lie side by side in 32 bits of both factors, or can be packed so."""
+    operands = dot_operands(problem.reduction.body)
+    if operands is None or problem.reduction.dtype is not DType.INT32 or channel.extent == 1:
+        return 1
+    if not isinstance(left, Load) or not isinstance(right, Load):
+        return 1
+    group = 4 // left.dtype.bytes
+    rows = unit_stride(left, channel) and not is_padded(left, channel)
+    packable = right.tensor.role is Role.WEIGHT and affine(channel) in right.index
+    return group if rows and packable and (block or group) % group == 0 else 1
 
 
 def _can_stream(streamed: Expr, lanes: Axis, window: Sequence[Axis]) -> bool:

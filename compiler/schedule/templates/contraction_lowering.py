@@ -51,7 +51,7 @@ def lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
     count = int(dict(schedule.choices).get("split", 1))
     if count == 1:
         return _lower(found, schedule, target)
-    if found.window or found.channel.extent % (count * (found.channel_block or 1)):
+    if found.window or found.channel.extent % (count * (found.channel_block or found.group)):
         raise ScheduleError(f"the sum does not divide into {count} parts")
     if not is_weight(found.panel) and _is_packed(found, schedule):
         raise ScheduleError("a sum in parts is not read from panels made at run time")
@@ -76,7 +76,7 @@ def _lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
     static_taps = bool(found.window) and schedule.text("taps") == "unroll"
     panels = _panels(found, width, lanes, packed=_is_packed(found, schedule))
     broadcast = _packed_broadcast(found, tile)
-    body = broadcast[0] * panels.load
+    body = found.product(broadcast[0], panels.load)
     reduce, points = reduction_tiles(found, unroll, static_taps)
     if found.tile is not None:
         points.append(Tile(found.tile))
@@ -87,9 +87,10 @@ def _lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
         reduce=tuple(reduce),
         unroll=(*points, Tile(found.lanes, lanes)),
         vector=found.lanes,
-        partial=_partial(found, tile * vectors, unroll, target.vector_registers - vectors - 1),
+        partial=_partial(found, target, tile, vectors, unroll),
         skip_padding=static_taps,
         prefetch=schedule.integer("prefetch") if is_weight(found.panel) else 0,
+        dot=found.channel if found.group > 1 else None,
     )
     peel = static_taps and needs_static_taps(found)
     stage = parallel_stage(
@@ -107,12 +108,16 @@ def _lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
     return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
 
 
-def _partial(found: Contraction, tile: int, unroll: int, registers: int) -> tuple[Axis, ...]:
+def _partial(
+    found: Contraction, target: Target, rows: int, vectors: int, unroll: int
+) -> tuple[Axis, ...]:
     """The reduction, where a tile of few vectors leaves room for accumulators of its own steps.
 
     A multiply-add waits for the one before into the same accumulator.
     """
-    few = tile < ENOUGH_ACCUMULATORS and tile * unroll <= registers
+    tile = rows * vectors
+    spare = target.vector_registers - found.registers(target, rows, vectors)
+    few = tile < ENOUGH_ACCUMULATORS and tile * (unroll - 1) <= spare
     return (found.channel,) if few and not found.window and found.channel.extent > 1 else ()
 
 
@@ -130,10 +135,13 @@ def reduction_tiles(
 ) -> tuple[list[Tile], list[Tile]]:
     """Reduction loops, outermost first, and the reduction's points inside the register tile.
 
-    Blocked channels: block, window, channel in the block. Otherwise: channel, window.
+    Blocked channels: block, window, channel in the block. Otherwise: channel, window. `unroll`
+    counts groups of channels.
     """
     reduce: list[Tile] = []
-    block = found.channel_block
+    block, group = found.channel_block, found.group
+    if found.window and block is None and group > 1:
+        block = group
     if block is not None and found.channel.extent > 1:
         reduce.append(Tile(found.channel, block))
     elif found.window and found.channel.extent > 1:
@@ -144,8 +152,9 @@ def reduction_tiles(
     if found.window:
         reduce.append(Tile(found.window[-1], 1, unroll=static_taps))
     if found.channel.extent > 1 and (block is not None or not found.window):
-        reduce.append(Tile(found.channel, min(unroll, block or unroll)))
-        points.append(Tile(found.channel))
+        step = unroll * group
+        reduce.append(Tile(found.channel, min(step, block or step)))
+        points.append(Tile(found.channel, group))
     return reduce, points
 
 
@@ -183,20 +192,23 @@ def _panels(found: Contraction, width: int, lanes: int, *, packed: bool) -> _Pan
 
 
 def _panel_factors(found: Contraction, load: Load, dim: int, width: int) -> tuple[Factor, ...]:
-    """Outer to inner: panels, batch dimensions, channel blocks, window, channels, the panel."""
+    """Outer to inner: panels, batch dimensions, channel blocks, window, channels, the panel, and
+    the channels of a group."""
     others = [d for d in range(len(load.index)) if d != dim]
     channel = next((d for d in others if found.channel in load.index[d].axes()), None)
     plain = [d for d in others if d != channel]
     window = [d for d in plain if set(load.index[d].axes()) & set(found.window)]
     batch = [d for d in plain if d not in window]
     factors = [Factor(d) for d in batch] + [Factor(dim, width)]
-    if channel is not None and found.channel_block is not None:
-        block = found.channel_block
-        factors += [Factor(channel, block), *map(Factor, window), Factor(channel, 1, block)]
+    block, group = found.channel_block, found.group
+    if channel is not None and block is not None:
+        inner = Factor(channel, group, block // group)
+        factors += [Factor(channel, block), *map(Factor, window), inner]
     else:
-        factors += [Factor(channel)] if channel is not None else []
+        factors += [Factor(channel, group)] if channel is not None else []
         factors += [Factor(d) for d in window]
-    return (*factors, Factor(dim, 1, width))
+    factors.append(Factor(dim, 1, width))
+    return (*factors, Factor(channel, 1, group)) if channel is not None and group > 1 else (*factors,)
 
 
 def _packing_stage(found: Contraction, load: Load, width: int, lanes: int) -> _Panels:

@@ -57,8 +57,7 @@ def knobs_of(found: Contraction, target: Target, threads: int) -> tuple[Knob, ..
     orders = ["lanes-outer"] if found.tile else []
     orders += ["lanes-inner"]
     orders += ["lanes-middle"] if found.outer and found.tile else []
-    whole = found.channel_block or found.channel.extent
-    unrolls = tuple(u for u in _UNROLLS if u <= whole)
+    unrolls = tuple(u for u in _UNROLLS if u <= _groups(found))
     knobs = [
         Knob("tile", tiles),
         Knob("vectors", vectors),
@@ -75,6 +74,11 @@ def knobs_of(found: Contraction, target: Target, threads: int) -> tuple[Knob, ..
         counts = split_counts(found, lanes, threads)
         knobs += [Knob("split", counts)] if len(counts) > 1 else []
     return tuple(knobs)
+
+
+def _groups(found: Contraction) -> int:
+    """Groups of channels, of which an unrolled step takes some."""
+    return -(-(found.channel_block or found.channel.extent) // found.group)
 
 
 def _taps(found: Contraction) -> tuple[str, ...]:
@@ -113,7 +117,7 @@ def fits(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bo
     """Registers hold the tile, its panels and one broadcast; tails do not dominate."""
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     registers = target.vector_registers
-    if tile * vectors + vectors + 1 > registers:
+    if found.registers(target, tile, vectors) > registers:
         return False
     lanes = target.lanes(DType.FLOAT32)
     width = vectors * lanes
@@ -147,8 +151,7 @@ def default_schedule(
     for tile, vectors, order, split in product(
         values["tile"], values["vectors"], values["order"], splits
     ):
-        used = int(tile) * int(vectors) + int(vectors) + 1
-        spare = target.vector_registers - used
+        spare = target.vector_registers - found.registers(target, int(tile), int(vectors))
         choice: dict[str, Choice] = {
             "tile": tile,
             "vectors": vectors,
@@ -164,7 +167,7 @@ def default_schedule(
         if "prefetch" in values:
             # A product reads a panel of weights as one stream, which hardware prefetches.
             choice["prefetch"] = PREFETCHES[-1] if found.window else 0
-        panel = found.channel.extent * int(vectors) * target.vector_bits // 8
+        panel = found.panel_bytes(target, int(vectors))
         score = _tile_score(
             int(tile), int(vectors), extent, whole, target.vector_registers, panel <= near
         )
@@ -200,14 +203,15 @@ def rows_schedule(
     near = target.core.panel_bytes
 
     def score(tile: int, vectors: int) -> float:
-        panel = found.channel.extent * vectors * target.vector_bits // 8
+        panel = found.panel_bytes(target, vectors)
         worth = _tile_score(tile, vectors, tile, whole, registers, panel <= near)
         return worth * min(1.0, found.rows_in_cache(target.core) / tile) ** 2
 
-    allowed = ((t, v) for t in _TILES for v in range(1, 7) if t * v + v + 1 <= registers)
+    sizes = ((t, v) for t in _TILES for v in range(1, 7))
+    allowed = (pair for pair in sizes if found.registers(target, *pair) <= registers)
     tile, vectors = max(allowed, key=lambda pair: score(*pair))
-    spare = registers - tile * vectors - vectors - 1
-    unrolls = tuple(u for u in _UNROLLS if u <= (found.channel_block or found.channel.extent))
+    spare = registers - found.registers(target, tile, vectors)
+    unrolls = tuple(u for u in _UNROLLS if u <= _groups(found))
     # Threads share the rows if there are enough of them, else the panels.
     balance = parallel_balance([LoopSpec(found.tile, tile)], threads)
     return Schedule.of(

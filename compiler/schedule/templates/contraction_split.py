@@ -40,7 +40,7 @@ def split_counts(found: Contraction, lanes: int, threads: int) -> tuple[int, ...
         vectors *= axis.extent
     if threads == 1 or found.window or found.padded or vectors > _VECTORS_A_THREAD * threads:
         return (1,)
-    whole, block = found.channel.extent, found.channel_block or 1
+    whole, block = found.channel.extent, found.channel_block or found.group
     counts = [
         count
         for count in range(2, 2 * threads + 1)

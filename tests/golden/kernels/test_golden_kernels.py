@@ -34,6 +34,16 @@ CASES: dict[str, tuple[str, Schedule]] = {
         "matmul",
         Schedule.of("gemm", tile=14, vectors=2, order="lanes-outer", unroll=4, prefetch=0),
     ),
+    "gemm_bytes": (
+        "bytes",
+        Schedule.of("gemm", tile=14, vectors=2, order="lanes-outer", unroll=2, prefetch=0),
+    ),
+    "direct_bytes": (
+        "bytes 3x3",
+        Schedule.of(
+            "direct", tile=14, vectors=2, order="lanes-outer", unroll=2, taps="loop", prefetch=0
+        ),
+    ),
     "strassen": (
         "matmul",
         Schedule.of(

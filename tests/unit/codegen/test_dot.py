@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from compiler.codegen.cpu.lower import lower_nest
 from compiler.codegen.object import emit_assembly
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
+from compiler.loops.evaluate import pack_tensor
 from compiler.loops.expr import Accumulator, Cast, Combiner, Role, Tensor
 from compiler.loops.index import Axis
 from compiler.loops.layout import Factor, Layout
@@ -20,7 +22,7 @@ from compiler.loops.semantics import to_memory
 from compiler.loops.text import parse_nest, print_nest
 from compiler.loops.verify import verify_nest
 from compiler.target import resolve_target
-from tests.kernels import WIDTHS, width
+from tests.kernels import WIDTHS, run_nest_code, width
 from tests.unit.codegen.checks import agree, kernel
 
 Array = np.ndarray[Any, Any]
@@ -65,8 +67,11 @@ BYTES = (DType.UINT8, DType.INT8)
 BRAINS = (DType.BFLOAT16, DType.BFLOAT16)
 
 
+SIZES = [(7, 70, 40), (3, 5, 8), (1, 33, 12), (4, 20, 7), (2, 17, 3), (3, 40, 17), (5, 6, 2)]
+
+
 @pytest.mark.parametrize("bits", WIDTHS)
-@pytest.mark.parametrize(("rows", "columns", "depth"), [(7, 70, 40), (3, 5, 8), (1, 33, 12)])
+@pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)
 @pytest.mark.parametrize(
     ("types", "feature"),
     [(BYTES, "avx512vnni"), (BYTES[::-1], "avx512vnni"), (BRAINS, "avx512bf16")],
@@ -74,6 +79,7 @@ BRAINS = (DType.BFLOAT16, DType.BFLOAT16)
 def test_dot_instructions(
     types: tuple[DType, DType], feature: str, rows: int, columns: int, depth: int, bits: int
 ) -> None:
+    """By the meaning of the nest; the last group of a sum may have fewer elements than others."""
     if not width(bits).has(feature):
         pytest.skip(f"the host has no {feature}")
     nest = packed_product(types, rows, columns, depth, bits // 32)
@@ -85,26 +91,91 @@ def test_dot_instructions(
     )
 
 
+SIGNS = [(left, right) for left in (DType.UINT8, DType.INT8) for right in (DType.UINT8, DType.INT8)]
+ISAS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "cascadelake")
+"""Without a dot instruction at 128, 256 and 512 bits, and with one."""
+
+
+def all_pairs(types: tuple[DType, DType]) -> tuple[Array, Array]:
+    """(256, 4) and (4, 256) bytes whose products have every pair of bytes at every place."""
+    every, steps = np.arange(256), np.array([0, 64, 37, 201])
+    left, right = every[:, None] + steps, every + steps[::-1, None]
+    return tuple(  # type: ignore[return-value]
+        part.astype(np.uint8).view(t.numpy) for part, t in zip((left, right), types, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", ISAS)
+@pytest.mark.parametrize("types", SIGNS)
+def test_products_of_bytes_are_exact(types: tuple[DType, DType], name: str) -> None:
+    """Every pair of bytes, in every instruction set that this machine runs, does not saturate."""
+    target = resolve_target(name)
+    if not target.runs_on(resolve_target("host")):
+        pytest.skip(f"the host is no {name}")
+    a, b = all_pairs(types)
+    nest = packed_product(types, 256, 256, 4, target.vector_bits // 32)
+    (found,) = run_nest_code(nest, target, a, pack_tensor(nest.buffers[1], b))
+    wide = a.astype(np.int64) @ b.astype(np.int64)
+    np.testing.assert_array_equal(found.reshape(wide.shape), wide)
+
+
+@pytest.mark.parametrize("name", ISAS)
+@pytest.mark.parametrize("types", SIGNS)
+def test_products_of_bytes_have_any_depth(types: tuple[DType, DType], name: str) -> None:
+    target = resolve_target(name)
+    if not target.runs_on(resolve_target("host")):
+        pytest.skip(f"the host is no {name}")
+    for rows, columns, depth in SIZES:
+        nest = packed_product(types, rows, columns, depth, target.vector_bits // 32)
+        a, b = narrow(types[0], rows, depth), narrow(types[1], depth, columns)
+        (found,) = run_nest_code(nest, target, a, pack_tensor(nest.buffers[1], b))
+        wide = a.astype(np.int64) @ b.astype(np.int64)
+        np.testing.assert_array_equal(found.reshape(wide.shape), wide)
+
+
 @pytest.mark.parametrize(
-    ("types", "instruction"),
+    ("name", "types", "instruction"),
     [
-        (BYTES, "usdot"),
-        ((DType.INT8, DType.INT8), "sdot"),
-        ((DType.UINT8, DType.UINT8), "udot"),
-        (BRAINS, "bfdot"),
+        ("x86-64-v2", BYTES, "pmaddwd"),
+        ("x86-64-v3", BYTES, "vpmaddwd"),
+        ("x86-64-v4", BYTES, "vpmaddwd"),
+        ("cascadelake", (DType.INT8, DType.INT8), "vpdpbusd"),
+        ("cascadelake", (DType.UINT8, DType.UINT8), "vpdpbusd"),
+        ("neoverse-v1", BYTES, "usdot"),
+        ("neoverse-v1", (DType.INT8, DType.INT8), "sdot"),
+        ("neoverse-v1", (DType.UINT8, DType.UINT8), "udot"),
+        ("neoverse-v1", BRAINS, "bfdot"),
+        ("neoverse-n1", BYTES, "sdot|udot"),
+        ("cortex-a72", BYTES, "mla|mul"),
+        ("riscv64", BYTES, "vmul|vmacc|vmadd"),
+        ("wasm32", BYTES, "i32x4.mul"),
     ],
 )
-def test_dot_instructions_of_aarch64(types: tuple[DType, DType], instruction: str) -> None:
-    target = resolve_target("neoverse-v1")
+def test_every_target_multiplies_bytes(
+    name: str, types: tuple[DType, DType], instruction: str
+) -> None:
+    target = resolve_target(name)
     nest = packed_product(types, 3, 12, 16, target.vector_bits // 32)
-    assert re.search(rf"\b{instruction}\b", emit_assembly(lower_nest(nest, target), target))
+    assembly = emit_assembly(lower_nest(nest, target), target)
+    assert re.search(rf"\b({instruction})", assembly)
+    assert "pmaddubsw" not in assembly
 
 
 def test_dot_instructions_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ScheduleError, match="'x86-64-v3' has no instruction that adds products"):
-        lower_nest(packed_product(BYTES, 3, 16, 8, 8), resolve_target("x86-64-v3"))
+        lower_nest(packed_product(BRAINS, 3, 16, 8, 8), resolve_target("x86-64-v3"))
     nest = packed_product(BYTES, 3, 16, 8, 16)
     columns = Layout((Factor(1), Factor(0)))
     text = print_nest(nest).replace("layout(row)", f"layout({columns})", 1)
     with pytest.raises(ScheduleError, match="elements of 'A' that are packed do not lie side by"):
+        lower_nest(parse_nest(text), resolve_target("znver4"))
+
+
+def test_groups_that_are_not_full_need_room_in_vectors() -> None:
+    nest = packed_product(BYTES, 3, 16, 7, 16)
+    tight = Layout((Factor(1), Factor(0)))
+    b = replace(nest.buffers[1], layout=tight)
+    text = print_nest(nest).replace(f"layout({nest.buffers[1].layout})", f"layout({tight})", 1)
+    assert parse_nest(text).buffers[1] == b
+    with pytest.raises(ScheduleError, match="'B' has no room for whole groups of 4"):
         lower_nest(parse_nest(text), resolve_target("znver4"))

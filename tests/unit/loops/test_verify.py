@@ -62,6 +62,7 @@ SECOND = Accumulator(DType.INT32, 1)
 FOLD = Fold((Const(0.0), Const(0, DType.INT32)), (Accumulator() + Incoming(), SECOND))
 PAIRS = replace(SUM, body=PAIR, combiner=FOLD)
 
+ONE = Axis("one", 1)
 NARROW = Tensor("a", (8,), DType.INT8)
 FOURS = Cast(NARROW[I], DType.INT32) * Cast(NARROW[I], DType.INT32)
 DOT = replace(
@@ -77,6 +78,9 @@ BAD = {
     "dot axis 'i' is not one that a sum": nest(replace(SUM, dot=I)),
     "dot axis 'i' is not cut into tiles of 4": nest(
         replace(DOT, unroll=(Tile(I, 2),)), buffers=DOT_BUFFERS
+    ),
+    "dot axis 'one' is not cut into tiles of 4": nest(
+        replace(DOT, unroll=(Tile(ONE, 4),), dot=ONE), buffers=DOT_BUFFERS
     ),
     "dot axis 'i' has another use": nest(replace(DOT, vector=I), buffers=DOT_BUFFERS),
     "two tensors are named 'x'": nest(COPY, buffers=(X, X, Y)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from compiler.dtypes import DType
 from compiler.graph.ir import AttrValue
 from compiler.loops.layout import ROW_MAJOR, Layout, blocked
 from compiler.workload import Halo, Workload
@@ -50,6 +51,32 @@ def matmul(m: int, n: int, k: int, *batch: int, constant: bool = True) -> Worklo
     b = make.input("b", *(() if constant else batch), k, n)
     y = make("gelu", make("matmul", a, b, make.input("bias", n)))
     return as_workload(make.graph(y), ("b", "bias") if constant else ("bias",))
+
+
+def requantised(make: Maker, total: str) -> str:
+    """Sums of int32 as bytes: scaled, rounded to even, moved and saturated."""
+    scaled = make("mul", make("cast", total, to="float32"), make.constant("scale", 0.001))
+    moved = make("add", make("round", scaled), make.constant("zero", 7.0))
+    return make("cast", moved, to="uint8")
+
+
+def byte_matmul(m: int, n: int, k: int) -> Workload:
+    make = Maker()
+    a, b = make.input("a", m, k, dtype=DType.UINT8), make.input("b", k, n, dtype=DType.INT8)
+    total = make("matmul", a, b, make.input("bias", n, dtype=DType.INT32), accumulator="int32")
+    return as_workload(make.graph(requantised(make, total)), ("b", "bias"))
+
+
+def byte_conv(lanes: int) -> Workload:
+    make = Maker()
+    x = make.input("x", 1, 64, 28, 28, dtype=DType.UINT8)
+    w = make.input("w", 64, 64, 3, 3, dtype=DType.INT8)
+    total = make(
+        "conv", x, w, make.input("b", 64, dtype=DType.INT32), strides=(1, 1), pads=(1, 1, 1, 1),
+        dilations=(1, 1), group=1, accumulator="int32",
+    )  # fmt: skip
+    y, layout = requantised(make, total), blocked(4, 1, lanes)
+    return as_workload(make.graph(y), ("w", "b"), {x: (layout, HALO), y: (layout, HALO)})
 
 
 def matmul_of_rows(m: int, n: int, k: int, *batch: int) -> Workload:
@@ -126,6 +153,9 @@ PROBLEMS: dict[str, Callable[[int], Workload]] = {
     "matmul of activations": lambda lanes: matmul(128, 64, 128, 12, constant=False),
     "gemv": lambda lanes: matmul(1, 1000, 2048),
     "gemv of rows": lambda lanes: matmul_of_rows(1, 1024, 64, 12),
+    "bytes": lambda lanes: byte_matmul(128, 768, 768),
+    "bytes of odd sizes": lambda lanes: byte_matmul(19, 37, 50),
+    "bytes 3x3": byte_conv,
     "max_pool": max_pool,
     "max_pool planar": lambda lanes: unary(
         "max_pool", 1, 20, 13, 13, kernel=(3, 3), strides=(2, 2), pads=(1,) * 4, dilations=(1, 1)

@@ -130,6 +130,8 @@ def algorithms(workload: Workload, numerics: str = "fast") -> list[str]:
         ("stem", ["direct"]),
         ("1x1", ["strassen", "gemm"]),
         ("matmul", ["strassen", "gemm"]),
+        ("bytes", ["gemm"]),
+        ("bytes 3x3", ["direct"]),
         ("gemv", ["gemv"]),
         ("gemv of rows", ["dot", "gemv"]),
         ("depthwise", ["window"]),

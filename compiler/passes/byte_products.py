@@ -1,0 +1,285 @@
+"""Products of quantised values: bytes multiplied as they are stored, added up in int32.
+
+Before:                                             After:
+    %1 = matmul(int32(%0) - z, w)                       %1 = matmul(%0, w, -z * sum(w))
+
+    %1 = conv((%0 - z) * s, (w - v) * t, b)             %2 = pad(%0) {value=z}
+                                                        %3 = conv(%2, w - v, -z * sum(w - v))
+                                                        %1 = float32(%3) * (s * t) + b
+
+`%0` is of uint8 or int8, `w` a constant. The products on the right have the attribute `accumulator`
+and take unsigned bytes and signed ones. So an int8 `%0` moves up by 128, as its zero point does; and
+columns of a matrix that leave int8 (asymmetric uint8) move into it, for which the sums of the rows
+of `%0` make up. The zero point of a matrix may be known at run time only; that of a convolution is
+what it is padded with.
+
+Sums in int32 are exact, where floats would be rounded at each step. Also called integer-only
+inference (Jacob et al., "Quantization and Training of Neural Networks for Efficient
+Integer-Arithmetic-Only Inference", 2018) or QDQ folding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.graph.ir import Graph, Node
+from compiler.ops.attributes import integer, ints, number
+from compiler.ops.products import BYTES
+from compiler.passes.rewrite import Rewriter, rewrite
+
+_MOST_TERMS = (2**31 - 1) // (255 * 128)
+"""So many products of bytes never leave int32."""
+
+_LEAST_CHANNELS = 4
+"""Fewer do not fill a group of bytes, and floats are multiplied faster than int32."""
+
+
+def byte_products(graph: Graph) -> Graph:
+    """Multiply quantised values as bytes, not as the floats or int32 that stand for them."""
+    return rewrite(graph, _rule)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """`(value - zero) * scale`: bytes, a zero point of int32, and a scale for all of them.
+
+    Without a scale, the product is one of integers.
+    """
+
+    value: str
+    zero: str | None
+    scale: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """`values * scale`: integers, and a scale that broadcasts with them."""
+
+    values: np.ndarray
+    scale: np.ndarray | None
+
+
+def _rule(rewriter: Rewriter, node: Node) -> str | None:
+    if node.op not in ("matmul", "gemm", "conv") or node.attr("accumulator") is not None:
+        return None
+    source, weight = _source(rewriter, node.inputs[0]), _weight(rewriter, node.inputs[1])
+    if source is None or weight is None or (source.scale is None) != (weight.scale is None):
+        return None
+    if node.op == "gemm":
+        if integer(node.attrs, "trans_a", 0) or _factors(node) != (1.0, 1.0):
+            return None
+        if integer(node.attrs, "trans_b", 0):
+            weight = _transposed(weight, (1, 0))
+    scale, tail = weight.scale, ()
+    if node.op == "conv":
+        total = _convolved(rewriter, node, source, weight)
+        tail = (1,) * (weight.values.ndim - 2)
+        scale = None if scale is None else scale.reshape(-1, *tail)  # of the output's channels
+    else:
+        total = _multiplied(rewriter, source, weight)
+    if total is None:
+        return None
+    if source.scale is not None and scale is not None:
+        factor = (scale.astype(np.float64) * source.scale).astype(np.float32)
+        total = rewriter.emit("cast", [total], {"to": DType.FLOAT32.value})
+        total = rewriter.emit("mul", [total, rewriter.constant(factor, f"{node.name}.scale")])
+    if len(node.inputs) > 2:
+        total = rewriter.emit("add", [total, _column(rewriter, node.inputs[2], tail)])
+    return total
+
+
+def _factors(gemm: Node) -> tuple[float, float]:
+    return number(gemm.attrs, "alpha", 1.0), number(gemm.attrs, "beta", 1.0)
+
+
+def _column(rewriter: Rewriter, value: str, tail: tuple[int, ...]) -> str:
+    """A bias with the dimensions behind it that it broadcasts over."""
+    if not tail:
+        return value
+    array, shape = rewriter.array(value), (*rewriter.shape(value), *tail)
+    if array is not None:
+        return rewriter.constant(array.reshape(shape), f"{value}.column")
+    return rewriter.emit("reshape", [value], {"shape": shape})
+
+
+# ---- what is quantised
+
+
+def _source(rewriter: Rewriter, value: str) -> _Source | None:
+    """Bytes less a zero point, scaled or not, perhaps under another shape."""
+    node = rewriter.producer(value)
+    if node is None:
+        return None
+    if node.op in ("reshape", "transpose"):
+        inner = _source(rewriter, node.inputs[0])
+        if inner is None or not _is_single(rewriter, inner.zero):
+            return None
+        return replace(inner, value=rewriter.emit(node.op, [inner.value], node.attrs))
+    if node.op == "mul":
+        for first, second in (node.inputs, node.inputs[::-1]):
+            scale, cast = rewriter.scalar(second), rewriter.producer(first, "cast")
+            if scale is None or cast is None or rewriter.type(first).dtype is not DType.FLOAT32:
+                continue
+            inner = _source(rewriter, cast.inputs[0])
+            if inner is not None and inner.scale is None and _is_single(rewriter, inner.zero):
+                return replace(inner, scale=scale)
+        return None
+    zero: str | None = None
+    if node.op == "sub":
+        wide, zero = node.inputs
+        node = rewriter.producer(wide, "cast")
+    if node is None or node.op != "cast" or rewriter.type(node.outputs[0]).dtype is not DType.INT32:
+        return None
+    (stored,) = node.inputs
+    if rewriter.type(stored).dtype not in BYTES or rewriter.array(stored) is not None:
+        return None
+    if zero is not None and len(rewriter.shape(zero)) > len(rewriter.shape(stored)):
+        return None
+    return _Source(stored, zero, None)
+
+
+def _is_single(rewriter: Rewriter, zero: str | None) -> bool:
+    """Whether a zero point is a constant for all elements."""
+    array = None if zero is None else rewriter.array(zero)
+    return zero is None or (array is not None and array.size == 1)
+
+
+def _weight(rewriter: Rewriter, value: str) -> _Weight | None:
+    """A constant of int32, or the operations that make scaled floats of a constant of bytes."""
+    if rewriter.type(value).dtype is DType.INT32:
+        values = _integers(rewriter, value)
+        return None if values is None else _Weight(values, None)
+    node = rewriter.producer(value)
+    if node is None or rewriter.type(value).dtype is not DType.FLOAT32:
+        return None
+    if node.op == "transpose":
+        inner = _weight(rewriter, node.inputs[0])
+        return None if inner is None else _transposed(inner, ints(node.attrs, "perm"))
+    if node.op != "mul":
+        return None
+    for first, second in (node.inputs, node.inputs[::-1]):
+        scale, cast = rewriter.array(second), rewriter.producer(first, "cast")
+        if scale is None or cast is None or rewriter.type(cast.inputs[0]).dtype is not DType.INT32:
+            continue
+        values = _integers(rewriter, cast.inputs[0])
+        if values is not None and rewriter.shape(value) == values.shape:
+            return _Weight(values, scale.reshape((1,) * (values.ndim - scale.ndim) + scale.shape))
+    return None
+
+
+def _integers(rewriter: Rewriter, value: str) -> np.ndarray | None:
+    """The constant `int32(w) - v`, folded already or not."""
+    array = rewriter.array(value)
+    if array is not None:
+        return array
+    node = rewriter.producer(value)
+    if node is None:
+        return None
+    if node.op == "cast":
+        stored = rewriter.array(node.inputs[0])
+        return None if stored is None else stored.astype(np.int32)
+    if node.op == "sub":
+        left, right = (_integers(rewriter, operand) for operand in node.inputs)
+        return None if left is None or right is None else left - right
+    return None
+
+
+def _transposed(weight: _Weight, order: tuple[int, ...]) -> _Weight:
+    scale = None if weight.scale is None else weight.scale.transpose(order)
+    return _Weight(np.ascontiguousarray(weight.values.transpose(order)), scale)
+
+
+# ---- products of integers
+
+
+def _multiplied(rewriter: Rewriter, source: _Source, weight: _Weight) -> str | None:
+    """sum over k of (a[m, k] - zero) * w[k, n], in int32."""
+    values = weight.values.astype(np.int64)
+    if values.ndim < 2 or len(rewriter.shape(source.value)) < 2 or not values.size:
+        return None
+    if weight.scale is not None and (values.shape[-2] > _MOST_TERMS or weight.scale.shape[-2] > 1):
+        return None
+    low, high = values.min(axis=-2, keepdims=True), values.max(axis=-2, keepdims=True)
+    inside = low.min() >= -128 and high.max() <= 127
+    moved = np.zeros_like(low) if inside else low + 128
+    if (high - low).max() > 255:
+        return None
+    source = _unsigned(rewriter, source)
+    sums = values.sum(axis=-2, keepdims=True)
+    sums = sums.reshape(sums.shape[-1]) if values.ndim == 2 else sums
+    operands = [source.value, rewriter.constant((values - moved).astype(np.int8), "weight")]
+    known = _is_single(rewriter, source.zero)
+    if known and source.zero is not None:
+        operands.append(rewriter.constant(_wrapped(-_number(rewriter, source.zero) * sums), "bias"))
+    total = rewriter.emit("matmul", operands, {"accumulator": DType.INT32.value})
+    if not known and source.zero is not None:
+        columns = rewriter.constant(_wrapped(sums), "sums")
+        total = rewriter.emit("sub", [total, rewriter.emit("mul", [source.zero, columns])])
+    if moved.any():
+        wide = rewriter.emit("cast", [source.value], {"to": DType.INT32.value})
+        axis = len(rewriter.shape(wide)) - 1
+        rows = rewriter.emit("reduce_sum", [wide], {"axes": (axis,), "keepdims": 1})
+        distance = rewriter.constant(_wrapped(moved), "distance")
+        total = rewriter.emit("add", [total, rewriter.emit("mul", [rows, distance])])
+    return total
+
+
+def _convolved(rewriter: Rewriter, node: Node, source: _Source, weight: _Weight) -> str | None:
+    """The convolution of (x - zero) with w, in int32."""
+    values, x = weight.values.astype(np.int64), source.value
+    if values.shape[1] < _LEAST_CHANNELS or not _is_single(rewriter, source.zero):
+        return None
+    if values.min() < -128 or values.max() > 127:
+        return None
+    terms = int(np.prod(values.shape[1:]))
+    scale = weight.scale
+    if scale is not None and (terms > _MOST_TERMS or scale.size != scale.shape[0]):
+        return None
+    source = _unsigned(rewriter, source)
+    zero = 0 if source.zero is None else _number(rewriter, source.zero)
+    attrs, x = dict(node.attrs), source.value
+    spatial = values.ndim - 2
+    pads = ints(node.attrs, "pads", (0,) * 2 * spatial)
+    if zero and any(pads):
+        around = (0, 0, *pads[:spatial], 0, 0, *pads[spatial:])
+        x = rewriter.emit("pad", [x], {"pads": around, "value": float(zero)})
+        attrs["pads"] = (0,) * 2 * spatial
+    operands = [x, rewriter.constant(values.astype(np.int8), "weight")]
+    if zero:
+        sums = values.reshape(len(values), -1).sum(axis=1)
+        operands.append(rewriter.constant(_wrapped(-zero * sums), "bias"))
+    return rewriter.emit("conv", operands, attrs | {"accumulator": DType.INT32.value})
+
+
+def _unsigned(rewriter: Rewriter, source: _Source) -> _Source:
+    """The same numbers as bytes of uint8: int8 and its zero point move up by 128."""
+    kind = rewriter.type(source.value)
+    if kind.dtype is DType.UINT8:
+        return source
+    bits = rewriter.emit("cast", [source.value], {"to": DType.UINT8.value})
+    step = rewriter.constant(np.array(128, np.uint8), "step")
+    wide = rewriter.constant(np.array(128, np.int32), "step")
+    if source.zero is None:
+        zero = wide
+    elif _is_single(rewriter, source.zero):
+        zero = rewriter.constant(
+            np.array(_number(rewriter, source.zero) + 128, np.int32), source.zero
+        )
+    else:
+        zero = rewriter.emit("add", [source.zero, wide])
+    return replace(source, value=rewriter.emit("add", [bits, step]), zero=zero)
+
+
+def _number(rewriter: Rewriter, value: str) -> int:
+    """A zero point that `_is_single`."""
+    array = rewriter.array(value)
+    assert array is not None
+    return int(array.reshape(-1)[0])
+
+
+def _wrapped(numbers: np.ndarray) -> np.ndarray:
+    """Numbers as int32 arithmetic has them."""
+    return numbers.astype(np.int32)
