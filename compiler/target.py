@@ -97,7 +97,7 @@ class Target:
     def dot(
         self, left: DType, right: DType, accumulator: DType, lanes: int
     ) -> DotInstruction | None:
-        """The best instruction that adds products of these types, in this order, to so many sums."""
+        """The best instruction that adds products of these types, in order, to so many sums."""
         for found in self.family.dot:
             types = found.left, found.right, found.accumulator
             reaches = found.intrinsic[-1][0] >= lanes

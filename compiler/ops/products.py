@@ -1,8 +1,8 @@
 """The types of a sum of products: how its operands are stored, and what it is computed in.
 
-The types of the operands say how they lie in memory. The attribute `accumulator`, which contractions
-of bytes have, names the type in which products are formed and added up, and which the result has.
-Without it, all three are one type.
+The types of the operands say how they lie in memory. The attribute `accumulator`, which
+contractions of bytes have, names the type in which products are formed and added up, and which the
+result has. Without it, all three are one type.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def exactly(arrays: Sequence[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
 
 
 def accumulated(sums: np.ndarray, attrs: Attrs, dtype: np.dtype) -> np.ndarray:
-    """What `exactly` led to as the result has it: of type `dtype`, or wrapped to the accumulator."""
+    """What `exactly` led to, in the type of the result: `dtype`, or wrapped to the accumulator."""
     if not word(attrs, "accumulator", ""):
         return np.asarray(sums, dtype)
     return sums.astype(np.int64).astype(np.int32)

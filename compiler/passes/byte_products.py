@@ -7,11 +7,11 @@ Before:                                             After:
                                                         %3 = conv(%2, w - v, -z * sum(w - v))
                                                         %1 = float32(%3) * (s * t) + b
 
-`%0` is of uint8 or int8, `w` a constant. The products on the right have the attribute `accumulator`
-and take unsigned bytes and signed ones. So an int8 `%0` moves up by 128, as its zero point does; and
-columns of a matrix that leave int8 (asymmetric uint8) move into it, for which the sums of the rows
-of `%0` make up. The zero point of a matrix may be known at run time only; that of a convolution is
-what it is padded with.
+`%0` is of uint8 or int8, `w` a constant. The products on the right have the attribute
+`accumulator` and take unsigned bytes and signed ones. So an int8 `%0` moves up by 128, as its zero
+point does; and columns of a matrix that leave int8 (asymmetric uint8) move into it, for which the
+sums of the rows of `%0` make up. The zero point of a matrix may be known at run time only; that of
+a convolution is what it is padded with.
 
 Sums in int32 are exact, where floats would be rounded at each step. Also called integer-only
 inference (Jacob et al., "Quantization and Training of Neural Networks for Efficient
@@ -73,13 +73,13 @@ def _rule(rewriter: Rewriter, node: Node) -> str | None:
             return None
         if integer(node.attrs, "trans_b", 0):
             weight = _transposed(weight, (1, 0))
-    scale, tail = weight.scale, ()
+    scale, tail = weight.scale, tuple[int, ...]()
     if node.op == "conv":
         total = _convolved(rewriter, node, source, weight)
         tail = (1,) * (weight.values.ndim - 2)
         scale = None if scale is None else scale.reshape(-1, *tail)  # of the output's channels
     else:
-        total = _multiplied(rewriter, source, weight)
+        total = _multiplied(rewriter, node.inputs[1], source, weight)
     if total is None:
         return None
     if source.scale is not None and scale is not None:
@@ -195,7 +195,7 @@ def _transposed(weight: _Weight, order: tuple[int, ...]) -> _Weight:
 # ---- products of integers
 
 
-def _multiplied(rewriter: Rewriter, source: _Source, weight: _Weight) -> str | None:
+def _multiplied(rewriter: Rewriter, name: str, source: _Source, weight: _Weight) -> str | None:
     """sum over k of (a[m, k] - zero) * w[k, n], in int32."""
     values = weight.values.astype(np.int64)
     if values.ndim < 2 or len(rewriter.shape(source.value)) < 2 or not values.size:
@@ -210,19 +210,20 @@ def _multiplied(rewriter: Rewriter, source: _Source, weight: _Weight) -> str | N
     source = _unsigned(rewriter, source)
     sums = values.sum(axis=-2, keepdims=True)
     sums = sums.reshape(sums.shape[-1]) if values.ndim == 2 else sums
-    operands = [source.value, rewriter.constant((values - moved).astype(np.int8), "weight")]
+    operands = [source.value, rewriter.constant((values - moved).astype(np.int8), f"{name}.bytes")]
     known = _is_single(rewriter, source.zero)
     if known and source.zero is not None:
-        operands.append(rewriter.constant(_wrapped(-_number(rewriter, source.zero) * sums), "bias"))
+        correction = _wrapped(-_number(rewriter, source.zero) * sums)
+        operands.append(rewriter.constant(correction, f"{name}.correction"))
     total = rewriter.emit("matmul", operands, {"accumulator": DType.INT32.value})
     if not known and source.zero is not None:
-        columns = rewriter.constant(_wrapped(sums), "sums")
+        columns = rewriter.constant(_wrapped(sums), f"{name}.sums")
         total = rewriter.emit("sub", [total, rewriter.emit("mul", [source.zero, columns])])
     if moved.any():
         wide = rewriter.emit("cast", [source.value], {"to": DType.INT32.value})
         axis = len(rewriter.shape(wide)) - 1
         rows = rewriter.emit("reduce_sum", [wide], {"axes": (axis,), "keepdims": 1})
-        distance = rewriter.constant(_wrapped(moved), "distance")
+        distance = rewriter.constant(_wrapped(moved), f"{name}.moved")
         total = rewriter.emit("add", [total, rewriter.emit("mul", [rows, distance])])
     return total
 
@@ -247,10 +248,11 @@ def _convolved(rewriter: Rewriter, node: Node, source: _Source, weight: _Weight)
         around = (0, 0, *pads[:spatial], 0, 0, *pads[spatial:])
         x = rewriter.emit("pad", [x], {"pads": around, "value": float(zero)})
         attrs["pads"] = (0,) * 2 * spatial
-    operands = [x, rewriter.constant(values.astype(np.int8), "weight")]
+    name = node.inputs[1]
+    operands = [x, rewriter.constant(values.astype(np.int8), f"{name}.bytes")]
     if zero:
         sums = values.reshape(len(values), -1).sum(axis=1)
-        operands.append(rewriter.constant(_wrapped(-zero * sums), "bias"))
+        operands.append(rewriter.constant(_wrapped(-zero * sums), f"{name}.correction"))
     return rewriter.emit("conv", operands, attrs | {"accumulator": DType.INT32.value})
 
 
@@ -260,8 +262,8 @@ def _unsigned(rewriter: Rewriter, source: _Source) -> _Source:
     if kind.dtype is DType.UINT8:
         return source
     bits = rewriter.emit("cast", [source.value], {"to": DType.UINT8.value})
-    step = rewriter.constant(np.array(128, np.uint8), "step")
-    wide = rewriter.constant(np.array(128, np.int32), "step")
+    step = rewriter.constant(np.array(128, np.uint8), f"{source.value}.step")
+    wide = rewriter.constant(np.array(128, np.int32), f"{source.value}.zero")
     if source.zero is None:
         zero = wide
     elif _is_single(rewriter, source.zero):

@@ -12,6 +12,7 @@ import zlib
 import numpy as np
 import pytest
 
+from compiler.dtypes import DType
 from compiler.errors import ScheduleError
 from compiler.ops.interpret import run_graph
 from compiler.schedule.schedule import Schedule
@@ -19,7 +20,7 @@ from compiler.schedule.select import schedule_space
 from compiler.schedule.space import SubSpace
 from compiler.schedule.templates import templates
 from compiler.schedule.templates.winograd_analysis import analyse
-from compiler.target import Target
+from compiler.target import Target, resolve_target
 from compiler.workload import Workload
 from tests.differential.workloads import FAMILIES, Case, Random
 from tests.kernels import WIDTHS, run_workload, width
@@ -94,3 +95,16 @@ def test_random_schedules(family: str, bits: int) -> None:
                 check(case, any_choice(space, random), target, random)
             except ScheduleError:
                 continue
+
+
+@pytest.mark.parametrize("name", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("family", ["byte_matmul", "byte_convolution"])
+def test_bytes_without_an_instruction_for_them(family: str, name: str) -> None:
+    """At 128, 256 and 512 bits, by instructions for pairs of 16 bits."""
+    target = resolve_target(name)
+    if not target.runs_on(resolve_target("host")):
+        pytest.skip(f"the host is no {name}")
+    for number in range(CASES):
+        random = seeded(family, name, number)
+        case = FAMILIES[family](random, target.lanes(DType.INT32))
+        check(case, schedule_space(case.workload, target).default(), target, random)

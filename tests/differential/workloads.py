@@ -244,7 +244,8 @@ def byte_convolution(random: Random, lanes: int) -> Case:
     make, rank = Maker(), pick(random, 2, 2, 1)
     group = pick(random, 1, 1, 2)
     channels = group * pick(random, lanes, 2 * lanes, 4, extent(random, 1, 21))
-    filters = group * pick(random, lanes, 2 * lanes, extent(random, 1, 40))
+    odd = extent(random, 1, 40) if group == 1 else lanes  # groups are whole vectors of filters
+    filters = group * pick(random, lanes, 2 * lanes, odd)
     kernel = tuple(pick(random, 1, 2, 3) for _ in range(rank))
     strides = tuple(pick(random, 1, 1, 2) for _ in range(rank))
     pads = tuple(int(random.integers(0, k)) for k in (*kernel, *kernel))

@@ -107,6 +107,8 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
         if source is DType.FLOAT64 and to.bytes == 2:
             return cast(emitter, _rounded_to_odd(emitter, value), to)
         name = "fpext" if to.bytes > source.bytes else "fptrunc"
+    elif source.is_float and to.bytes < 4 <= source.bytes:
+        return _saturated(emitter, value, to)
     elif source.is_float:
         kind = "fptosi" if to.is_signed else "fptoui"
         function = f"llvm.{kind}.sat.{suffix(to, lanes)}.{suffix(source, lanes)}"
@@ -120,6 +122,29 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
     else:
         name = "sext" if source.is_signed else "zext"
     return emitter.emit(to, lanes, f"{name} {value.type} %s to {text}", value)
+
+
+def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
+    """A float as an integer of 8 or 16 bits: what it cannot hold saturates, and NaN gives 0.
+
+    The limits are floats, so that one conversion of floats in range is left. LLVM's own saturating
+    conversion to bytes goes lane by lane on some targets.
+    """
+    source, lanes = value.dtype, value.lanes
+    assert source is not None
+    limits = np.iinfo(to.numpy)
+    low, high = (emitter.const(float(n), source, lanes) for n in (limits.min, limits.max))
+    if to.is_signed:
+        nothing = emitter.const(0.0, source, lanes)
+        is_number = emitter.emit(DType.BOOL, lanes, f"fcmp ord {value.type} %s, %s", value, nothing)
+        value = apply(emitter, Operation.SELECT, is_number, value, nothing)
+    # A comparison with NaN is false: it becomes the lower limit, which is 0 where there is no sign.
+    for predicate, limit in (("ogt", low), ("olt", high)):
+        inside = emitter.emit(
+            DType.BOOL, lanes, f"fcmp {predicate} {value.type} %s, %s", value, limit
+        )
+        value = apply(emitter, Operation.SELECT, inside, value, limit)
+    return cast(emitter, cast_unchecked(emitter, value, DType.INT32), to)
 
 
 def _rounded_to_odd(emitter: Emitter, value: Value) -> Value:

@@ -41,8 +41,9 @@ def multiply_add(
         if found is None:
             found = accumulator
             for part in (0, 1):
-                pair = (_halved(emitter, t, v, part) for t, v in zip(types, (left, right)))
-                found = multiply_add(emitter, _PAIRS, found, *pair)
+                x = _halved(emitter, types[0], left, part)
+                y = _halved(emitter, types[1], right, part)
+                found = multiply_add(emitter, _PAIRS, found, x, y)
     if found is None and types == _PAIRS:
         found = _plain(emitter, accumulator, left, right)
     if found is None:
@@ -63,7 +64,7 @@ def _direct(
     if found is not None:
         return _call(emitter, found, accumulator, left, right)
     found = emitter.target.dot(*types[::-1], sums, lanes)
-    return found and _call(emitter, found, accumulator, right, left)
+    return None if found is None else _call(emitter, found, accumulator, right, left)
 
 
 def _other_sign(

@@ -29,9 +29,9 @@ class Contraction:
 
     `lanes` is the output axis along the vectors, `tile` the broadcast axis of the register tile,
     `outer` the other output axes; `channel` is the reduction axis that is split and unrolled,
-    `window` the other reduction axes. `broadcast` and `streamed` are the factors as they are stored;
-    `product` is what is summed. One step of the reduction multiplies `group` neighbouring channels:
-    the bytes that fill 32 bits, or one element of any other type.
+    `window` the other reduction axes. `broadcast` and `streamed` are the factors as they are
+    stored; `product` is what is summed. One step of the reduction multiplies `group` neighbouring
+    channels: the bytes that fill 32 bits, or one element of any other type.
     """
 
     problem: Problem

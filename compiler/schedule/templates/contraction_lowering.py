@@ -208,7 +208,9 @@ def _panel_factors(found: Contraction, load: Load, dim: int, width: int) -> tupl
         factors += [Factor(channel, group)] if channel is not None else []
         factors += [Factor(d) for d in window]
     factors.append(Factor(dim, 1, width))
-    return (*factors, Factor(channel, 1, group)) if channel is not None and group > 1 else (*factors,)
+    return (
+        (*factors, Factor(channel, 1, group)) if channel is not None and group > 1 else (*factors,)
+    )
 
 
 def _packing_stage(found: Contraction, load: Load, width: int, lanes: int) -> _Panels:

@@ -15,6 +15,7 @@ from compiler.graph.text import print_graph
 from compiler.passes.algebra import algebra
 from compiler.passes.attention import attention
 from compiler.passes.bodies import optimise_bodies
+from compiler.passes.byte_products import byte_products
 from compiler.passes.common_subexpressions import common_subexpressions
 from compiler.passes.constant_folding import constant_folding
 from compiler.passes.dead_code import dead_code
@@ -272,8 +273,26 @@ def bodies(graph: Graph) -> Graph:
     return optimise_bodies(graph, optimise)
 
 
+def quantised() -> Graph:
+    """A product of integers whose zero point is known at run time, with an asymmetric weight; and a
+    convolution of scaled int8, padded."""
+    g = Maker()
+    draw = g.random.integers
+    a, zero = g.input("a", 5, 6, dtype=DType.UINT8), g.input("zero", dtype=DType.INT32)
+    centred = g("sub", g("cast", a, to="int32"), zero)
+    w = g.constant("w", draw(0, 256, (6, 3)).astype(np.uint8))
+    moved = g("sub", g("cast", w, to="int32"), g.constant("v", np.array([3, 128, 250], np.int32)))
+    x = g.input("x", 1, 4, 5, 5, dtype=DType.INT8)
+    image = g("sub", g("cast", x, to="int32"), g.constant("z", np.array(-3, np.int32)))
+    scaled = g("mul", g("cast", image, to="float32"), g.constant("s", 0.5))
+    k = g("cast", g.constant("k", draw(-128, 128, (6, 4, 3, 3)).astype(np.int8)), to="int32")
+    kernel = g("mul", g("cast", k, to="float32"), g.positive("t", 6, 1, 1, 1))
+    return g.graph(g("matmul", centred, moved), g("conv", scaled, kernel, g.weight("b", 6), **CONV))
+
+
 GOLDEN: dict[str, tuple[Pass, Make]] = {
     "dead_code": (dead_code, dead),
+    "byte_products": (byte_products, quantised),
     "constant_folding": (constant_folding, folded),
     "common_subexpressions": (common_subexpressions, shared),
     "layer_norm": (layer_norm, decomposed_layer_norm),
