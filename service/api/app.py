@@ -33,6 +33,7 @@ from service.api.upload import WRITERS
 from service.api.waiting import WaitingRoom
 from service.api.worker_traffic import WorkerTraffic
 from service.settings import Settings
+from service.signing import signing_key
 from service.storage import open_storage
 from service.version import version
 
@@ -52,6 +53,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         if opened is None:
             opened = await run_in_threadpool(open_storage, settings)
         app.state.storage = opened
+        app.state.signer = await run_in_threadpool(signing_key, settings.signing_key_file)
         app.state.metrics.time_statements(opened.engine)
         notifier = Notifier(open_source(opened.engine), partial(topic_states, opened.engine))
         app.state.notifier = notifier

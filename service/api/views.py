@@ -21,7 +21,9 @@ from service.api.schemas.lookups import IntervalView, RecordView
 from service.api.schemas.models import ModelView
 from service.api.schemas.tokens import AuditView, TokenView
 from service.api.schemas.workers import QuarantineView, WorkerCondition, WorkerSpeed, WorkerView
+from service.signing import SigningKey
 from tuner.measure.measurement import Status, TuningRecord
+from tuner.measure.wire import signed_lease
 
 
 def model_view(model: Model) -> ModelView:
@@ -122,13 +124,15 @@ def worker_view(
     )
 
 
-def lease_view(lease: Lease) -> LeaseView:
+def lease_view(lease: Lease, signer: SigningKey) -> LeaseView:
+    payload = dict(lease.payload)
     return LeaseView(
         lease_id=lease.lease_id,
         request_id=lease.request_id,
         job_id=lease.job_id,
         target_key=lease.target_key,
-        payload=dict(lease.payload),
+        payload=payload,
+        signature=signer.sign(signed_lease(lease.request_id, payload)),
         blob_digests=list(lease.blob_digests),
         attempt=lease.attempt,
         deadline=lease.deadline,

@@ -86,10 +86,12 @@ class Claimer:
     def _accept(self, lease: object) -> None:
         """Take a lease over: fetch what it needs, or use the result that lies ready for it.
 
-        Raises Unreachable if the lease makes no sense.
+        Raises Unreachable if the lease makes no sense, Distrusted if the service did not sign it.
         """
         request_id = _name(lease, "request_id", _REQUEST_ID)
         lease_id = _name(lease, "lease_id", _LEASE_ID)
+        payload = field(lease, "payload", dict)
+        self._registration.check_signed(request_id, payload, field(lease, "signature", str))
         hand, files = self._hand, self._hand.files
         with hand.changed:
             # ours already: its lease ran out while the service was away
@@ -104,7 +106,7 @@ class Claimer:
             if known is not None or spooled is not None:
                 return
         try:
-            request = read_request(field(lease, "payload", dict))
+            request = read_request(payload)
             for digest in request.digests:
                 if not is_digest(digest):
                     raise ProtocolError(f"{digest[:100]!r} is no digest of a blob")

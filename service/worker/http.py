@@ -57,6 +57,10 @@ class Refused(Exception):
         return self.slug in ("unauthorized", "forbidden", "protocol-version")
 
 
+class Distrusted(Exception):
+    """Whoever answers is not the service that this worker knows: nothing of it is run."""
+
+
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """A redirect is an error: followed, the token would go to whatever host it names."""
 

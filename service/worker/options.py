@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -27,10 +28,14 @@ class WorkerOptions:
     sandbox_users: tuple[int, int] | None = None  # first and last; the worker is root
     sandbox_bytes: int = 0  # 0: as much as the machine has
     cores: tuple[int, ...] = ()
+    service_key: str | None = None  # of the service; else the one that it had when first met
 
 
 LEAST_SANDBOX_MIB = 1024
 """A Python with NumPy, a pool of threads and the buffers of a small batch."""
+
+KEY_BYTES = 32
+"""Of a public key."""
 
 SANDBOX_USERS = "61000-61255"
 """Numbers that no distribution gives to anybody: one for each worker process of a machine."""
@@ -107,6 +112,12 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
         help="logical cores that candidates run on, such as 2,4-7 (or TILEWRIGHT_CORES; "
         "default: all)",
     )
+    parser.add_argument(
+        "--service-key",
+        default=environment.get("TILEWRIGHT_SERVICE_KEY", ""),
+        help="public key of the service, as 'tilewright records key' says it (or "
+        "TILEWRIGHT_SERVICE_KEY; default: the one that it had when it was first met)",
+    )
     given = parser.parse_args(arguments)
     token = given.token
     if given.token_file is not None:
@@ -123,6 +134,8 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
         parser.error("--cache-mib: must be at least 1")
     if given.sandbox_mib < 0 or 0 < given.sandbox_mib < LEAST_SANDBOX_MIB:
         parser.error(f"--sandbox-mib: must be at least {LEAST_SANDBOX_MIB}")
+    if given.service_key and len(of_base64(given.service_key)) != KEY_BYTES:
+        parser.error(f"--service-key: '{given.service_key}' is no public key")
     try:
         users, cores = _users(given.sandbox_users), _cores(given.cores)
     except ValueError as error:
@@ -142,7 +155,16 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
         users if os.geteuid() == 0 else None,
         given.sandbox_mib << 20,
         cores,
+        given.service_key or None,
     )
+
+
+def of_base64(text: str) -> bytes:
+    """The bytes of a key or a signature; none for what is no base64."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        return b""
 
 
 def _users(text: str) -> tuple[int, int] | None:
@@ -167,8 +189,21 @@ def _cores(text: str) -> tuple[int, ...]:
     usable = available_cores()
     if found - usable:
         lacking = ", ".join(map(str, sorted(found - usable)[:10]))
-        raise ValueError(f"--cores: this process may not run on {lacking}")
+        raise ValueError(
+            f"--cores: this process may not run on {lacking}; it may on {_ranges(usable)}"
+        )
     return tuple(sorted(found))
+
+
+def _ranges(cores: set[int]) -> str:
+    """`0-3,6`: numbers as they are given."""
+    found: list[list[int]] = []
+    for core in sorted(cores):
+        if found and found[-1][-1] == core - 1:
+            found[-1] = [found[-1][0], core]
+        else:
+            found.append([core])
+    return ",".join("-".join(map(str, part)) for part in found)
 
 
 def available_cores() -> set[int]:

@@ -21,7 +21,7 @@ from service.worker.cache import BlobCache
 from service.worker.claiming import Claimer
 from service.worker.facts import device_facts
 from service.worker.hand import Hand, Log
-from service.worker.http import Api, Refused, Unreachable
+from service.worker.http import Api, Distrusted, Refused, Unreachable
 from service.worker.measuring import Measuring
 from service.worker.options import WorkerOptions, parse_arguments
 from service.worker.registration import Registration
@@ -53,7 +53,7 @@ class Worker:
         self._claimer = Claimer(
             api, self._registration, self._hand, self._reporter, memory_bytes, log
         )
-        self._failure: Refused | OSError | None = None
+        self._failure: Refused | Distrusted | OSError | None = None
 
     def stop(self) -> None:
         """Ask the worker to end; to be called from a thread, not from a signal handler."""
@@ -64,6 +64,7 @@ class Worker:
 
         Raises:
             Refused: if the service does not want this worker (a wrong token or protocol).
+            Distrusted: if whoever answers is not the service that this worker knows.
             OSError: if the spool folder cannot be written any more.
         """
         self._registration.register()
@@ -149,7 +150,7 @@ class Worker:
         """A thread's body: a refusal or a full disk ends the worker, the reason kept for `run`."""
         try:
             work()
-        except (Refused, OSError) as error:
+        except (Refused, Distrusted, OSError) as error:
             self._failure = error
         finally:
             self._hand.stopping.set()
@@ -181,6 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         worker.run()
     except Refused as error:
         log(f"the service refuses this worker: {error}")
+        return 1
+    except Distrusted as error:
+        log(str(error))
         return 1
     except OSError as error:
         log(f"the spool folder '{options.spool}' cannot be used: {error}")

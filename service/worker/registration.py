@@ -11,14 +11,16 @@ from service.worker.http import (
     LAST_PAUSE_SECONDS,
     Api,
     Backoff,
+    Distrusted,
     Refused,
     Unreachable,
     field,
     seconds_of,
 )
-from service.worker.options import WorkerOptions
+from service.worker.options import KEY_BYTES, WorkerOptions, of_base64
 from service.worker.state import StateFolder
-from tuner.measure.wire import PROTOCOL
+from tuner.measure.ed25519 import is_signature
+from tuner.measure.wire import PROTOCOL, signed_lease
 
 
 class Registration:
@@ -39,6 +41,7 @@ class Registration:
         self._log = log
         self._lock = threading.Lock()
         self.worker_id = ""
+        self._service_key = b""
         self.heartbeat_seconds = 5.0
         self.long_poll_seconds = 20.0
         self._longest_pause = LAST_PAUSE_SECONDS
@@ -62,6 +65,7 @@ class Registration:
 
         Raises:
             Refused: if the service does not want it (a wrong token or protocol).
+            Distrusted: if the service has another key than it had.
         """
         backoff = Backoff(self._stopping)
         said = False
@@ -91,15 +95,40 @@ class Registration:
                 raise
 
     def _take(self, answer: dict[str, Any]) -> None:
-        """Go by what the service answered. Raises Unreachable if it makes no sense."""
+        """Go by what the service answered. Raises Unreachable if it makes no sense, Distrusted."""
         worker = field(answer, "worker", dict)
         worker_id, keys = field(worker, "id", str), field(worker, "target_keys", list)
+        self._check_key(field(answer, "service_key", str))
         self.heartbeat_seconds = seconds_of(answer, "heartbeat_seconds")
         self.long_poll_seconds = seconds_of(answer, "long_poll_seconds")
         self._longest_pause = min(LAST_PAUSE_SECONDS, seconds_of(answer, "lease_seconds") / 4)
         self.worker_id = self._files.worker_id = worker_id
         why = f": {answer['recognised']}" if answer.get("recognised") else ""
         self._log(f"registered as {worker_id} for {len(keys)} targets{why}")
+
+    def _check_key(self, key: str) -> None:
+        """Raises Unreachable for what is no key, Distrusted for another one than was known."""
+        data = of_base64(key)
+        if len(data) != KEY_BYTES:
+            raise Unreachable(f"the answer is not the service's: {key[:100]!r} is no public key")
+        known = self._options.service_key or self._files.service_key
+        if known not in (None, key):
+            raise Distrusted(
+                f"the key of the service at {self._options.server} is {key}, and was {known}: "
+                "if it is meant to have another one, start the worker once with --service-key"
+            )
+        if self._files.service_key != key:
+            self._files.service_key = key
+        self._service_key = data
+
+    def check_signed(self, request_id: str, payload: dict[str, Any], signature: str) -> None:
+        """Raises Distrusted unless the service signed that this request is to be run."""
+        said = signed_lease(request_id, payload)
+        if not is_signature(self._service_key, said, of_base64(signature)):
+            raise Distrusted(
+                f"request '{request_id[:100]}' is not signed with the key of the service at "
+                f"{self._options.server}: nothing of it was run"
+            )
 
     def leave(self) -> None:
         """Say good-bye. Raises Unreachable or Refused."""

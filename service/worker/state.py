@@ -1,6 +1,7 @@
 """What a worker keeps on disk: its id, the leases it holds, finished results, and blobs.
 
-    STATE/SERVER-DIGEST/0/lock        one worker process a folder
+    STATE/SERVER-DIGEST/service-key   the public key of the service, when it was first met
+                        0/lock        one worker process a folder
                           id          the id that the service gave
                           leases/     leases that are not measured yet
                           spool/      results that the service has not acknowledged
@@ -85,6 +86,18 @@ class StateFolder:
     @worker_id.setter
     def worker_id(self, value: str) -> None:
         write_atomically(self.path / "id", value.encode())
+
+    @property
+    def service_key(self) -> str | None:
+        """The public key that the service had, for all workers of this machine."""
+        try:
+            return (self.path.parent / "service-key").read_text().strip() or None
+        except OSError:
+            return None
+
+    @service_key.setter
+    def service_key(self, value: str) -> None:
+        write_atomically(self.path.parent / "service-key", value.encode())
 
     @property
     def blobs(self) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -344,3 +345,12 @@ def check_protocol(data: Mapping[str, Any]) -> None:
     version = data.get("protocol") if isinstance(data, Mapping) else None
     if version != PROTOCOL:
         raise ProtocolError(f"protocol version {version!r}; this side speaks {PROTOCOL}")
+
+
+def signed_lease(request_id: str, payload: Mapping[str, Any]) -> bytes:
+    """What the service signs of a lease: the request, and all that it asks a device to run.
+
+    The same bytes for the same values, however their JSON was written.
+    """
+    text = json.dumps(payload, sort_keys=True, separators=(",", ":"))
+    return f"tilewright lease 1\n{request_id}\n{text}".encode()

@@ -46,7 +46,8 @@ async def claim(
     asked = Claim(worker.id, worker.target_keys, body.limit, token.id, body.claim_id)
     seconds = min(body.wait_seconds, settings.long_poll_seconds)
     leases = await room.first_work(asked, seconds, request)
-    return ClaimView(leases=[lease_view(lease) for lease in leases])
+    signer = request.app.state.signer
+    return ClaimView(leases=[lease_view(lease, signer) for lease in leases])
 
 
 @router.post("/leases/{lease_id}/result")

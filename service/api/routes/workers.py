@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from db.storage import Storage
 from db.stores.audit import Action
@@ -54,7 +54,11 @@ def check_version(name: str, protocol: int) -> None:
 
 @router.post("/workers", status_code=201)
 def register_worker(
-    body: WorkerRequest, storage: StorageDep, settings: SettingsDep, token: Measurer
+    body: WorkerRequest,
+    request: Request,
+    storage: StorageDep,
+    settings: SettingsDep,
+    token: Measurer,
 ) -> RegistrationView:
     """A worker introduces itself, or comes back after a restart."""
     check_version(body.name, body.protocol)
@@ -72,6 +76,7 @@ def register_worker(
     return RegistrationView(
         worker=worker_view(worker),
         recognised="" if body.targets else recognised_as(body.device),
+        service_key=request.app.state.signer.public,
         lease_seconds=settings.lease_seconds,
         heartbeat_seconds=settings.heartbeat_seconds,
         long_poll_seconds=settings.long_poll_seconds,

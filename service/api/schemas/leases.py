@@ -26,6 +26,7 @@ class LeaseView(View):
     job_id: str | None
     target_key: str
     payload: dict[str, Any]
+    signature: str = Field(description="Of the request and its payload, by the service's key")
     blob_digests: list[str]
     attempt: int
     deadline: float

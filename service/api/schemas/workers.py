@@ -110,6 +110,7 @@ class RegistrationView(View):
         "",
         description="What the device was taken for, and why; empty if it named targets",
     )
+    service_key: str = Field(description="Public key that leases are signed with: Ed25519, base64")
     lease_seconds: float
     heartbeat_seconds: float
     long_poll_seconds: float

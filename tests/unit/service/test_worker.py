@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from db.errors import StorageError, StorageKind
 from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState
 from db.stores.workers import Health
+from service.signing import SigningKey
 from service.worker import measuring
 from service.worker.cache import BlobCache
-from service.worker.http import Api, Refused, Unreachable
+from service.worker.http import Api, Distrusted, Refused, Unreachable
 from service.worker.options import WorkerOptions, default_spool, parse_arguments
 from service.worker.process import main
 from service.worker.state import Spooled, StateFolder
@@ -246,6 +248,62 @@ def test_a_wrong_token_ends_the_worker(options: WorkerOptions) -> None:
     assert running.error.status == 401
 
 
+def test_a_service_with_another_key_is_not_the_one_that_is_known(
+    start: Callable[[], Running],
+    storage: Storage,
+    options: WorkerOptions,
+    sandbox: type[FakeSandbox],
+    tmp_path: Path,
+) -> None:
+    """As with the hosts that ssh knows: the first contact counts, or what the user says."""
+    queue(storage, "a")
+    start()
+    until(lambda: state(storage, "a") is RequestState.DONE)
+    (kept,) = options.spool.glob("*/service-key")
+    ours = kept.read_text()
+    kept.write_text(other := SigningKey(Ed25519PrivateKey.generate()).public)
+    queue(storage, "b")
+    running = Running(options).ended()
+    assert isinstance(running.error, Distrusted)
+    assert f"is {ours}, and was {other}" in str(running.error)
+    assert state(storage, "b") in (RequestState.QUEUED, RequestState.DONE)  # by the first worker
+    assert isinstance(Running(replace(options, service_key=other)).ended().error, Distrusted)
+    assert kept.read_text() == other, "who is not believed changes nothing"
+    told = Running(replace(options, service_key=ours))
+    until(lambda: kept.read_text() == ours)
+    told.end()
+    assert told.error is None
+
+
+@pytest.mark.parametrize("forged", ["signature", "payload", "request_id"])
+def test_a_lease_that_the_service_did_not_sign_is_not_run(
+    storage: Storage,
+    options: WorkerOptions,
+    sandbox: type[FakeSandbox],
+    monkeypatch: pytest.MonkeyPatch,
+    forged: str,
+) -> None:
+    """Somebody between the two changes what is to be run; the digests of the blobs are right."""
+    call = Api.call
+
+    def between(self: Api, method: str, path: str, *more: Any, **options: Any) -> Any:
+        answer = call(self, method, path, *more, **options)
+        for lease in answer.get("leases", []) if path == "/v1/leases/claim" else []:
+            if forged == "payload":
+                lease["payload"]["limit_seconds"] = 1e9
+            elif forged == "request_id":
+                lease["request_id"] = "another"
+            else:
+                lease["signature"] = SigningKey(Ed25519PrivateKey.generate()).sign(b"message")
+        return answer
+
+    monkeypatch.setattr(Api, "call", between)
+    queue(storage, "a")
+    running = Running(options).ended()
+    assert isinstance(running.error, Distrusted) and "is not signed" in str(running.error)
+    assert sandbox.measured == [] and not list(options.spool.glob("*/0/blobs/*"))
+
+
 def test_a_full_disk_does_not_lose_a_result(
     storage: Storage, start: Callable[[], Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,12 +428,18 @@ COMMON = ("--server", "http://x", "--token", "t")
         ([*COMMON, "--sandbox-users", "x"], "no FIRST-LAST"),
         ([*COMMON, "--cores", "1,x"], "no list such as 2,4-7"),
         ([*COMMON, "--cores", "3-1"], "no list such as"),
-        ([*COMMON, "--cores", "60000"], "may not run on 60000"),
+        ([*COMMON, "--cores", "60000"], "may not run on 60000; it may on 0-2,5"),
+        ([*COMMON, "--service-key", "c2hvcnQ="], "'c2hvcnQ=' is no public key"),
+        ([*COMMON, "--service-key", "?"], "'?' is no public key"),
     ],
 )
 def test_wrong_usage_is_one_sentence(
-    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("service.worker.options.available_cores", lambda: {0, 1, 2, 5})
     with pytest.raises(SystemExit) as ended:
         parse_arguments(arguments, {})
     assert ended.value.code == 2

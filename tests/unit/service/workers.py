@@ -11,7 +11,7 @@ from typing import Any
 from compiler.target import known_targets
 from db.storage import Storage
 from db.stores.leases import NewRequest, RequestState
-from service.worker.http import Refused
+from service.worker.http import Distrusted, Refused
 from service.worker.options import WorkerOptions
 from service.worker.process import Worker
 from tests.measured import SPEEDS, honest
@@ -128,8 +128,14 @@ class Running:
     def _run(self) -> None:
         try:
             self.worker.run()
-        except Refused as error:
+        except (Refused, Distrusted) as error:
             self.error = error
+
+    def ended(self) -> Running:
+        """It ends by itself."""
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return self
 
     def end(self) -> None:
         self.worker.stop()

@@ -1,0 +1,97 @@
+"""Whether an Ed25519 signature holds (RFC 8032, section 5.1.7), with the standard library alone.
+
+A device has nothing else. There is nothing secret here: keys, messages and signatures are public,
+so that the time which this takes tells nobody anything. Signing is done by a library
+(`service.signing`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+_P = 2**255 - 19
+_L = 2**252 + 27742317777372353535851937790883648493
+_D = -121665 * pow(121666, -1, _P) % _P
+_ROOT_OF_MINUS_ONE = pow(2, (_P - 1) // 4, _P)
+
+_Point = tuple[int, int, int, int]
+"""Extended coordinates X, Y, Z, T of the point x = X/Z, y = Y/Z, xy = T/Z."""
+
+_ZERO: _Point = (0, 1, 1, 0)
+
+
+def is_signature(public: bytes, message: bytes, signature: bytes) -> bool:
+    """Whether the holder of a public key (32 bytes) signed a message (64 bytes)."""
+    if len(public) != 32 or len(signature) != 64:
+        return False
+    key, scalar = _point(public), int.from_bytes(signature[32:], "little")
+    if key is None or scalar >= _L:
+        return False
+    digest = hashlib.sha512(signature[:32] + public + message).digest()
+    challenge = int.from_bytes(digest, "little") % _L
+    # R = [S]B - [k]A, compared as bytes
+    return _bytes(_two_products(scalar, _BASE, challenge, _negated(key))) == signature[:32]
+
+
+def _point(data: bytes) -> _Point | None:
+    """The point that 32 bytes stand for; None if they stand for none."""
+    number = int.from_bytes(data, "little")
+    odd, y = number >> 255, number & ((1 << 255) - 1)
+    if y >= _P:
+        return None
+    square = (y * y - 1) * pow(_D * y * y + 1, -1, _P) % _P
+    x = pow(square, (_P + 3) // 8, _P)
+    if (x * x - square) % _P:
+        x = x * _ROOT_OF_MINUS_ONE % _P
+    if (x * x - square) % _P or (x == 0 and odd):
+        return None
+    if x & 1 != odd:
+        x = _P - x
+    return x, y, 1, x * y % _P
+
+
+def _bytes(point: _Point) -> bytes:
+    x, y, z, _ = point
+    inverse = pow(z, -1, _P)
+    x, y = x * inverse % _P, y * inverse % _P
+    return (y | (x & 1) << 255).to_bytes(32, "little")
+
+
+def _negated(point: _Point) -> _Point:
+    x, y, z, t = point
+    return _P - x, y, z, _P - t
+
+
+def _sum(one: _Point, other: _Point) -> _Point:
+    """RFC 8032, section 5.1.4; right for equal points, too."""
+    a = (one[1] - one[0]) * (other[1] - other[0]) % _P
+    b = (one[1] + one[0]) * (other[1] + other[0]) % _P
+    c = 2 * one[3] * other[3] * _D % _P
+    d = 2 * one[2] * other[2] % _P
+    e, f, g, h = b - a, d - c, d + c, b + a
+    return e * f % _P, g * h % _P, f * g % _P, e * h % _P
+
+
+def _two_products(first: int, one: _Point, second: int, other: _Point) -> _Point:
+    """[first]one + [second]other, bit by bit."""
+    both = _sum(one, other)
+    found = _ZERO
+    for bit in reversed(range(max(first.bit_length(), second.bit_length()))):
+        found = _sum(found, found)
+        match first >> bit & 1, second >> bit & 1:
+            case 1, 1:
+                found = _sum(found, both)
+            case 1, 0:
+                found = _sum(found, one)
+            case 0, 1:
+                found = _sum(found, other)
+    return found
+
+
+def _base() -> _Point:
+    found = _point((4 * pow(5, -1, _P) % _P).to_bytes(32, "little"))
+    assert found is not None
+    return found
+
+
+_BASE = _base()
