@@ -143,7 +143,9 @@ def serving(serve_on: Callable[..., None], *arguments: object) -> Iterator[int]:
     """A process that serves on a free port of this machine: the port."""
     sockets = listen("127.0.0.1", 0)
     # no daemon: the service has a child that plans models
-    process = get_context("spawn").Process(target=_serve, args=(serve_on, sockets, arguments))
+    process = get_context("spawn").Process(
+        target=_serve, args=(serve_on, sockets, arguments), name=serve_on.__name__.strip("_")
+    )
     process.start()
     port: int = sockets[0].getsockname()[1]
     for one in sockets:
@@ -194,7 +196,9 @@ def serve_service(sockets: list[socket.socket], url: str, folder: str) -> None:
 @contextmanager
 def beside(work: Callable[..., None], *arguments: object) -> Iterator[None]:
     """A process that works until the context ends."""
-    process = get_context("spawn").Process(target=work, args=arguments)
+    process = get_context("spawn").Process(
+        target=work, args=arguments, name=work.__name__.strip("_")
+    )
     process.start()
     try:
         yield

@@ -13,12 +13,13 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
 
+from benchmarks.processor_time import processor_seconds
 from benchmarks.report import Origin, markdown_table
 from benchmarks.service_load import database_url
 from benchmarks.service_load_client import Answered, Wanted, measure, until_answered
@@ -52,6 +53,7 @@ class Level:
     lost_leases: int
     failures: dict[str, int]
     bare_per_second: float  # what a bare FastAPI route answers on this machine just before
+    processor_ms: dict[str, float]  # of a trial, by what took it
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -118,8 +120,8 @@ def crowd(database: str, workers: int, asked: argparse.Namespace) -> Iterator[Le
             )
         crowds = [Crowd(port, secret, workers // len(ports), asked.batch_seconds) for port in ports]
         bare = bare_rate()
-        told, seconds = asyncio.run(_watch(crowds, stack, url, folder, asked))
-        yield level_of(database, workers, told, seconds, asked, bare)
+        seen = asyncio.run(_watch(crowds, stack, url, folder, asked))
+        yield level_of(database, workers, seen, asked, bare)
 
 
 def bare_rate() -> float:
@@ -130,10 +132,19 @@ def bare_rate() -> float:
         return measure(wanted, 20, 1.0).rate
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the crowds were told, in how many seconds, and what of processors these took."""
+
+    told: Sequence[Told]
+    seconds: float
+    processor_seconds: Mapping[str, float]
+
+
 async def _watch(
     crowds: Sequence[Crowd], stack: ExitStack, url: str, folder: str, asked: argparse.Namespace
-) -> tuple[Sequence[Told], float]:
-    """What the crowds are told once all are in, and in how many seconds."""
+) -> Seen:
+    """What the crowds are told once all are in."""
     tasks = [task for each in crowds for task in await each.enter()]
     for _ in range(asked.tuners):
         stack.enter_context(tuning(url, folder, asked.at_a_time))
@@ -144,12 +155,16 @@ async def _watch(
         await asyncio.sleep(asked.warm)
         for each in crowds:
             each.told = Told()
+        before = processor_seconds(Path(folder))
         began = time.perf_counter()
         await asyncio.sleep(asked.seconds)
+        seconds = time.perf_counter() - began
+        after = processor_seconds(Path(folder))
+        taken = {name: after[name] - before[name] for name in after}
         for task in tasks:
             if task.done():
                 task.result()  # a bug of the simulation
-        return [each.told for each in crowds], time.perf_counter() - began
+        return Seen([each.told for each in crowds], seconds, taken)
     finally:
         for task in tasks:
             task.cancel()
@@ -159,12 +174,13 @@ async def _watch(
 def level_of(
     database: str,
     workers: int,
-    told: Sequence[Told],
-    seconds: float,
+    seen: Seen,
     asked: argparse.Namespace,
     bare: float,
 ) -> Level:
     """The figures of a crowd."""
+    told, seconds = seen.told, seen.seconds
+    trials = sum(each.trials for each in told)
 
     def quantile(kind: str, share: float) -> float:
         found = [latency for each in told for latency in getattr(each, kind)]
@@ -179,7 +195,7 @@ def level_of(
         asked.replicas,
         workers,
         asked.batch_seconds,
-        trials_per_second=sum(each.trials for each in told) / seconds,
+        trials_per_second=trials / seconds,
         wanted_per_second=workers * BATCH / asked.batch_seconds if asked.batch_seconds else 0.0,
         claim_p50=quantile("claims", 0.5),
         claim_p99=quantile("claims", 0.99),
@@ -191,6 +207,11 @@ def level_of(
         lost_leases=sum(each.lost for each in told),
         failures=failures,
         bare_per_second=bare,
+        processor_ms={
+            name: taken * 1e3 / max(1, trials)
+            for name, taken in sorted(seen.processor_seconds.items())
+            if taken > 0
+        },
     )
 
 
@@ -210,6 +231,7 @@ HEADER = [
     "leases lost",
     "failed",
     "bare route",
+    "processor ms a trial",
 ]
 
 
@@ -231,6 +253,8 @@ def cells(level: Level) -> list[str]:
         str(level.lost_leases),
         str(sum(level.failures.values())),
         f"{level.bare_per_second:.0f}",
+        f"{sum(level.processor_ms.values()):.2f}: "
+        + ", ".join(f"{name} {taken:.2f}" for name, taken in level.processor_ms.items()),
     ]
 
 
@@ -250,7 +274,9 @@ def write(
         "Workers and builders are faked, database, api, queue and stores are not. All of it, the\n"
         "workers too, shares the machine; `bare route` is what a FastAPI route that does nothing\n"
         "answers a second there just before, to set the others against. `wanted` is what the\n"
-        "workers would measure if they never waited.",
+        "workers would measure if they never waited. `processor ms a trial` is what all processes\n"
+        "together took of a processor for one: two that are ours alone bear 2000 over that many\n"
+        "a second.",
     ]
     if levels:
         parts.append(markdown_table(HEADER, [cells(level) for level in levels], text=1))

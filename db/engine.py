@@ -23,6 +23,10 @@ from db.errors import SchemaVersionError, StorageError, StorageKind
 from db.types import dump_json
 
 _WRITING = "tilewright_writing"
+_IDLE_SINCE = "tilewright_idle_since"
+
+PING_SECONDS = 1.0
+"""A connection to PostgreSQL that lay idle for so long is asked whether it still is one."""
 
 # SQLSTATE of PostgreSQL -> kind: by code, else by class (its first two characters).
 _POSTGRES_KINDS = {
@@ -252,14 +256,36 @@ def _open_postgresql(url: sa.URL, busy_seconds: float, pool_size: int) -> sa.Eng
             "options": f"-c lock_timeout={int(busy_seconds * 1000)} -c timezone=UTC",
         },
         json_serializer=dump_json,
-        pool_pre_ping=True,  # the server may have been restarted since
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_timeout=busy_seconds,
     )
+    _ping_after_a_pause(engine)
     with reading(engine) as connection:
         connection.execute(sa.select(1))
     return engine
+
+
+def _ping_after_a_pause(engine: sa.Engine) -> None:
+    """Make sure of connections that lay idle: the server may have been restarted since.
+
+    One that was used a moment ago is used again without a question, which would be one more way to
+    the server and back for each transaction of a busy process.
+    """
+
+    @event.listens_for(engine, "checkin")
+    def _lies(_connection: Any, record: Any) -> None:
+        record.info[_IDLE_SINCE] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def _taken(connection: Any, record: Any, _fairy: Any) -> None:
+        idle_since = record.info.get(_IDLE_SINCE)
+        if idle_since is None or time.monotonic() - idle_since < PING_SECONDS:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise sa.exc.InvalidatePoolError from error  # the pool makes a new one
 
 
 def os_storage_error(error: OSError, path: Path) -> StorageError:

@@ -406,6 +406,13 @@ class RequestRow(Base):
             sqlite_where=sa.text("state = 'queued'"),
             postgresql_where=sa.text("state = 'queued'"),
         ),
+        # what a tuner looks for: outcomes that it has not stored
+        sa.Index(
+            "ix_measure_requests_unstored",
+            "job_id",
+            sqlite_where=sa.text("state NOT IN ('queued', 'leased') AND NOT acknowledged"),
+            postgresql_where=sa.text("state NOT IN ('queued', 'leased') AND NOT acknowledged"),
+        ),
     )
 
     serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)

@@ -161,6 +161,8 @@ class JobClaims:
         self,
         served: Callable[[str, str | None], bool],
         reason: Callable[[str, str | None], str],
+        *,
+        only_wake: bool = False,
     ) -> int:
         """Let queued jobs without a worker wait for one, and wake those that have one; how many.
 
@@ -169,9 +171,12 @@ class JobClaims:
         Args:
             served: whether a worker for a target key, or that very worker, is alive.
             reason: why a job waits, and what would help.
+            only_wake: let none wait.
         """
         places = (_jobs.c.state, _jobs.c.target_key, _jobs.c.worker_id)
-        moved = {JobState.QUEUED: JobState.WAITING, JobState.WAITING: JobState.QUEUED}
+        moved = {JobState.WAITING: JobState.QUEUED}
+        if not only_wake:
+            moved[JobState.QUEUED] = JobState.WAITING
         query = sa.select(*places).distinct()
         query = query.where(
             _jobs.c.state.in_([state.value for state in moved]), _jobs.c.target_key.is_not(None)

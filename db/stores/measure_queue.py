@@ -7,9 +7,10 @@ queued when a lease ended without a result. `attempt` counts the leases that wer
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import sqlite
 
 from db.clock import Clock, instant
 from db.engine import reading, writing
@@ -21,6 +22,9 @@ from db.stores.blob_references import BlobKind, refer
 from db.stores.requests import JsonObject, LeaseOutcome, NewRequest, RequestState, RequestStatus
 from db.stores.statements import chunks, table_of, upsert
 
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql
+
 requests = table_of(RequestRow)
 leases = table_of(LeaseRow)
 _jobs = table_of(JobRow)
@@ -29,6 +33,12 @@ _open_job = [state.value for state in JobState if not state.final]
 _open = [RequestState.QUEUED.value, RequestState.LEASED.value]
 _is_open = requests.c.state.in_(_open)
 
+# as the index has it: for bound values, no planner knows that it applies
+_UNSTORED: sa.ColumnElement[bool] = sa.and_(
+    sa.literal_column("state NOT IN ('queued', 'leased')", sa.Boolean()),
+    sa.literal_column("NOT acknowledged", sa.Boolean()),
+)
+
 
 class MeasureQueue:
     """The tuner's side. `clock` is for tests: without one, times are the database's."""
@@ -36,6 +46,7 @@ class MeasureQueue:
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine
         self._now = instant(clock)
+        self._insert_made: postgresql.Insert | sqlite.Insert | None = None
 
     def submit(self, new: Sequence[NewRequest]) -> Sequence[str]:
         """Queue requests in one transaction; the ids that are new. Known ones stay as they are.
@@ -66,21 +77,27 @@ class MeasureQueue:
             if not rows:
                 return []
             _check_wanted(connection, {request.job_id for request in new if request.job_id})
-            insert = upsert(connection, requests).values(created_at=self._now())
-            again = {column: insert.excluded[column] for column in rows[0] if column != "id"}
-            gone = ("finished_at", "lease_id", "worker_id", "result", "error")
-            insert = insert.on_conflict_do_update(
-                index_elements=[requests.c.id],
-                set_={**again, **dict.fromkeys(gone)},
-                where=requests.c.state == RequestState.CANCELLED.value,
-            )
-            known = set(connection.execute(insert.returning(requests.c.id), rows).scalars())
+            insert = self._insert(connection, tuple(rows[0]))
+            known = set(connection.execute(insert, rows).scalars())
             announce(connection, {queue_topic(request.target_key) for request in new})
             for request in new:
                 if request.request_id in known:
                     name = request.request_id
                     refer(connection, BlobKind.REQUEST, name, request.blob_digests)
         return [name for name in dict.fromkeys(r.request_id for r in new) if name in known]
+
+    def _insert(self, connection: sa.Connection, columns: tuple[str, ...]) -> sa.Executable:
+        """Puts requests into the queue, and those that were cancelled into it again; their ids."""
+        if self._insert_made is None:  # to make it takes as long as to run it
+            insert = upsert(connection, requests)
+            again = {name: insert.excluded[name] for name in columns if name != "id"}
+            gone = ("finished_at", "lease_id", "worker_id", "result", "error")
+            self._insert_made = insert.on_conflict_do_update(
+                index_elements=[requests.c.id],
+                set_={**again, **dict.fromkeys(gone)},
+                where=requests.c.state == RequestState.CANCELLED.value,
+            )
+        return self._insert_made.values(created_at=self._now()).returning(requests.c.id)
 
     def status(self, request_ids: Sequence[str]) -> Mapping[str, RequestStatus]:
         """Where these requests stand: what a tuner polls. Unknown ids are left out."""
@@ -104,6 +121,15 @@ class MeasureQueue:
         with reading(self._engine) as connection:
             rows = connection.execute(query.order_by(requests.c.serial))
             return [_status(row) for row in rows.all()]
+
+    def unstored(self, job_id: str) -> Sequence[str]:
+        """The requests of a job that have an outcome which no tuner has stored yet, by their ids.
+
+        What a tuner asks all the time: an index holds these, however many the job has.
+        """
+        query = sa.select(requests.c.id).where(requests.c.job_id == job_id, _UNSTORED)
+        with reading(self._engine) as connection:
+            return connection.execute(query.order_by(requests.c.serial)).scalars().all()
 
     def left_behind(self, limit: int = 100) -> Sequence[RequestStatus]:
         """Requests that have an outcome, of jobs that ended before a tuner stored it; oldest

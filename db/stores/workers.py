@@ -75,6 +75,7 @@ class Presence:
     target_keys: tuple[str, ...]
     protocol: int
     health: Health
+    last_heartbeat: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +183,11 @@ class WorkerStore:
                 connection.execute(update, values)
         return [heard.get(sign.worker_id) for sign in signs]
 
-    def presences(self, worker_ids: Collection[str]) -> Mapping[str, Presence]:
-        """How workers stand, of those that are known."""
+    def presences(self, worker_ids: Collection[str] | None = None) -> Mapping[str, Presence]:
+        """How workers stand, of those that are known: all, or some; the first registered first."""
+        query = self._presence_query(worker_ids).order_by(_workers.c.created_at, _workers.c.id)
         with reading(self._engine) as connection:
-            rows = connection.execute(self._presence_query(worker_ids))
-            return {row.id: self._presence(row) for row in rows}
+            return {row.id: self._presence(row) for row in connection.execute(query)}
 
     def get(self, worker_id: str) -> RegisteredWorker:
         """Raises NotFoundError."""
@@ -273,11 +274,13 @@ class WorkerStore:
             raise NotFoundError("worker", worker_id)
         return self._worker(row)
 
-    def _presence_query(self, worker_ids: Collection[str]) -> sa.Select[Any]:
-        names = ("id", "name", "owner", "target_keys", "protocol")
+    def _presence_query(self, worker_ids: Collection[str] | None) -> sa.Select[Any]:
+        names = ("id", "name", "owner", "target_keys", "protocol", "last_heartbeat")
         marks = ("gone", "draining", "quarantined_at")
         columns = (_workers.c[name] for name in (*names, *marks))
         query = sa.select(*columns, self._silent_seconds())
+        if worker_ids is None:
+            return query
         return query.where(_workers.c.id.in_(sorted(worker_ids)))
 
     def _presence(self, row: sa.Row[Any], *, heard: bool = False) -> Presence:
@@ -289,6 +292,7 @@ class WorkerStore:
             tuple(row.target_keys),
             row.protocol,
             self._health(row, 0.0 if heard else row.silent_seconds),
+            row.last_heartbeat,
         )
 
     def _columns(self) -> Sequence[sa.ColumnElement[Any]]:

@@ -160,13 +160,12 @@ class RemoteRunner:
     def _collect(self) -> list[MeasureResult]:
         if not self._open:
             return []
-        results = []
-        for request_id, status in self._storage.leases.status(list(self._open)).items():
-            if not status.state.final:
-                continue
-            request = self._open.pop(request_id)
-            results.append(result_of(request, status))
-        return results
+        outcomes = self._storage.leases.unstored(self._job_id)
+        ours = [request_id for request_id in outcomes if request_id in self._open]
+        return [
+            result_of(self._open.pop(request_id), status)
+            for request_id, status in self._storage.leases.status(ours).items()
+        ]
 
 
 def result_of(request: MeasureRequest, status: RequestStatus) -> MeasureResult:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from db.storage import Storage
-from db.stores.workers import Health, RegisteredWorker
+from db.stores.workers import Health, Presence
 from service.jobs.addressee import target_names
 
 MOST_NAMED = 5
@@ -18,13 +18,13 @@ MOST_NAMED = 5
 class Workforce:
     """Every worker that is known, and the names of targets by their keys."""
 
-    workers: Sequence[RegisteredWorker]
+    workers: Sequence[Presence]
     names: Mapping[str, str]
 
     @staticmethod
     def of(storage: Storage) -> Workforce:
         """The workers as they are now."""
-        return Workforce(storage.workers.list(), target_names(storage))
+        return Workforce(list(storage.workers.presences().values()), target_names(storage))
 
     def serves(self, target_key: str, worker_id: str | None) -> bool:
         """Whether a worker may measure for a target, or this very one."""
@@ -48,7 +48,7 @@ class Workforce:
         start = f"no worker for target '{target}' is alive; start one on its device with {command}"
         return "; ".join([start, *parts, known])
 
-    def _fitting(self, target_key: str, worker_id: str | None) -> list[RegisteredWorker]:
+    def _fitting(self, target_key: str, worker_id: str | None) -> list[Presence]:
         """Those that could measure, the one heard of last first."""
         found = [
             worker
@@ -60,17 +60,20 @@ class Workforce:
     def _name(self, target_key: str) -> str:
         return self.names.get(target_key, target_key)
 
-    def _best(self, worker: RegisteredWorker) -> str:
+    def _best(self, worker: Presence) -> str:
         return self._name(worker.target_keys[0]) if worker.target_keys else "no target"
 
 
-def may_measure(worker: RegisteredWorker) -> bool:
+def may_measure(worker: Presence) -> bool:
     """Whether a worker gets work: also one in quarantine, which nothing else brings back."""
     return worker.health in (Health.HEALTHY, Health.QUARANTINED)
 
 
-def match_jobs(storage: Storage) -> int:
-    """Let jobs without a worker wait, and wake those that have one; how many. Any process may."""
+def match_jobs(storage: Storage, *, only_wake: bool = False) -> int:
+    """Let jobs without a worker wait, and wake those that have one; how many. Any process may.
+
+    With `only_wake` no job is let wait: what follows from a worker that comes.
+    """
 
     @cache
     def workforce() -> Workforce:  # mostly no job waits, and nobody asks
@@ -79,10 +82,11 @@ def match_jobs(storage: Storage) -> int:
     return storage.jobs.match(
         lambda target_key, worker_id: workforce().serves(target_key, worker_id),
         lambda target_key, worker_id: workforce().reason(target_key, worker_id),
+        only_wake=only_wake,
     )
 
 
-def _remedy(worker: RegisteredWorker) -> str:
+def _remedy(worker: Presence) -> str:
     match worker.health:
         case Health.DRAINING:
             return f" (`tilewright workers resume {worker.name}` gives it work again)"

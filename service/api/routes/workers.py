@@ -72,7 +72,7 @@ def register_worker(
         owner=token.id,
         worker_id=body.worker_id,
     )
-    match_jobs(storage)  # those that waited for it are woken
+    match_jobs(storage, only_wake=True)  # those that waited for it
     return RegistrationView(
         worker=worker_view(worker),
         recognised="" if body.targets else recognised_as(body.device),

@@ -156,3 +156,25 @@ def test_what_a_device_says_may_hold_anything(engine: sa.Engine) -> None:
         "most": ["Infinity"],
         "n": 1.5,
     }
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_connection_that_broke_while_it_lay_idle_is_replaced(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, idle: bool
+) -> None:
+    """One that was used a moment ago is not asked for: its error says to try again."""
+    monkeypatch.setattr("db.engine.PING_SECONDS", 0.0 if idle else 3600.0)
+    engine, other = open_engine(postgres_url), open_engine(postgres_url)
+    number = sa.select(sa.func.pg_backend_pid())
+    with reading(engine) as connection:
+        before = connection.execute(number).scalar_one()
+    with reading(other) as connection:
+        connection.execute(sa.select(sa.func.pg_terminate_backend(before, 10_000)))
+    if not idle:
+        with pytest.raises(StorageError) as caught, reading(engine) as connection:
+            connection.execute(number)
+        assert caught.value.retryable
+    with reading(engine) as connection:
+        assert connection.execute(number).scalar_one() != before
+    engine.dispose()
+    other.dispose()

@@ -464,6 +464,7 @@ def test_a_job_without_a_worker_holds_up_nobody(
     def only_host(target_key: str, worker_id: str | None) -> bool:
         return target_key == "host" and worker_id is None
 
+    assert jobs.match(only_host, why, only_wake=True) == 0, "nobody went away"
     assert jobs.match(only_host, why) == 2
     assert jobs.match(only_host, why) == 0
     assert {take(jobs).job_id, take(jobs).job_id} == {served.id, old.id}
@@ -473,7 +474,7 @@ def test_a_job_without_a_worker_holds_up_nobody(
     assert jobs.get(bound.id).state is JobState.WAITING
     last = events.since(waiting.id)[-1].data
     assert last == {"state": "waiting_for_worker", "reason": "nobody runs pi"}
-    assert jobs.match(lambda target, worker: True, why) == 2
+    assert jobs.match(lambda target, worker: True, why, only_wake=True) == 2
     woken = jobs.get(waiting.id)
     assert (woken.state, woken.reason) == (JobState.QUEUED, None)
 

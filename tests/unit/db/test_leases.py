@@ -91,6 +91,30 @@ def test_submit_claim_complete_acknowledge(leases: LeaseStore, clock: Any) -> No
     assert (row.taken_at, row.ended_at) == (clock() - 1, clock())
 
 
+def test_outcomes_are_found_until_they_are_stored(
+    engine: sa.Engine, leases: LeaseStore, clock: Any
+) -> None:
+    leases.submit([request(name) for name in "abcd"])
+    leases.submit([request("other", job_id="another")])
+    assert leases.unstored("j") == []
+    one, two = leases.claim("w", ["t"], limit=2, lease_seconds=10)
+    done(leases, two)
+    done(leases, one, "other key")
+    leases.cancel(request_ids=["c"])
+    assert leases.unstored("j") == ["a", "b", "c"]
+    leases.acknowledge(["a", "c", "d"])
+    assert leases.unstored("j") == ["b"]
+    with engine.connect() as connection:
+        explain = "EXPLAIN QUERY PLAN" if engine.dialect.name == "sqlite" else "EXPLAIN"
+        if engine.dialect.name == "postgresql":
+            connection.exec_driver_sql("SET enable_seqscan = off")
+        plan = connection.exec_driver_sql(
+            f"{explain} SELECT id FROM measure_requests WHERE job_id = 'j'"
+            " AND state NOT IN ('queued', 'leased') AND NOT acknowledged"
+        )
+        assert "ix_measure_requests_unstored" in str(plan.all())
+
+
 def test_submitting_again_finds_the_old_request(leases: LeaseStore) -> None:
     leases.submit([request("r1")])
     done(leases, take(leases), n=1)
