@@ -10,9 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
@@ -87,12 +89,46 @@ def open_engine(url: str, *, busy_seconds: float = 15.0, pool_size: int = 10) ->
 def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
     """A transaction that writes: commits at the end, rolls back on any exception.
 
-    Raises StorageError for a full disk, a locked or unreachable database.
+    Within `together` it is a part of that transaction. Raises StorageError for a full disk, a
+    locked or unreachable database.
     """
+    joined = _joined_in(engine)
+    if joined is not None:
+        with translated_errors(engine), joined.begin_nested():
+            yield joined
+        return
     with translated_errors(engine), engine.connect() as connection:
         write_immediately(connection)
         with connection.begin():
             yield connection
+
+
+@contextmanager
+def together(engine: sa.Engine) -> Iterator[None]:
+    """What this thread writes and reads inside, through whatever stores, is one transaction.
+
+    It commits at the end, and nothing is saved if anything fails. Keep it short: on SQLite nobody
+    else writes meanwhile.
+    """
+    with writing(engine) as connection:
+        token = _joined.set((engine, connection, threading.get_ident()))
+        try:
+            yield
+        finally:
+            _joined.reset(token)
+
+
+_joined: ContextVar[tuple[sa.Engine, sa.Connection, int] | None] = ContextVar(
+    "tilewright_joined", default=None
+)
+
+
+def _joined_in(engine: sa.Engine) -> sa.Connection | None:
+    """The connection of the transaction that this thread has joined, if it is of this engine."""
+    joined = _joined.get()
+    if joined is None or joined[0] is not engine or joined[2] != threading.get_ident():
+        return None
+    return joined[1]
 
 
 def write_immediately(connection: sa.Connection) -> None:
@@ -103,6 +139,11 @@ def write_immediately(connection: sa.Connection) -> None:
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
     """A transaction that only reads: one snapshot on SQLite. Raises StorageError."""
+    joined = _joined_in(engine)
+    if joined is not None:
+        with translated_errors(engine):
+            yield joined
+        return
     with translated_errors(engine), engine.connect() as connection, connection.begin():
         yield connection
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from db.clock import Clock, system_clock
-from db.engine import open_engine
+from db.engine import open_engine, together
 from db.migrate import upgrade
 from db.stores.audit import AuditStore
 from db.stores.blob_bytes import BlobBytes
@@ -132,6 +133,10 @@ class Storage:
             idempotency=IdempotencyStore(engine, decisive),
             gauges=GaugeStore(engine),
         )
+
+    def together(self) -> AbstractContextManager[None]:
+        """What this thread does with stores inside is one transaction (`db.engine.together`)."""
+        return together(self.engine)
 
     def close(self) -> None:
         """Close the connections."""

@@ -97,7 +97,7 @@ def withdraw(
 
     if not record and not worker:
         raise UserError("give --record or --worker")
-    with _storage() as storage:
+    with _storage() as storage, storage.together():
         done = withdraw_records(
             storage, reason or "withdrawn", record_ids=record or (), workers=worker or ()
         )

@@ -307,22 +307,23 @@ def token(
     settings: Settings = load_settings()
     storage = open_storage(settings)
     try:
-        secret, made = storage.tokens.create(
-            name,
-            scopes,
-            lifetime_seconds=None if days is None else days * 86400,
-            max_open_jobs=max_open_jobs,
-            max_running_jobs=max_running_jobs,
-        )
-        write_down(
-            storage.audit,
-            "token",
-            Action.TOKEN_CREATED,
-            made.id,
-            name=made.name,
-            scopes=sorted(scopes),
-            expires_at=made.expires_at,
-        )
+        with storage.together():
+            secret, made = storage.tokens.create(
+                name,
+                scopes,
+                lifetime_seconds=None if days is None else days * 86400,
+                max_open_jobs=max_open_jobs,
+                max_running_jobs=max_running_jobs,
+            )
+            write_down(
+                storage.audit,
+                "token",
+                Action.TOKEN_CREATED,
+                made.id,
+                name=made.name,
+                scopes=sorted(scopes),
+                expires_at=made.expires_at,
+            )
     finally:
         storage.close()
     say(secret)

@@ -36,8 +36,9 @@ def promote_cost_model(
     body: PromotionRequest, storage: StorageDep, audit: AuditDep, _: Admin
 ) -> CostModelView:
     """Tuning runs of the target start from this version from now on."""
-    model = storage.cost_models.promote(target_key(body.target), body.version)
-    audit(Action.COST_MODEL_PROMOTED, model.target_key, version=model.version)
+    with storage.together():
+        model = storage.cost_models.promote(target_key(body.target), body.version)
+        audit(Action.COST_MODEL_PROMOTED, model.target_key, version=model.version)
     return cost_model_view(model)
 
 
@@ -46,6 +47,7 @@ def roll_back_cost_model(
     body: RollbackRequest, storage: StorageDep, audit: AuditDep, _: Admin
 ) -> CostModelView:
     """The version that was promoted before the present one is in use again."""
-    model = storage.cost_models.roll_back(target_key(body.target))
-    audit(Action.COST_MODEL_ROLLED_BACK, model.target_key, version=model.version)
+    with storage.together():
+        model = storage.cost_models.roll_back(target_key(body.target))
+        audit(Action.COST_MODEL_ROLLED_BACK, model.target_key, version=model.version)
     return cost_model_view(model)

@@ -122,29 +122,32 @@ def list_job_tasks(job_id: str, storage: StorageDep, _: Reader, pages: PagesDep)
 @router.post("/jobs/{job_id}:cancel")
 def cancel_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter) -> JobView:
     """End a job at once; what it measured stays. Cancelling a job that ended changes nothing."""
-    job = _own_job(job_id, storage, token)
-    cancelled = storage.jobs.cancel(job_id)
+    with storage.together():
+        job = _own_job(job_id, storage, token)
+        cancelled = storage.jobs.cancel(job_id)
+        audit(Action.JOB_CANCELLED, job_id, owner=job.owner, state=job.state.value)
     store_leftovers(storage)  # no tuner may be there to do it
-    audit(Action.JOB_CANCELLED, job_id, owner=job.owner, state=job.state.value)
     return job_view(cancelled)
 
 
 @router.post("/jobs/{job_id}:pause")
 def pause_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter) -> JobView:
     """Stop a job at once until it is resumed; what it measured stays."""
-    job = _own_job(job_id, storage, token)
-    paused = storage.jobs.pause(job_id)
-    audit(Action.JOB_PAUSED, job_id, owner=job.owner, state=job.state.value)
+    with storage.together():
+        job = _own_job(job_id, storage, token)
+        paused = storage.jobs.pause(job_id)
+        audit(Action.JOB_PAUSED, job_id, owner=job.owner, state=job.state.value)
     return job_view(paused)
 
 
 @router.post("/jobs/{job_id}:resume")
 def resume_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter) -> JobView:
     """Let a paused job go on from what it measured."""
-    job = _own_job(job_id, storage, token)
-    storage.jobs.resume(job_id)
+    with storage.together():
+        job = _own_job(job_id, storage, token)
+        storage.jobs.resume(job_id)
+        audit(Action.JOB_RESUMED, job_id, owner=job.owner, state=job.state.value)
     match_jobs(storage)
-    audit(Action.JOB_RESUMED, job_id, owner=job.owner, state=job.state.value)
     return job_view(storage.jobs.get(job_id))
 
 

@@ -87,14 +87,15 @@ def withdraw(body: WithdrawRequest, storage: StorageDep, audit: AuditDep, _: Adm
     """Take back what a bad device said; jobs that were built on it are told."""
     if not body.records and not body.workers:
         raise invalid("body: give 'records' or 'workers'")
-    done = withdraw_records(storage, body.reason, record_ids=body.records, workers=body.workers)
-    audit(
-        Action.RECORDS_WITHDRAWN,
-        ", ".join((*body.records, *body.workers)),
-        reason=body.reason,
-        records=[record.id for record in done.withdrawn.records],
-        trials=done.withdrawn.trials,
-    )
+    with storage.together():
+        done = withdraw_records(storage, body.reason, record_ids=body.records, workers=body.workers)
+        audit(
+            Action.RECORDS_WITHDRAWN,
+            ", ".join((*body.records, *body.workers)),
+            reason=body.reason,
+            records=[record.id for record in done.withdrawn.records],
+            trials=done.withdrawn.trials,
+        )
     return withdraw_view(done)
 
 

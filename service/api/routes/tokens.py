@@ -22,20 +22,21 @@ def create_token(
     body: TokenRequest, storage: StorageDep, audit: AuditDep, _: Admin
 ) -> NewTokenView:
     """A new token; its secret is shown this once."""
-    secret, token = storage.tokens.create(
-        body.name,
-        [Scope(scope) for scope in body.scopes],
-        lifetime_seconds=body.lifetime_seconds,
-        max_open_jobs=body.max_open_jobs,
-        max_running_jobs=body.max_running_jobs,
-    )
-    audit(
-        Action.TOKEN_CREATED,
-        token.id,
-        name=token.name,
-        scopes=sorted(token.scopes),
-        expires_at=token.expires_at,
-    )
+    with storage.together():
+        secret, token = storage.tokens.create(
+            body.name,
+            [Scope(scope) for scope in body.scopes],
+            lifetime_seconds=body.lifetime_seconds,
+            max_open_jobs=body.max_open_jobs,
+            max_running_jobs=body.max_running_jobs,
+        )
+        audit(
+            Action.TOKEN_CREATED,
+            token.id,
+            name=token.name,
+            scopes=sorted(token.scopes),
+            expires_at=token.expires_at,
+        )
     return NewTokenView(secret=secret, **token_view(token).model_dump())
 
 
@@ -60,18 +61,20 @@ def rotate_token(
     The owner's token in the service's data folder is written there, too.
     """
     owners = is_owner_token(settings, storage, token_id)
-    secret, token = storage.tokens.rotate(
-        token_id, grace_seconds=body.grace_seconds, lifetime_seconds=body.lifetime_seconds
-    )
+    with storage.together():
+        secret, token = storage.tokens.rotate(
+            token_id, grace_seconds=body.grace_seconds, lifetime_seconds=body.lifetime_seconds
+        )
+        audit(Action.TOKEN_ROTATED, token.id, name=token.name, grace_seconds=body.grace_seconds)
     if owners:
         keep_owner_token(settings, secret)
-    audit(Action.TOKEN_ROTATED, token.id, name=token.name, grace_seconds=body.grace_seconds)
     return NewTokenView(secret=secret, **token_view(token).model_dump())
 
 
 @router.delete("/tokens/{token_id}")
 def revoke_token(token_id: str, storage: StorageDep, audit: AuditDep, _: Admin) -> TokenView:
     """The token is refused from now on."""
-    token = storage.tokens.revoke(token_id)
-    audit(Action.TOKEN_REVOKED, token.id, name=token.name)
+    with storage.together():
+        token = storage.tokens.revoke(token_id)
+        audit(Action.TOKEN_REVOKED, token.id, name=token.name)
     return token_view(token)

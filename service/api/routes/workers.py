@@ -118,12 +118,13 @@ def drain(
     also ends its quarantine.
     """
     own_worker(storage, worker_id, token)
-    if not body.draining and token.allows(Scope.ADMIN):
-        storage.workers.readmit(worker_id)
-    worker = storage.workers.drain(worker_id, body.draining)
-    match_jobs(storage)
     action = Action.WORKER_DRAINED if body.draining else Action.WORKER_RESUMED
-    audit(action, worker_id, name=worker.name)
+    with storage.together():
+        if not body.draining and token.allows(Scope.ADMIN):
+            storage.workers.readmit(worker_id)
+        worker = storage.workers.drain(worker_id, body.draining)
+        audit(action, worker_id, name=worker.name)
+    match_jobs(storage)
     return worker_view(worker, storage.leases.in_hand().get(worker_id, 0))
 
 

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import contextvars
 import sqlite3
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from db.engine import open_engine, reading, translated_errors, writing
+from db.engine import open_engine, reading, together, translated_errors, writing
 from db.errors import StorageError, StorageKind
 from db.migrate import upgrade
 from db.models import TargetRow
@@ -26,6 +28,44 @@ def test_a_transaction_commits_or_leaves_nothing(engine: sa.Engine) -> None:
         connection.execute(sa.insert(targets), {**row, "key": "b"})
     with reading(engine) as connection:
         assert connection.execute(sa.select(targets.c.key)).scalars().all() == ["b"]
+
+
+def keys(engine: sa.Engine) -> list[str]:
+    with reading(engine) as connection:
+        return sorted(connection.execute(sa.select(targets.c.key)).scalars())
+
+
+def insert(engine: sa.Engine, *names: str) -> None:
+    rows = [{"key": name, "name": "n", "description": {}, "created_at": 0.0} for name in names]
+    with writing(engine) as connection:
+        connection.execute(sa.insert(targets), rows)
+
+
+def test_what_is_written_together_is_one_transaction(engine: sa.Engine) -> None:
+    with together(engine):
+        insert(engine, "a")
+        insert(engine, "b")
+        assert keys(engine) == ["a", "b"], "it reads what it wrote"
+    with pytest.raises(RuntimeError), together(engine):
+        insert(engine, "c")
+        raise RuntimeError("dies")
+    with together(engine):
+        insert(engine, "d")
+        with pytest.raises(sa.exc.IntegrityError):
+            insert(engine, "e", "a")
+    assert keys(engine) == ["a", "b", "d"], "what failed inside left nothing, and the rest stands"
+    insert(engine, "f")
+    assert keys(engine)[-1] == "f"
+
+
+def test_nobody_else_joins_a_transaction(engine: sa.Engine) -> None:
+    """Another thread does not see what is not committed, although it has the context."""
+    with together(engine):
+        insert(engine, "a")
+        context = contextvars.copy_context()
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(context.run, keys, engine).result() == []
+    assert keys(engine) == ["a"]
 
 
 def test_a_violated_constraint_is_a_bug_and_stays_one(engine: sa.Engine) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from compiler.schedule.schedule import Schedule
 from db.errors import StorageError, StorageKind
 from db.storage import Storage
 from db.stores.tokens import Scope
@@ -17,6 +18,7 @@ from service.embedded import owner_token, read_token
 from service.settings import Settings
 from tests.unit.service.conftest import with_scopes
 from tests.unit.service.test_jobs_api import onnx_bytes, problem, submit, upload
+from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 
 
 @pytest.mark.parametrize(
@@ -144,6 +146,55 @@ def test_what_is_done_is_written_down(client: TestClient, storage: Storage) -> N
     more = {"page_token": page.headers["X-Next-Page-Token"]}
     rest = client.get("/v1/audit", params=more)
     assert page.json() + rest.json() == entries
+
+
+def test_what_cannot_be_written_down_is_not_done(
+    client: TestClient, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, facts = "a" * 64, {"feature_version": 1, "objective": "ndcg", "rows": 1, "tasks": 1}
+    token = client.post("/v1/tokens", json={"name": "ci", "scopes": ["read"]}).json()
+    jobs = {name: submit(client)["id"] for name in ("cancel", "pause", "resume")}
+    client.post(f"/v1/jobs/{jobs['resume']}:pause")
+    worker = storage.workers.register("board", [target], {}).id
+    for version in (1, 2, 3):
+        storage.cost_models.add(target, b"trees", **facts, trials=1, scores={}, chance={})
+        if version < 3:
+            storage.cost_models.promote(target, version)
+    made = TuningRecord(
+        RecordKey("w" * 64, target),
+        Schedule.of("direct", tile=4),
+        Measurement(Status.OK, samples_seconds=(1e-3,), worker=worker),
+        "trial",
+    )
+    storage.records.add_record(made)
+
+    def everything() -> list[Any]:
+        paths = ("tokens", "jobs", "workers", "cost-models", "records", "audit")
+        return [client.get(f"/v1/{path}").json() for path in paths]
+
+    def refuse(*_: object, **__: object) -> None:
+        raise StorageError("no space", StorageKind.FULL)
+
+    before = everything()
+    monkeypatch.setattr(type(storage.audit), "add", refuse)
+    acts: list[tuple[str, str, Any]] = [
+        ("POST", "/v1/tokens", {"name": "other", "scopes": ["read"]}),
+        ("POST", f"/v1/tokens/{token['id']}/rotate", {}),
+        ("DELETE", f"/v1/tokens/{token['id']}", None),
+        *(("POST", f"/v1/jobs/{job}:{name}", None) for name, job in jobs.items()),
+        ("POST", f"/v1/workers/{worker}/drain", {"draining": True}),
+        ("POST", "/v1/cost-models/promote", {"target": target, "version": 3}),
+        ("POST", "/v1/cost-models/rollback", {"target": target}),
+        ("POST", "/v1/records:withdraw", {"workers": ["board"], "reason": "sick"}),
+    ]
+    for method, path, body in acts:
+        assert client.request(method, path, json=body).status_code == 507, path
+    after = everything()
+    for worker_view in (before[2][0], after[2][0]):
+        worker_view.pop("last_heartbeat")
+    for listed in (*before[0], *after[0]):
+        listed.pop("last_used_at")
+    assert after == before
 
 
 def test_commands_for_tokens_and_the_audit_log(
