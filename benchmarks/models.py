@@ -7,8 +7,8 @@ benchmarks/models/, which `make models` fills; all others need no file and no ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from benchmarks import operators
 from benchmarks.convolutional import efficientnet_b0, mobilenet_v2, vgg16_features
 from benchmarks.light import LIGHT_MODELS, light_model
 from benchmarks.plain import lstm, mlp
+from benchmarks.quantized import dynamic_int8, static_int8
 from benchmarks.transformer import BERT_VOCABULARY, GPT2_VOCABULARY, bert, deit, gpt2
 
 EXPORTED_FOLDER = Path(__file__).parent / "models"
@@ -29,14 +30,54 @@ EXPORTED_FOLDER = Path(__file__).parent / "models"
 
 @dataclass(frozen=True, slots=True)
 class ModelCase:
-    """A named model: how it is built, and below what its integer inputs stay."""
+    """A named model: how it is built, and below what its integer inputs stay.
+
+    `largest_error`, over the largest output, is how far engines may be apart.
+    """
 
     name: str
     build: Callable[[], Any]
     integer_bounds: Mapping[str, int] = field(default_factory=dict)
+    largest_error: float = 1e-3  # float32 engines differ by 1e-5 at most, 16-bit ones by 1e-2
+
+    def feeds(self, model: Any, seed: int = 1) -> dict[str, NDArray[Any]]:
+        """Seeded inputs: standard normal for floats, uniform below the bounds for integers."""
+        random = np.random.default_rng(seed)
+        bounds = self.integer_bounds
+        constants = {tensor.name for tensor in model.graph.initializer}
+        arrays: dict[str, NDArray[Any]] = {}
+        for info in model.graph.input:
+            if info.name in constants:
+                continue
+            tensor = info.type.tensor_type
+            shape = tuple(dim.dim_value or 1 for dim in tensor.shape.dim)
+            if tensor.elem_type == TensorProto.FLOAT:
+                arrays[info.name] = random.standard_normal(shape, np.float32)
+            else:
+                bound = bounds.get(info.name, 2)
+                arrays[info.name] = random.integers(0, bound, shape, dtype=np.int64)
+        return arrays
 
 
 minilm = partial(bert, layers=6, hidden=384, heads=12, intermediate=1536)
+
+
+STATIC_INT8 = (
+    *("resnet50", "mobilenetv2", "efficientnet-b0"),
+    *("bert-base-128", "minilm-l6-128", "deit-small"),
+)
+DYNAMIC_INT8 = ("bert-base-128", "minilm-l6-128")
+INT8_ERROR = 0.2
+"""Each rounding that falls on the other side moves what follows by a step of 1/255."""
+
+
+def _quantized(case: ModelCase) -> Iterator[ModelCase]:
+    if case.name in STATIC_INT8:
+        build = partial(static_int8, case.build, case.feeds)
+        yield replace(case, name=f"{case.name}-qdq", build=build, largest_error=INT8_ERROR)
+    if case.name in DYNAMIC_INT8:
+        build = partial(dynamic_int8, case.build)
+        yield replace(case, name=f"{case.name}-dynamic", build=build, largest_error=INT8_ERROR)
 
 
 def _cases() -> dict[str, ModelCase]:
@@ -56,6 +97,7 @@ def _cases() -> dict[str, ModelCase]:
         ModelCase("vgg16-features", vgg16_features),
         ModelCase("vgg16-features-126x224", partial(vgg16_features, height=126)),
     ]
+    cases += [case for each in cases for case in _quantized(each)]
     for path in sorted(EXPORTED_FOLDER.glob("*.onnx")):
         cases.append(ModelCase(path.stem, partial(onnx.load, path), {"input_ids": BERT_VOCABULARY}))
     return {case.name: case for case in cases}
@@ -73,28 +115,19 @@ SINGLE = {
 """Operators that tuners are compared on; no models to race."""
 
 
+def case(name: str) -> ModelCase:
+    """The case of a name in MODELS or SINGLE; KeyError for another."""
+    return (MODELS | SINGLE)[name]
+
+
 def build(name: str) -> Any:
     """The ModelProto of a name in MODELS or SINGLE; KeyError for another."""
-    return (MODELS | SINGLE)[name].build()
+    return case(name).build()
 
 
 def feeds(name: str, model: Any, seed: int = 1) -> dict[str, NDArray[Any]]:
-    """Seeded inputs: standard normal for floats, uniform below the case's bound for integers."""
-    random = np.random.default_rng(seed)
-    bounds = (MODELS | SINGLE)[name].integer_bounds
-    constants = {tensor.name for tensor in model.graph.initializer}
-    arrays: dict[str, NDArray[Any]] = {}
-    for info in model.graph.input:
-        if info.name in constants:
-            continue
-        tensor = info.type.tensor_type
-        shape = tuple(dim.dim_value or 1 for dim in tensor.shape.dim)
-        if tensor.elem_type == TensorProto.FLOAT:
-            arrays[info.name] = random.standard_normal(shape, np.float32)
-        else:
-            bound = bounds.get(info.name, 2)
-            arrays[info.name] = random.integers(0, bound, shape, dtype=np.int64)
-    return arrays
+    """Inputs of the case of that name."""
+    return case(name).feeds(model, seed)
 
 
 def check_spread(outputs: NDArray[Any]) -> None:

@@ -134,7 +134,7 @@ def race(model: str, engines: Sequence[str], options: RaceOptions) -> dict[str, 
                 results[name].error = answer.get("error", "")
                 results[name].version = answer.get("version", "")
                 results[name].load_seconds = answer.get("load_seconds", 0.0)
-            compare(results, Path(folder))
+            compare(results, Path(folder), models.case(model).largest_error)
         order = list(threads)
         for round_number in range(options.rounds):
             shift = round_number % len(order)
@@ -152,10 +152,12 @@ def race(model: str, engines: Sequence[str], options: RaceOptions) -> dict[str, 
     return results
 
 
-def compare(results: dict[str, EngineResult], folder: Path) -> None:
+def compare(
+    results: dict[str, EngineResult], folder: Path, largest_error: float = LARGEST_ERROR
+) -> None:
     """Fill in the largest error of each engine against the reference's outputs.
 
-    An engine that is further off than LARGEST_ERROR computes something else, and is out.
+    An engine that is further off than `largest_error` computes something else, and is out.
     """
     if REFERENCE not in results or results[REFERENCE].error:
         return
@@ -169,7 +171,7 @@ def compare(results: dict[str, EngineResult], folder: Path) -> None:
             result.error = f"outputs of shape {[output.shape for output in outputs]}"
             continue
         result.largest_error = max(map(verify.compare, outputs, expected))
-        if not result.largest_error <= LARGEST_ERROR:
+        if not result.largest_error <= largest_error:
             result.error = f"its outputs differ by {result.largest_error:.1e} of the largest"
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
 from benchmarks import models
 from benchmarks.light import LIGHT_MODELS, light_model
+from benchmarks.quantized import dynamic_int8, static_int8
 
 SMALL = {
     "mlp": lambda: models.mlp(widths=(16, 8, 4)),
@@ -45,6 +47,27 @@ def test_model_runs_and_its_outputs_spread(name: str) -> None:
 @pytest.mark.parametrize("name", ["mlp", "shufflenet"])
 def test_a_model_is_the_same_bytes_each_time(name: str) -> None:
     assert models.build(name).SerializeToString() == models.build(name).SerializeToString()
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_quantised_model_has_weights_of_8_bits_and_answers_alike(kind: str) -> None:
+    def build() -> onnx.ModelProto:
+        return models.mlp(widths=(64, 32, 16))
+
+    def run(model: onnx.ModelProto) -> np.ndarray:
+        session = onnxruntime.InferenceSession(model.SerializeToString())
+        return session.run(None, feeds)[0]
+
+    feeds = models.feeds("mlp", build())
+    made = [
+        static_int8(build, models.case("mlp").feeds) if kind == "static" else dynamic_int8(build)
+        for _ in range(2)
+    ]
+    assert made[0].SerializeToString() == made[1].SerializeToString()
+    weights = {one.data_type for one in made[0].graph.initializer if len(one.dims) == 2}
+    assert weights == {onnx.TensorProto.INT8}
+    exact = run(build())
+    assert 0 < np.max(np.abs(run(made[0]) - exact)) < 0.1 * np.max(np.abs(exact))
 
 
 def test_another_seed_gives_other_parameters() -> None:

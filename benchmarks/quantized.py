@@ -1,0 +1,83 @@
+"""Models in 8 bits, as their users make them: `onnxruntime.quantization` of the float32 ones.
+
+`static_int8` calibrates with seeded inputs and writes QuantizeLinear and DequantizeLinear around
+every operator that it knows; `dynamic_int8` quantises weights alone, and activations when they are
+run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.version_converter
+from numpy.typing import NDArray
+
+SAMPLES = 4
+"""Inputs of a calibration: activations of random inputs to random weights are all alike."""
+
+LEAST_OPSET = 13
+"""The first one with a scale for each channel."""
+
+Feeds = Callable[[Any, int], Mapping[str, NDArray[np.generic]]]
+
+
+def static_int8(build: Callable[[], Any], feeds: Feeds, *, per_channel: bool = True) -> Any:
+    """A model with uint8 activations and int8 weights, per output channel or per tensor.
+
+    `feeds` gives inputs of the model for a seed.
+    """
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        QuantFormat,
+        QuantType,
+        quantize_static,
+    )
+
+    class Samples(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._left = iter([dict(feeds(model, seed)) for seed in range(SAMPLES)])
+
+        def get_next(self) -> dict[str, NDArray[np.generic]] | None:
+            return next(self._left, None)
+
+    model = build()
+    with _files(model) as (source, result):
+        quantize_static(
+            source,
+            result,
+            Samples(),
+            quant_format=QuantFormat.QDQ,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            per_channel=per_channel,
+        )
+        return onnx.load(result)
+
+
+def dynamic_int8(build: Callable[[], Any]) -> Any:
+    """A model whose products have int8 weights and activations that are quantised when it runs."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with _files(build()) as (source, result):
+        quantize_dynamic(source, result, weight_type=QuantType.QInt8)
+        return onnx.load(result)
+
+
+@contextmanager
+def _files(model: Any) -> Iterator[tuple[Path, Path]]:
+    """A model with its shapes as a file, and where its quantised form goes."""
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    with tempfile.TemporaryDirectory() as folder:
+        written, source, result = (Path(folder, f"{n}.onnx") for n in ("written", "source", "out"))
+        if model.opset_import[0].version < LEAST_OPSET:
+            model = onnx.version_converter.convert_version(model, LEAST_OPSET)
+        onnx.save(model, written)
+        quant_pre_process(str(written), str(source), skip_symbolic_shape=True)
+        yield source, result
