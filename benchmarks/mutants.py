@@ -6,7 +6,8 @@ fails, or a run past its limit, has caught it. Everything happens in a copy of t
 (`mutant_session.py`). The report keeps the last run of each package, with its survivors
 (`mutant_report.py`). A run may be ended at any time; started again, it goes on where it was, while
 the packages are the same. With `--again`, survivors are judged once more, by the tests of now;
-mutants that were caught count as caught.
+mutants that were caught count as caught. With `--by` as well, the tests of a few files judge the
+survivors and nothing else: only these tests are recorded, and who survives them stays as it was.
 """
 
 from __future__ import annotations
@@ -37,7 +38,13 @@ RECORDINGS = ROOT / "build" / "mutants"
 
 JUDGES: dict[str, tuple[str, ...]] = {
     "service": ("tests/unit/service", "tests/integration/test_service.py"),
-    "db": ("tests/unit/db", "tests/unit/service"),
+    "db": (
+        "tests/unit/db",
+        *(
+            f"tests/unit/service/test_{name}.py"
+            for name in ("access", "housekeeping", "nearest", "pages", "probes", "record_exchange")
+        ),
+    ),
     "compiler/passes": (
         *("tests/golden/passes", "tests/unit/passes", "tests/unit/plan", "tests/unit/frontend"),
     ),
@@ -47,7 +54,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "tests/unit/runtime/test_link.py",
     ),
     "compiler/schedule": ("tests/golden/kernels", "tests/unit/schedule", "tests/unit/codegen"),
-    "tuner": ("tests/unit/tuner", "tests/unit/service"),
+    "tuner": ("tests/unit/tuner",),
 }
 """The packages that mistakes are made in, and the tests that judge them."""
 
@@ -155,15 +162,19 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300, help="mutants to draw of each package")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", action="store_true", help="judge the last run's survivors again")
+    parser.add_argument("--by", nargs="+", default=[], metavar="TESTS", help="with --again: files")
     parser.add_argument("--seconds", type=float, default=20.0, help="of tests, a mutant, at most")
     parser.add_argument("--output", type=Path, default=RESULTS_FOLDER)
     arguments = parser.parse_args()
+    if arguments.by and not arguments.again:
+        parser.error("--by judges survivors: it needs --again")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the copy goes, as after an interrupt
     packages = tuple(JUDGES) if "all" in arguments.packages else tuple(arguments.packages)
-    tests = dict.fromkeys(folder for package in packages for folder in JUDGES[package])
+    judges = {package: tuple(arguments.by) or JUDGES[package] for package in packages}
+    tests = dict.fromkeys(folder for folders in judges.values() for folder in folders)
     with copied() as copy, closing(Judge(copy, list(tests), RECORDINGS)) as judge:
         for package in packages:
-            judge.record(JUDGES[package])
+            judge.record(judges[package])
             run(package, judge, copy, arguments)
 
 
@@ -178,6 +189,7 @@ def run(package: str, judge: Judge, copy: Path, arguments: argparse.Namespace) -
     last = [Judged(**row) for row in before.get("rows", [])]
     # of two that look alike, the one that survived is the one to judge again
     known = {one.key(same): one for one in sorted(last, key=Judged.survived)}
+    by = tuple(arguments.by)
     kept: dict[str, Judged] = {}
     pending: list[Mutant] = []
     readings: dict[str, str] = {}
@@ -187,14 +199,15 @@ def run(package: str, judge: Judge, copy: Path, arguments: argparse.Namespace) -
             readings[mutant.text] = found.reading
         if found is not None and (same or arguments.again):
             kept[mutant.text] = replace(found, line=mutant.line)
-        if mutant.text not in kept or (arguments.again and kept[mutant.text].survived()):
+        survived = mutant.text in kept and kept[mutant.text].survived()
+        if (arguments.again and survived) or (mutant.text not in kept and not by):
             pending.append(mutant)
     command = f"{package} --count {arguments.count} --seed {arguments.seed}"
     results[package] = result = {
         "origin": asdict(Origin.of(arguments)),
         "command": f"make mutants ARGS='{command}'",
         "basis": now,
-        "tests": JUDGES[package],
+        "tests": list(dict.fromkeys((*before.get("tests", ()), *by) if by else JUDGES[package])),
         "versions": {name: version(name) for name in LIBRARIES},
         "count": len(mutants),
         "seed": arguments.seed,
@@ -204,7 +217,8 @@ def run(package: str, judge: Judge, copy: Path, arguments: argparse.Namespace) -
     for number, mutant in enumerate(pending, 1):
         judged = judge.judge(mutant, arguments.seconds)
         reading = readings.get(mutant.text, "") if judged.survived() else ""
-        kept[mutant.text] = replace(judged, reading=reading)
+        if not (by and judged.survived()):
+            kept[mutant.text] = replace(judged, reading=reading)
         place = f"{number}/{len(pending)} {mutant.path}:{mutant.line}"
         print(f"{place} {judged.outcome} {judged.seconds} s: {mutant.change}", flush=True)
         rows = sorted(kept.values(), key=lambda row: (row.path, row.line))

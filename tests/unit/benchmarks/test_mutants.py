@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -274,8 +274,12 @@ def test_a_run_that_was_ended_goes_on_where_it_was(
         results = json.loads((tmp_path / "mutants.json").read_text())
         return [Judged(**row) for row in results["compiler"]["rows"]]
 
-    def go(judge: Listed, count: int = 12, again: bool = False) -> list[str]:
-        options = argparse.Namespace(count=count, seed=0, seconds=1.0, again=again, output=tmp_path)
+    def go(
+        judge: Listed, count: int = 12, again: bool = False, by: Sequence[str] = ()
+    ) -> list[str]:
+        options = argparse.Namespace(
+            count=count, seed=0, seconds=1.0, again=again, by=list(by), output=tmp_path
+        )
         run("compiler", judge, project, options)  # type: ignore[arg-type]
         return judge.asked
 
@@ -305,6 +309,17 @@ def test_a_run_that_was_ended_goes_on_where_it_was(
     (project / "compiler/lazy.py").write_text(LAZY + "\n# longer\n")
     assert len(go(Listed(odd), 15)) == 15
     assert [row.reading for row in rows() if row.reading] == ["equal"]
+    # by a few tests: the survivors alone, and whoever survives these stays as it was
+    before, few = rows(), ["tests/test_other.py"]
+    assert len(go(Listed(lambda mutant: True), 20, again=True, by=few)) == len(survivors)
+    assert rows() == before
+    caught = go(Listed(lambda mutant: len(mutant.text) % 3 == 0), 20, again=True, by=few)
+    assert len(caught) == len(survivors) and len(rows()) == 15
+    assert sum(row.survived() for row in rows()) == sum(len(text) % 3 == 0 for text in caught)
+    assert json.loads((tmp_path / "mutants.json").read_text())["compiler"]["tests"] == [
+        "tests",
+        *few,
+    ]
 
 
 def test_a_sample_is_of_different_modules_that_compile(project: Path) -> None:
