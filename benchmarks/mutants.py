@@ -48,7 +48,10 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "compiler/passes": (
         *("tests/golden/passes", "tests/unit/passes", "tests/unit/plan", "tests/unit/frontend"),
     ),
-    "compiler/ops": ("tests/unit/ops", "tests/unit/frontend", "tests/unit/passes"),
+    "compiler/ops": (
+        *("tests/unit/ops", "tests/unit/frontend", "tests/unit/passes"),
+        *(f"tests/integration/test_{name}.py" for name in ("branches", "loops", "scans")),
+    ),
     "compiler/codegen": (
         *("tests/golden/kernels", "tests/unit/codegen", "tests/unit/schedule"),
         "tests/unit/runtime/test_link.py",

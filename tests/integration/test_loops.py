@@ -15,6 +15,7 @@ from compiler.runtime.program import Branch, Copy, KernelCall, Loop
 from compiler.target import host_target
 from tests.integration.control_models import (
     BOOL,
+    INT64,
     RANDOM,
     STEP,
     agree,
@@ -107,6 +108,45 @@ def test_rows_that_nothing_bounds_are_refused() -> None:
     with pytest.raises(UnsupportedOperatorError, match="bounds how many steps") as caught:
         compiler.compile_model(collatz(None))
     assert (caught.value.node, caught.value.operator) == ("collatz", "Loop")
+
+
+def test_a_loop_of_no_steps_gives_no_rows() -> None:
+    step = body(
+        [
+            node("Add", ["s", "s"], ["t"]),
+            node("Identity", ["c"], ["on"]),
+            node("Identity", ["t"], ["row"]),
+        ],
+        [*STEP, info("s")],
+        [info("on", BOOL, ()), info("t"), info("row")],
+    )
+    loop = node("Loop", ["n", "go", "x"], ["y", "rows"], "none", body=step)
+    x, go = RANDOM.random((2, 3), np.float32), np.array(True)
+    proto = model([loop], {"x": x, "go": go}, ["y", "rows"], {"n": np.array(0)})
+    y, rows = compiler.compile_model(proto).run({"x": x, "go": go})
+    np.testing.assert_array_equal(y, x)
+    assert rows.shape == (0, 2, 3)
+
+
+def test_what_a_body_needs_to_know_is_an_input_of_the_model() -> None:
+    """Its shape hangs on a state, which begins with an input: to know that one would help."""
+    step = body(
+        [
+            node("ConstantOfShape", ["s"], ["zeros"]),
+            node("ReduceSum", ["zeros"], ["zero"], keepdims=0),
+            node("Add", ["v", "zero"], ["w"]),
+            node("Identity", ["c"], ["on"]),
+            node("Identity", ["s"], ["t"]),
+        ],
+        [*STEP, info("s", INT64, (1,)), info("v")],
+        [info("on", BOOL, ()), info("t", INT64, (1,)), info("w")],
+    )
+    loop = node("Loop", ["n", "", "shape", "x"], ["", "y"], "sized", body=step)
+    inputs = {"x": np.zeros((2, 3), np.float32), "shape": np.array([4])}
+    proto = model([loop], inputs, ["y"], {"n": np.array(10_000)})
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        compiler.compile_model(proto)
+    assert caught.value.depends_on == ("shape",)
 
 
 def test_ten_thousand_steps_are_one_body() -> None:

@@ -248,7 +248,7 @@ POOL_BESIDE = {
     "strides": [(2, 1), (1, 2)],
     "mean": [
         {"axes": (1, 2, 3), "keepdims": 1}, {"axes": (1,), "keepdims": 1}, {"keepdims": 1},
-        {"axes": (2, 3), "keepdims": 0}, {"axes": (0, 2, 3), "keepdims": 1},
+        {"axes": (2, 3), "keepdims": 0}, {"axes": (0, 2, 3), "keepdims": 1}, {"axes": ()},
     ],
     "shared": [True],
 }  # fmt: skip
