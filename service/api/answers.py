@@ -56,7 +56,7 @@ class KnownAnswers:
         return kept[0], version
 
     def give(self, scope: Scope, answer: JsonAnswer, keys: Iterable[str]) -> Response:
-        """JsonAnswer a request to a `LookupRoute`, and keep that until one of the keys changes.
+        """Answer a request to a `LookupRoute`, and keep that until one of the keys changes.
 
         The answer must depend on nothing but the question and what lookups of these keys answer.
         """
