@@ -8,6 +8,7 @@ import pkgutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from anyio import CapacityLimiter
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -18,8 +19,9 @@ from db.notices import open_source, topic_states
 from db.storage import Storage
 from service.api import errors, probes, routes
 from service.api.answers import KnownAnswers
+from service.api.description import describe
 from service.api.freshness import Freshness
-from service.api.gate import Gate, TokenCache
+from service.api.gate import Gate, GatedRoute, TokenCache
 from service.api.housekeeping import keep_house
 from service.api.idempotency import AnswerAtOnceError
 from service.api.metrics import Metrics, MetricsMiddleware
@@ -27,7 +29,6 @@ from service.api.notifier import Notifier
 from service.api.plain_text import PlainTextMiddleware
 from service.api.planning import Planning
 from service.api.request_ids import RequestIdMiddleware
-from service.api.schemas.bodies import ProblemView
 from service.api.served import ServedRecords
 from service.api.upload import WRITERS
 from service.api.waiting import WaitingRoom
@@ -36,8 +37,6 @@ from service.settings import Settings
 from service.signing import signing_key
 from service.storage import open_storage
 from service.version import version
-
-_PROBLEMS = (401, 403, 404, 408, 409, 413, 416, 422, 429, 503, 507)
 
 HEALTH_THREADS = 2
 """Threads that answer whether the service works, whatever all others do."""
@@ -93,14 +92,6 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         version=version(),
         summary="A search-based auto-tuning compiler service for ONNX models",
         lifespan=lifespan,
-        responses={
-            status: {
-                "model": ProblemView,
-                "content": {errors.MEDIA_TYPE: {}},
-                "description": "A problem document",
-            }
-            for status in _PROBLEMS
-        },
     )
     app.state.settings = settings
     app.state.metrics = Metrics()
@@ -112,7 +103,17 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
     for router in route_modules():
         app.include_router(router, prefix="/v1")
     app.include_router(probes.router)
+    app.openapi = partial(_described, app)  # type: ignore[method-assign]
     return app
+
+
+def _described(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        framework = FastAPI.openapi(app)
+        routes = [route for router in route_modules() for route in router.routes]
+        gated = [route for route in routes if isinstance(route, GatedRoute)]
+        app.openapi_schema = describe(framework, gated, "/v1")
+    return app.openapi_schema
 
 
 def _at_once(_: Request, error: Exception) -> Response:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from db.storage import Storage
-from service.api.conditional import has
+from service.api.conditional import NOT_MODIFIED, has
 from service.api.errors import ApiProblem
+
+_BYTES = {
+    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+}
+
+FILE: dict[int | str, dict[str, Any]] = {
+    200: _BYTES,
+    206: {"description": "The part that `Range` asks for", **_BYTES},
+    **NOT_MODIFIED,
+}
+"""What routes with files say in their description."""
 
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 

@@ -28,6 +28,7 @@ from db.stores.tokens import Scope, Token, TokenStore
 from service.api.errors import forbidden, too_large, unauthorized
 from service.api.idempotency import HEADER, LONGEST_KEY, Once, key_of
 from service.api.notifier import Notifier
+from service.api.refusals import refusals_of
 from service.settings import Settings
 
 KNOWN_SECONDS = 1.0
@@ -237,6 +238,21 @@ class GatedRoute(APIRoute):
         self._reads_body = self.body_field is not None or "requestBody" in described
         if self._once:
             self.openapi_extra = {**described, "parameters": [_KEY_PARAMETER]}
+
+    @property
+    def refusals(self) -> frozenset[int]:
+        """The statuses with which a request may be refused: by what it passes, and by what the
+        route and its dependencies say of themselves."""
+        found = {413, 422, 500, 503, 507} | refusals_of(self.dependant)
+        if self._needs is not None:
+            found |= {401, 403}
+        if self._reads_body:
+            found.add(408)
+        if self._once:
+            found.add(409)
+        if self.param_convertors:  # it names something, which may not be there
+            found.add(404)
+        return frozenset(found)
 
     async def handle(self, scope: Connection, receive: Receive, send: Send) -> None:
         if scope["method"] in (self.methods or ()):

@@ -13,6 +13,7 @@ from db.stores.rate_limits import Rate
 from db.stores.tokens import Token
 from service.api.deps import SettingsDep, StorageDep, request_token
 from service.api.errors import ApiProblem
+from service.api.refusals import refuses
 from service.settings import Settings
 
 
@@ -65,6 +66,7 @@ class Limiter:
             )
 
 
+@refuses(429)
 async def get_limiter(request: Request, storage: StorageDep, settings: SettingsDep) -> Limiter:
     return Limiter(request_token(request), storage, settings)
 

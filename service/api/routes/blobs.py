@@ -7,15 +7,16 @@ from fastapi.responses import StreamingResponse
 
 from db.errors import NotFoundError
 from db.stores.tokens import Scope
-from service.api.blob_response import blob_response
-from service.api.conditional import NOT_MODIFIED
+from service.api.blob_response import FILE, blob_response
 from service.api.deps import Measurer, StorageDep
 from service.api.gate import GatedRoute
+from service.api.refusals import refuses
 
 router = APIRouter(tags=["blobs"], route_class=GatedRoute)
 
 
-@router.get("/blobs/{digest}", response_class=StreamingResponse, responses=NOT_MODIFIED)
+@router.get("/blobs/{digest}", response_class=StreamingResponse, responses=FILE)
+@refuses(416)
 def get_blob(digest: str, request: Request, storage: StorageDep, token: Measurer) -> Response:
     """The bytes with this SHA-256, which the reader checks.
 

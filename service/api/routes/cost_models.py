@@ -11,6 +11,7 @@ from service.api.audit import AuditDep
 from service.api.deps import Admin, Reader, StorageDep
 from service.api.gate import GatedRoute
 from service.api.pages import PagesDep
+from service.api.refusals import refuses
 from service.api.schemas.cost_models import CostModelView, PromotionRequest, RollbackRequest
 from service.api.views import cost_model_view
 from service.jobs.targets import target_key
@@ -32,6 +33,7 @@ def list_cost_models(
 
 
 @router.post("/cost-models/promote")
+@refuses(404)
 def promote_cost_model(
     body: PromotionRequest, storage: StorageDep, audit: AuditDep, _: Admin
 ) -> CostModelView:
@@ -43,6 +45,7 @@ def promote_cost_model(
 
 
 @router.post("/cost-models/rollback")
+@refuses(404)
 def roll_back_cost_model(
     body: RollbackRequest, storage: StorageDep, audit: AuditDep, _: Admin
 ) -> CostModelView:

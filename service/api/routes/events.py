@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
@@ -28,7 +28,18 @@ def existing_job(job_id: str, storage: StorageDep, _: Reader) -> Job:
     return storage.jobs.get(job_id)
 
 
-@router.get("/jobs/{job_id}/events", response_class=EventSourceResponse)
+_EVENT = (
+    "id: 3\nevent: state\n"
+    'data: {"sequence": 3, "kind": "state", "created_at": 1795348800.0,'
+    ' "data": {"state": "running"}}\n\n'
+)
+
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"example": _EVENT}}}
+}
+
+
+@router.get("/jobs/{job_id}/events", response_class=EventSourceResponse, responses=_STREAM)
 async def job_events(
     request: Request,
     job: Annotated[Job, Depends(existing_job)],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio.to_thread
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -24,7 +26,14 @@ async def health(request: Request, storage: StorageDep) -> HealthView:
     return HealthView(status="ok", version=version())
 
 
-@router.get("/metrics", response_class=Response)
+_METRICS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {"text/plain": {"example": 'tilewright_measure_requests{state="queued"} 12.0\n'}}
+    }
+}
+
+
+@router.get("/metrics", response_class=Response, responses=_METRICS)
 def metrics(request: Request, storage: StorageDep, _: Reader) -> Response:
     """Prometheus text format."""
     collected = request.app.state.metrics

@@ -14,8 +14,7 @@ from db.stores.audit import Action
 from db.stores.jobs import Job
 from db.stores.tokens import Scope, Token
 from service.api.audit import AuditDep
-from service.api.blob_response import blob_response
-from service.api.conditional import NOT_MODIFIED
+from service.api.blob_response import FILE, blob_response
 from service.api.deps import PlanningDep, Reader, SettingsDep, StorageDep, Submitter
 from service.api.errors import ApiProblem, forbidden
 from service.api.gate import GatedRoute
@@ -23,6 +22,7 @@ from service.api.idempotency import HEADER
 from service.api.limiter import Limited, LimiterDep
 from service.api.pages import PagesDep
 from service.api.planning_child import JobCheck
+from service.api.refusals import refuses
 from service.api.schemas.jobs import JobRequest, JobView, TaskView
 from service.api.views import job_view, task_view
 from service.jobs.addressee import Addressee, resolve_addressee
@@ -57,6 +57,7 @@ async def checked_job(
 
 
 @router.post("/jobs", status_code=201)
+@refuses(404, 429)
 def create_job(
     body: JobRequest,
     addressee: Annotated[Addressee, Depends(checked_job)],
@@ -159,7 +160,8 @@ def _own_job(job_id: str, storage: Storage, token: Token) -> Job:
     return job
 
 
-@router.get("/jobs/{job_id}/artifact", response_class=StreamingResponse, responses=NOT_MODIFIED)
+@router.get("/jobs/{job_id}/artifact", response_class=StreamingResponse, responses=FILE)
+@refuses(409, 416)
 def get_artifact(job_id: str, request: Request, storage: StorageDep, _: Reader) -> Response:
     """The artifact folder as a tar file."""
     job = storage.jobs.get(job_id)

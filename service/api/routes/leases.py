@@ -9,6 +9,7 @@ from db.stores.leases import Cause, Claim
 from db.stores.workers import Health
 from service.api.deps import Measurer, SettingsDep, StorageDep, WaitingRoomDep, WorkerTrafficDep
 from service.api.gate import GatedRoute
+from service.api.refusals import refuses
 from service.api.routes.workers import check_version, own_worker
 from service.api.schemas.leases import (
     ClaimRequest,
@@ -29,6 +30,7 @@ ASKED_OFTEN = True
 
 
 @router.post("/leases/claim")
+@refuses(404, 409)
 async def claim(
     body: ClaimRequest,
     request: Request,
@@ -51,6 +53,7 @@ async def claim(
 
 
 @router.post("/leases/{lease_id}/result")
+@refuses(409)
 async def report_result(
     lease_id: str, body: ResultRequest, request: Request, traffic: WorkerTrafficDep, token: Measurer
 ) -> ResultView:
@@ -66,6 +69,7 @@ async def report_result(
 
 
 @router.post("/leases/{lease_id}/failure")
+@refuses(409)
 def report_failure(
     lease_id: str, body: FailureRequest, storage: StorageDep, token: Measurer
 ) -> FailureView:
@@ -76,6 +80,7 @@ def report_failure(
 
 
 @router.post("/leases/release")
+@refuses(404)
 def release(body: ReleaseRequest, storage: StorageDep, token: Measurer) -> ReleaseView:
     """Give leases back unmeasured: the worker shuts down."""
     own_worker(storage, body.worker_id, token)

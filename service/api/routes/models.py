@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -10,8 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from db.errors import NotFoundError
 from db.storage import Storage
-from service.api.blob_response import blob_response
-from service.api.conditional import NOT_MODIFIED
+from service.api.blob_response import FILE, blob_response
 from service.api.deps import (
     PlanningDep,
     Reader,
@@ -23,6 +22,7 @@ from service.api.deps import (
 from service.api.gate import GatedRoute
 from service.api.limiter import Limited, LimiterDep
 from service.api.pages import PagesDep
+from service.api.refusals import refuses
 from service.api.schemas.fields import Name
 from service.api.schemas.models import ModelView
 from service.api.upload import received
@@ -38,7 +38,12 @@ _UPLOAD = {
 }
 
 
-@router.post("/models", status_code=201, openapi_extra=_UPLOAD)
+_KNOWN: dict[int | str, dict[str, Any]] = {
+    200: {"model": ModelView, "description": "The same bytes were there"}
+}
+
+
+@router.post("/models", status_code=201, openapi_extra=_UPLOAD, responses=_KNOWN)
 async def upload_model(
     request: Request,
     response: Response,
@@ -91,7 +96,8 @@ def get_model(digest: str, storage: StorageDep, _: Reader) -> ModelView:
     return model_view(storage.models.get(digest))
 
 
-@router.get("/models/{digest}/content", response_class=StreamingResponse, responses=NOT_MODIFIED)
+@router.get("/models/{digest}/content", response_class=StreamingResponse, responses=FILE)
+@refuses(416)
 def get_model_content(digest: str, request: Request, storage: StorageDep, _: Reader) -> Response:
     """The ONNX file."""
     model = storage.models.get(digest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -18,6 +18,7 @@ from service.api.errors import invalid
 from service.api.gate import GatedRoute
 from service.api.pages import PagesDep
 from service.api.record_views import answer_view, import_view, stored_record_view, withdraw_view
+from service.api.refusals import refuses
 from service.api.schemas.fields import Digest, Numerics
 from service.api.schemas.records import (
     AnswerView,
@@ -44,9 +45,13 @@ TargetQuery = Annotated[
 ]
 ThreadsQuery = Annotated[int | None, Query(ge=1, le=256)]
 
-_LINES_BODY = {
-    "requestBody": {"required": True, "content": {LINES: {"schema": {"type": "string"}}}}
-}
+_LINE = '{"record": {"workload_key": "9f86..."}, "key": "11qY...", "signature": "q83v..."}\n'
+
+_LINES_CONTENT = {LINES: {"schema": {"type": "string"}, "example": _LINE}}
+
+_LINES_BODY = {"requestBody": {"required": True, "content": _LINES_CONTENT}}
+
+_LINES_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": _LINES_CONTENT}}
 
 
 @router.get("/records")
@@ -83,6 +88,7 @@ def get_record(record_id: str, request: Request, storage: StorageDep, _: Reader)
 
 
 @router.post("/records:withdraw")
+@refuses(404)
 def withdraw(body: WithdrawRequest, storage: StorageDep, audit: AuditDep, _: Admin) -> WithdrawView:
     """Take back what a bad device said; jobs that were built on it are told."""
     if not body.records and not body.workers:
@@ -99,7 +105,7 @@ def withdraw(body: WithdrawRequest, storage: StorageDep, audit: AuditDep, _: Adm
     return withdraw_view(done)
 
 
-@router.get("/records:export", response_class=StreamingResponse)
+@router.get("/records:export", response_class=StreamingResponse, responses=_LINES_ANSWER)
 def export(
     storage: StorageDep,
     settings: SettingsDep,
@@ -138,11 +144,19 @@ async def import_(
 
 
 @router.get("/schedules:explain")
+@refuses(404)
 def explain_schedule(
     storage: StorageDep,
     _: Reader,
     workload: Annotated[Digest, Query(description="Workload key")],
-    target: Annotated[str, Query(max_length=200, description="Target key or name, or a worker")],
+    target: Annotated[
+        str,
+        Query(
+            max_length=200,
+            description="Target key or name, or a worker",
+            examples=["x86-64-v3"],
+        ),
+    ],
     threads: Annotated[int, Query(ge=1, le=256)] = 1,
     numerics: Numerics = "fast",
 ) -> AnswerView:

@@ -13,6 +13,7 @@ from service.api.deps import Reader
 from service.api.errors import invalid
 from service.api.limiter import get_limiter
 from service.api.lookup import lookup_model, lookup_workloads, stands, target_key
+from service.api.refusals import refuses
 from service.api.schemas.fields import Digest, Numerics
 from service.api.schemas.lookups import LookupRequest, LookupView, RecordView
 
@@ -22,11 +23,19 @@ ASKED_OFTEN = True
 
 
 @router.get("/schedules", response_model=RecordView, responses=NOT_MODIFIED)
+@refuses(404)
 async def get_schedule(
     request: Request,
     _: Reader,
     workload: Annotated[Digest, Query(description="Workload key")],
-    target: Annotated[str, Query(max_length=200, description="Target key or name, or a worker")],
+    target: Annotated[
+        str,
+        Query(
+            max_length=200,
+            description="Target key or name, or a worker",
+            examples=["x86-64-v3"],
+        ),
+    ],
     threads: Annotated[int, Query(ge=1, le=256)] = 1,
     numerics: Numerics = "fast",
 ) -> Response:
@@ -44,6 +53,7 @@ async def get_schedule(
 
 
 @router.post("/schedules/lookup", response_model=LookupView)
+@refuses(404, 429)
 async def lookup_schedules(body: LookupRequest, request: Request, _: Reader) -> Response:
     """The best schedules of many workloads, or of all workloads of a model."""
     state = request.app.state

@@ -13,6 +13,7 @@ from service.api.deps import Measurer, Reader, SettingsDep, StorageDep, WorkerTr
 from service.api.errors import ApiProblem
 from service.api.gate import GatedRoute
 from service.api.pages import PagesDep
+from service.api.refusals import refuses
 from service.api.schemas.workers import (
     DrainRequest,
     HeartbeatRequest,
@@ -53,6 +54,7 @@ def check_version(name: str, protocol: int) -> None:
 
 
 @router.post("/workers", status_code=201)
+@refuses(404, 409)
 def register_worker(
     body: WorkerRequest,
     request: Request,

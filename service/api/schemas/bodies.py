@@ -51,6 +51,11 @@ def _is_torn(text: str) -> bool:
     return False
 
 
+def shown(**fields: Any) -> ConfigDict:
+    """The configuration of a body with an example for the description of the interface."""
+    return ConfigDict(json_schema_extra={"examples": [fields]})
+
+
 class RequestBody(BaseModel):
     """A request body: unknown fields are refused, so that a typo is no silent default."""
 
@@ -71,8 +76,8 @@ class View(BaseModel):
 class ProblemView(View):
     """application/problem+json"""
 
-    type: str
+    type: str = Field(description="`urn:tilewright:problem:` and its kind")
     title: str
     status: int
-    detail: str
+    detail: str = Field(description="One sentence that names the offender")
     request_id: str = Field("", description="As in the header X-Request-Id, and in the log")

@@ -6,29 +6,32 @@ from typing import Any
 
 from pydantic import Field
 
-from service.api.schemas.bodies import RequestBody, View
+from service.api.schemas.bodies import RequestBody, View, shown
+from service.api.schemas.fields import Key, Time
 
 
 class CostModelView(View):
     """A version; `scores` and `chance` are of the held-out tasks, its own and by chance."""
 
-    target_key: str
+    target_key: Key
     version: int
-    state: str
-    digest: str
+    state: str = Field(examples=["promoted"])
+    digest: Key
     feature_version: int
-    objective: str
+    objective: str = Field(examples=["rank"])
     rows: int
     tasks: int
     trials: int
-    scores: dict[str, Any]
-    chance: dict[str, Any]
-    created_at: float
-    promoted_at: float | None
+    scores: dict[str, Any] = Field(examples=[{"rank": 0.83}])
+    chance: dict[str, Any] = Field(examples=[{"rank": 0.5}])
+    created_at: Time
+    promoted_at: Time | None
 
 
 class PromotionRequest(RequestBody):
     """Let tuning runs of a target start from a version."""
+
+    model_config = shown(target="x86-64-v3", version=2)
 
     target: str = Field("host", min_length=1, max_length=200, description="A name or a key")
     version: int = Field(ge=1, le=(1 << 31) - 1)
@@ -36,5 +39,7 @@ class PromotionRequest(RequestBody):
 
 class RollbackRequest(RequestBody):
     """Bring back the version that was promoted before the present one."""
+
+    model_config = shown(target="x86-64-v3")
 
     target: str = Field("host", min_length=1, max_length=200, description="A name or a key")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from service.api.schemas.bodies import View
+from service.api.schemas.fields import Version
 
 
 class HealthView(View):
     status: Literal["ok"]
-    version: str
+    version: Version

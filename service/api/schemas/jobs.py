@@ -6,12 +6,24 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from service.api.schemas.bodies import RequestBody, View
-from service.api.schemas.fields import Digest, Numerics, Size
+from service.api.schemas.bodies import RequestBody, View, shown
+from service.api.schemas.fields import (
+    SHOWN_KEY,
+    Digest,
+    Id,
+    Key,
+    Numerics,
+    NumericsName,
+    Seconds,
+    Size,
+    Time,
+)
 
 
 class JobRequest(RequestBody):
     """Tune a model. The job ends at the first limit that it meets."""
+
+    model_config = shown(model=SHOWN_KEY, target="x86-64-v3", trials=500, dims={"batch": 1})
 
     model: Digest
     target: str = Field(
@@ -69,14 +81,14 @@ class JobRequest(RequestBody):
 
 
 class ProgressView(View):
-    phase: str = ""
+    phase: str = Field("", examples=["tuning"])
     tasks_total: int = 0
     tasks_done: int = 0
     trials_budget: int = 0
     trials_done: int = 0
     trials_failed: int = 0
-    default_seconds: float | None = None
-    best_seconds: float | None = None
+    default_seconds: Seconds | None = None
+    best_seconds: Seconds | None = None
     seconds_left: float | None = None
     forecast_gain: float | None = Field(
         None, description="Share of best_seconds that another minute is expected to gain"
@@ -84,54 +96,61 @@ class ProgressView(View):
 
 
 class JobView(View):
-    id: str
-    state: str
+    id: Id
+    state: str = Field(examples=["running"])
     final: bool
-    model: str
-    target: str
-    target_key: str | None
-    worker_id: str | None = Field(None, description="The one worker that measures, if it is one")
+    model: Key
+    target: str = Field(examples=["x86-64-v3"])
+    target_key: Key | None
+    worker_id: Id | None = Field(
+        None, description="The one worker that measures, if it is one", examples=[None]
+    )
     threads: int
-    numerics: str
-    options: dict[str, Any]
+    numerics: NumericsName
+    options: dict[str, Any] = Field(examples=[{"trials": 500, "seconds": 600.0, "dims": {}}])
     priority: int = 0
     wait_seconds: float | None = None
     progress: ProgressView
     reason: str | None = Field(
-        None, description="Why it waits and what would help, or why it is incomplete"
+        None,
+        description="Why it waits and what would help, or why it is incomplete",
+        examples=[None],
     )
-    error: str | None
-    result: dict[str, Any] | None
+    error: str | None = Field(examples=[None])
+    result: dict[str, Any] | None = Field(examples=[None])
     failures: dict[str, int] = Field(
         default_factory=dict,
         description="Trials that failed, by kind; lists of jobs leave it out",
+        examples=[{"build_error": 0, "crash": 1}],
     )
-    artifact: str | None = Field(description="Path to fetch the artifact from, once there is one")
-    tuner: str | None
-    created_at: float
-    started_at: float | None
-    finished_at: float | None
+    artifact: str | None = Field(
+        description="Path to fetch the artifact from, once there is one", examples=[None]
+    )
+    tuner: str | None = Field(examples=["tuner-1"])
+    created_at: Time
+    started_at: Time | None
+    finished_at: Time | None = Field(examples=[None])
 
 
 class TaskView(View):
     """One tuning task of a job."""
 
-    job_id: str = Field("", description="Empty in a report of `tilewright tune`")
-    workload_key: str
-    name: str
+    job_id: Id = Field("", description="Empty in a report of `tilewright tune`")
+    workload_key: Key
+    name: str = Field(examples=["conv2d 64x56x56 -> 64x56x56, relu"])
     count: int
     weight: float
-    status: str
-    default_seconds: float | None
-    best_seconds: float | None
+    status: str = Field(examples=["tuning"])
+    default_seconds: Seconds | None
+    best_seconds: Seconds | None
     trials: int
-    facts: dict[str, Any]
+    facts: dict[str, Any] = Field(examples=[{"operations": 231_211_008, "schedule": "direct"}])
 
 
 class JobEventView(View):
     """The data of a server-sent event; its id is the sequence number, its event the kind."""
 
     sequence: int
-    kind: str
-    created_at: float
-    data: dict[str, Any]
+    kind: str = Field(examples=["state"])
+    created_at: Time
+    data: dict[str, Any] = Field(examples=[{"state": "running"}])

@@ -6,13 +6,15 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from service.api.schemas.bodies import RequestBody, View
-from service.api.schemas.fields import LeaseId
+from service.api.schemas.bodies import RequestBody, View, shown
+from service.api.schemas.fields import SHOWN_ID, SHOWN_MEASUREMENT, Base64, Id, Key, LeaseId, Time
 
 
 class ClaimRequest(RequestBody):
     """`claim_id` is the worker's name for this claim, never used before. Sent again because the
     answer was lost, the claim brings the same leases."""
+
+    model_config = shown(worker_id=SHOWN_ID, claim_id=SHOWN_ID, limit=2, wait_seconds=30.0)
 
     worker_id: str = Field(max_length=64)
     claim_id: str | None = Field(None, pattern="^[0-9a-f]{32}$")
@@ -21,15 +23,15 @@ class ClaimRequest(RequestBody):
 
 
 class LeaseView(View):
-    lease_id: str
-    request_id: str
-    job_id: str | None
-    target_key: str
-    payload: dict[str, Any]
-    signature: str = Field(description="Of the request and its payload, by the service's key")
-    blob_digests: list[str]
+    lease_id: Id
+    request_id: Id
+    job_id: Id | None
+    target_key: Key
+    payload: dict[str, Any] = Field(examples=[{"kind": "measure", "candidates": []}])
+    signature: Base64 = Field(description="Of the request and its payload, by the service's key")
+    blob_digests: list[Key]
     attempt: int
-    deadline: float
+    deadline: Time
 
 
 class ClaimView(View):
@@ -39,18 +41,24 @@ class ClaimView(View):
 class ResultRequest(RequestBody):
     """The outcome of a lease. Sending the same `result_key` again changes nothing."""
 
+    model_config = shown(
+        worker_id=SHOWN_ID, result_key=SHOWN_ID, result={"measurements": [SHOWN_MEASUREMENT]}
+    )
+
     worker_id: str = Field(max_length=64)
     result_key: str = Field(min_length=1, max_length=200)
     result: dict[str, Any]
 
 
 class ResultView(View):
-    completion: str
+    completion: str = Field(examples=["accepted"])
 
 
 class FailureRequest(RequestBody):
     """The worker does not work on the request: it was `killed` with it in its hand, this device
     cannot (`worker`), or what the service sent cannot be worked on (`service`)."""
+
+    model_config = shown(worker_id=SHOWN_ID, cause="worker", error="no memory for the inputs")
 
     worker_id: str = Field(max_length=64)
     cause: Literal["killed", "worker", "service"]
@@ -58,10 +66,12 @@ class FailureRequest(RequestBody):
 
 
 class FailureView(View):
-    state: str
+    state: str = Field(examples=["queued"])
 
 
 class ReleaseRequest(RequestBody):
+    model_config = shown(worker_id=SHOWN_ID, leases=[SHOWN_ID])
+
     worker_id: str = Field(max_length=64)
     leases: list[LeaseId] = Field(max_length=256)
 

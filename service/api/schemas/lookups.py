@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from service.api.schemas.bodies import RequestBody, View
-from service.api.schemas.fields import Digest, Numerics
+from service.api.schemas.bodies import RequestBody, View, shown
+from service.api.schemas.fields import (
+    SHOWN_KEY,
+    Digest,
+    Key,
+    MeasurementJson,
+    Numerics,
+    NumericsName,
+    ScheduleJson,
+    Seconds,
+    Version,
+)
 
 
 class IntervalView(View):
     """An interval for the undisturbed time of a run, in seconds; `high` is the fastest sample."""
 
-    low: float
-    high: float
-    coverage: float
+    low: Seconds
+    high: Seconds
+    coverage: float = Field(examples=[0.95])
 
 
 class RecordView(View):
     """The best schedule known, the measurement that says so, and how sure its time is."""
 
-    workload_key: str
-    target_key: str
+    workload_key: Key
+    target_key: Key
     threads: int
-    numerics: str
-    schedule: dict[str, Any]
-    run_seconds: float
-    backing: str  # once, one-worker, one-owner, two-owners, imported, own: whose word that is
+    numerics: NumericsName
+    schedule: ScheduleJson
+    run_seconds: Seconds
+    backing: str = Field(
+        description="Whose word it is: once, one-worker, one-owner, two-owners, imported or own",
+        examples=["two-owners"],
+    )
     interval: IntervalView | None = None
-    measurement: dict[str, Any]
-    codegen_version: str
-    compiler_version: str
+    measurement: MeasurementJson
+    codegen_version: Version
+    compiler_version: Version
 
 
 class LookupRequest(RequestBody):
     """Schedules in bulk: of the named workloads, or of all that a model is cut into."""
+
+    model_config = shown(workloads=[SHOWN_KEY], target="x86-64-v3", threads=1)
 
     workloads: list[Digest] | None = Field(None, max_length=10_000)
     model: Digest | None = None
@@ -48,15 +63,15 @@ class LookupRequest(RequestBody):
 
 
 class LookupEntry(View):
-    workload_key: str
-    name: str
+    workload_key: Key
+    name: str = Field(examples=["conv2d 64x56x56 -> 64x56x56, relu"])
     count: int
     record: RecordView | None
 
 
 class LookupView(View):
-    target_key: str
+    target_key: Key
     threads: int
-    numerics: str
+    numerics: NumericsName
     known: int
     schedules: list[LookupEntry]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from service.api.schemas.bodies import View
+from service.api.schemas.fields import Key, Time
 
 
 class ModelView(View):
-    digest: str
-    name: str
-    bytes: int
-    created_at: float
+    digest: Key
+    name: str = Field(examples=["resnet50.onnx"])
+    bytes: int = Field(examples=[102_442_450])
+    created_at: Time

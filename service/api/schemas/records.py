@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
-from service.api.schemas.bodies import RequestBody, View
+from service.api.schemas.bodies import RequestBody, View, shown
+from service.api.schemas.fields import (
+    SHOWN_ID,
+    Base64,
+    Id,
+    Key,
+    MeasurementJson,
+    NumericsName,
+    ScheduleJson,
+    Seconds,
+    Time,
+)
 from service.api.schemas.lookups import RecordView
 
 
 class StoredRecordView(View):
     """A record, what became of it, and what a second measurement said."""
 
-    id: str
-    state: str  # provisional, confirmed, superseded, disputed, withdrawn
-    backing: str  # once, one-worker, one-owner, two-owners, imported, own: whose word it is
-    reason: str
-    job_id: str
-    worker: str
-    stored_at: float
-    confirmation: dict[str, Any] | None
+    id: Id
+    state: str = Field(
+        description="provisional, confirmed, superseded, disputed or withdrawn",
+        examples=["confirmed"],
+    )
+    backing: str = Field(
+        description="Whose word it is: once, one-worker, one-owner, two-owners, imported or own",
+        examples=["two-owners"],
+    )
+    reason: str = Field(description="Why it is disputed or withdrawn", examples=[""])
+    job_id: Id
+    worker: Id
+    stored_at: Time
+    confirmation: MeasurementJson | None
     record: RecordView
 
 
 class WithdrawRequest(RequestBody):
     """What to take back: records by their ids, or all that workers measured, by name or id."""
+
+    model_config = shown(reason="its governor was powersave", records=[SHOWN_ID])
 
     reason: str = Field(min_length=1, max_length=500)
     records: list[str] = Field(default_factory=list, max_length=10_000)
@@ -35,17 +52,17 @@ class WithdrawRequest(RequestBody):
 class WithdrawView(View):
     """What was taken back, what is served again in its place, and which jobs were told."""
 
-    records: list[str]
-    restored: list[str]
+    records: list[Id]
+    restored: list[Id]
     trials: int
     verdicts: int
     plans: int
-    jobs: list[str]
+    jobs: list[Id]
 
 
 class RefusedLine(View):
     line: int
-    reason: str
+    reason: str = Field(examples=["the key is not trusted here"])
 
 
 class ImportView(View):
@@ -65,14 +82,16 @@ class AnswerView(View):
     tuned for.
     """
 
-    match: str  # exact, same-instructions, nearest-shape, default
-    sentence: str
-    workload_key: str
-    target_key: str
+    match: str = Field(
+        description="exact, same-instructions, nearest-shape or default", examples=["exact"]
+    )
+    sentence: str = Field(examples=["tuned for this workload and this target"])
+    workload_key: Key
+    target_key: Key
     threads: int
-    numerics: str
-    schedule: dict[str, Any]
-    run_seconds: float | None
+    numerics: NumericsName
+    schedule: ScheduleJson
+    run_seconds: Seconds | None
     expected_loss: float | None
     pairs: int
     distance: float | None
@@ -82,4 +101,4 @@ class AnswerView(View):
 class SigningKeyView(View):
     """The public half of the key with which this service signs records: Ed25519, base64."""
 
-    public_key: str
+    public_key: Base64

@@ -7,60 +7,77 @@ from typing import Any
 from pydantic import Field
 
 from service.api.schemas.bodies import View
+from service.api.schemas.fields import (
+    DeviceJson,
+    Id,
+    Key,
+    MeasurementJson,
+    NumericsName,
+    ScheduleJson,
+    Seconds,
+    Time,
+    Version,
+)
 from service.api.schemas.workers import WorkerCondition, WorkerSpeed
 
 
 class WorkloadView(View):
-    key: str
-    text: str
+    key: Key
+    text: str = Field(examples=["workload conv2d ..."])
 
 
 class TrialView(View):
     """One measured candidate, and whether somebody took it back."""
 
-    id: str
-    job_id: str
-    workload_key: str
-    target_key: str
+    id: Id
+    job_id: Id
+    workload_key: Key
+    target_key: Key
     threads: int
-    numerics: str
-    phase: str = Field(description="Why it was measured: screen, final or confirm")
-    origin: str = Field(description="Who suggested it")
-    status: str
-    error: str
-    run_seconds: float | None
-    schedule: dict[str, Any]
-    measurement: dict[str, Any]
-    codegen_version: str
+    numerics: NumericsName
+    phase: str = Field(
+        description="Why it was measured: screen, final or confirm", examples=["screen"]
+    )
+    origin: str = Field(description="Who suggested it", examples=["evolutionary"])
+    status: str = Field(examples=["ok"])
+    error: str = Field(examples=[""])
+    run_seconds: Seconds | None
+    schedule: ScheduleJson
+    measurement: MeasurementJson
+    codegen_version: Version
     withdrawn: bool
-    stored_at: float
+    stored_at: Time
 
 
 class StoredWorkloadView(View):
     """`text` is what `key` is the hash of."""
 
-    key: str
-    text: str
-    created_at: float
+    key: Key
+    text: str = Field(examples=["workload conv2d ..."])
+    created_at: Time
 
 
 class TargetView(View):
     """What code is generated for."""
 
-    key: str
-    name: str
-    description: dict[str, Any]
-    created_at: float
+    key: Key
+    name: str = Field(examples=["x86-64-v3"])
+    description: dict[str, Any] = Field(
+        examples=[{"triple": "x86_64-unknown-linux-gnu", "cpu": "x86-64-v3", "vector_bits": 256}]
+    )
+    created_at: Time
 
 
 class DeviceView(View):
     """A machine that measures, as its worker describes it."""
 
-    name: str = Field(description="The worker's")
-    worker_id: str
-    targets: list[str] = Field(description="Names of targets that it runs, the best first")
-    target_keys: list[str]
-    device: dict[str, Any] = Field(description="Model, cores, caches, governor, ...")
-    health: str
+    name: str = Field(description="The worker's", examples=["rack-3"])
+    worker_id: Id
+    targets: list[str] = Field(
+        description="Names of targets that it runs, the best first", examples=[["x86-64-v3"]]
+    )
+    target_keys: list[Key]
+    device: DeviceJson = Field(description="Model, cores, caches, governor, ...")
+    health: str = Field(examples=["healthy"])
     speed: WorkerSpeed | None = Field(None, description="Of its reference kernel just now")
     condition: WorkerCondition | None = None

@@ -6,13 +6,15 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from service.api.schemas.bodies import RequestBody, View
-from service.api.schemas.fields import Name
+from service.api.schemas.bodies import RequestBody, View, shown
+from service.api.schemas.fields import SHOWN_ID, Id, Name, Time
 
 ScopeName = Literal["submit", "read", "measure", "admin"]
 
 
 class TokenRequest(RequestBody):
+    model_config = shown(name="ci", scopes=["submit", "read"], lifetime_seconds=86400.0)
+
     name: Name
     scopes: list[ScopeName] = Field(min_length=1, max_length=4)
     lifetime_seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -25,21 +27,23 @@ class TokenRequest(RequestBody):
 
 
 class TokenView(View):
-    id: str
-    name: str
-    scopes: list[str]
-    created_at: float
-    expires_at: float | None
-    revoked_at: float | None
+    id: Id
+    name: str = Field(examples=["ci"])
+    scopes: list[str] = Field(examples=[["read", "submit"]])
+    created_at: Time
+    expires_at: Time | None
+    revoked_at: Time | None
     max_open_jobs: int | None = None
     max_running_jobs: int | None = None
-    last_used_at: float | None = Field(description="To within a minute or so")
-    previous_until: float | None = Field(
+    last_used_at: Time | None = Field(description="To within a minute or so")
+    previous_until: Time | None = Field(
         description="Until when the secret before the last rotation is taken"
     )
 
 
 class RotationRequest(RequestBody):
+    model_config = shown(grace_seconds=600.0)
+
     grace_seconds: float = Field(3600.0, ge=0, le=30 * 86400.0, allow_inf_nan=False)
     lifetime_seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
 
@@ -48,16 +52,16 @@ class AuditView(View):
     """One act; `actor` is a token's id, or "" for a command on the service's own machine."""
 
     serial: int
-    at: float
-    actor: str
-    actor_name: str
-    origin: str
-    action: str
-    subject: str
-    detail: dict[str, Any]
+    at: Time
+    actor: Id
+    actor_name: str = Field(examples=["ci"])
+    origin: str = Field(examples=["192.0.2.7"])
+    action: str = Field(examples=["token created"])
+    subject: str = Field(examples=[SHOWN_ID])
+    detail: dict[str, Any] = Field(examples=[{"name": "ci"}])
 
 
 class NewTokenView(TokenView):
     """The only time that the secret is shown."""
 
-    secret: str
+    secret: str = Field(examples=["tw_3q2-7wEjRWeJq83v"])

@@ -10,8 +10,18 @@ from pydantic import AfterValidator, Field
 
 from compiler.device import DeviceFacts
 from compiler.errors import InvalidFactsError
-from service.api.schemas.bodies import RequestBody, View
-from service.api.schemas.fields import LeaseId, Name
+from service.api.schemas.bodies import RequestBody, View, shown
+from service.api.schemas.fields import (
+    SHOWN_ID,
+    SHOWN_TIME,
+    Base64,
+    DeviceJson,
+    Id,
+    Key,
+    LeaseId,
+    Name,
+    Time,
+)
 
 MOST_FACTS_BYTES = 64 << 10
 """Of a device's facts as JSON."""
@@ -48,6 +58,8 @@ DeviceFactsJson = Annotated[dict[str, Any], AfterValidator(_device_facts)]
 
 class WorkerRequest(RequestBody):
     """A worker introduces itself. With the id it had, it is the same worker after a restart."""
+
+    model_config = shown(name="rack-3", targets=["x86-64-v3"], protocol=5)
 
     name: Name
     device: DeviceFactsJson = Field(default_factory=dict)
@@ -87,30 +99,32 @@ class WorkerCondition(RequestBody):
         allow_inf_nan=False,
         description="Clock of the fastest core, as a share of its highest",
     )
-    governor: str = Field("", max_length=100)
+    governor: str = Field("", max_length=100, examples=["performance"])
 
 
 class QuarantineView(View):
-    reason: str
-    since: float
-    canary_at: float = Field(description="When it may try one request")
+    reason: str = Field(examples=["5 of its last 6 leases were lost"])
+    since: Time
+    canary_at: Time = Field(description="When it may try one request")
 
 
 class WorkerView(View):
-    id: str
-    name: str
-    target_keys: list[str]
+    id: Id
+    name: str = Field(examples=["rack-3"])
+    target_keys: list[Key]
     targets: list[str] = Field(
-        default_factory=list, description="Their names, as far as they have one; the best first"
+        default_factory=list,
+        description="Their names, as far as they have one; the best first",
+        examples=[["x86-64-v3"]],
     )
-    device: dict[str, Any]
+    device: DeviceJson
     protocol: int
-    health: str
-    last_heartbeat: float
+    health: str = Field(examples=["healthy"])
+    last_heartbeat: Time
     draining: bool = Field(description="It gets no new measurements, whatever its health")
     in_hand: int = Field(description="Measurement requests that it has leased")
     leases_lost: int
-    created_at: float
+    created_at: Time
     speed: WorkerSpeed | None = None
     condition: WorkerCondition | None = None
     quarantine: QuarantineView | None = Field(
@@ -123,8 +137,11 @@ class RegistrationView(View):
     recognised: str = Field(
         "",
         description="What the device was taken for, and why; empty if it named targets",
+        examples=[""],
     )
-    service_key: str = Field(description="Public key that leases are signed with: Ed25519, base64")
+    service_key: Base64 = Field(
+        description="Public key that leases are signed with: Ed25519, base64"
+    )
     lease_seconds: float
     heartbeat_seconds: float
     long_poll_seconds: float
@@ -133,11 +150,15 @@ class RegistrationView(View):
 class DrainRequest(RequestBody):
     """Whether a worker is to be drained, or used again."""
 
+    model_config = shown(draining=True)
+
     draining: bool = True
 
 
 class HeartbeatRequest(RequestBody):
     """`leases`: what the worker holds."""
+
+    model_config = shown(leases=[SHOWN_ID], condition={"load": 0.4, "governor": "performance"})
 
     leases: list[LeaseId] = Field(default_factory=list, max_length=256)
     device: DeviceFactsJson | None = None
@@ -148,5 +169,7 @@ class HeartbeatRequest(RequestBody):
 class HeartbeatView(View):
     """Leases that are missing from `renewed` are lost: the worker drops them."""
 
-    renewed: dict[str, float]
-    health: str
+    renewed: dict[str, float] = Field(
+        description="Until when, by lease", examples=[{SHOWN_ID: SHOWN_TIME}]
+    )
+    health: str = Field(examples=["healthy"])

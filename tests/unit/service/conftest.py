@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 import uvicorn
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from db.storage import Storage
@@ -57,7 +61,9 @@ def owner(settings: Settings, storage: Storage) -> str:
 @pytest.fixture
 def anonymous(settings: Settings, storage: Storage) -> Iterator[TestClient]:
     """A client without a token."""
-    with TestClient(create_app(settings, storage), raise_server_exceptions=False) as client:
+    app = create_app(settings, storage)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        client.event_hooks = {"request": [], "response": [partial(check_described, app)]}
         yield client
 
 
@@ -66,6 +72,17 @@ def client(anonymous: TestClient, owner: str) -> TestClient:
     """A client with the owner's token."""
     anonymous.headers["Authorization"] = f"Bearer {owner}"
     return anonymous
+
+
+def check_described(app: FastAPI, answer: Any) -> None:
+    """Whatever a test asks for: the description says that it may be answered so."""
+    method, path = answer.request.method.lower(), answer.request.url.path
+    for described, operations in app.openapi()["paths"].items():
+        pattern = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(described))
+        if re.fullmatch(pattern, path) and method in operations:
+            known = operations[method]["responses"]
+            assert str(answer.status_code) in known, f"{method} {described}: {answer.status_code}"
+            return
 
 
 def with_scopes(storage: Storage, *scopes: Scope) -> dict[str, str]:

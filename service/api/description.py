@@ -1,0 +1,142 @@
+"""The description of the interface (OpenAPI): what each operation takes, answers and refuses.
+
+The framework says what the types say. Added here, in one place for all: how an operation can be
+refused, which follows from what it passes (the gate, a body, a limit), as a problem document; and
+an example of every request and answer, put together from those of their fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from service.api.errors import MEDIA_TYPE, PREFIX
+from service.api.gate import GatedRoute
+from service.api.schemas.bodies import ProblemView
+from service.api.schemas.fields import SHOWN_ID, SHOWN_KEY
+
+Json = dict[str, Any]
+
+_PROBLEM = "#/components/schemas/ProblemView"
+
+_EXAMPLES = {
+    401: ("unauthorized", "the token is unknown, revoked or over"),
+    403: ("forbidden", "token 'ci' has no scope 'admin'"),
+    404: ("not-found", f"there is no job '{SHOWN_ID}'"),
+    408: ("request-timeout", "the request body came too slowly: 1200 bytes in time"),
+    409: ("conflicting-state", f"job '{SHOWN_ID}' is succeeded: it cannot be paused"),
+    413: ("too-large", "the request body is larger than 1048576 bytes"),
+    416: ("range-not-satisfiable", f"blob '{SHOWN_KEY}' has 10 bytes: byte 20 is not among them"),
+    422: ("invalid-request", "body.threads: Input should be less than or equal to 256"),
+    429: (
+        "too-many-requests",
+        "token 'ci' has used up its jobs, 9 a minute: the next one in 1 s",
+    ),
+    500: ("internal-error", "the service failed; its log says why"),
+    503: ("storage-unavailable", "the database is busy: try again"),
+    507: ("insufficient-storage", "the service's disk is full; nothing of this request was saved"),
+}
+"""Kind and sentence of a refusal. docs/rest.md has all kinds."""
+
+_NAMES = {"digest": SHOWN_KEY, "key": SHOWN_KEY}
+"""Path parameters; the others are ids."""
+
+
+def describe(described: Json, routes: Sequence[GatedRoute], prefix: str) -> Json:
+    """The framework's description with refusals and examples, changed in place."""
+    schemas = described["components"]["schemas"]
+    schemas["ProblemView"] = ProblemView.model_json_schema()
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    for route in routes:
+        for method in route.methods or ():
+            operation = described["paths"][prefix + route.path][method.lower()]
+            operation["summary"] = _summary(route)
+            _refusals(operation, route)
+            _examples(operation, schemas)
+    return described
+
+
+def _summary(route: GatedRoute) -> str:
+    """The first sentence of its docstring."""
+    first = " ".join(route.description.partition("\n\n")[0].split())
+    for end in (". ", "; ", ": "):
+        first = first.partition(end)[0]
+    return first.rstrip(".")
+
+
+def _refusals(operation: Json, route: GatedRoute) -> None:
+    responses = operation["responses"]
+    for status in sorted(route.refusals):
+        kind, detail = _EXAMPLES[status]
+        problem = {
+            "type": PREFIX + kind,
+            "title": kind.replace("-", " ").capitalize(),
+            "status": status,
+            "detail": detail,
+            "request_id": SHOWN_ID,
+        }
+        content = {MEDIA_TYPE: {"schema": {"$ref": _PROBLEM}, "example": problem}}
+        phrase = HTTPStatus(status).phrase
+        responses[str(status)] = {"description": phrase, "content": content}
+    operation["responses"] = dict(sorted(responses.items()))
+
+
+def _examples(operation: Json, schemas: Mapping[str, Json]) -> None:
+    for parameter in operation.get("parameters", ()):
+        if parameter["in"] == "path":
+            parameter["example"] = _NAMES.get(parameter["name"], SHOWN_ID)
+        elif parameter["required"]:
+            parameter["example"] = example(parameter["schema"], schemas, parameter["name"])
+    for content in _contents(operation):
+        if "schema" in content and "example" not in content and content["schema"]:
+            content["example"] = example(content["schema"], schemas)
+
+
+def _contents(operation: Json) -> Iterator[Json]:
+    """What the request and the answers hold, but for files."""
+    holders = [operation.get("requestBody", {})]
+    holders += [answer for status, answer in operation["responses"].items() if status < "300"]
+    for holder in holders:
+        for content in holder.get("content", {}).values():
+            if content.get("schema", {}).get("format") != "binary":
+                yield content
+
+
+def example(schema: Json, schemas: Mapping[str, Json], where: str = "") -> Any:
+    """A value of a JSON schema, by the examples in it.
+
+    Raises ValueError for text or an object that has none.
+    """
+    if "examples" in schema:
+        return schema["examples"][0]
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return example(schemas[name], schemas, name)
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "anyOf" in schema:
+        return example(schema["anyOf"][0], schemas, where)
+    if (build := _BUILDERS.get(schema.get("type", ""))) is None:
+        raise ValueError(f"{where}: it needs an example")
+    return build(schema, schemas, where)
+
+
+def _object(schema: Json, schemas: Mapping[str, Json], where: str) -> Any:
+    if "properties" not in schema:
+        raise ValueError(f"{where}: it needs an example")
+    fields = schema["properties"].items()
+    return {name: example(field, schemas, f"{where}.{name}") for name, field in fields}
+
+
+_BUILDERS: Mapping[str, Callable[[Json, Mapping[str, Json], str], Any]] = {
+    "object": _object,
+    "array": lambda schema, schemas, where: [example(schema["items"], schemas, where)],
+    "integer": lambda schema, *_: max(1, schema.get("minimum", 1)),
+    "number": lambda *_: 1.5,
+    "boolean": lambda *_: False,
+    "null": lambda *_: None,
+}
