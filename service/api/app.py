@@ -54,7 +54,11 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         app.state.storage = opened
         app.state.signer = await run_in_threadpool(signing_key, settings.signing_key_file)
         app.state.metrics.time_statements(opened.engine)
-        notifier = Notifier(open_source(opened.engine), partial(topic_states, opened.engine))
+        notifier = Notifier(
+            open_source(opened.engine),
+            partial(topic_states, opened.engine),
+            failed=app.state.metrics.notifier_failures.inc,
+        )
         app.state.notifier = notifier
         claims = partial(opened.leases.claim_all, lease_seconds=settings.lease_seconds)
         room = WaitingRoom(notifier, claims, opened.leases.release)

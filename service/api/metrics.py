@@ -63,6 +63,11 @@ class Metrics:
         self.leases_over = Counter(
             "tilewright_leases_over", "Leases that ran out", registry=self.registry
         )
+        self.notifier_failures = Counter(
+            "tilewright_notifier_failures",
+            "Failures to hear what the database announces",
+            registry=self.registry,
+        )
         self._removed = Counter(
             "tilewright_removed",
             "What housekeeping removed: finished requests, bytes of blobs, silent workers",

@@ -3,14 +3,18 @@
 Event streams and long polls wait here. A coroutine that waits holds no thread and no connection; a
 single thread hears the notices of all (`db.notices`). A notice may be lost, so every few seconds
 one task asks for all topics that anybody waits for, in a query for each kind.
+
+Whatever goes wrong, both go on: else everybody would wait for ever, and nobody would say so.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
@@ -28,7 +32,8 @@ FALLBACK_SECONDS = 5.0
 _HEAR_SECONDS = 0.25
 """How soon the thread notices that it is to end."""
 
-_RETRY_SECONDS = 1.0
+RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 15.0
+"""The pause after a failure, which doubles with each one that follows."""
 
 
 class States(Protocol):
@@ -66,14 +71,34 @@ class Ears:
 
 
 class Notifier:
-    """Made in the event loop that it wakes; `start` and `stop` are called there."""
+    """Made in the event loop that it wakes; `start` and `stop` are called there.
+
+    Args:
+        source: where notices come from.
+        states: what is asked for notices that may have been lost.
+        fallback_seconds: how often.
+        failed: called for each failure, in any thread.
+        retry_seconds: the first pause after one.
+        clock: seconds that only grow.
+    """
 
     def __init__(
-        self, source: NoticeSource, states: States, fallback_seconds: float = FALLBACK_SECONDS
+        self,
+        source: NoticeSource,
+        states: States,
+        fallback_seconds: float = FALLBACK_SECONDS,
+        *,
+        failed: Callable[[], None] = lambda: None,
+        retry_seconds: float = RETRY_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
         self._states = states
         self._fallback_seconds = fallback_seconds
+        self._failed = failed
+        self._retry_seconds = retry_seconds
+        self._clock = clock
+        self._heard_at = clock()
         self._ears: dict[str, set[Listener]] = defaultdict(set)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._hear, name="notices", daemon=True)
@@ -83,6 +108,13 @@ class Notifier:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         self._fallback = asyncio.create_task(self._ask_now_and_then())
+
+    @property
+    def deaf_seconds(self) -> float:
+        """For how long no notice could be heard; infinite if that ended for good."""
+        if not self._thread.is_alive() or self._fallback.done():
+            return math.inf
+        return self._clock() - self._heard_at
 
     async def stop(self) -> None:
         """Wake everybody for the last time."""
@@ -122,18 +154,35 @@ class Notifier:
         self.wake(list(self._ears))
 
     def _hear(self) -> None:
+        pause, missed = self._retry_seconds, False
         while not self._ending.is_set():
             try:
                 topics = self._source.wait(_HEAR_SECONDS)
-            except DatabaseError as error:
-                log.warning("notices", error=str(error))
-                self._ending.wait(_RETRY_SECONDS)
+                self._tell(None if missed else topics)
+            except Exception as error:  # noqa: BLE001 (nobody else would ever be woken)
+                self._note(error)
+                missed = True  # what was announced meanwhile
+                self._ending.wait(pause)
+                pause = min(2 * pause, LONGEST_RETRY_SECONDS)
                 continue
-            if topics is None:
-                self._loop.call_soon_threadsafe(self.wake_all)
-            elif topics:
-                self._loop.call_soon_threadsafe(self.wake, topics)
+            pause, missed = self._retry_seconds, False
+            self._heard_at = self._clock()
         self._source.close()
+
+    def _tell(self, topics: Sequence[str] | None) -> None:
+        """Wake who listens, in the event loop; None: everybody."""
+        if topics is None:
+            self._loop.call_soon_threadsafe(self.wake_all)
+        elif topics:
+            self._loop.call_soon_threadsafe(self.wake, topics)
+
+    def _note(self, error: Exception) -> None:
+        """Count and log a failure; one that the database does not explain is a bug."""
+        self._failed()
+        if isinstance(error, DatabaseError):
+            log.warning("notices", error=str(error))
+        else:
+            log.error("notices", error=repr(error), exc_info=error)
 
     async def _ask_now_and_then(self) -> None:
         before: Mapping[str, int] = {}
@@ -146,8 +195,8 @@ class Notifier:
         topics = list(self._ears)
         try:
             now = await run_in_threadpool(self._states, topics)
-        except DatabaseError as error:
-            log.warning("notices", error=str(error))
+            self.wake(topic for topic in topics if before.get(topic) != now.get(topic))
+        except Exception as error:  # noqa: BLE001 (it is asked again)
+            self._note(error)
             return before
-        self.wake(topic for topic in topics if before.get(topic) != now.get(topic))
         return now

@@ -16,6 +16,9 @@ from service.api.housekeeping import SWEEP
 SWEEP_SECONDS = 30.0
 """A sweep that is older means that no replica keeps house: leases of dead workers do not end."""
 
+DEAF_SECONDS = 30.0
+"""A process that heard no notice for longer lets its streams and long polls wait too long."""
+
 router = APIRouter(include_in_schema=False)
 
 
@@ -27,7 +30,8 @@ async def healthz() -> JSONResponse:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> JSONResponse:
-    """200 once the database answers and somebody looks after the leases, else 503 with a reason."""
+    """200 once the database answers, is heard, and somebody looks after the leases; else 503 with a
+    reason."""
     state = request.app.state
     if state.stopping:
         return _answer("the process is stopping", None)
@@ -40,6 +44,8 @@ async def readyz(request: Request) -> JSONResponse:
         return _answer("the database does not answer", None)
     if age is None:
         return _answer("nobody has swept the leases yet", None)
+    if state.notifier.deaf_seconds > DEAF_SECONDS:
+        return _answer("this process does not hear what the database announces", age)
     return _answer("" if age <= SWEEP_SECONDS else "nobody sweeps the leases", age)
 
 

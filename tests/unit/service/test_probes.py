@@ -24,6 +24,7 @@ from db.storage import Storage
 from db.stores.gauges import GaugeStore
 from db.stores.leases import NewRequest
 from service.api.app import create_app
+from service.api.notifier import Notifier
 from service.api.server import server_config
 from service.cli import run as run_cli
 from service.cli.serving import is_loopback
@@ -60,6 +61,21 @@ def test_ready_is_who_has_somebody_that_sweeps(
     monkeypatch.setattr(type(storage.sweeps), "age", lambda *_: age)
     answer = anonymous.get("/readyz")
     assert (answer.status_code, answer.json()["sweep_age_seconds"]) == (status, age)
+
+
+@pytest.mark.parametrize(("deaf", "status"), [(29.0, 200), (31.0, 503), (float("inf"), 503)])
+def test_ready_is_who_hears_what_the_database_announces(
+    anonymous: TestClient,
+    storage: Storage,
+    monkeypatch: pytest.MonkeyPatch,
+    deaf: float,
+    status: int,
+) -> None:
+    monkeypatch.setattr(type(storage.sweeps), "age", lambda *_: 1.0)
+    monkeypatch.setattr(Notifier, "deaf_seconds", deaf)
+    answer = anonymous.get("/readyz")
+    assert answer.status_code == status
+    assert ("does not hear" in answer.text) is (status == 503)
 
 
 def test_a_process_that_stops_is_not_ready(anonymous: TestClient) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import urllib.request
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -141,5 +141,91 @@ def test_a_notice_between_a_look_and_the_wait_is_heard() -> None:
             assert await ears.woken(0) == frozenset()
             notifier.wake_all()
             assert await ears.woken(30) == {"job:a"}
+
+    asyncio.run(run())
+
+
+class Failing(Silent):
+    """A source that fails in ways that nobody thought of, and then hears of a job."""
+
+    def __init__(self, errors: Iterable[BaseException]) -> None:
+        super().__init__()
+        self.errors = list(errors)
+        self.done = threading.Event()
+
+    def wait(self, seconds: float) -> Sequence[str] | None:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.done.set()
+        return super().wait(seconds)
+
+
+def test_whatever_goes_wrong_the_notifier_goes_on() -> None:
+    """What was announced while it could not hear may be anything: everybody is woken."""
+    failures: list[None] = []
+    source = Failing([ValueError("a bug"), KeyError("another"), OSError("no file")])
+
+    async def run() -> None:
+        notifier = Notifier(
+            source, states({}), 3600, failed=lambda: failures.append(None), retry_seconds=0.001
+        )
+        with notifier.listening("job:a") as ears:
+            await notifier.start()
+            await asyncio.to_thread(source.done.wait, 60)
+            source.ended.set()
+            assert await ears.woken(60) == {"job:a"}
+            assert len(failures) == 3 and notifier.deaf_seconds < 60
+        await notifier.stop()
+
+    asyncio.run(run())
+
+
+def test_what_makes_up_for_lost_notices_goes_on_too() -> None:
+    asked: list[None] = []
+    failures: list[None] = []
+
+    def failing(topics: Collection[str]) -> Mapping[str, int]:
+        asked.append(None)
+        if len(asked) < 3:
+            raise ValueError("a bug")
+        return dict.fromkeys(topics, 1)
+
+    async def run() -> None:
+        notifier = Notifier(Silent(), failing, 0.001, failed=lambda: failures.append(None))
+        with notifier.listening("job:a") as ears:
+            await notifier.start()
+            assert await ears.woken(60) == {"job:a"}
+        assert len(failures) == 2
+        await notifier.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_notifier_says_for_how_long_it_has_been_deaf() -> None:
+    now = [100.0]
+    again = threading.Event()
+
+    class Deaf(Silent):
+        def wait(self, seconds: float) -> Sequence[str] | None:
+            if not again.is_set():
+                raise ValueError("a bug")
+            return super().wait(0.01)
+
+    async def run() -> None:
+        notifier = Notifier(Deaf(), states({}), 3600, retry_seconds=0.001, clock=lambda: now[0])
+        await notifier.start()
+        now[0] = 140.0
+        assert notifier.deaf_seconds == 40.0
+        again.set()
+        while notifier.deaf_seconds:
+            await asyncio.sleep(0.01)
+        await notifier.stop()
+
+        dead = Notifier(Failing([SystemExit()]), states({}), 3600)
+        await dead.start()
+        while dead.deaf_seconds < 1e9:
+            await asyncio.sleep(0.01)
+        await dead.stop()
 
     asyncio.run(run())
