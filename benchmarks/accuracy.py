@@ -166,13 +166,14 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: list[ModelError] = []
     graphs: list[Graph] = []
+    target = host_target()
     for name in arguments.models:
         found = model_errors(name)
         rows += found
-        graphs.append(driver.optimise(driver.load_graph(models.build(name))))
+        graphs.append(driver.optimise(driver.load_graph(models.build(name)), target))
         for row in found:
             print(f"{name} {row.numerics}: {row.error:.1e}, {row.ratio:.2f} of ONNX Runtime's")
-    kernels = kernel_errors(graphs, host_target())
+    kernels = kernel_errors(graphs, target)
     origin = Origin.of(arguments)
     peer = f"onnxruntime {version('onnxruntime')}"
     text = markdown(f"{origin.sentence()} {peer}.", rows, kernels)

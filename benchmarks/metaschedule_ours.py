@@ -39,7 +39,7 @@ def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> 
     builder, runner = ProcessBuilder(), LocalRunner()
     try:
         target = host_target()
-        plan = driver.make_plan(driver.optimise(driver.load_graph(onnx.load(path))), target)
+        plan = driver.make_plan(driver.optimise(driver.load_graph(onnx.load(path)), target), target)
         tasks = [make_task(workload, target, count=count) for workload, count in plan.tasks()]
         tell("tasks", weights=[task.count for task in tasks])
         options = TuneOptions(

@@ -76,7 +76,7 @@ class Tuner:
     def schedules(self, model: Any) -> ScheduleSource:
         """The best schedules of the model's workloads after `trials` trials each."""
         target = host_target()
-        plan = driver.make_plan(driver.optimise(driver.load_graph(model)), target)
+        plan = driver.make_plan(driver.optimise(driver.load_graph(model), target), target)
         tasks = [make_task(workload, target, count=count) for workload, count in plan.tasks()]
         # models share workloads: changes of layout above all
         unknown = [task for task in tasks if self._store.best_record(task.key) is None]

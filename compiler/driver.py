@@ -29,6 +29,7 @@ from compiler.partition import plan_graph
 from compiler.passes.layouts import assign_layouts
 from compiler.passes.pipeline import Observer
 from compiler.passes.pipeline import optimise as run_passes
+from compiler.passes.quantised_products import quantised_products
 from compiler.plan import GraphPlan
 from compiler.program_builder import (
     CompiledProgram,
@@ -79,18 +80,22 @@ def load_graph(
 
 def optimise(
     graph: Graph,
+    target: Target,
     numerics: str = "fast",
     observer: Observer | None = None,
     timings: Timings | None = None,
     choice: GraphChoice = RULE,
 ) -> Graph:
-    """Run the graph passes that `choice` does not leave out; `observer` sees the graph after each.
+    """Run the graph passes that suit the target and that `choice` does not leave out.
+
+    `observer` sees the graph after each.
 
     Raises:
         CompilerError: if `numerics` is none of NUMERICS.
     """
     check_numerics(numerics)
-    return run_passes(graph, observer, timings, choice.without)
+    unsuited = () if target.multiplies_bytes else (quantised_products.__name__,)
+    return run_passes(graph, observer, timings, choice.without.union(unsuited))
 
 
 def make_plan(
@@ -240,7 +245,9 @@ def compile_model(
         if planner is not None:
             plan = planner(graph, sizes)
         else:
-            plan = make_plan(optimise(graph, numerics, timings=timings), chosen, numerics, timings)
+            plan = make_plan(
+                optimise(graph, chosen, numerics, timings=timings), chosen, numerics, timings
+            )
         del graph
         return load_program(builder.build(plan, spare), threads, timings)
 

@@ -105,6 +105,13 @@ class Target:
                 return found
         return None
 
+    @property
+    def multiplies_bytes(self) -> bool:
+        """Whether an instruction adds products of bytes, of whatever signs, to int32."""
+        lanes = self.lanes(DType.INT32)
+        both = (DType.UINT8, DType.INT8)
+        return any(self.dot(x, y, DType.INT32, lanes) for x in both for y in both)
+
     def narrowed(self, vector_bits: int) -> Target:
         """The same instruction set with narrower vectors, named `name:bits`.
 

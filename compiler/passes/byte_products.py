@@ -1,26 +1,24 @@
-"""Products of quantised values: bytes multiplied as they are stored, added up in int32.
+"""Products of integers less their zero points: bytes multiplied as they are stored, sums in int32.
 
 Before:                                             After:
     %1 = matmul(int32(%0) - z, w)                       %1 = matmul(%0, w, -z * sum(w))
 
-    %1 = conv((%0 - z) * s, (w - v) * t, b)             %2 = pad(%0) {value=z}
-                                                        %3 = conv(%2, w - v, -z * sum(w - v))
-                                                        %1 = float32(%3) * (s * t) + b
+    %2 = conv(int32(%0) - z, w)                         %1 = pad(%0) {value=z}
+                                                        %2 = conv(%1, w, -z * sum(w))
 
 `%0` is of uint8 or int8, `w` a constant. The products on the right have the attribute
 `accumulator` and take unsigned bytes and signed ones. So an int8 `%0` moves up by 128, as its zero
 point does; and columns of a matrix that leave int8 (asymmetric uint8) move into it, for which the
 sums of the rows of `%0` make up. The zero point of a matrix may be known at run time only; that of
-a convolution is what it is padded with.
-
-Sums in int32 are exact, where floats would be rounded at each step. Also called integer-only
-inference (Jacob et al., "Quantization and Training of Neural Networks for Efficient
-Integer-Arithmetic-Only Inference", 2018) or QDQ folding.
+a convolution is what it is padded with. All of it is exact. Also called integer-only inference
+(Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+Inference", 2018).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -38,8 +36,8 @@ _LEAST_CHANNELS = 4
 
 
 def byte_products(graph: Graph) -> Graph:
-    """Multiply quantised values as bytes, not as the floats or int32 that stand for them."""
-    return rewrite(graph, _rule)
+    """Multiply integers as bytes, not as the int32 that they are widened to."""
+    return rewrite(graph, partial(of_bytes, scaled=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +60,14 @@ class _Weight:
     scale: np.ndarray | None
 
 
-def _rule(rewriter: Rewriter, node: Node) -> str | None:
+def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool) -> str | None:
+    """The value of a product of bytes, `scaled` or integers; None where a node is none such."""
     if node.op not in ("matmul", "gemm", "conv") or node.attr("accumulator") is not None:
         return None
     source, weight = _source(rewriter, node.inputs[0]), _weight(rewriter, node.inputs[1])
-    if source is None or weight is None or (source.scale is None) != (weight.scale is None):
+    if source is None or weight is None:
+        return None
+    if {source.scale is not None, weight.scale is not None} != {scaled}:
         return None
     if node.op == "gemm":
         if integer(node.attrs, "trans_a", 0) or _factors(node) != (1.0, 1.0):
@@ -231,7 +232,7 @@ def _multiplied(rewriter: Rewriter, name: str, source: _Source, weight: _Weight)
 def _convolved(rewriter: Rewriter, node: Node, source: _Source, weight: _Weight) -> str | None:
     """The convolution of (x - zero) with w, in int32."""
     values, x = weight.values.astype(np.int64), source.value
-    if values.shape[1] < _LEAST_CHANNELS or not _is_single(rewriter, source.zero):
+    if 1 < values.shape[1] < _LEAST_CHANNELS or not _is_single(rewriter, source.zero):
         return None
     if values.min() < -128 or values.max() > 127:
         return None

@@ -20,6 +20,7 @@ from compiler.passes.lower_gemm import lower_gemm
 from compiler.passes.merge_matmuls import merge_matmuls
 from compiler.passes.no_ops import no_ops
 from compiler.passes.pool_first import pool_first
+from compiler.passes.quantised_products import quantised_products
 from compiler.passes.reshapes import reshapes
 from compiler.passes.transposes import transposes
 from compiler.timings import Timings, timed
@@ -30,7 +31,8 @@ Observer = Callable[[str, Graph], None]
 
 PASSES: tuple[Pass, ...] = (
     dead_code,
-    byte_products,  # while constants of bytes are still apart from their scales
+    quantised_products,  # while constants of bytes are still apart from their scales
+    byte_products,
     constant_folding,
     common_subexpressions,
     layer_norm,  # the idioms first: later passes would rewrite their parts

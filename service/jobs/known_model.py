@@ -77,7 +77,9 @@ class KnownModel:
             self._source, "host", self.threads, self.numerics, sizes, self._digest
         )
         target = resolve_target("host")
-        plan = driver.make_plan(driver.optimise(graph, self.numerics), target, self.numerics)
+        plan = driver.make_plan(
+            driver.optimise(graph, target, self.numerics), target, self.numerics
+        )
         planned = known_plan(Planned(request, graph, plan, target), self.storage)
         settled = settle([planned], self.storage)
         (served,) = settled.planned

@@ -95,7 +95,7 @@ def plan_model(
     if isinstance(target, str):
         target = resolve_target(target)
     graph = driver.load_graph(request.model, dict(request.dims or {}), timings)
-    optimised = optimise(graph, request.numerics, observer, timings)
+    optimised = optimise(graph, target, request.numerics, observer, timings)
     plan = driver.make_plan(optimised.graph, target, request.numerics, timings)
     return Planned(request, graph, plan, target, optimised=optimised)
 

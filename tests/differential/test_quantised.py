@@ -17,6 +17,7 @@ import pytest
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
 from compiler.driver import compile_model, load_graph, optimise
+from compiler.target import resolve_target
 from tests.differential.reference import evaluator
 
 Array = np.ndarray[Any, Any]
@@ -29,6 +30,7 @@ OPSET = 21
 ENDS = {np.uint8: (0, 255, 128, 7), np.int8: (-128, 127, 0, -5)}
 BYTES = (np.uint8, np.int8)
 MOST_TIES = 0.01
+BYTES_TARGET = resolve_target("cascadelake")
 
 
 @dataclass
@@ -126,8 +128,10 @@ def qdq_matmul(m: Model) -> None:
 
 def _conv(m: Model) -> tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]:
     """Shapes of image and weight, and attributes."""
-    group = m.pick(1, 1, 1, 2)
+    group = m.pick(1, 1, 1, 2, 16, 21)
     channels, filters = group * m.pick(4, 16, 32, m.extent(4, 20)), group * m.extent(1, 36)
+    if group > 2:  # depthwise
+        channels = filters = group
     kernel = [m.pick(1, 3), m.pick(1, 2, 3)]
     attrs = {
         "kernel_shape": kernel, "strides": [m.pick(1, 1, 2)] * 2, "group": group,
@@ -215,12 +219,12 @@ def drawn(kind: str, number: int) -> Model:
 def test_quantised_models(kind: str, number: int) -> None:
     model = drawn(kind, number)
     proto = model.proto()
-    graph = optimise(load_graph(proto))
+    graph = optimise(load_graph(proto), BYTES_TARGET)
     anchors = [node for node in graph.nodes if node.op in ("matmul", "conv")]
     assert anchors
     assert all(node.attr("accumulator") == "int32" for node in anchors)
     (expected,) = evaluator(proto).run(None, model.feeds)
-    (found,) = compile_model(proto).run(model.feeds)
+    (found,) = compile_model(proto).run(model.feeds)  # floats, where the host has no instruction
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
     apart = np.abs(found.astype(np.int64) - expected.astype(np.int64))
@@ -247,3 +251,21 @@ def test_ties_round_to_even_and_all_bytes_are_reached() -> None:
     assert set(found.reshape(-1)) >= {0, 255, 64, 192}
     assert found[129, 0] == found[128, 0] == 128  # half a quantum, to even
     assert found[131, 0] == 130
+
+
+@pytest.mark.parametrize(
+    ("name", "scaled"),
+    [("x86-64-v3", None), ("cortex-a72", None), ("znver4", "int32"), ("neoverse-n1", "int32")],
+)
+def test_targets_without_an_instruction_multiply_floats_as_they_did(
+    name: str, scaled: str | None
+) -> None:
+    """Only what is scaled: integers have no floats to multiply."""
+    target = resolve_target(name)
+    assert target.multiplies_bytes == (scaled is not None)
+    for kind, accumulator in (("qdq_matmul", scaled), ("matmul_integer", "int32")):
+        graph = optimise(load_graph(drawn(kind, 0).proto()), target)
+        (anchor,) = [node for node in graph.nodes if node.op == "matmul"]
+        assert anchor.attr("accumulator") == accumulator
+        constant = graph.constants[anchor.inputs[1]]  # folded, whatever it is multiplied as
+        assert constant.dtype == (np.int8 if accumulator else np.float32)

@@ -13,8 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from benchmarks import models
 from compiler.driver import compile_model, load_graph, make_plan, optimise
-from compiler.target import resolve_target
-from tests.kernels import WIDTHS
+from tests.kernels import HOST, WIDTHS
 
 VOCABULARY = models.BERT_VOCABULARY
 
@@ -58,7 +57,7 @@ def test_a_transformer_agrees_with_onnx_runtime(name: str, bits: int) -> None:
 @pytest.mark.parametrize("name", ["bert", "gpt2", "gpt2 with a cache"])
 def test_attention_needs_no_kernel_that_only_moves(name: str) -> None:
     """One product makes queries, keys and values; heads are read and written where they lie."""
-    plan = make_plan(optimise(load_graph(SMALL[name][1]())), resolve_target("host"))
+    plan = make_plan(optimise(load_graph(SMALL[name][1]()), HOST), HOST)
     kernels = [step.workload.operators for step in plan.kernels]
     assert sum("attention" in names for names in kernels) == 2
     assert not any(set(names) <= {"transpose", "slice"} for names in kernels)
@@ -87,7 +86,7 @@ def test_onnx_attention_is_one_kernel(name: str, opset: int) -> None:
     node = helper.make_node("Attention", list(shapes), ["y"], **attributes)
     graph = helper.make_graph([node], "attention", inputs, [output])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    plan = make_plan(optimise(load_graph(model)), resolve_target("host"))
+    plan = make_plan(optimise(load_graph(model), HOST), HOST)
     (kernel,) = plan.kernels
     assert "attention" in kernel.workload.operators
     random = np.random.default_rng(0)

@@ -246,6 +246,8 @@ def byte_convolution(random: Random, lanes: int) -> Case:
     channels = group * pick(random, lanes, 2 * lanes, 4, extent(random, 1, 21))
     odd = extent(random, 1, 40) if group == 1 else lanes  # groups are whole vectors of filters
     filters = group * pick(random, lanes, 2 * lanes, odd)
+    if random.integers(4) == 0:  # depthwise
+        group = channels = filters = pick(random, lanes, 2 * lanes, extent(random, 2, 21))
     kernel = tuple(pick(random, 1, 2, 3) for _ in range(rank))
     strides = tuple(pick(random, 1, 1, 2) for _ in range(rank))
     pads = tuple(int(random.integers(0, k)) for k in (*kernel, *kernel))
@@ -257,7 +259,8 @@ def byte_convolution(random: Random, lanes: int) -> Case:
         strides=strides, pads=pads, dilations=(1,) * rank, group=group, accumulator="int32",
     )  # fmt: skip
     value = _requantised(make, value, random)
-    inner, outer = channels // group, filters // group
+    inner = channels // group if group < channels else channels
+    outer = filters // group if group < channels else filters
     places = {"x": placed(random, lanes, inner, rank + 2, pads)}
     places["out"] = placed(random, lanes, outer, rank + 2, (1,) * len(pads))
     return _whole_range(make, value, random, ("w", "b"), _named(places, value))

@@ -78,7 +78,7 @@ def checked(
     agree(executable.run(dict(feeds)), expected)
     graph = driver.load_graph(proto)
     agree(run_graph(graph, feeds), expected)
-    optimised = driver.optimise(graph)
+    optimised = driver.optimise(graph, host_target())
     agree(run_graph(optimised, feeds), expected)
     for each in (graph, optimised):
         text, arrays = print_graph(each), constants_of(each)

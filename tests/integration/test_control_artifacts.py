@@ -113,7 +113,7 @@ np.savez(sys.argv[3], *found)
 
 def test_an_artifact_with_control_flow_runs_with_numpy_alone(tmp_path: Path) -> None:
     proto, target = nested(), host_target()
-    plan = driver.make_plan(driver.optimise(driver.load_graph(proto)), target)
+    plan = driver.make_plan(driver.optimise(driver.load_graph(proto), target), target)
     driver.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "artifact")
     feeds = {"x": RANDOM.standard_normal((2, 6)).astype(np.float32), "flag": np.array(1)}
     np.savez(tmp_path / "feeds.npz", **feeds)

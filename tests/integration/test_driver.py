@@ -74,7 +74,7 @@ def expected(model: onnx.ModelProto, image: np.ndarray) -> np.ndarray:
 
 def planned(model: onnx.ModelProto) -> tuple[GraphPlan, Target]:
     target = host_target()
-    return driver.make_plan(driver.optimise(driver.load_graph(model)), target), target
+    return driver.make_plan(driver.optimise(driver.load_graph(model), target), target), target
 
 
 def distance(actual: np.ndarray, expected: np.ndarray) -> float:
@@ -277,7 +277,9 @@ def test_equal_code_of_different_workloads_is_compiled_once() -> None:
 def test_every_stage_is_timed(model: onnx.ModelProto, tmp_path: Path) -> None:
     started, timings = perf_counter(), Timings()
     target = host_target()
-    graph = driver.optimise(driver.load_graph(model, timings=timings), timings=timings)
+    graph = driver.optimise(
+        driver.load_graph(model, timings=timings), host_target(), timings=timings
+    )
     plan = driver.make_plan(graph, target, timings=timings)
     builder = driver.ProgramBuilder(None, target, timings=timings)
     driver.save_artifact({(): plan}, builder, tmp_path / "model", timings=timings)

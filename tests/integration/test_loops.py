@@ -84,7 +84,7 @@ def test_weights_of_a_body_are_packed_once() -> None:
     assert executable.program.weight_bytes < 2 * w.nbytes
     calls = [i.kernel for i in executable.program.walk() if isinstance(i, KernelCall)]
     assert len(calls) > len(kernels)
-    plan = driver.make_plan(driver.optimise(driver.load_graph(proto)), host_target())
+    plan = driver.make_plan(driver.optimise(driver.load_graph(proto), host_target()), host_target())
     ((_, runs),) = [(w, n) for w, n in plan.tasks() if "matmul" in w.operators]
     assert runs == 1 + 16  # a loop of which nothing is known is guessed to take 16 steps
 

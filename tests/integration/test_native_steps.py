@@ -92,7 +92,7 @@ def test_a_model_of_kernels_and_native_steps(threads: int) -> None:
 
 
 def test_native_steps_have_no_task_and_a_json_form() -> None:
-    graph = driver.optimise(driver.load_graph(detector()))
+    graph = driver.optimise(driver.load_graph(detector()), host_target())
     plan = driver.make_plan(graph, host_target())
     assert len(plan.natives) == 5
     assert sum(count for _, count in plan.tasks()) == len(plan.kernels)
@@ -114,7 +114,7 @@ np.savez(sys.argv[3], *found)
 
 def test_an_artifact_with_native_steps_runs_with_numpy_alone(tmp_path: Path) -> None:
     proto, target = detector(), host_target()
-    plan = driver.make_plan(driver.optimise(driver.load_graph(proto)), target)
+    plan = driver.make_plan(driver.optimise(driver.load_graph(proto), target), target)
     driver.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "artifact")
     np.save(tmp_path / "x.npy", image()["x"])
     files = [str(tmp_path / name) for name in ("artifact", "x.npy", "found.npz")]

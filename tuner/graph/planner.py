@@ -29,6 +29,7 @@ class Optimised:
 
 def optimise(
     graph: Graph,
+    target: Target,
     numerics: str = "fast",
     observer: Observer | None = None,
     timings: Timings | None = None,
@@ -45,7 +46,7 @@ def optimise(
         if observer is not None:
             observer(name, after)
 
-    made = driver.optimise(graph, numerics, observe, timings)
+    made = driver.optimise(graph, target, numerics, observe, timings)
     if any(node.bodies for node in made.nodes):
         # Passes over bodies are not observed: any of them may have had an effect.
         changing.update(step.__name__ for step in PASSES)
@@ -79,12 +80,12 @@ class Planner:
     def optimised(self, choice: GraphChoice) -> Graph:
         """The graph after all passes but those that the choice leaves out."""
         if self.rule is None:
-            self.rule = optimise(self.graph, self.numerics)
+            self.rule = optimise(self.graph, self.target, self.numerics)
         if choice.without.isdisjoint(self.rule.changing):
             return self.rule.graph
         if choice.without not in self._optimised:
             self._optimised[choice.without] = driver.optimise(
-                self.graph, self.numerics, choice=choice
+                self.graph, self.target, self.numerics, choice=choice
             )
         return self._optimised[choice.without]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.build import lower_workload
+from compiler.build import build_kernel, lower_workload
 from compiler.codegen.cpu.lower import lower_nest
 from compiler.codegen.object import emit_assembly
 from compiler.codegen.statistics import KernelStatistics, function_statistics, statistics
@@ -23,6 +23,7 @@ from compiler.schedule.kernel import Kernel
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import lower_schedule, schedule_space
 from compiler.target import Target, resolve_target
+from compiler.targets import Family, families
 from compiler.workload import Workload
 from tests.unit.schedule.problems import PROBLEMS
 
@@ -177,6 +178,24 @@ Expected = Callable[[Schedule], int]
 def test_defaults_do_not_spill(problem: str, name: str) -> None:
     """The untuned kernel keeps its tile in registers in the loops that take the time."""
     assert statistics_of(problem, None, name).inner_spills == 0
+
+
+BYTES = ["bytes", "bytes of odd sizes", "bytes 3x3"]
+
+
+@pytest.mark.parametrize("problem", BYTES)
+@pytest.mark.parametrize("name", ["x86-64-v2", "x86-64-v3", "cascadelake", "znver4"])
+def test_defaults_for_bytes_do_not_spill(problem: str, name: str) -> None:
+    """With an instruction for bytes, and where parts of each operand take registers, too."""
+    assert statistics_of(problem, None, name).inner_spills == 0
+
+
+@pytest.mark.parametrize("problem", BYTES)
+@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
+def test_every_target_compiles_products_of_bytes(family: Family, problem: str) -> None:
+    for target in family.targets:
+        workload = PROBLEMS[problem](target.vector_bits // 32)
+        assert build_kernel(workload, schedule_space(workload, target).default(), target).object
 
 
 @pytest.mark.parametrize("unroll", [1, 2, 4])

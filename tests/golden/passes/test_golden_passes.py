@@ -28,6 +28,7 @@ from compiler.passes.merge_matmuls import merge_matmuls
 from compiler.passes.no_ops import no_ops
 from compiler.passes.pipeline import PASSES, Pass, optimise
 from compiler.passes.pool_first import pool_first
+from compiler.passes.quantised_products import quantised_products
 from compiler.passes.reshapes import reshapes
 from compiler.passes.transposes import transposes
 from tests.graphs import Maker, proven
@@ -273,9 +274,9 @@ def bodies(graph: Graph) -> Graph:
     return optimise_bodies(graph, optimise)
 
 
-def quantised() -> Graph:
-    """A product of integers whose zero point is known at run time, with an asymmetric weight; and a
-    convolution of scaled int8, padded."""
+def integers() -> Graph:
+    """A zero point that is known at run time, with an asymmetric weight; and an image of int8 that
+    is padded."""
     g = Maker()
     draw = g.random.integers
     a, zero = g.input("a", 5, 6, dtype=DType.UINT8), g.input("zero", dtype=DType.INT32)
@@ -284,15 +285,24 @@ def quantised() -> Graph:
     moved = g("sub", g("cast", w, to="int32"), g.constant("v", np.array([3, 128, 250], np.int32)))
     x = g.input("x", 1, 4, 5, 5, dtype=DType.INT8)
     image = g("sub", g("cast", x, to="int32"), g.constant("z", np.array(-3, np.int32)))
+    kernel = g.constant("k", draw(-128, 128, (6, 4, 3, 3)).astype(np.int32))
+    return g.graph(g("matmul", centred, moved), g("conv", image, kernel, **CONV))
+
+
+def quantised() -> Graph:
+    g = Maker()
+    x, k = g.input("x", 1, 4, 5, 5, dtype=DType.UINT8), g.random.integers(-128, 128, (6, 4, 3, 3))
+    image = g("sub", g("cast", x, to="int32"), g.constant("z", np.array(3, np.int32)))
     scaled = g("mul", g("cast", image, to="float32"), g.constant("s", 0.5))
-    k = g("cast", g.constant("k", draw(-128, 128, (6, 4, 3, 3)).astype(np.int8)), to="int32")
-    kernel = g("mul", g("cast", k, to="float32"), g.positive("t", 6, 1, 1, 1))
-    return g.graph(g("matmul", centred, moved), g("conv", scaled, kernel, g.weight("b", 6), **CONV))
+    wide = g("cast", g.constant("k", k.astype(np.int8)), to="int32")
+    kernel = g("mul", g("cast", wide, to="float32"), g.positive("t", 6, 1, 1, 1))
+    return g.graph(g("conv", scaled, kernel, g.weight("b", 6), **CONV))
 
 
 GOLDEN: dict[str, tuple[Pass, Make]] = {
     "dead_code": (dead_code, dead),
-    "byte_products": (byte_products, quantised),
+    "byte_products": (byte_products, integers),
+    "quantised_products": (quantised_products, quantised),
     "constant_folding": (constant_folding, folded),
     "common_subexpressions": (common_subexpressions, shared),
     "layer_norm": (layer_norm, decomposed_layer_norm),

@@ -12,9 +12,10 @@ import pytest
 
 from benchmarks import models
 from compiler.costs import plan_summary
-from compiler.driver import load_graph, optimise
+from compiler.driver import load_graph
 from compiler.memory_plan import value_bytes
 from compiler.partition import plan_graph
+from compiler.passes.pipeline import optimise
 from compiler.plan import GraphPlan, KernelStep, NativeStep, Placement, Step, ViewStep
 
 NAMES = (

@@ -82,7 +82,7 @@ def test_the_engines_take_turns() -> None:
 def test_tuned_schedules_are_found_by_the_compiler() -> None:
     model = operators.matmul(16, 32, 24)
     target = host_target()
-    plan = driver.make_plan(driver.optimise(driver.load_graph(model)), target)
+    plan = driver.make_plan(driver.optimise(driver.load_graph(model), target), target)
     with Tuner(trials=1) as tuner:
         schedules = tuner.schedules(model)
     workloads = [workload for workload, _ in plan.tasks()]
@@ -100,7 +100,7 @@ def test_models_that_share_a_workload_are_tuned_one_after_the_other() -> None:
     with Tuner(trials=1) as tuner:
         for model in (first, second, first):
             schedules = tuner.schedules(model)
-            plan = driver.make_plan(driver.optimise(driver.load_graph(model)), target)
+            plan = driver.make_plan(driver.optimise(driver.load_graph(model), target), target)
             for workload, _ in plan.tasks():
                 assert schedules.best(workload.key, target.key, 1, "fast") is not None
 

@@ -37,7 +37,7 @@ POOL = {"kernel": (2, 2), "strides": (2, 2), "pads": (0, 0, 0, 0), "dilations": 
 
 def planned(graph: Graph, choice: GraphChoice) -> GraphPlan:
     """The plan of a graph under a choice, proven to compute what the graph does."""
-    optimised = optimise(graph, choice=choice)
+    optimised = optimise(graph, HOST, choice=choice)
     plan = make_plan(optimised, HOST, choice=choice)
     inputs = random_inputs(graph)
     found, expected = compile_plan(plan, None, HOST).run(inputs), run_graph(graph, inputs)
@@ -179,7 +179,7 @@ def test_chosen_layouts_make_the_plan_again() -> None:
 def test_layouts_that_are_no_option_are_refused() -> None:
     choice = GraphChoice(layouts=(("z", ("2 3 0 1", "row")),))
     with pytest.raises(InvalidArgumentError, match="'z' cannot be written and read as 2 3 0 1"):
-        make_plan(optimise(chain()), HOST, choice=choice)
+        make_plan(optimise(chain(), HOST), HOST, choice=choice)
 
 
 def test_a_choice_is_read_as_it_was_written() -> None:

@@ -53,7 +53,7 @@ def compile_program(target: Target | None = None) -> CompiledProgram:
     """The model, untuned, by a builder of its own."""
     target = target or host_target()
     graph = driver.load_graph(model_bytes())
-    plan = driver.make_plan(driver.optimise(graph), target)
+    plan = driver.make_plan(driver.optimise(graph, target), target)
     return ProgramBuilder(None, target).build(plan)
 
 

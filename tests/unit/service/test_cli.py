@@ -114,7 +114,9 @@ def test_a_plan_that_was_chosen_is_shown_and_used(
     (product,) = [n.output for n in planned.plan.graph.nodes if n.op == "matmul"]
     choice = GraphChoice(kept=frozenset({product}))
     tried = Tried("relu apart", choice, 3, 2e-6, 1e-6, 0.9, "faster")
-    apart = make_plan(optimise(planned.graph, choice=choice), planned.target, choice=choice)
+    apart = make_plan(
+        optimise(planned.graph, planned.target, choice=choice), planned.target, choice=choice
+    )
     decision = Decision(choice, apart, "relu apart", "takes less", 3e-6, 2e-6, (tried,))
     chosen = replace(planned, plan=apart, decision=decision.to_json())
     keep_choice(chosen, storage, 2e-6, job_id="", worker=None)

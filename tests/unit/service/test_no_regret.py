@@ -286,7 +286,7 @@ def test_the_untuned_program_is_that_of_the_rules_plan(storage: Storage) -> None
     planned = plan_model(ModelRequest(_model(nodes, ROWS)))
     (product,) = [n.output for n in planned.plan.graph.nodes if n.op == "matmul"]
     choice = GraphChoice(kept=frozenset({product}))
-    graph = optimise(planned.graph, choice=choice)
+    graph = optimise(planned.graph, planned.target, choice=choice)
     chosen = replace(
         planned,
         plan=make_plan(graph, planned.target, choice=choice),

@@ -31,7 +31,7 @@ def behind_another() -> CompiledProgram:
     target = host_target()
     builder = ProgramBuilder(None, target)
     plans = [
-        driver.make_plan(driver.optimise(driver.load_graph(model_bytes(seed))), target)
+        driver.make_plan(driver.optimise(driver.load_graph(model_bytes(seed)), target), target)
         for seed in (4, 3)
     ]
     builder.reserve(plans)

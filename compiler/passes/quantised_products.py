@@ -1,0 +1,24 @@
+"""Products of scaled bytes (QDQ): multiplied as bytes, the sums scaled.
+
+Before:                                             After:
+    %1 = conv((%0 - z) * s, (w - v) * t, b)             %2 = conv(%0 padded by z, w - v, -z * sum)
+                                                        %1 = float32(%2) * (s * t) + b
+
+The sums are those of `byte_products`, exact in int32, where floats would be rounded at each step.
+It runs while constants of bytes are still apart from their scales. Targets that have no instruction
+for products of bytes leave it out (`compiler.driver.optimise`): floats are as fast there, and
+Winograd's algorithm several times as fast.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from compiler.graph.ir import Graph
+from compiler.passes.byte_products import of_bytes
+from compiler.passes.rewrite import rewrite
+
+
+def quantised_products(graph: Graph) -> Graph:
+    """Multiply quantised values as bytes, not as the floats that they stand for."""
+    return rewrite(graph, partial(of_bytes, scaled=True))
