@@ -24,6 +24,7 @@ from db.models import JobRow
 from db.storage import Storage
 from db.stores.job_rows import JobClaim, JobProgress
 from db.stores.statements import table_of
+from service.jobs.job_run import PROGRESS_SECONDS
 from service.jobs.remote_runner import RemoteRunner
 from service.jobs.waiting import match_jobs
 from service.storage import open_storage
@@ -102,6 +103,7 @@ def run_job(storage: Storage, claim: JobClaim, batches: int = BATCHES) -> None:
     library = storage.blobs.put(LIBRARY)
     runner = RemoteRunner(storage, claim.job_id, TARGET, CancelToken())
     submitted = done = 0
+    told = 0.0
     waiting: dict[str, MeasureRequest] = {}
     while done < batches:
         while submitted < batches and len(waiting) < runner.capacity:
@@ -109,18 +111,22 @@ def run_job(storage: Storage, claim: JobClaim, batches: int = BATCHES) -> None:
             runner.submit(request, {library: LIBRARY})
             waiting[request.request_id] = request
             submitted += 1
-        for result in runner.poll(1.0):
-            request = waiting.pop(result.request_id)
+        results = runner.poll(1.0)
+        if results:
             storage.records.add_trials(
                 [
                     Trial(trial, request.key, _SCHEDULE, measurement, job_id=claim.job_id)
+                    for result in results
+                    for request in (waiting.pop(result.request_id),)
                     for trial, measurement in result.measurements
                 ]
             )
-            runner.acknowledge(request.request_id)
-            done += 1
-        progress = JobProgress("tuning", 1, 0, batches * BATCH, done * BATCH)
-        storage.jobs.progress(claim, progress)
+            runner.acknowledge([result.request_id for result in results])
+        done += len(results)
+        if time.monotonic() - told >= PROGRESS_SECONDS:
+            told = time.monotonic()
+            progress = JobProgress("tuning", 1, 0, batches * BATCH, done * BATCH)
+            storage.jobs.progress(claim, progress)
     storage.jobs.transition(claim, JobState.SUCCEEDED)
 
 

@@ -11,6 +11,7 @@ import asyncio
 import json
 import random
 import time
+import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -141,7 +142,12 @@ class Crowd:
             connection.close()
 
     async def _claim(self, connection: _Connection, worker_id: str) -> Sequence[Any]:
-        body = {"worker_id": worker_id, "limit": PREFETCHED, "wait_seconds": POLL_SECONDS}
+        body = {
+            "worker_id": worker_id,
+            "claim_id": uuid.uuid4().hex,
+            "limit": PREFETCHED,
+            "wait_seconds": POLL_SECONDS,
+        }
         began = time.perf_counter()
         answer = await self._post(connection, "/v1/leases/claim", body)
         leases: Sequence[Any] = answer["leases"] if answer else ()

@@ -38,6 +38,14 @@ _requests = table_of(RequestRow)
 _workers = table_of(WorkerRow)
 
 
+# made once: every transaction that others wait for runs them
+_NOTIFY = sa.select(sa.func.pg_notify(CHANNEL, sa.bindparam("topic")))
+_ADD = sa.insert(_notices)
+_DROP_OLD = sa.delete(_notices).where(
+    _notices.c.serial <= sa.select(sa.func.max(_notices.c.serial)).scalar_subquery() - KEPT
+)
+
+
 def job_topic(job_id: str) -> str:
     """Events of a job."""
     return f"job:{job_id}"
@@ -60,14 +68,11 @@ def announce(connection: sa.Connection, topics: Iterable[str]) -> None:
         return
     match connection.dialect.name:
         case "postgresql":
-            notify = sa.select(sa.func.pg_notify(CHANNEL, sa.bindparam("topic")))
             for topic in named:
-                connection.execute(notify, {"topic": topic})
+                connection.execute(_NOTIFY, {"topic": topic})
         case _:
-            rows = [{"topic": topic} for topic in named]
-            connection.execute(sa.insert(_notices), rows)
-            newest = sa.select(sa.func.max(_notices.c.serial)).scalar_subquery()
-            connection.execute(sa.delete(_notices).where(_notices.c.serial <= newest - KEPT))
+            connection.execute(_ADD, [{"topic": topic} for topic in named])
+            connection.execute(_DROP_OLD)
 
 
 def topic_states(engine: sa.Engine, topics: Collection[str]) -> Mapping[str, int]:

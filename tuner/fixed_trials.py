@@ -110,8 +110,7 @@ class FixedTrials:
             if results:
                 self.store.add_trials(trials)
                 done += trials
-            for result in results:
-                self.runner.acknowledge(result.request_id)
+                self.runner.acknowledge([result.request_id for result in results])
         if failed is not None:
             raise failed
         return done

@@ -278,17 +278,22 @@ class _TuningRun:
             self._new_samples = 0
 
     def _drain_some(self) -> None:
-        for batch in self._pipeline.finished(POLL_SECONDS):
+        """Store the trials of the batches that finished, acknowledge these, and learn from them."""
+        batches = self._pipeline.finished(POLL_SECONDS)
+        if not batches:
+            return
+        with timed(self._timings, "update"):
+            self._store.add_trials([trial for batch in batches for trial in _measured(batch)])
+            self._pipeline.acknowledge(batches)
+        for batch in batches:
             with timed(self._timings, "update"):
                 self._take(batch)
 
     def _take(self, batch: Batch) -> None:
-        """Store the trials of a finished batch, then learn from them, then acknowledge it."""
+        """Learn from the trials of a finished batch."""
         state = batch.state
-        kept = [t for t in batch.trials if t.measurement.status is not Status.CANCELLED]
-        self._store.add_trials(kept)
+        kept = _measured(batch)
         state.take(kept)
-        self._pipeline.acknowledge(batch)
         self._measured_here += len(kept)
         self._new_samples += len(kept)
         self._limits.look_after_device(kept)
@@ -403,3 +408,8 @@ class _TuningRun:
                 self._limits.forecast,
             )
         )
+
+
+def _measured(batch: Batch) -> list[Trial]:
+    """The trials of a batch that say something: what was cancelled may be proposed again."""
+    return [t for t in batch.trials if t.measurement.status is not Status.CANCELLED]

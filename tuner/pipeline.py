@@ -152,7 +152,7 @@ class Pipeline:
     def discard(self, request: MeasureRequest) -> None:
         """Cancel and forget a request of an earlier process that is no longer needed."""
         self._runner.cancel([request.request_id])
-        self._runner.acknowledge(request.request_id)
+        self._runner.acknowledge([request.request_id])
 
     def finished(self, timeout_seconds: float) -> list[Batch]:
         """Batches that are done, oldest first; waits for one up to the timeout."""
@@ -210,10 +210,11 @@ class Pipeline:
         waiting = any(b.request is not None and not b.finished for b in self._batches)
         self._busy_since = now if waiting else None
 
-    def acknowledge(self, batch: Batch) -> None:
-        """Tell the runner that the trials of a batch are stored."""
-        if batch.request is not None:
-            self._runner.acknowledge(batch.request.request_id)
+    def acknowledge(self, batches: Sequence[Batch]) -> None:
+        """Tell the runner that the trials of batches are stored."""
+        sent = [batch.request.request_id for batch in batches if batch.request is not None]
+        if sent:
+            self._runner.acknowledge(sent)
 
     def cancel(self) -> None:
         """Stop everything; batches still come back finished, with what was measured."""

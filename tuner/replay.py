@@ -152,7 +152,7 @@ class AnswerRunner:
         self._waiting.clear()
         return results
 
-    def acknowledge(self, request_id: str) -> None:
+    def acknowledge(self, request_ids: Sequence[str]) -> None:
         """Nothing is kept."""
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:

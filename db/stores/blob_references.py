@@ -23,6 +23,13 @@ _cost_models = table_of(CostModelRow)
 _requests = table_of(RequestRow)
 
 
+_LOCK = (
+    sa.select(_blobs.c.digest)
+    .where(_blobs.c.digest.in_(sa.bindparam("digests", expanding=True)))
+    .with_for_update(read=True, key_share=True)
+)
+
+
 class BlobKind(StrEnum):
     """What a blob is for, which is also what holds it."""
 
@@ -45,8 +52,7 @@ def refer(connection: sa.Connection, kind: BlobKind, holder: str, digests: Seque
     """
     wanted = sorted(set(digests))
     for some in chunks(wanted):
-        query = sa.select(_blobs.c.digest).where(_blobs.c.digest.in_(some))
-        connection.execute(query.with_for_update(read=True, key_share=True)).all()
+        connection.execute(_LOCK, {"digests": list(some)}).all()
     rows = [{"digest": digest, "kind": kind.value, "holder": holder} for digest in wanted]
     insert_new(connection, _references, rows)
 

@@ -8,7 +8,7 @@ nothing refers to it, and nobody has touched it for long.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -31,6 +31,12 @@ TOUCH_SECONDS = 60.0
 _BATCH = 100
 
 
+_YOUNG = sa.select(_blobs.c.digest, _blobs.c.bytes).where(
+    _blobs.c.digest.in_(sa.bindparam("digests", expanding=True)),
+    _blobs.c.touched_at > sa.bindparam("since"),
+)
+
+
 class BlobStore:
     """Rows in the database, bytes in their place. Bytes are checked against the digest by `get`."""
 
@@ -45,7 +51,7 @@ class BlobStore:
         Raises StorageError(FULL or DENIED).
         """
         digest = hashlib.sha256(data).hexdigest()
-        self._need(digest, len(data))
+        self._need({digest: len(data)})
         # one of another size is damaged: it is written again
         if self.place.size(digest) != len(data):
             with stage(self.place.staging, (data,)) as staged:
@@ -73,20 +79,19 @@ class BlobStore:
     def keep(self, staged: Staged) -> None:
         """Save what was staged. Raises StorageError."""
         # the row first: a sweep that is about to delete the same bytes is waited for
-        self._need(staged.digest, staged.bytes)
+        self._need({staged.digest: staged.bytes})
         self.place.keep(staged)
 
-    def touch(self, digest: str) -> bool:
-        """Make a blob young again, so that no sweep takes it; whether it is there.
+    def touch(self, digests: Collection[str]) -> Set[str]:
+        """Make blobs young again, so that no sweep takes them; those that are there.
 
         Raises StorageError.
         """
-        size = self.place.size(digest)
-        if size is None:
-            return False
-        self._need(digest, size)
-        # a sweep that was under way has deleted it by now, or spares it
-        return self.place.size(digest) is not None
+        sizes = {digest: self.place.size(digest) for digest in set(digests)}
+        there = {digest: size for digest, size in sizes.items() if size is not None}
+        self._need(there)
+        # a sweep that was under way has deleted one by now, or spares it
+        return {digest for digest in there if self.place.size(digest) is not None}
 
     def get(self, digest: str) -> bytes:
         """The bytes. Raises NotFoundError, or StorageError(CORRUPT) on damaged ones."""
@@ -137,23 +142,29 @@ class BlobStore:
             freed += bytes_gone
         return freed
 
-    def _need(self, digest: str, size: int) -> None:
-        """The row of a blob that is there or about to be, made young."""
+    def _need(self, sizes: Mapping[str, int]) -> None:
+        """The rows of blobs that are there or about to be, made young."""
         now = self._clock()
-        query = sa.select(_blobs.c.bytes).where(
-            _blobs.c.digest == digest, _blobs.c.touched_at > now - TOUCH_SECONDS
-        )
+        left = dict(sizes)
+        if not left:
+            return
         with reading(self._engine) as connection:
-            if connection.execute(query).scalar() == size:
-                return
-        row = {"digest": digest, "bytes": size, "created_at": now, "touched_at": now}
+            for some in chunks(sorted(sizes)):
+                known = {"digests": list(some), "since": now - TOUCH_SECONDS}
+                for digest, size in connection.execute(_YOUNG, known):
+                    if left[digest] == size:
+                        del left[digest]
+        if not left:
+            return
+        rows = [
+            {"digest": digest, "bytes": left[digest], "created_at": now, "touched_at": now}
+            for digest in sorted(left)  # in one order, as everybody who locks several
+        ]
         with writing(self._engine) as connection:
+            insert = upsert(connection, _blobs)
+            again = {name: insert.excluded[name] for name in ("bytes", "touched_at")}
             connection.execute(
-                upsert(connection, _blobs)
-                .values(row)
-                .on_conflict_do_update(
-                    index_elements=[_blobs.c.digest], set_={"bytes": size, "touched_at": now}
-                )
+                insert.on_conflict_do_update(index_elements=[_blobs.c.digest], set_=again), rows
             )
 
     def _adopt(self) -> None:

@@ -214,10 +214,17 @@ class MeasureQueue:
         return {state: found.get(state.value, 0) for state in RequestState}
 
 
+_WANTED = (
+    sa.select(_jobs.c.id, _jobs.c.state)
+    .where(_jobs.c.id.in_(sa.bindparam("names", expanding=True)))
+    .order_by(_jobs.c.id)
+    .with_for_update(read=True)
+)
+
+
 def _check_wanted(connection: sa.Connection, job_ids: Collection[str]) -> None:
     """Raises StaleLeaseError. The rows are locked: who stops a job comes before or after."""
-    query = sa.select(_jobs.c.id, _jobs.c.state).where(_jobs.c.id.in_(sorted(job_ids)))
-    for row in connection.execute(query.order_by(_jobs.c.id).with_for_update(read=True)):
+    for row in connection.execute(_WANTED, {"names": sorted(job_ids)}):
         if row.state == JobState.PAUSED.value or row.state not in _open_job:
             raise StaleLeaseError(f"job '{row.id}' is {row.state}: nothing is measured for it")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import sqlalchemy as sa
@@ -22,7 +23,11 @@ _T = TypeVar("_T")
 
 def upsert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
     """An INSERT that has `on_conflict_do_nothing` and `on_conflict_do_update`."""
-    match connection.dialect.name:
+    return _insert(connection.dialect.name, table)
+
+
+def _insert(dialect: str, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+    match dialect:
         case "sqlite":
             return sqlite.insert(table)
         case "postgresql":
@@ -46,7 +51,12 @@ def insert_new(connection: sa.Connection, table: sa.Table, rows: Sequence[dict[s
     for the other's row, and with a fixed order no two wait for each other.
     """
     if rows:
-        connection.execute(upsert(connection, table).on_conflict_do_nothing(), rows)
+        connection.execute(_insert_new(connection.dialect.name, table), rows)
+
+
+@cache
+def _insert_new(dialect: str, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+    return _insert(dialect, table).on_conflict_do_nothing()
 
 
 def one_at_a_time(connection: sa.Connection, what: str) -> None:

@@ -81,10 +81,10 @@ class RemoteRunner:
         """
         if self._cancel.cancelled:
             raise JobCancelled(self._cancel.reason)
-        for digest in request.digests:
-            # one that is there is made young: the sweep spares it until the request names it
-            if not self._storage.blobs.touch(digest):
-                self._storage.blobs.put(blobs[digest])
+        # those that are there are made young: the sweep spares them until the request names them
+        there = self._storage.blobs.touch(request.digests)
+        for digest in set(request.digests) - there:
+            self._storage.blobs.put(blobs[digest])
         self._storage.leases.submit(
             [
                 NewRequest(
@@ -117,9 +117,9 @@ class RemoteRunner:
                 return results
             time.sleep(min(POLL_SECONDS, left))
 
-    def acknowledge(self, request_id: str) -> None:
+    def acknowledge(self, request_ids: Sequence[str]) -> None:
         """The trials are stored."""
-        self._storage.leases.acknowledge([request_id])
+        self._storage.leases.acknowledge(request_ids)
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:
         ids = list(self._open) if request_ids is None else list(request_ids)

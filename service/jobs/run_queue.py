@@ -154,9 +154,9 @@ class RunQueue:
         return name
 
     def _save(self, blobs: Blobs) -> None:
-        for digest, data in blobs.items():
-            if not self._storage.blobs.touch(digest):
-                self._storage.blobs.put(bytes(data))
+        there = self._storage.blobs.touch(blobs.keys())
+        for digest in blobs.keys() - there:
+            self._storage.blobs.put(bytes(blobs[digest]))
 
     def _await(self, name: str, worker: RegisteredWorker, target: Target) -> RequestStatus | None:
         """How a request ended; None if its worker was lost and another one is there."""

@@ -78,7 +78,7 @@ class LocalRunner:
         except queue.Empty:
             return results
 
-    def acknowledge(self, request_id: str) -> None:
+    def acknowledge(self, request_ids: Sequence[str]) -> None:
         """Nothing outlives this process. Results are small, and kept for a request that repeats."""
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:

@@ -29,8 +29,8 @@ class Runner(Protocol):
     def poll(self, timeout_seconds: float) -> list[MeasureResult]:
         """Results that finished since, waiting up to the timeout for a first one."""
 
-    def acknowledge(self, request_id: str) -> None:
-        """The result of this request is stored; the runner may forget it."""
+    def acknowledge(self, request_ids: Sequence[str]) -> None:
+        """The results of these requests are stored; the runner may forget them."""
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:
         """Stop these requests (None: all) as soon as possible.

@@ -87,7 +87,8 @@ def test_what_is_staged_and_not_kept_is_gone(blobs: BlobStore) -> None:
 
 
 def test_unknown_names(blobs: BlobStore) -> None:
-    assert not blobs.touch("0" * 64) and not blobs.touch("../token")
+    assert blobs.touch(["0" * 64, "../token"]) == set()
+    assert blobs.touch([]) == set()
     for call in (blobs.get, blobs.size):
         with pytest.raises(NotFoundError):
             call("0" * 64)
@@ -146,7 +147,7 @@ def test_saving_or_touching_protects_from_a_sweep(blobs: BlobStore, clock: Any, 
         case "stream":
             blobs.put_stream([b"old"])
         case _:
-            assert blobs.touch(digest)
+            assert blobs.touch([digest, "0" * 64, digest]) == {digest}
     assert blobs.sweep(KEEP) == 0
     assert digest in blobs
 
@@ -158,11 +159,11 @@ def test_a_blob_is_touched_in_the_database_once_a_minute(
     touched = sa.select(table_of(BlobRow).c.touched_at)
     start = clock()
     clock.advance(TOUCH_SECONDS - 1)
-    assert blobs.touch(digest)
+    assert blobs.touch([digest]) == {digest}
     with reading(engine) as connection:
         assert connection.execute(touched).scalar() == start
     clock.advance(2)
-    assert blobs.touch(digest)
+    assert blobs.touch([digest]) == {digest}
     with reading(engine) as connection:
         assert connection.execute(touched).scalar() == clock()
 

@@ -77,7 +77,7 @@ def finish_a_job(storage: Storage, day: int) -> None:
             assert len(runner.poll(0.0)) == 1
         else:
             runner = RemoteRunner(storage, job.id, TARGET, CancelToken())
-        runner.acknowledge(request.request_id)
+        runner.acknowledge([request.request_id])
     storage.jobs.transition(claim, JobState.VERIFYING)
     artifact = storage.blobs.put(b"artifact %d" % day)
     storage.jobs.transition(claim, JobState.SUCCEEDED, artifact_digest=artifact)

@@ -86,14 +86,14 @@ def test_a_restarted_tuner_takes_over_what_was_not_acknowledged(storage: Storage
         if name != "open":
             work(storage)
     assert {r.request_id for r in first.poll(0.0)} == {"stored", "done"}
-    first.acknowledge("stored")
+    first.acknowledge(["stored"])
     second = runner(storage, job)
     assert [r.request_id for r in second.resume()] == ["done", "open"]
     assert [r.request_id for r in second.poll(0.0)] == ["done"]
     work(storage)
     assert [r.request_id for r in second.poll(0.0)] == ["open"]
     for name in ("done", "open"):
-        second.acknowledge(name)
+        second.acknowledge([name])
     assert runner(storage, job).resume() == []
 
 

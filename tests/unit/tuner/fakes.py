@@ -175,12 +175,13 @@ class FakeQueue:
             measured = _compared(measured)
         self.results[request.request_id] = MeasureResult(request.request_id, tuple(measured))
 
-    def acknowledge(self, request_id: str) -> None:
-        if len(self.acknowledged) + 1 == self.kill_at_acknowledgement:
-            self.kill_at_acknowledgement = -1
-            raise Killed
-        self.acknowledged.append(request_id)
-        self.results.pop(request_id, None)
+    def acknowledge(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            if len(self.acknowledged) + 1 == self.kill_at_acknowledgement:
+                self.kill_at_acknowledgement = -1
+                raise Killed
+            self.acknowledged.append(request_id)
+            self.results.pop(request_id, None)
 
     def cancel(self, request_ids: Sequence[str] | None = None) -> None:
         for name in request_ids or list(self.waiting):

@@ -425,7 +425,7 @@ def test_a_request_that_is_repeated_gives_its_result_again(library: bytes) -> No
         runner.submit(request, blobs)
         runner.submit(request, blobs)
         (first,) = runner.poll(20.0)
-        runner.acknowledge(request.request_id)
+        runner.acknowledge([request.request_id])
         runner.submit(request, blobs)
         assert runner.poll(5.0) == [first]
     finally:
