@@ -53,6 +53,7 @@ class BlobRow(Base):
     bytes: Mapped[int | None] = mapped_column(sa.BigInteger)  # None: of an earlier release
     created_at: Mapped[float]
     touched_at: Mapped[float] = mapped_column(index=True)  # a row that names it may come soon after
+    doomed_until: Mapped[float | None]  # a sweep deletes its bytes: nobody writes them until then
 
 
 class BlobReferenceRow(Base):

@@ -3,18 +3,25 @@
 The bytes lie in a place of their own (`BlobBytes`): a folder, or an object store. Rows that name a
 blob write a reference to it in the same transaction. Nothing but the sweep deletes a blob: when
 nothing refers to it, and nobody has touched it for long.
+
+Bytes are deleted in no transaction: an object store may take its time, and on SQLite nobody else
+could write. So the sweep marks the rows, commits, deletes the bytes, and removes the rows. Whoever
+wants to save the same bytes meanwhile waits until the row is gone. If the sweep is killed in
+between, its marks run out, and the next sweep does it again.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
-from db.clock import Clock, system_clock
+from db.clock import Clock, instant, system_clock
 from db.engine import reading, writing
 from db.errors import NotFoundError, StorageError, StorageKind
 from db.models import BlobReferenceRow, BlobRow
@@ -28,12 +35,19 @@ _references = table_of(BlobReferenceRow)
 TOUCH_SECONDS = 60.0
 """A blob that was touched so shortly ago is not touched again: it would be a write for nothing."""
 
+DOOMED_SECONDS = 300.0
+"""How long a mark holds: longer than any place takes to delete a batch."""
+
+WAIT_SECONDS, _POLL_SECONDS = 30.0, 0.05
+"""For how long, and how often, whoever saves bytes looks whether a sweep has done with them."""
+
 _BATCH = 100
 
 
 _YOUNG = sa.select(_blobs.c.digest, _blobs.c.bytes).where(
     _blobs.c.digest.in_(sa.bindparam("digests", expanding=True)),
     _blobs.c.touched_at > sa.bindparam("since"),
+    _blobs.c.doomed_until.is_(None),
 )
 
 
@@ -43,12 +57,13 @@ class BlobStore:
     def __init__(self, engine: sa.Engine, place: BlobBytes, clock: Clock = system_clock) -> None:
         self._engine = engine
         self._clock = clock
+        self._now = instant(None if clock is system_clock else clock)
         self.place = place
 
     def put(self, data: bytes) -> str:
         """Save, return the SHA-256 in hex. Saving the same bytes again is free.
 
-        Raises StorageError(FULL or DENIED).
+        Raises StorageError(FULL or DENIED; LOCKED: a sweep is about to delete the same bytes).
         """
         digest = hashlib.sha256(data).hexdigest()
         self._need({digest: len(data)})
@@ -132,7 +147,8 @@ class BlobStore:
         about to be written: saving or touching it makes it young again.
 
         Raises:
-            StorageError: if the place refuses; what was removed by then is gone with its rows.
+            StorageError: if the place refuses; what was removed by then is gone with its rows. The
+                rest stays marked for a while, as the place may yet do what it was told.
         """
         limit = self._clock() - keep_seconds
         freed = self.place.remove_left_overs(limit)
@@ -143,7 +159,8 @@ class BlobStore:
         return freed
 
     def _need(self, sizes: Mapping[str, int]) -> None:
-        """The rows of blobs that are there or about to be, made young."""
+        """The rows of blobs that are there or about to be, made young; not while a sweep is about
+        to delete their bytes."""
         now = self._clock()
         left = dict(sizes)
         if not left:
@@ -154,18 +171,35 @@ class BlobStore:
                 for digest, size in connection.execute(_YOUNG, known):
                     if left[digest] == size:
                         del left[digest]
-        if not left:
-            return
-        rows = [
-            {"digest": digest, "bytes": left[digest], "created_at": now, "touched_at": now}
-            for digest in sorted(left)  # in one order, as everybody who locks several
-        ]
+        ends = time.monotonic() + WAIT_SECONDS
+        while left:
+            rows = [
+                {"digest": digest, "bytes": left[digest], "created_at": now, "touched_at": now}
+                for digest in sorted(left)  # in one order, as everybody who locks several
+            ]
+            for digest in self._make_young(rows):
+                del left[digest]
+            if left and time.monotonic() >= ends:
+                raise StorageError(f"blob '{min(left)}' is being deleted", StorageKind.LOCKED)
+            if left:
+                time.sleep(_POLL_SECONDS)
+
+    def _make_young(self, rows: Sequence[dict[str, Any]]) -> Sequence[str]:
+        """Write the rows of blobs, but for those that a sweep has marked; the digests written."""
         with writing(self._engine) as connection:
             insert = upsert(connection, _blobs)
             again = {name: insert.excluded[name] for name in ("bytes", "touched_at")}
-            connection.execute(
-                insert.on_conflict_do_update(index_elements=[_blobs.c.digest], set_=again), rows
+            insert = insert.on_conflict_do_update(
+                index_elements=[_blobs.c.digest],
+                set_={**again, "doomed_until": None},
+                where=sa.not_(self._doomed()),
             )
+            written = connection.execute(insert.returning(_blobs.c.digest), list(rows))
+            return written.scalars().all()
+
+    def _doomed(self) -> sa.ColumnElement[bool]:
+        """Whether a sweep that may still live has marked a blob."""
+        return sa.and_(_blobs.c.doomed_until.is_not(None), _blobs.c.doomed_until > self._now())
 
     def _adopt(self) -> None:
         """Give rows to bytes that have none: of an earlier release, or of a copied folder."""
@@ -198,7 +232,11 @@ class BlobStore:
         """Delete a batch of blobs; bytes freed, or None when none was left."""
         unwanted = (
             sa.select(_blobs.c.digest)
-            .where(_blobs.c.touched_at < limit, sa.not_(held(_blobs.c.digest)))
+            .where(
+                _blobs.c.touched_at < limit,
+                sa.not_(held(_blobs.c.digest)),
+                sa.not_(self._doomed()),
+            )
             .limit(_BATCH)
         )
         with reading(self._engine) as connection:
@@ -208,12 +246,19 @@ class BlobStore:
             locked = unwanted.with_for_update(skip_locked=True)
             digests = list(connection.execute(locked).scalars())
             # asked again now that the rows are locked: one may have been referred to meanwhile
-            delete = (
-                sa.delete(_blobs)
+            mark = (
+                sa.update(_blobs)
                 .where(_blobs.c.digest.in_(digests), sa.not_(held(_blobs.c.digest)))
-                .returning(_blobs.c.digest, _blobs.c.bytes)
+                .values(doomed_until=self._now() + DOOMED_SECONDS)
+                .returning(_blobs.c.digest, _blobs.c.bytes, _blobs.c.doomed_until)
             )
-            gone = connection.execute(delete).all()
-            # within the transaction: whoever saves the same bytes waits, and then writes them anew
-            self.place.delete([row.digest for row in gone])
-        return sum(row.bytes or 0 for row in gone) if gone else None
+            gone = connection.execute(mark).all()
+        if not gone:
+            return None
+        names = [row.digest for row in gone]
+        self.place.delete(names)
+        with writing(self._engine) as connection:
+            # by the mark: one that ran out may be somebody else's by now
+            mine = _blobs.c.doomed_until == gone[0].doomed_until
+            connection.execute(sa.delete(_blobs).where(_blobs.c.digest.in_(names), mine))
+        return sum(row.bytes or 0 for row in gone)

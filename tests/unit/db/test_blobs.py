@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +19,11 @@ from db.engine import open_engine, reading, writing
 from db.errors import NotFoundError, StorageError, StorageKind
 from db.job_states import JobState
 from db.models import BlobReferenceRow, BlobRow, CostModelRow
+from db.stores import blobs as blobs_module
 from db.stores.blob_bytes import TooManyBytesError
 from db.stores.blob_folder import BlobFolder
 from db.stores.blob_references import BlobKind, refer
-from db.stores.blobs import TOUCH_SECONDS, BlobStore
+from db.stores.blobs import DOOMED_SECONDS, TOUCH_SECONDS, BlobStore
 from db.stores.cost_models import CostModelStore
 from db.stores.jobs import JobStore
 from db.stores.leases import LeaseStore, NewRequest
@@ -255,8 +260,122 @@ def test_a_place_that_refuses_keeps_the_rows(engine: sa.Engine, tmp_path: Path, 
     with pytest.raises(StorageError):
         blobs.sweep(KEEP)
     place.refuse = False
+    assert blobs.sweep(KEEP) == 0, "the place may yet do what it was told"
+    clock.advance(DOOMED_SECONDS + 1)
     assert blobs.sweep(KEEP) == 3
     assert place.asked == [[digest], [digest]]
+
+
+class Slow(BlobFolder):
+    """A folder that does something else before it deletes, and maybe dies of it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.meanwhile: Callable[[], object] = lambda: None
+        self.afterwards: Callable[[], object] = lambda: None
+
+    def delete(self, digests: Sequence[str]) -> None:
+        self.meanwhile()
+        super().delete(digests)
+        self.afterwards()
+
+
+class Killed(Exception):
+    """Nothing more is done."""
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Slow:
+    return Slow(tmp_path / "slow")
+
+
+def test_a_slow_place_holds_up_no_writer(
+    engine: sa.Engine, slow: Slow, clock: Any, url: str
+) -> None:
+    """The bytes are deleted while no transaction is open: another process writes at once."""
+    blobs = BlobStore(engine, slow, clock)
+    blobs.put(b"old")
+    clock.advance(KEEP + 1)
+    other = open_engine(url, busy_seconds=0.5)
+    slow.meanwhile = lambda: ModelStore(other, BlobStore(other, slow, clock), clock).add(b"m", "m")
+    assert blobs.sweep(KEEP) == 3
+    other.dispose()
+    assert len(list(blobs.digests())) == 1
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_sweep_that_is_killed_loses_nothing_and_is_made_up_for(
+    engine: sa.Engine, slow: Slow, clock: Any, monkeypatch: pytest.MonkeyPatch, deleted: bool
+) -> None:
+    """After the marks, or after the bytes: who saves them again waits until the marks run out."""
+    blobs = BlobStore(engine, slow, clock)
+    first, second = blobs.put(b"one"), blobs.put(b"two")
+    clock.advance(KEEP + 1)
+
+    def kill() -> None:
+        if deleted:
+            BlobFolder.delete(slow, [first, second])
+        raise Killed
+
+    slow.meanwhile = kill
+    with pytest.raises(Killed):
+        blobs.sweep(KEEP)
+    slow.meanwhile = lambda: None
+    monkeypatch.setattr(blobs_module, "WAIT_SECONDS", 0.0)
+    with pytest.raises(StorageError, match="is being deleted") as caught:
+        blobs.put(b"one")
+    assert caught.value.retryable
+    assert blobs.sweep(KEEP) == 0, "somebody may be at it"
+    clock.advance(DOOMED_SECONDS + 1)
+    assert blobs.put(b"one") == first and blobs.get(first) == b"one"
+    assert blobs.sweep(KEEP) == 3
+    assert list(blobs.digests()) == [first] and blobs.get(first) == b"one"
+    with reading(engine) as connection:
+        rows = connection.execute(sa.select(table_of(BlobRow))).all()
+    assert [(row.digest, row.doomed_until) for row in rows] == [(first, None)]
+
+
+def test_who_saves_what_is_being_deleted_waits_and_writes_it_anew(
+    engine: sa.Engine, slow: Slow, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = BlobStore(engine, slow, clock)
+    digest = blobs.put(b"old")
+    clock.advance(KEEP + 1)
+    waits = threading.Event()
+    watched = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: waits.set())
+    monkeypatch.setattr(blobs_module, "time", watched)
+    with ThreadPoolExecutor(1) as pool:
+        saved: list[Future[str]] = []
+
+        def meanwhile() -> None:
+            saved.append(pool.submit(blobs.put, b"old"))
+            assert waits.wait(60) and not saved[0].done()
+
+        slow.meanwhile = meanwhile
+        assert blobs.sweep(KEEP) == 3
+        assert saved[0].result(60) == digest
+    assert blobs.get(digest) == b"old"
+
+
+def test_a_mark_that_ran_out_is_no_longer_ones_own(
+    engine: sa.Engine, slow: Slow, clock: Any
+) -> None:
+    """A sweep that slept for so long removes no row that somebody has written since."""
+    blobs = BlobStore(engine, slow, clock)
+    digest = blobs.put(b"old")
+    clock.advance(KEEP + 1)
+
+    def afterwards() -> None:
+        slow.afterwards = lambda: None
+        clock.advance(DOOMED_SECONDS + 1)
+        blobs.put(b"old")
+
+    slow.afterwards = afterwards
+    blobs.sweep(KEEP)
+    assert blobs.get(digest) == b"old"
+    with reading(engine) as connection:
+        (row,) = connection.execute(sa.select(table_of(BlobRow))).all()
+    assert (row.digest, row.doomed_until) == (digest, None)
 
 
 def test_a_reference_that_is_being_written_protects_from_a_sweep(
