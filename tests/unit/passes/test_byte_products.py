@@ -1,0 +1,204 @@
+"""Quantised operands that products of bytes are made of, and those beside them that they are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.dtypes import DType
+from compiler.graph.ir import Graph, Node
+from compiler.ops.interpret import run_graph
+from compiler.passes.byte_products import byte_products
+from compiler.passes.quantised_products import quantised_products
+from tests.graphs import Maker
+
+Choices = dict[str, Any]
+
+
+def drawn(g: Maker, kind: DType, *shape: int) -> np.ndarray:
+    limits = np.iinfo(kind.numpy)
+    return g.random.integers(limits.min, limits.max + 1, shape).astype(kind.numpy)
+
+
+def source(g: Maker, c: Choices, *shape: int) -> str:
+    """The first operand, (x - zero) * scale; `zero` and `scale` are numbers, arrays or None."""
+    x = g.input("x", *shape, dtype=c.get("source", DType.UINT8))
+    value = g("cast", x, to="int32")
+    zero = c.get("zero", 3)
+    if zero is not None:
+        value = g("sub", value, g.constant("zero", np.array(zero, np.int32)))
+    if not c.get("scaled"):
+        return value
+    scale = g.constant("scale", np.array(c.get("scale", 0.5), np.float32))
+    return g("mul", g("cast", value, to="float32"), scale)
+
+
+def weight(g: Maker, c: Choices, *shape: int) -> str:
+    values = c["values"] if "values" in c else drawn(g, c.get("weight", DType.INT8), *shape)
+    stored = np.asarray(values)
+    if not c.get("scaled"):
+        return g.constant("w", stored.astype(np.int32))
+    wide = g("cast", g("cast", g.constant("w", stored), to="int32"), to="float32")
+    return g("mul", wide, g.positive("w_scale", *c.get("each", ())))
+
+
+def matmul(**c: Any) -> Graph:
+    g = Maker()
+    k, n = c.get("depth", 6), c.get("columns", 5)
+    a, b = source(g, c, 4, k), weight(g, c, *((n, k) if c.get("trans_b") else (k, n)))
+    if c.get("gemm") is None:
+        return g.graph(g("matmul", a, b))
+    attrs = {"alpha": 1.0, "beta": 1.0, "trans_a": 0, "trans_b": int("trans_b" in c)}
+    return g.graph(g("gemm", a, b, g.weight("c", n), **{**attrs, **c["gemm"]}))
+
+
+def conv(**c: Any) -> Graph:
+    g, channels, group = Maker(), c.get("channels", 8), c.get("group", 1)
+    x = source(g, c, 2, channels, 5, 6)
+    w = weight(g, c, 6 * group, channels // group, 3, 3)
+    pads = c.get("pads", (1, 1, 0, 1))
+    bias = [g.input("b", 6 * group)] if c.get("bias") else []
+    attrs = {"strides": (1, 1), "pads": pads, "dilations": (1, 1), "group": group}
+    return g.graph(g("conv", x, w, *bias, **attrs))
+
+
+def anchor(graph: Graph) -> Node:
+    (found,) = [node for node in graph.nodes if node.op in ("matmul", "gemm", "conv")]
+    return found
+
+
+def after(before: Graph, scaled: bool = False) -> Graph:
+    """The graph after the pass, which computes the same for bytes of the whole range."""
+    made = (quantised_products if scaled else byte_products)(before)
+    g = Maker(1)
+    feeds = {
+        name: drawn(g, kind.dtype, *kind.shape)
+        if kind.dtype.bytes == 1
+        else g.random.standard_normal(kind.shape).astype(np.float32)
+        for name, kind in ((name, before.types[name]) for name in before.inputs)
+    }
+    (expected,), (found,) = run_graph(before, feeds), run_graph(made, feeds)
+    if scaled:
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * scale)
+    else:
+        np.testing.assert_array_equal(found, expected)
+    return made
+
+
+WIDE = np.array([[0, 900], [50, 1000], [255, 1155]])
+"""Columns whose numbers are at most 255 apart, outside of int8."""
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        matmul(),
+        matmul(zero=None),
+        matmul(source=DType.INT8),
+        matmul(source=DType.INT8, zero=None),
+        matmul(zero=255, weight=DType.UINT8),
+        matmul(zero=[[1], [2], [3], [4]]),
+        matmul(zero=[[1], [2], [3], [4]], source=DType.INT8),
+        matmul(values=WIDE, depth=3, columns=2),
+        matmul(depth=70_000),
+        conv(),
+        conv(zero=None),
+        conv(source=DType.INT8, zero=-128),
+        conv(channels=4, group=4),
+        conv(channels=8, group=2),
+    ],
+)
+def test_integers_become_bytes(graph: Graph) -> None:
+    found = anchor(after(graph))
+    assert found.attr("accumulator") == "int32"
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        matmul(scaled=True),
+        matmul(scaled=True, each=(1, 5)),
+        matmul(scaled=True, each=(5,), weight=DType.UINT8, source=DType.INT8),
+        matmul(scaled=True, gemm={}),
+        matmul(scaled=True, gemm={}, trans_b=True, each=(5, 1)),
+        conv(scaled=True),
+        conv(scaled=True, each=(6, 1, 1, 1), bias=True),
+        conv(scaled=True, source=DType.INT8, bias=True),
+    ],
+)
+def test_scaled_bytes_stay_bytes(graph: Graph) -> None:
+    found = after(graph, scaled=True)
+    assert anchor(found).attr("accumulator") == "int32"
+    assert byte_products(graph).nodes == graph.nodes
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        matmul(values=WIDE * 2, depth=3, columns=2),  # columns of more than a byte
+        conv(weight=DType.UINT8),
+        conv(channels=3),
+        conv(zero=[[[[1]], [[2]], [[3]], [[4]]]], channels=4),  # what would it be padded with?
+    ],
+)
+def test_integers_that_stay_int32(graph: Graph) -> None:
+    assert after(graph).nodes == graph.nodes
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        matmul(scaled=True, each=(6, 1)),  # a scale for each term
+        matmul(scaled=True, each=(6, 5)),
+        matmul(scaled=True, scale=[[1], [2], [3], [4]]),
+        matmul(scaled=True, depth=70_000),  # a sum may leave int32
+        matmul(scaled=True, gemm={"alpha": 2.0}),
+        matmul(scaled=True, gemm={"beta": 0.5}),
+        conv(scaled=True, each=(1, 8, 1, 1)),
+        conv(scaled=True, each=(6, 8, 1, 1)),
+        conv(scaled=True, channels=3),
+        conv(scaled=True, weight=DType.UINT8),
+    ],
+)
+def test_scaled_bytes_that_stay_floats(graph: Graph) -> None:
+    assert after(graph, scaled=True).nodes == graph.nodes
+
+
+@pytest.mark.parametrize(
+    ("zero", "kind", "pads", "operators"),
+    [
+        (0, DType.UINT8, (1, 1, 1, 1), []),
+        (7, DType.UINT8, (0, 0, 0, 0), []),
+        (7, DType.UINT8, (1, 1, 1, 1), ["pad"]),
+        (-128, DType.INT8, (1, 1, 1, 1), ["cast", "add"]),
+        (0, DType.INT8, (1, 1, 1, 1), ["cast", "add", "pad"]),
+    ],
+)
+def test_an_image_is_padded_with_its_zero_point(
+    zero: int, kind: DType, pads: tuple[int, ...], operators: list[str]
+) -> None:
+    """By a kernel of its own where that is no zero; int8 moves up by 128 first."""
+    found = after(conv(zero=zero, source=kind, pads=pads))
+    assert [node.op for node in found.nodes] == [*operators, "conv"]
+
+
+def test_a_source_may_have_another_shape() -> None:
+    g = Maker()
+    value = g("reshape", source(g, {"scaled": True}, 4, 2, 3), shape=(4, 6))
+    turned = g("transpose", value, perm=(1, 0))
+    found = after(g.graph(g("matmul", turned, weight(g, {"scaled": True}, 4, 5))), scaled=True)
+    assert [n.op for n in found.nodes] == ["reshape", "transpose", "matmul", "cast", "mul"]
+
+
+def test_operands_that_are_no_constants_of_bytes_are_left_alone() -> None:
+    """A weight that is an input, a source that is wider, and one whose parts are constants."""
+    g = Maker()
+    other = g("cast", g.input("w", 6, 5, dtype=DType.INT8), to="int32")
+    late = g.graph(g("matmul", source(g, {}, 4, 6), other))
+    assert after(late).nodes == late.nodes
+    for kind in (DType.INT16, DType.UINT16):
+        wide = matmul(source=kind)
+        assert byte_products(wide).nodes == wide.nodes
