@@ -32,7 +32,7 @@ _MOST_TERMS = (2**31 - 1) // (255 * 128)
 """So many products of bytes never leave int32."""
 
 _LEAST_CHANNELS = 4
-"""Fewer do not fill a group of bytes, and floats are multiplied faster than int32."""
+"""Fewer do not fill a group of bytes: an image of three colours gets a fourth, times zero."""
 
 
 def byte_products(graph: Graph) -> Graph:
@@ -232,7 +232,9 @@ def _multiplied(rewriter: Rewriter, name: str, source: _Source, weight: _Weight)
 def _convolved(rewriter: Rewriter, node: Node, source: _Source, weight: _Weight) -> str | None:
     """The convolution of (x - zero) with w, in int32."""
     values, x = weight.values.astype(np.int64), source.value
-    if 1 < values.shape[1] < _LEAST_CHANNELS or not _is_single(rewriter, source.zero):
+    channels, group = values.shape[1], integer(node.attrs, "group", 1)
+    missing = max(0, _LEAST_CHANNELS - channels) if group == 1 else 0
+    if (1 < channels < _LEAST_CHANNELS and group > 1) or not _is_single(rewriter, source.zero):
         return None
     if values.min() < -128 or values.max() > 127:
         return None
@@ -245,10 +247,12 @@ def _convolved(rewriter: Rewriter, node: Node, source: _Source, weight: _Weight)
     attrs, x = dict(node.attrs), source.value
     spatial = values.ndim - 2
     pads = ints(node.attrs, "pads", (0,) * 2 * spatial)
-    if zero and any(pads):
-        around = (0, 0, *pads[:spatial], 0, 0, *pads[spatial:])
+    added = pads if zero else (0,) * 2 * spatial
+    if missing or any(added):
+        around = (0, 0, *added[:spatial], 0, missing, *added[spatial:])
         x = rewriter.emit("pad", [x], {"pads": around, "value": float(zero)})
-        attrs["pads"] = (0,) * 2 * spatial
+        attrs["pads"] = tuple(all_ - own for all_, own in zip(pads, added, strict=True))
+        values = np.pad(values, [(0, 0), (0, missing), *[(0, 0)] * spatial])
     name = node.inputs[1]
     operands = [x, rewriter.constant(values.astype(np.int8), f"{name}.bytes")]
     if zero:

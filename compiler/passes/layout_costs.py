@@ -30,6 +30,9 @@ _TRANSFORM_MACS = 8
 WEIGHT_MACS = 15.0
 """`CoreModel.weight_macs` where no target is known: between the least and the most measured."""
 
+_TOGETHER = 0.25
+"""Channels of bytes that lie together are multiplied four at a time."""
+
 _MIXED = 10.0
 """Lanes run along different axes in two operands, so that elements are loaded one by one."""
 
@@ -59,6 +62,8 @@ def convolution(
     types = graph.types
     weight, result = types[node.inputs[1]].shape, types[node.output].shape
     work = 2.0 * types[node.output].elements * prod(weight[1:])
+    if node.attr("accumulator") is not None and source != ROW_MAJOR and weight[1] > 1:
+        work *= _TOGETHER
     group = integer(node.attrs, "group", 1)
     spatial = len(weight) - 2
     steps = ints(node.attrs, "strides", (1,) * spatial)

@@ -2,7 +2,8 @@
 
 Values of convolutions may be row-major (NCHW) or blocked by channels (NCHW16c). If the last block
 would be partly empty, they may also lie in blocks of half a vector (NCHW8c) or channels-last
-(NHWC). Matrix products, rows and gathers read and write row-major values.
+(NHWC), and so may images of four bytes a pixel. Matrix products, rows and gathers read and write
+row-major values.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from compiler.workload import Halo
 
 BLOCKED_RANKS = (3, 4, 5)
 """Batch, channels, then one to three spatial dimensions."""
+
+GROUP = 4
+"""Channels of bytes that are multiplied together."""
 
 PADDING_LIMIT = 1 / 3
 """The share of unused channels that blocks may add: in blocks of 16, 24 channels take up 32."""
@@ -145,10 +149,11 @@ class Options:
 
     def layouts(self, value: str, groups: int = 1) -> tuple[Layout, ...]:
         """The layouts that a value may have, row-major first."""
-        shape = self._graph.types[value].shape
-        if len(shape) not in BLOCKED_RANKS:
+        kind = self._graph.types[value]
+        if len(kind.shape) not in BLOCKED_RANKS:
             return (ROW_MAJOR,)
-        return _layouts(len(shape), shape[1], groups, self._lanes)
+        together = kind.dtype.bytes == 1 and kind.shape[1] == GROUP
+        return _layouts(len(kind.shape), kind.shape[1], groups, self._lanes, together)
 
     def _rows(self, group: Group) -> LayoutChoice:
         return LayoutChoice(ROW_MAJOR, {value: Demand(ROW_MAJOR) for value in group.inputs})
@@ -299,7 +304,9 @@ class Options:
 
 
 @lru_cache(maxsize=4096)
-def _layouts(rank: int, channels: int, groups: int, lanes: int) -> tuple[Layout, ...]:
+def _layouts(
+    rank: int, channels: int, groups: int, lanes: int, together: bool
+) -> tuple[Layout, ...]:
     found = [ROW_MAJOR]
     if fits_block(channels, groups, lanes):
         found.append(blocked(rank, 1, lanes))
@@ -307,7 +314,7 @@ def _layouts(rank: int, channels: int, groups: int, lanes: int) -> tuple[Layout,
     if half >= 4 and channels % lanes and fits_block(channels, groups, half):
         found.append(blocked(rank, 1, half))
     single = groups in (1, channels)
-    if single and channels % lanes and channels >= half >= 4:
+    if single and channels % lanes and (channels >= half >= 4 or together):
         found.append(channels_last(rank))
     return tuple(found)
 

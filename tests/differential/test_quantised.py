@@ -130,6 +130,8 @@ def _conv(m: Model) -> tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]:
     """Shapes of image and weight, and attributes."""
     group = m.pick(1, 1, 1, 2, 16, 21)
     channels, filters = group * m.pick(4, 16, 32, m.extent(4, 20)), group * m.extent(1, 36)
+    if group == 1 and m.random.integers(4) == 0:
+        channels = 3
     if group > 2:  # depthwise
         channels = filters = group
     kernel = [m.pick(1, 3), m.pick(1, 2, 3)]

@@ -1,17 +1,22 @@
-"""Quantised operands that products of bytes are made of, and those beside them that they are not."""
+"""Quantised operands of which products of bytes are made, and those just beside them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from compiler.driver import make_plan
 from compiler.dtypes import DType
 from compiler.graph.ir import Graph, Node
+from compiler.loops.nest import Compute, For, LoopNest
 from compiler.ops.interpret import run_graph
 from compiler.passes.byte_products import byte_products
 from compiler.passes.quantised_products import quantised_products
+from compiler.schedule.select import lower_schedule, schedule_space
+from compiler.target import resolve_target
 from tests.graphs import Maker
 
 Choices = dict[str, Any]
@@ -57,9 +62,10 @@ def matmul(**c: Any) -> Graph:
 def conv(**c: Any) -> Graph:
     g, channels, group = Maker(), c.get("channels", 8), c.get("group", 1)
     x = source(g, c, 2, channels, 5, 6)
-    w = weight(g, c, 6 * group, channels // group, 3, 3)
+    filters = c.get("filters", 6 * group)
+    w = weight(g, c, filters, channels // group, 3, 3)
     pads = c.get("pads", (1, 1, 0, 1))
-    bias = [g.input("b", 6 * group)] if c.get("bias") else []
+    bias = [g.input("b", filters)] if c.get("bias") else []
     attrs = {"strides": (1, 1), "pads": pads, "dilations": (1, 1), "group": group}
     return g.graph(g("conv", x, w, *bias, **attrs))
 
@@ -140,7 +146,7 @@ def test_scaled_bytes_stay_bytes(graph: Graph) -> None:
     [
         matmul(values=WIDE * 2, depth=3, columns=2),  # columns of more than a byte
         conv(weight=DType.UINT8),
-        conv(channels=3),
+        conv(channels=6, group=3),
         conv(zero=[[[[1]], [[2]], [[3]], [[4]]]], channels=4),  # what would it be padded with?
     ],
 )
@@ -159,7 +165,7 @@ def test_integers_that_stay_int32(graph: Graph) -> None:
         matmul(scaled=True, gemm={"beta": 0.5}),
         conv(scaled=True, each=(1, 8, 1, 1)),
         conv(scaled=True, each=(6, 8, 1, 1)),
-        conv(scaled=True, channels=3),
+        conv(scaled=True, channels=6, group=3),
         conv(scaled=True, weight=DType.UINT8),
     ],
 )
@@ -183,6 +189,37 @@ def test_an_image_is_padded_with_its_zero_point(
     """By a kernel of its own where that is no zero; int8 moves up by 128 first."""
     found = after(conv(zero=zero, source=kind, pads=pads))
     assert [node.op for node in found.nodes] == [*operators, "conv"]
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+@pytest.mark.parametrize("zero", [0, 9])
+def test_an_image_of_few_channels_gets_four(channels: int, zero: int) -> None:
+    found = after(conv(channels=channels, zero=zero))
+    image, w, *_ = anchor(found).inputs
+    assert found.types[image].shape[1] == found.types[w].shape[1] == 4
+    assert not found.constants[w][:, channels:].any()
+
+
+@pytest.mark.parametrize(
+    ("channels", "layout"), [(3, "0 2 3 1"), (32, "0 1/16 2 3 1%16"), (24, "0 1/8 2 3 1%8")]
+)
+def test_channels_of_bytes_lie_together(channels: int, layout: str) -> None:
+    """Where they do not, each product takes as long as four."""
+    target = resolve_target("cascadelake")
+    plan = make_plan(after(conv(channels=channels, filters=32)), target)
+    (kernel,) = [k.workload for k in plan.kernels if "conv" in k.workload.operators]
+    assert str(kernel.inputs[0].layout) == layout
+    found = schedule_space(kernel, target).default()
+    assert next(iter(computes(lower_schedule(kernel, found, target).nest))).dot is not None
+
+
+def computes(nest: LoopNest) -> Iterator[Compute]:
+    nodes: list[For | Compute] = [node for stage in nest.stages for node in stage.body]
+    for node in nodes:
+        if isinstance(node, For):
+            nodes += node.body
+        else:
+            yield node
 
 
 def test_a_source_may_have_another_shape() -> None:
