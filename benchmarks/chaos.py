@@ -261,13 +261,18 @@ class Chaos:
             time.sleep(0.5)
 
     def _look(self) -> Found:
-        names = {worker.name: worker.id for worker in self.storage.workers.list()}
-        finished = {names[name]: self.fleet.measured(name) for name in WORKERS}
+        ids: dict[str, str] = {}
+        twice: list[str] = []
+        for worker in self.storage.workers.list():
+            if ids.setdefault(worker.name, worker.id) != worker.id and worker.name in WORKERS:
+                twice.append(f"'{worker.name}' is two workers: {ids[worker.name]}, {worker.id}")
+        finished = {ids[name]: self.fleet.measured(name) for name in WORKERS}
         liars = {liar.worker_id for liar in self.liars} | {
             worker.id for worker in self.storage.workers.list() if worker.name.startswith("liar-")
         }
         jobs = [job.id for job in self.storage.jobs.list(limit=MOST_JOBS)]
         found = check(self.storage, jobs, finished, liars)
+        found.wrong += twice
         if len(jobs) < self._wanted:
             found.wrong.append(f"{self._wanted} jobs were taken, {len(jobs)} are there")
         for liar in self.liars:

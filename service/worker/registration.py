@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from typing import Any
 
 from service.worker.facts import registration_facts
@@ -69,13 +70,15 @@ class Registration:
         """
         backoff = Backoff(self._stopping)
         said = False
+        # drawn here: a registration that is sent twice, or again, makes one worker
+        drawn = self._files.worker_id or uuid.uuid4().hex
         while not self._stopping.is_set():
             body = {
                 "name": self._options.name,
                 "device": registration_facts(),
                 "targets": list(self._options.targets),
                 "protocol": PROTOCOL,
-                "worker_id": self._files.worker_id,
+                "worker_id": drawn,
             }
             try:
                 self._take(self._api.call("POST", "/v1/workers", body))
@@ -87,10 +90,10 @@ class Registration:
                 backoff.wait()
                 continue
             except Refused as error:
-                other_owner = error.slug == "forbidden"
-                if (other_owner or error.worker_unknown) and self._files.worker_id is not None:
-                    # another database or another token: our id means nothing there
+                if error.slug == "forbidden" and drawn == self._files.worker_id:
+                    # it was another token's
                     self._files.worker_id = ""
+                    drawn = uuid.uuid4().hex
                     continue
                 raise
 

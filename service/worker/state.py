@@ -2,7 +2,7 @@
 
     STATE/SERVER-DIGEST/service-key   the public key of the service, when it was first met
                         0/lock        one worker process a folder
-                          id          the id that the service gave
+                          id          the id that the worker drew when it first came
                           leases/     leases that are not measured yet
                           spool/      results that the service has not acknowledged
                           aside/      the last results that it does not take, for people to look at
@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -77,11 +78,12 @@ class StateFolder:
 
     @property
     def worker_id(self) -> str | None:
-        """The id from an earlier life."""
+        """The id from an earlier life; None for what is none."""
         try:
-            return (self.path / "id").read_text().strip() or None
+            text = (self.path / "id").read_text(errors="replace").strip()
         except OSError:
             return None
+        return text if re.fullmatch("[0-9a-f]{32}", text) else None
 
     @worker_id.setter
     def worker_id(self, value: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from fastapi import APIRouter, Request
 
+from db.errors import NotFoundError
 from db.storage import Storage
 from db.stores.audit import Action
 from db.stores.tokens import Scope, Token
@@ -65,7 +68,8 @@ def register_worker(
     """A worker introduces itself, or comes back after a restart."""
     check_version(body.name, body.protocol)
     if body.worker_id is not None:
-        own_worker(storage, body.worker_id, token)
+        with suppress(NotFoundError):  # then it is new
+            own_worker(storage, body.worker_id, token)
     worker = storage.workers.register(
         body.name,
         runnable_targets(body.targets, body.device, storage),

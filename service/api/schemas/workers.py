@@ -57,7 +57,8 @@ DeviceFactsJson = Annotated[dict[str, Any], AfterValidator(_device_facts)]
 
 
 class WorkerRequest(RequestBody):
-    """A worker introduces itself. With the id it had, it is the same worker after a restart."""
+    """A worker introduces itself. It draws its id: with that, it is the same worker when it comes
+    again, after a restart or because it saw no answer."""
 
     model_config = shown(name="rack-3", targets=["x86-64-v3"], protocol=5)
 
@@ -69,7 +70,9 @@ class WorkerRequest(RequestBody):
         description="Names or keys of targets it runs; empty: found from the device facts",
     )
     protocol: int = Field(ge=1, lt=1 << 31)
-    worker_id: str | None = Field(None, max_length=64)
+    worker_id: str | None = Field(
+        None, pattern="^[0-9a-f]{32}$", description="128 random bits; without it, the service draws"
+    )
 
 
 class WorkerSpeed(RequestBody):

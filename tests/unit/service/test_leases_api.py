@@ -235,6 +235,21 @@ def test_a_drained_worker_finishes_what_it_has_and_gets_nothing_new(
     assert [lease["request_id"] for lease in claim(client, worker)] == ["b"]
 
 
+def test_a_registration_that_comes_twice_makes_one_worker(
+    client: TestClient, storage: Storage, anonymous: TestClient
+) -> None:
+    drawn = "0123456789abcdef" * 2
+    body = {"name": "bench-1", "protocol": PROTOCOL, "targets": ["x86-64-v3"], "worker_id": drawn}
+    answers = [client.post("/v1/workers", json=body) for _ in range(2)]
+    assert [(a.status_code, a.json()["worker"]["id"]) for a in answers] == [(201, drawn)] * 2
+    assert [worker.id for worker in storage.workers.list()] == [drawn]
+    secret, _ = storage.tokens.create("other", [Scope.MEASURE])
+    stolen = anonymous.post("/v1/workers", json=body, headers={"Authorization": f"Bearer {secret}"})
+    assert stolen.status_code == 403
+    for wrong in ("x", drawn.upper(), drawn + "0", "../" + drawn[3:]):
+        assert client.post("/v1/workers", json={**body, "worker_id": wrong}).status_code == 422
+
+
 def test_a_long_poll_ends_without_work_for_a_worker_that_is_drained_meanwhile(
     client: TestClient, storage: Storage, worker: str
 ) -> None:

@@ -264,6 +264,24 @@ def test_an_answer_that_makes_no_sense_ends_nothing(
     until(lambda: state(storage, "old") is RequestState.FAILED)
 
 
+def test_a_registration_whose_answer_was_lost_makes_one_worker(
+    storage: Storage, proxy: Proxy, start: Callable[[], Running]
+) -> None:
+    lost: list[str] = []
+
+    def loses(path: str, answer: bytes) -> bool:
+        if path == "/v1/workers" and not lost:
+            lost.append(path)
+            return True
+        return False
+
+    proxy.loses = loses
+    start()
+    queue(storage, "a")
+    until(lambda: state(storage, "a") is RequestState.DONE)
+    assert lost and len(storage.workers.list()) == 1
+
+
 def test_leases_whose_answer_was_lost_come_with_the_next_claim(
     storage: Storage, proxy: Proxy, start: Callable[[], Running], sandbox: type[FakeSandbox]
 ) -> None:
