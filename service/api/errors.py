@@ -171,7 +171,9 @@ def _storage_problem(error: DatabaseError, status: int, slug: str, sentence: str
 
 def validation_problem(error: RequestValidationError) -> ApiProblem:
     """Field errors as a list, and the first of them as the sentence."""
-    errors = [_field_error(item) for item in error.errors()[:MOST_FIELD_ERRORS]]
+    listed = map(_field_error, error.errors()[:MOST_FIELD_ERRORS])
+    # once each: a body that a dependency of the route reads, too, is validated twice
+    errors = list({(each["field"], each["message"]): each for each in listed}.values())
     first = errors[0] if errors else {"field": "body", "message": "malformed"}
     return ApiProblem(
         422, "invalid-request", f"{first['field']}: {first['message']}", {"errors": errors}

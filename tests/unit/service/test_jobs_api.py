@@ -25,6 +25,7 @@ from db.stores.jobs import JobProgress
 from db.stores.tokens import Scope
 from db.stores.workers import RegisteredWorker
 from service.api.app import create_app
+from service.api.errors import MOST_FIELD_ERRORS
 from service.settings import Settings
 from service.worker.facts import registration_facts
 from tests.unit.service.conftest import with_scopes
@@ -277,6 +278,16 @@ def test_a_wrong_job_is_refused_at_once(
     assert (status, found) == (422, slug)
     assert words in detail
     assert client.get("/v1/jobs").json() == []
+
+
+def test_all_that_is_wrong_with_a_body_is_listed_up_to_a_limit(client: TestClient) -> None:
+    wrong = {"model": "0" * 64, "trials": -1, "seconds": 0}
+    errors = client.post("/v1/jobs", json=wrong).json()["errors"]
+    assert [error["field"] for error in errors] == ["body.trials", "body.seconds"]
+    assert "greater than or equal to 0" in errors[0]["message"]
+    more = {f"x{number}": 1 for number in range(MOST_FIELD_ERRORS + 9)}
+    errors = client.post("/v1/jobs", json={**wrong, **more}).json()["errors"]
+    assert len(errors) == MOST_FIELD_ERRORS
 
 
 def test_an_operator_that_is_not_implemented_is_named(client: TestClient) -> None:
