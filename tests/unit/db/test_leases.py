@@ -416,8 +416,9 @@ def test_what_an_open_job_waits_for_is_never_pruned(
 
 
 def test_what_belongs_to_no_job_is_pruned_though_nobody_took_it(
-    leases: LeaseStore, clock: Any
+    leases: LeaseStore, jobs: JobStore, model_digest: str, clock: Any
 ) -> None:
+    jobs.create(model_digest, "host")  # open: not the one that it belongs to
     leases.submit([request("r", job_id=None)])
     done(leases, take(leases))
     clock.advance(100)

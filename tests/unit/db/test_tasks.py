@@ -34,6 +34,43 @@ def test_tasks_keep_their_order_and_change(
         tasks.put(claim, [conv])
 
 
+def test_tasks_are_found_by_job_workload_and_status(
+    engine: sa.Engine, clock: Any, jobs: JobStore, model_digest: str
+) -> None:
+    tasks = TaskStore(engine, clock)
+    conv, pool = JobTask("w2", "conv", 3, 6.5), JobTask("w1", "pool", 1, 0.5)
+    names = []
+    for found in ([conv, pool], [replace(conv, status=TaskStatus.TUNED)]):
+        names.append(jobs.create(model_digest, "host").id)
+        claim = jobs.claim("tuner", 30)
+        assert claim is not None
+        tasks.put(claim[0], found)
+        clock.advance(1)
+
+    def search(**wanted: Any) -> set[tuple[int, str, str]]:
+        page = tasks.search(**wanted)
+        return {(names.index(job), task.name, task.status.value) for job, task in page}
+
+    first, other, second = (0, "conv", "pending"), (0, "pool", "pending"), (1, "conv", "tuned")
+    assert search() == {first, other, second}
+    assert search(job_id=names[0]) == {first, other}
+    assert search(workload_key="w2") == {first, second}
+    assert search(status=TaskStatus.TUNED) == {second}
+    assert search(job_id=names[0], status=TaskStatus.TUNED) == set()
+    page = tasks.search(limit=2)
+    assert len(page) == 2 and len(tasks.search(after=page.next)) == 1
+
+
+def test_workloads_are_listed_newest_first(engine: sa.Engine, clock: Any) -> None:
+    store = WorkloadStore(engine, clock)
+    for key in "abc":
+        store.put_workloads({key: f"text {key}"})
+        clock.advance(1)
+    page = store.list_workloads(limit=2)
+    assert [(each.key, each.text) for each in page] == [("c", "text c"), ("b", "text b")]
+    assert [each.key for each in store.list_workloads(limit=2, after=page.next)] == ["a"]
+
+
 def test_workload_texts(engine: sa.Engine) -> None:
     store = WorkloadStore(engine)
     store.put_workloads({"a": "text a", "b": "text b"})
