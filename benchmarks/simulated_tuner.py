@@ -36,7 +36,7 @@ BATCH = 8
 """Candidates of a batch, as a tuning run has them."""
 
 BATCHES = 400
-"""Of a job: 3,200 trials."""
+"""Of a job, unless it is said otherwise: 3,200 trials."""
 
 JOB_SECONDS = 600.0
 LIBRARY = b"a shared object"
@@ -66,16 +66,16 @@ def queue_jobs(storage: Storage, count: int) -> None:
             connection.execute(sa.insert(_jobs), rows)
 
 
-def tuning(url: str, folder: str, at_a_time: int) -> AbstractContextManager[None]:
-    """A process that works on so many jobs at a time."""
-    return beside(_tune, url, folder, at_a_time)
+def tuning(url: str, folder: str, at_a_time: int, batches: int) -> AbstractContextManager[None]:
+    """A process that works on so many jobs at a time, each of so many batches."""
+    return beside(_tune, url, folder, at_a_time, batches)
 
 
-def _tune(url: str, folder: str, at_a_time: int) -> None:
+def _tune(url: str, folder: str, at_a_time: int, batches: int) -> None:
     settle_process()
     storage = open_storage(settings_of(url, Path(folder)))
     threads = [
-        threading.Thread(target=_work, args=(storage, f"simulated-{number}"), daemon=True)
+        threading.Thread(target=_work, args=(storage, f"simulated-{number}", batches), daemon=True)
         for number in range(at_a_time)
     ]
     for thread in threads:
@@ -84,7 +84,7 @@ def _tune(url: str, folder: str, at_a_time: int) -> None:
         thread.join()
 
 
-def _work(storage: Storage, name: str) -> None:
+def _work(storage: Storage, name: str, batches: int) -> None:
     """One job after the other, until the process ends."""
     while True:
         try:
@@ -93,12 +93,12 @@ def _work(storage: Storage, name: str) -> None:
             if claimed is None:
                 time.sleep(0.5)
             else:
-                run_job(storage, claimed[0])
+                run_job(storage, claimed[0], batches)
         except StorageError:  # as a tuner does: the claim runs out
             time.sleep(1.0)
 
 
-def run_job(storage: Storage, claim: JobClaim, batches: int = BATCHES) -> None:
+def run_job(storage: Storage, claim: JobClaim, batches: int) -> None:
     """Measure all batches of a job, as many at a time as the runner takes."""
     library = storage.blobs.put(LIBRARY)
     runner = RemoteRunner(storage, claim.job_id, TARGET, CancelToken())

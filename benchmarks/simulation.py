@@ -24,7 +24,7 @@ from benchmarks.report import Origin, markdown_table
 from benchmarks.service_load import database_url
 from benchmarks.service_load_client import Answered, Wanted, measure, until_answered
 from benchmarks.service_load_server import serve_bare, serve_service, serving, settings_of
-from benchmarks.simulated_tuner import BATCH, queue_jobs, tuning
+from benchmarks.simulated_tuner import BATCH, BATCHES, queue_jobs, tuning
 from benchmarks.simulated_workers import Crowd, Told
 from benchmarks.simulation_rows import ROWS_HEADER, RowsResult, compare_rows, rows_cells
 from db.stores.tokens import Scope
@@ -71,6 +71,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--tuners", type=int, default=1)
     parser.add_argument("--at-a-time", type=int, default=4, help="jobs of a tuner")
+    parser.add_argument("--batches", type=int, default=BATCHES, help="of 8 trials, of a job")
     parser.add_argument(
         "--rows", action="store_true", help="compare a full database with an empty one"
     )
@@ -147,7 +148,7 @@ async def _watch(
     """What the crowds are told once all are in."""
     tasks = [task for each in crowds for task in await each.enter()]
     for _ in range(asked.tuners):
-        stack.enter_context(tuning(url, folder, asked.at_a_time))
+        stack.enter_context(tuning(url, folder, asked.at_a_time, asked.batches))
     try:
         async with asyncio.timeout(START_SECONDS):
             while not any(each.told.claims for each in crowds):  # the tuner starts
