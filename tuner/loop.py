@@ -387,8 +387,7 @@ class _TuningRun:
 
     def _drain_until(self, deadline: float) -> None:
         while not self._pipeline.is_empty and self._clock() < deadline:
-            for batch in self._pipeline.finished(POLL_SECONDS):
-                self._take(batch)
+            self._drain_some()
 
     def _report(self, state: TaskState) -> None:
         elapsed, trials = self._limits.elapsed, self._board.trials

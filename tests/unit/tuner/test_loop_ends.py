@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -33,6 +33,23 @@ def test_a_cancelled_run_ends_soon_and_keeps_its_best(world: World) -> None:
     assert all(finished.records)
     assert {t.measurement.status for t in world.trials()} == {Status.OK}
     assert not world.queue.waiting
+
+
+def test_what_a_device_measured_before_it_heard_of_the_end_is_stored(world: World) -> None:
+    def measures_what_it_has(request_ids: Sequence[str] | None = None) -> None:
+        for request in list(world.queue.waiting.values()):
+            world.queue._measure(request)
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Progress) and event.trials_done >= 24:
+            world.token.cancel("no longer wanted")
+
+    world.queue.cancel = measures_what_it_has  # type: ignore[method-assign]
+    world.events = _Listener(on_event)
+    world.tune(trials=4000)
+    screened = [r for r in world.queue.submitted if r.phase is Phase.SCREEN]
+    assert len(world.trials()) == sum(len(request.candidates) for request in screened)
+    assert set(world.queue.acknowledged) == {r.request_id for r in world.queue.submitted}
 
 
 class _Listener(list):  # type: ignore[type-arg]
