@@ -253,6 +253,18 @@ class TrialRow(Base):
     withdrawn: Mapped[bool]  # nobody learns from it any more
 
 
+class RetiredTrialsRow(Base):
+    """A record key of which trials were forgotten by age, and when the oldest of them came."""
+
+    __tablename__ = "retired_trials"
+
+    workload_key: Mapped[str] = mapped_column(primary_key=True)
+    target_key: Mapped[str] = mapped_column(primary_key=True)
+    threads: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    numerics: Mapped[str] = mapped_column(primary_key=True)
+    oldest_at: Mapped[float]
+
+
 class RecordRow(Base):
     """A schedule that was the best of its key when it was made, and what became of it.
 

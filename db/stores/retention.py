@@ -25,13 +25,16 @@ from db.models import (
     ModelRow,
     RecordRow,
     RecordUseRow,
+    RetiredTrialsRow,
     TaskRow,
     TrialRow,
     TuningRunRow,
     VerdictRow,
 )
 from db.standing import Standing
-from db.stores.statements import chunks, table_of
+from db.stores.records import KEY
+from db.stores.statements import chunks, table_of, upsert
+from tuner.measure.measurement import RecordKey
 
 BATCH = 400
 """Rows of one transaction: nobody waits for long."""
@@ -46,6 +49,7 @@ Condition = sa.ColumnElement[bool]
 Forget = Callable[[sa.Connection, Key, Sequence[Any]], None]
 
 _trials = table_of(TrialRow)
+_retired = table_of(RetiredTrialsRow)
 _jobs = table_of(JobRow)
 _events = table_of(EventRow)
 _tasks = table_of(TaskRow)
@@ -85,7 +89,7 @@ class RetentionStore:
         rules = (
             ("artifacts", policy.artifacts, _jobs.c.id, _old_artifact, _clear_artifacts),
             ("jobs", policy.jobs, _jobs.c.id, _old_job, _delete_jobs),
-            ("trials", policy.trials, _trials.c.serial, _old_trial, _delete),
+            ("trials", policy.trials, _trials.c.serial, _old_trial, _delete_trials),
             ("models", policy.models, _models.c.digest, _old_model, _delete_models),
             ("audit", policy.audit, _audit.c.serial, _old_entry, _delete),
         )
@@ -93,6 +97,20 @@ class RetentionStore:
             what: self._forget(key, old(self._now() - days * DAY_SECONDS), forget) if days else 0
             for what, days, key, old, forget in rules
         }
+
+    def retired(self, keys: Sequence[RecordKey], until: float) -> Sequence[RecordKey]:
+        """Those of these keys of which trials were forgotten that had come until then."""
+        found = set()
+        with reading(self._engine) as connection:
+            for some in chunks(sorted({key.workload_key for key in keys})):
+                query = sa.select(_retired).where(
+                    _retired.c.workload_key.in_(some), _retired.c.oldest_at <= until
+                )
+                for row in connection.execute(query):
+                    found.add(
+                        RecordKey(row.workload_key, row.target_key, row.threads, row.numerics)
+                    )
+        return [key for key in keys if key in found]
 
     def _forget(self, key: Key, old: Condition, forget: Forget) -> int:
         """Forget what is old, in batches; how many rows."""
@@ -183,6 +201,24 @@ def _delete(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
 def _delete_models(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
     _delete(connection, key, gone)
     lookups_change(connection, gone)
+
+
+def _delete_trials(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
+    """What they leave is a note, so that who looks for them is told what became of them."""
+    which = [_trials.c[name] for name in KEY]
+    oldest = sa.func.min(_trials.c.stored_at).label("oldest_at")
+    query = sa.select(*which, oldest).where(key.in_(gone)).group_by(*which)
+    rows = [dict(row._mapping) for row in connection.execute(query.order_by(*which))]
+    if rows:
+        insert = upsert(connection, _retired)
+        older = insert.excluded.oldest_at < _retired.c.oldest_at
+        insert = insert.on_conflict_do_update(
+            index_elements=[_retired.c[name] for name in KEY],
+            set_={"oldest_at": insert.excluded.oldest_at},
+            where=older,
+        )
+        connection.execute(insert, rows)
+    _delete(connection, key, gone)
 
 
 def _clear_artifacts(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ def repeat(run: StoredRun, storage: Storage) -> Repeated:
 
     Raises:
         ReplayError: if the run did not end, or is of another version of the code generation; if a
-            release continued it that did not keep what it took over; or if today's code decides
-            differently.
+            release continued it that did not keep what it took over; if trials that it needs were
+            forgotten by age; or if today's code decides differently.
         NotFoundError: if a workload of it is not in the database.
     """
     events: list[Event] = []
@@ -57,6 +58,15 @@ def load_run(run: StoredRun, storage: Storage) -> RecordedRun:
         raise ReplayError(
             f"run '{run.id}' is of code generation {run.options.codegen_version}, "
             f"this is {CODEGEN_VERSION}"
+        )
+    ended = math.inf if run.finished_at is None else run.finished_at
+    retired = storage.retention.retired([inputs.key for inputs in run.inputs], ended)
+    if retired:
+        names = [f"'{inputs.name}'" for inputs in run.inputs if inputs.key in retired]
+        raise ReplayError(
+            f"run '{run.id}' cannot be repeated any more: its evidence was retired, as trials of "
+            f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''} were forgotten by "
+            "age (TILEWRIGHT_KEEP_TRIALS_DAYS)"
         )
     known = {
         inputs.key: storage.records.trials(inputs.key)[: inputs.known_trials]

@@ -88,6 +88,27 @@ def test_the_trial_of_a_record_is_never_removed(
     assert keep.apply(ALL) == NOTHING
 
 
+def test_trials_that_went_are_told_from_trials_that_never_were(
+    keep: RetentionStore, records: SqlRecordStore, clock: Any
+) -> None:
+    other, third = (replace(KEY, workload_key=name * 64) for name in "ot")
+    records.add_trials([trial(1)])
+    first = clock()
+    clock.advance(DAY_SECONDS)
+    records.add_trials([trial(2), trial(3, key=other)])
+    clock.advance(DAY_SECONDS)
+    assert keep.retired([KEY, other, third], clock()) == []
+    assert keep.apply(Retention(trials=1.5)) == {**NOTHING, "trials": 1}
+    assert keep.retired([KEY, other, third], first) == [KEY]
+    assert keep.retired([KEY], first - 1) == [], "who ended before did not need it"
+    clock.advance(10 * DAY_SECONDS)
+    records.add_trials([trial(4)])
+    assert keep.apply(Retention(trials=1.5)) == {**NOTHING, "trials": 2}
+    assert keep.retired([KEY, other, third], first) == [KEY], "the oldest counts"
+    assert keep.retired([KEY, other, third], clock()) == [KEY, other]
+    assert keep.retired([replace(KEY, threads=2), replace(KEY, numerics="strict")], clock()) == []
+
+
 @pytest.mark.parametrize("state", ["queued", "running", "paused", "waiting"])
 def test_a_job_that_is_open_loses_nothing(
     keep: RetentionStore,

@@ -14,6 +14,9 @@ import pytest
 import sqlalchemy as sa
 from onnx import TensorProto, helper, numpy_helper
 
+from compiler.build import CODEGEN_VERSION
+from compiler.schedule.schedule import Schedule
+from db.stores.retention import Retention
 from service.api.schemas.jobs import JobRequest
 from service.cli import run as run_cli
 from service.cli.common import STOP_GAIN, UserError, parse_share
@@ -22,9 +25,11 @@ from service.cli.tuning import tune
 from service.jobs import tuning
 from service.jobs.job_spec import JobBudget, JobSpec
 from service.jobs.planning import ModelRequest
+from service.jobs.replaying import load_run
 from service.settings import Settings
 from service.storage import open_storage
 from tuner.events import Finished
+from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
 
 OF_THE_MODEL = {"model", "target", "threads", "numerics", "dims", "pad", "weight_limit"}
@@ -176,6 +181,31 @@ def test_runs_that_cannot_be_repeated_say_why(
     assert "did not end" in capsys.readouterr().err
     assert run_cli(["replay", "nothing"]) == 1
     assert "nothing" in capsys.readouterr().err
+
+
+def test_a_run_whose_evidence_was_forgotten_by_age_says_so(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not that the code decides differently, which it does not."""
+    from tuner.events import Finished, Started, TaskInputs
+
+    now = [1e6]
+    storage = open_storage(settings, lambda: now[0])
+    key = RecordKey("w" * 64, "t" * 64)
+    schedule, measured = Schedule.of("direct", tile=4), Measurement(Status.OK, worker="w")
+    kept = Trial("a", key, schedule, measured, Phase.SCREEN, "earlier", CODEGEN_VERSION)
+    storage.records.add_trials([kept])
+    inputs = (TaskInputs(key, "conv 3x3", 1, 1, None, 0.0),)
+    options = TuneOptions(job_id="job", codegen_version=CODEGEN_VERSION)
+    run_id = storage.runs.start(Started((), 1, options, inputs))
+    storage.runs.finish(run_id, Finished((), (), 1, 1.0))
+    now[0] += 10 * 86400.0
+    assert load_run(storage.runs.get(run_id), storage).known == {key: [kept]}
+    assert storage.retention.apply(Retention(trials=1.0))["trials"] == 1
+    storage.close()
+    assert run_cli(["replay", "job"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "its evidence was retired" in said and "'conv 3x3' were forgotten by age" in said
 
 
 def test_runs_of_releases_that_kept_less_are_refused(
