@@ -7,6 +7,7 @@ tile.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -127,6 +128,12 @@ class Compute:
     def __hash__(self) -> int:
         return self._hash
 
+    @property
+    def group(self) -> int:
+        """How many products are formed and added at a time: those that `dot` packs, else one."""
+        operands = dot_operands(self.body) if self.dot is not None else None
+        return 4 // operands[0].dtype.bytes if operands else 1
+
 
 Node = For | Compute
 
@@ -165,3 +172,16 @@ class LoopNest:
     buffers: tuple[Tensor, ...]
     scratch: tuple[Tensor, ...]
     stages: tuple[Stage, ...]
+
+    @property
+    def computes(self) -> tuple[Compute, ...]:
+        """Every Compute, in program order."""
+        return tuple(each for stage in self.stages for each in _computes(stage.body))
+
+
+def _computes(nodes: tuple[Node, ...]) -> Iterator[Compute]:
+    for node in nodes:
+        if isinstance(node, For):
+            yield from _computes(node.body)
+        else:
+            yield node

@@ -157,7 +157,9 @@ def explain(
         weights, values = _bytes(lowered)
         limit = None
         if speeds is not None:
-            limit = bound(speeds, executed, weights, values, compiled.program.weight_bytes, threads)
+            # One instruction adds a group of products, as one multiply-add does of float32.
+            steps = executed / max((c.group for c in lowered.nest.computes), default=1)
+            limit = bound(speeds, steps, weights, values, compiled.program.weight_bytes, threads)
         kernels.append(
             KernelReport(
                 number=number,

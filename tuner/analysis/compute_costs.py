@@ -13,7 +13,7 @@ from math import prod
 
 from compiler.loops.expr import Combiner, Expr, Fold, Load, Op, Operation, Space
 from compiler.loops.index import Axis
-from compiler.loops.nest import Compute, For, LoopNest, Node, Order, Store, dot_operands
+from compiler.loops.nest import Compute, For, LoopNest, Node, Order, Store
 from tuner.analysis.accesses import (
     KINDS,
     Form,
@@ -314,10 +314,8 @@ def _density(loads: Iterable[Load]) -> float:
 
 
 def _statement(compute: Compute, loops: EnclosingLoops) -> ComputeCosts:
-    operands = dot_operands(compute.body) if compute.dot is not None else None
-    group = 4 // operands[0].dtype.bytes if operands else 1
     facts = _facts(
-        compute.stores, compute.body, compute.init, compute.vector, compute.combiner, group
+        compute.stores, compute.body, compute.init, compute.vector, compute.combiner, compute.group
     )
     counted = count_loops(loops, compute.reduce, compute.unroll, compute.vector)
     return _cost_in(facts, counted, compute.partial, compute.skip_padding)

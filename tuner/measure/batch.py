@@ -76,7 +76,7 @@ def make_request(
         candidates=candidates,
         library_digest=digest_bytes(library),
         cases=tuple(Case(reference.inputs, reference.digest) for reference in references),
-        tolerance=references[0].tolerance,
+        tolerance=max(reference.tolerance for reference in references),
         least_seconds=least_seconds,
         incumbent="" if phase is Phase.SCREEN else entries[0].trial_id,
         repeat=repeat,

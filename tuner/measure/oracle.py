@@ -18,6 +18,7 @@ import numpy as np
 
 from compiler import ops
 from compiler.dtypes import DType
+from compiler.graph.ir import Graph, Node
 from compiler.ops.interpret import run_graph
 from compiler.runtime.verify import tolerance_for
 from compiler.workload import Workload
@@ -37,6 +38,12 @@ WIDE_SCALE = math.sqrt(4 * math.log(10) / (1e4 - 1e-4))
 """Brings `Distribution.WIDE` to a root mean square of 1. Its magnitudes still differ by decades,
 but sums of products keep their size. If sums were thousands, a ReLU6 would give 0 or 6, and their
 rounding errors, compared with 6, would refuse any kernel."""
+
+BYTE_PRODUCT = 1.1e4
+"""Root mean square of the product of two bytes of any value, one of uint8 and one of int8."""
+
+SCALED_SUM = 8.0
+"""Root mean square of the scaled sums of such products. Models scale them once more, to bytes."""
 
 NICENESS = 5
 """The niceness of the thread that computes references, as of the builders."""
@@ -134,9 +141,19 @@ def make_reference(workload: Workload, draw: int = 0) -> ExpectedOutput:
         if output.dtype.kind != "f" or np.isfinite(output).all():
             break
     data = array_to_bytes(output)
-    return ExpectedOutput(
-        specs, data, digest_bytes(data), tolerance_for(workload.output.type.dtype)
-    )
+    return ExpectedOutput(specs, data, digest_bytes(data), _tolerance(workload, output))
+
+
+def _tolerance(workload: Workload, output: np.ndarray) -> float:
+    """How far a candidate may be off: one quantum, where floats are rounded to integers.
+
+    A float near a tie may fall either way; integers that no float is rounded to must be equal.
+    """
+    kind = workload.output.type.dtype
+    rounded = any(each.dtype.is_float for each in workload.graph.types.values())
+    if kind.is_float or kind is DType.BOOL or not rounded or not output.size:
+        return tolerance_for(kind)
+    return 1.0 / max(1.0, float(np.abs(output.astype(np.float64)).max()))
 
 
 def _is_wide(workload: Workload) -> bool:
@@ -146,8 +163,13 @@ def _is_wide(workload: Workload) -> bool:
 
 
 def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, ...]:
-    """How each input is drawn: indices within bounds, weights scaled by their fan-in."""
+    """How each input is drawn: indices within bounds, weights scaled by their fan-in.
+
+    Bytes that are multiplied have any value, so that neither a sign nor a sum that saturates on the
+    way goes unnoticed.
+    """
     bounds = _index_bounds(workload)
+    multiplied = any(node.attr("accumulator") is not None for node in workload.graph.nodes)
     scales = _scales(workload)
     specs = []
     for number, (name, boundary) in enumerate(
@@ -157,6 +179,10 @@ def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, .
         spec = InputSpec(boundary.type.shape, dtype.value, seed + number)
         if dtype.is_float:
             spec = replace(spec, scale=scales.get(name, 1.0))
+        elif multiplied and dtype.bytes == 1 and dtype is not DType.BOOL:
+            limits = np.iinfo(dtype.numpy)
+            low, high = int(limits.min), int(limits.max) + 1
+            spec = replace(spec, distribution=Distribution.INTEGERS, low=low, high=high)
         elif dtype.value == "bool":
             spec = replace(spec, distribution=Distribution.INTEGERS, low=0, high=2)
         else:
@@ -195,7 +221,8 @@ def _index_bounds(workload: Workload) -> dict[str, int]:
 def _scales(workload: Workload) -> dict[str, float]:
     """Weights of contractions are scaled so that outputs keep the size of the inputs.
 
-    Otherwise a following sigmoid or tanh is saturated and hides errors.
+    Otherwise a following sigmoid or tanh is saturated and hides errors. What sums of bytes are
+    multiplied by is scaled so that the requantised sums do not all saturate.
     """
     scales: dict[str, float] = {}
     for node in workload.graph.nodes:
@@ -203,4 +230,18 @@ def _scales(workload: Workload) -> dict[str, float]:
         if terms is not None:
             fan_in = terms([workload.graph.types[value] for value in node.inputs], node.attrs)
             scales[node.inputs[1]] = max(1, fan_in) ** -0.5
+            if node.attr("accumulator") is not None:
+                for user in _after_casts(workload.graph, node.output):
+                    size = SCALED_SUM / (BYTE_PRODUCT * max(1, fan_in) ** 0.5)
+                    scales |= dict.fromkeys(user.inputs, size) if user.op == "mul" else {}
     return scales
+
+
+def _after_casts(graph: Graph, value: str) -> tuple[Node, ...]:
+    """What reads a value, through conversions."""
+    users = graph.consumers(value)
+    return tuple(
+        found
+        for user in users
+        for found in (_after_casts(graph, user.output) if user.op == "cast" else (user,))
+    )

@@ -90,3 +90,38 @@ def test_no_draw_saturates_what_follows_a_sum(draw: int) -> None:
     for channel in range(96):
         sums += drawn[1][:, channel, 0] * drawn[0][0, channel].reshape(1, -1)
     assert compare(sums.clip(0, 6).reshape(expected.shape), expected) < reference.tolerance / 10
+
+
+def quantised_product(scaled: bool = True) -> Workload:
+    make = Maker()
+    a, b = make.input("a", 32, 40, dtype=DType.UINT8), make.input("b", 40, 48, dtype=DType.INT8)
+    total = make("matmul", a, b, accumulator="int32")
+    if not scaled:
+        return as_workload(make.graph(total), ("b",))
+    value = make("mul", make("cast", total, to="float32"), make.input("scale", 48))
+    moved = make("add", make("round", value), make.constant("zero", 128.0))
+    return as_workload(make.graph(make("cast", moved, to="uint8")), ("b", "scale"))
+
+
+@pytest.mark.parametrize("draw", range(len(DRAWS)))
+def test_bytes_that_are_multiplied_have_any_value(draw: int) -> None:
+    """A kernel that saturates, or takes one for the other sign, cannot pass; nor do all outputs
+    saturate."""
+    for scaled in (False, True):
+        made = make_reference(quantised_product(scaled), draw)
+        a, b = (spec.draw() for spec in made.inputs[:2])
+        assert (a.min(), a.max(), b.min(), b.max()) == (0, 255, -128, 127)
+    output = np.load(io.BytesIO(made.expected))
+    assert len(np.unique(output)) > 20
+    assert ((output == 0) | (output == 255)).mean() < 0.5
+
+
+def test_what_is_rounded_may_be_one_quantum_off() -> None:
+    made = make_reference(quantised_product())
+    expected = np.load(io.BytesIO(made.expected))
+    place = np.unravel_index(expected.argmin(), expected.shape)
+    for apart, right in ((0, True), (1, True), (2, False)):
+        output = expected.copy()
+        output[place] += apart
+        assert (compare(output, expected) <= made.tolerance) == right
+    assert make_reference(quantised_product(scaled=False)).tolerance == 0.0
