@@ -146,7 +146,8 @@ class TaskRow(Base):
 
 
 class OpenTaskRow(Base):
-    """What a job tunes just now, so that no other does; it counts while a tuner has the job."""
+    """What a job tunes just now, so that no other does; it counts as long as the claim holds under
+    which the job took it."""
 
     __tablename__ = "open_tasks"
 
@@ -156,6 +157,7 @@ class OpenTaskRow(Base):
     numerics: Mapped[str] = mapped_column(primary_key=True)
     codegen_version: Mapped[str] = mapped_column(primary_key=True)
     job_id: Mapped[str] = mapped_column(index=True)
+    fencing_token: Mapped[int] = mapped_column(sa.BigInteger)
     since: Mapped[float]
 
 

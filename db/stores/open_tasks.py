@@ -29,7 +29,7 @@ class OpenTask:
 
 
 class OpenTaskStore:
-    """A job that no tuner holds any more holds none of its tasks, whatever the rows say."""
+    """What was taken under a claim of a job is held as long as the claim, whatever the rows say."""
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine
@@ -43,7 +43,11 @@ class OpenTaskStore:
         with writing(self._engine) as connection:
             check_claim(connection, claim)
             one_at_a_time(connection, "open tasks")
-            live = sa.and_(_jobs.c.state.in_(held_states), _jobs.c.deadline > self._now())
+            live = sa.and_(
+                _jobs.c.state.in_(held_states),
+                _jobs.c.deadline > self._now(),
+                _jobs.c.fencing_token == _open.c.fencing_token,
+            )
             taken: set[OpenTask] = set()
             for some in chunks(sorted({task.workload_key for task in wanted})):
                 query = sa.select(_open).join(_jobs, _jobs.c.id == _open.c.job_id)
@@ -58,14 +62,23 @@ class OpenTaskStore:
             insert = upsert(connection, _open)
             insert = insert.on_conflict_do_update(
                 index_elements=[_open.c[name] for name in OpenTask.__slots__],
-                set_={"job_id": insert.excluded.job_id, "since": self._now()},
+                set_={
+                    "job_id": insert.excluded.job_id,
+                    "fencing_token": insert.excluded.fencing_token,
+                    "since": self._now(),
+                },
             )
+            by = {"job_id": claim.job_id, "fencing_token": claim.fencing_token}
             for task in mine:
                 row = {name: getattr(task, name) for name in OpenTask.__slots__}
-                connection.execute(insert.values(**row, job_id=claim.job_id, since=self._now()))
+                connection.execute(insert.values(**row, **by, since=self._now()))
         return frozenset(mine)
 
     def release(self, claim: JobClaim) -> None:
-        """Let other jobs have all that this one took."""
+        """Let other jobs have all that this one took under this claim.
+
+        A tuner that was believed dead lets nothing go that the next one took for the job.
+        """
+        mine = _open.c.job_id == claim.job_id, _open.c.fencing_token == claim.fencing_token
         with writing(self._engine) as connection:
-            connection.execute(sa.delete(_open).where(_open.c.job_id == claim.job_id))
+            connection.execute(sa.delete(_open).where(*mine))

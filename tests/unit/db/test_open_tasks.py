@@ -66,3 +66,20 @@ def test_a_job_that_no_tuner_holds_holds_no_task(
     else:
         jobs.renew(first, 30)
         assert open_tasks.take(first, [CONV]) == set(), "another has it by now"
+
+
+def test_a_tuner_that_was_believed_dead_lets_go_of_nothing_that_the_next_one_took(
+    open_tasks: OpenTaskStore, jobs: JobStore, claims: list[JobClaim], clock: Any
+) -> None:
+    first, second = claims
+    open_tasks.take(first, [CONV])
+    clock.advance(29)
+    jobs.renew(second, 30)
+    clock.advance(1)
+    taken = jobs.claim("other", 30)
+    assert taken is not None and taken[0].job_id == first.job_id
+    assert open_tasks.take(second, [CONV]) == {CONV}, "the new tuner has not begun with it"
+    open_tasks.release(second)
+    assert open_tasks.take(taken[0], [CONV]) == {CONV}
+    open_tasks.release(first)
+    assert open_tasks.take(second, [CONV]) == set()

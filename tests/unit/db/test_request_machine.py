@@ -1,24 +1,29 @@
 """Who may take a request, and how it ends, against a simple model: attempts, pauses, blame, deaths.
 
 The model keeps a request as a state, a count of attempts and its leases. Quarantine has tests of
-its own and never begins here. (`test_lease_machine.py` asks who may touch a lease.)
+its own and never begins here.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from db.engine import open_engine
+from db.engine import writing
 from db.errors import NotFoundError, StaleLeaseError
+from db.models import Base
 from db.stores.leases import (
     Cause,
     Completion,
@@ -78,13 +83,13 @@ class Known:
 class Requests(RuleBasedStateMachine):
     """One queue, its workers, and the model beside them."""
 
-    empty: Path
+    engine: sa.Engine
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="tilewright-leases-"))
-        shutil.copy(self.empty, self.folder / "leases.db")
-        self.engine = open_engine(f"sqlite:///{self.folder}/leases.db")
+        with writing(self.engine) as connection:
+            for table in reversed(Base.metadata.sorted_tables):
+                connection.execute(sa.delete(table))
         self.clock = Clock()
         self.store = LeaseStore(
             self.engine, self.clock, lost_after_seconds=1e9, most_failures=10**9
@@ -94,10 +99,6 @@ class Requests(RuleBasedStateMachine):
             self.workers.register(name, ["t"], {}, worker_id=name)
         self.there: set[str] = set(WORKERS)
         self.requests: dict[str, Known] = {}
-
-    def teardown(self) -> None:
-        self.engine.dispose()
-        shutil.rmtree(self.folder)
 
     @property
     def leases(self) -> list[tuple[Known, KnownLease]]:
@@ -212,10 +213,17 @@ class Requests(RuleBasedStateMachine):
     @rule()
     def expire(self) -> None:
         now = self.clock()
-        for known, lease in self.leases:
-            if lease.outcome is None and lease.deadline <= now:
-                known.give_up(lease, LeaseOutcome.LOST, now)
-        self.store.expire()
+        late = [
+            (known, lease)
+            for known, lease in self.leases
+            if lease.outcome is None and lease.deadline <= now
+        ]
+        for known, lease in late:
+            known.give_up(lease, LeaseOutcome.LOST, now)
+        expiry = self.store.expire()
+        queued = {known.name for known, _ in late if known.state is RequestState.QUEUED}
+        assert {*expiry.requeued} == queued
+        assert {*expiry.lost, *expiry.set_aside} == {known.name for known, _ in late} - queued
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -259,19 +267,13 @@ class Requests(RuleBasedStateMachine):
             assert len(live) == (known.state is RequestState.LEASED)
             taken = [lease for lease in known.leases if lease.outcome is LeaseOutcome.COMPLETED]
             assert len(taken) == done
+        leased = [known for known in self.requests.values() if known.state is RequestState.LEASED]
+        assert sum(self.store.in_hand().values()) == len(leased)
 
 
-@pytest.fixture
-def machine(empty_sqlite: Path) -> type[Requests]:
-    """Over a migrated database that each example copies."""
-    return type("Requests", (Requests,), {"empty": empty_sqlite})
-
-
-def test_requests_do_what_the_model_does(machine: type[Requests]) -> None:
-    from hypothesis.stateful import run_state_machine_as_test
-
+def test_requests_do_what_the_model_does(engine: sa.Engine) -> None:
     run_state_machine_as_test(
-        machine,
+        type("RequestsOfThisDatabase", (Requests,), {"engine": engine}),
         settings=settings(
             max_examples=25,
             stateful_step_count=40,
