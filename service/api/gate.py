@@ -29,6 +29,7 @@ from service.api.errors import forbidden, too_large, unauthorized
 from service.api.idempotency import HEADER, LONGEST_KEY, Once, key_of
 from service.api.notifier import Notifier
 from service.api.refusals import refusals_of
+from service.api.schemas.bodies import is_plain, plain_body
 from service.settings import Settings
 
 KNOWN_SECONDS = 1.0
@@ -152,6 +153,8 @@ class Body:
         self._began = time.monotonic()
         self._received = 0
         self._over = False
+        self._plain = True
+        self._last = b""
 
     async def receive(self) -> Message:
         if self._over:  # whoever asks now waits for the client to go
@@ -163,11 +166,16 @@ class Body:
         except TimeoutError:
             detail = f"{self._what} came too slowly: {self._received} bytes in time"
             raise HTTPException(408, detail, headers={"Connection": "close"}) from None
-        self._received += len(message.get("body", b""))
+        data = message.get("body", b"")
+        self._received += len(data)
+        self._plain = self._plain and is_plain(self._last + data)
+        self._last = data[-1:]
         self._over = not message.get("more_body", False)
         if self._received > self._limit_bytes:
             problem = too_large(self._what, self._limit_bytes)
             raise HTTPException(413, problem.detail, headers={"Connection": "close"})
+        if self._over:
+            plain_body.set(self._plain)
         return message
 
 

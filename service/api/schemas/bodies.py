@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-import json
+from contextvars import ContextVar
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+plain_body: ContextVar[bool] = ContextVar("plain_body", default=False)
+"""Whether the body of the request that is answered in this context `is_plain`."""
+
+
+def is_plain(data: bytes) -> bool:
+    """Whether JSON, or a part of it, can hold no character but those of ASCII that may be printed:
+    then nobody need look at each text in it, which takes longer than to read it."""
+    # with null characters it might be UTF-16, in which an escape looks otherwise
+    return data.isascii() and b"\\u" not in data and b"\0" not in data
 
 
 def storable(value: Any) -> Any:
@@ -14,7 +24,7 @@ def storable(value: Any) -> Any:
     Raises:
         ValueError: for a null character, or half of a surrogate pair.
     """
-    if _is_plain(value):
+    if plain_body.get():
         return value
     waiting = [value]
     while waiting:
@@ -30,17 +40,6 @@ def storable(value: Any) -> Any:
             case list(items):
                 waiting.extend(items)
     return value
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether JSON needs no escaped character for it: then all text in it can be stored.
-
-    Nearly every body is so, and this takes an eighth of the time of looking at each text.
-    """
-    try:
-        return "\\u" not in json.dumps(value)
-    except (TypeError, ValueError, RecursionError):  # it is no JSON, or nested too deeply
-        return False
 
 
 def _is_torn(text: str) -> bool:

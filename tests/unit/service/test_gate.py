@@ -24,7 +24,9 @@ from db.storage import Storage
 from db.stores.tokens import Scope, Token, TokenStore
 from service.api.app import create_app, route_modules
 from service.api.gate import Body, GatedRoute, Pace, TokenCache
+from service.api.schemas.bodies import plain_body
 from service.settings import Settings
+from tuner.measure.wire import PROTOCOL
 
 
 @pytest.fixture
@@ -336,3 +338,31 @@ def test_health_waits_for_no_thread_of_the_others(
             await waiting
 
     asyncio.run(asyncio.wait_for(run(), 120))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-32"])
+@pytest.mark.parametrize("escaped", [True, False])
+@pytest.mark.parametrize("text", ["\0", "\ud800", "a\0b"])
+def test_text_that_no_database_holds_is_refused_however_it_is_sent(
+    client: TestClient, text: str, escaped: bool, encoding: str
+) -> None:
+    worker = {"name": "w", "protocol": PROTOCOL, "targets": ["x86-64-v3", text]}
+    body = json.dumps(worker, ensure_ascii=escaped).encode(encoding, "surrogatepass")
+    header = {"Content-Type": "application/json"}
+    answer = client.post("/v1/workers", content=body, headers=header)
+    assert answer.status_code == 422
+    assert "unknown-target" not in answer.json()["type"]  # it came no further than the body
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_body_is_plain_if_all_of_it_is_wherever_it_is_cut(cut: int) -> None:
+    async def seen(data: bytes) -> bool:
+        body = body_of(chunk(data[:cut]), chunk(data[cut:], more=False), pace=NEVER)
+        for _ in range(2):
+            await body.receive()
+        return plain_body.get()
+
+    assert asyncio.run(seen(rb'["abc", "\n"]'))
+    assert not asyncio.run(seen(rb'["abc\u0000"]'))
+    assert not asyncio.run(seen('["abcd\u00e9"]'.encode()))
+    assert not plain_body.get()  # of another request nothing is known
