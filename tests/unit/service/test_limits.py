@@ -134,7 +134,7 @@ BODIES: dict[type[RequestBody], tuple[dict[str, Any], Limits]] = {
             "device": (({},), ({"model": "x" * (64 << 10)}, {"cores": -1}, [])),
             "targets": many("t", 64, "", "x" * 201),
             "protocol": number(1, (1 << 31) - 1),
-            "worker_id": text(64),
+            "worker_id": ((LEASE, None), ("", LEASE[1:], LEASE + "0")),
         },
     ),
     WorkerSpeed: (
