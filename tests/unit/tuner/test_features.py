@@ -16,7 +16,9 @@ from compiler.loops.expr import Accumulator, Load, Role, Tensor
 from compiler.loops.index import Axis
 from compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from compiler.schedule.schedule import Schedule
+from compiler.schedule.select import lower_schedule
 from compiler.target import resolve_target
+from tests.unit.schedule.problems import PROBLEMS
 from tuner.analysis.accesses import KINDS, OperationKind, access
 from tuner.analysis.buffers import BufferUse, Reuse, after_others, uses_in_loops
 from tuner.analysis.compute_costs import PlacedCompute, compute_costs, placed_computes
@@ -62,6 +64,21 @@ def test_loads_are_told_apart_by_their_stride_along_the_lanes(gemm: Any) -> None
     assert found.vector_loads == leaves * 3 * 4  # b[k, n]
     assert found.scattered_loads == 0
     assert found.stores == found.outer_trips * 24
+
+
+def test_a_group_of_bytes_is_one_step_of_a_sum() -> None:
+    """Conversions, products and sums of four are one instruction; each operand is one load."""
+    target = resolve_target("cascadelake")
+    schedule = Schedule.of("gemm", tile=8, vectors=3, order="lanes-outer", unroll=2, prefetch=0)
+    (found,) = compute_costs(lower_schedule(PROBLEMS["bytes"](16), schedule, target).nest)
+    steps = 128 * 768 * (768 // 4)
+    counts = dict(zip(KINDS, found.counts, strict=True))
+    assert counts[OperationKind.FMA] == steps / 16
+    assert counts[OperationKind.INTEGER] == counts[OperationKind.CAST] / 2 == 128 * 768 / 16
+    assert found.points == 8 * 3 * 2 and found.accumulators == 24
+    assert found.broadcast_loads == steps / (3 * 16)
+    assert found.vector_loads == steps / (8 * 16) + 128 * 768 / 16 / 8  # panels, and the bias
+    assert found.scattered_loads == 0
 
 
 def test_what_ends_a_sum_is_loaded_once_a_tile(gemm: Any) -> None:
