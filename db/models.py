@@ -128,6 +128,7 @@ class EventRow(Base):
 
 class TaskRow(Base):
     __tablename__ = "tasks"
+    __table_args__ = (sa.Index(None, "workload_key", "job_id"),)
 
     job_id: Mapped[str] = mapped_column(
         sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True

@@ -94,3 +94,25 @@ def test_targets(engine: sa.Engine) -> None:
     assert store.targets() == {"k1": "x86-64-v4", "k2": "aarch64"}
     with pytest.raises(NotFoundError, match="target 'k3'"):
         store.target("k3")
+
+
+def test_tasks_of_a_workload_are_found_by_an_index(engine: sa.Engine, clock: Any) -> None:
+    """However many tasks there are: the statement is the store's own."""
+    asked: list[tuple[str, Any]] = []
+
+    def note(_c: Any, _cu: Any, statement: str, values: Any, *_: Any) -> None:
+        if "FROM tasks" in statement:
+            asked.append((statement, values))
+
+    sa.event.listen(engine, "before_cursor_execute", note)
+    try:
+        TaskStore(engine, clock).search(workload_key="w")
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", note)
+    ((statement, values),) = asked
+    with engine.connect() as connection:
+        explain = "EXPLAIN QUERY PLAN" if engine.dialect.name == "sqlite" else "EXPLAIN"
+        if engine.dialect.name == "postgresql":
+            connection.exec_driver_sql("SET enable_seqscan = off")
+        plan = connection.exec_driver_sql(f"{explain} {statement}", values)
+        assert "ix_tasks_workload_key_job_id" in str(plan.all())
