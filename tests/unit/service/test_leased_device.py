@@ -267,6 +267,43 @@ def test_a_second_race_is_another_sample(storage: Storage, job: str, model: Load
     assert states(storage, job) == [RequestState.DONE] * 2
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_race_says_who_ran_it_unless_several_did(
+    storage: Storage, job: str, model: Loadable, device: LeasedDevice, lost: bool
+) -> None:
+    """Two challengers are two requests; the worker may be lost between them."""
+    target = host_target().key
+    first, second = (
+        storage.workers.register(name, [target], find_device().to_json()).id for name in "ab"
+    )
+    call = Call(lambda: device.race([[model]] * 3, 1))
+    for worker in (first, second if lost else first):
+        until(lambda: RequestState.QUEUED in states(storage, job))
+        until(lambda: bool(leases := claim_one(storage, worker)) and answer(storage, leases))  # noqa: B023
+        if lost:
+            storage.workers.drain(first)
+    found = call.result()
+    assert len(found.comparisons) == 2 and found.worker == ("" if lost else first)
+    with device.beside(Witness(first, "")) as other:
+        again = Call(lambda: other.race([[model]] * 2, 2))  # with other threads: another race
+        until(lambda: bool(leases := claim_one(storage, second)) and answer(storage, leases))
+        assert again.result().worker == second
+
+
+def claim_one(storage: Storage, worker: str) -> list[Any]:
+    target = host_target().key
+    return list(storage.leases.claim(worker, [target], limit=1, lease_seconds=60))
+
+
+def answer(storage: Storage, leases: list[Any]) -> bool:
+    """A race of one challenger, done by the worker that leased it."""
+    (lease,) = leases
+    race = Race(1.0, (Comparison("untuned", (0.9,) * 8),))
+    result = RunResult(lease.request_id, RunStatus.OK, race=race, worker=lease.worker_id)
+    storage.leases.complete(lease.lease_id, lease.worker_id, lease.lease_id, result.to_json())
+    return True
+
+
 def test_nobody_is_waited_for_twice(
     storage: Storage, job: str, model: Loadable, outputs: dict[str, np.ndarray]
 ) -> None:
