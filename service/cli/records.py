@@ -236,7 +236,8 @@ def _table(records: Sequence[StoredRecord], storage: Storage) -> Table:
         record = one.record
         table.add_row(
             one.id[:12],
-            one.state.value,
+            # as much as it is worth: who alone said it could have made it up
+            f"{one.state}, {one.backing}" if one.backing.weak else one.state.value,
             record.key.workload_key[:12],
             names.get(record.key.target_key, record.key.target_key[:12]),
             str(record.key.threads),

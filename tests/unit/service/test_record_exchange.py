@@ -265,7 +265,13 @@ def test_on_the_command_line(
 
     assert run(["records", "list"]) == 0
     listed = capsys.readouterr().out
-    assert "confirmed" in listed and "superseded" in listed
+    assert "confirmed" in listed and "superseded" in listed and "one-worker" not in listed
+    alone = replace(best, trial_id="of one worker")
+    here.storage.ledger.propose(alone, "job")
+    here.storage.ledger.confirm(here.storage.ledger.provisional("job")[0].id, best.measurement)
+    assert run(["records", "list"]) == 0
+    assert "confirmed, one-worker" in capsys.readouterr().out
+    here.storage.ledger.withdraw("a test's", record_ids=[here.storage.ledger.list()[0].id])
     assert run(["records", "list", "--state", "bad"]) == 1
     assert run(["records", "withdraw"]) == 1
     assert run(["records", "withdraw", "--worker", f"{there.key.public[:12]}/board"]) == 0
