@@ -153,7 +153,7 @@ class RecordLedger:
             _restore(connection, [row])
             lookups_change(connection, [row.workload_key])
             theirs = (_trials.c[name] == row._mapping[name] for name in KEY)
-            liars = _trials.c.worker.in_({row.worker, row.confirmed_by} - {None, second.worker})
+            liars = _trials.c.worker.in_({row.worker, row.confirmed_by} - {None})
             connection.execute(sa.update(_trials).where(*theirs, liars).values(withdrawn=True))
         return True
 

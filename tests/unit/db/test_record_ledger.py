@@ -96,6 +96,17 @@ def test_a_provisional_record_is_not_served_until_it_is_confirmed(
     assert not ledger.confirm(waiting.id, second), "once is enough"
 
 
+def test_a_worker_that_contradicts_itself_teaches_nobody(
+    records: SqlRecordStore, ledger: RecordLedger
+) -> None:
+    """The only worker was asked again: which of its two times is true nobody knows."""
+    lie = record(1e-12)
+    records.add_trials([trial_of(lie)])
+    ledger.propose(lie, "job")
+    assert ledger.dispute(id_of(lie), measured(3e-3), "1 ps, then 3 ms")
+    assert records.trials(KEY) == [] and records.best_record(KEY) is None
+
+
 def test_a_record_says_whose_word_it_is_and_another_owner_may_contradict_it(
     records: SqlRecordStore, ledger: RecordLedger, engine: sa.Engine, clock: Any
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -226,6 +227,26 @@ def test_a_database_that_is_away_fails_each_lookup_and_not_the_next(
         assert (await ask())[0]["a"] is None
 
     with_served(storage, run)
+
+
+def test_a_lookup_says_whose_word_it_answers_with(client: TestClient, storage: Storage) -> None:
+    one, two = (storage.workers.register(n, [], {}, owner=n).id for n in ("mean", "honest"))
+    made = record("a" * 64)
+    said = replace(made.measurement, worker=one)
+    storage.ledger.propose(replace(made, measurement=said), "job")
+    (proposed,) = storage.ledger.provisional("job")
+    params = {"workload": "a" * 64, "target": TARGET}
+
+    def backing() -> Any:
+        return client.get("/v1/schedules", params=params).json().get("backing")
+
+    assert backing() is None, "measured once: nobody is served"
+    storage.ledger.confirm(proposed.id, said)
+    assert backing() == "one-worker"
+    storage.ledger.confirm(proposed.id, replace(said, worker=two))
+    assert backing() == "two-owners"
+    storage.ledger.withdraw("sick", workers=[two])
+    assert backing() == "once"
 
 
 def test_answers_are_what_the_schemas_say(client: TestClient, storage: Storage) -> None:
