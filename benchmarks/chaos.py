@@ -369,7 +369,7 @@ def report(origin: Origin, outcome: Outcome) -> str:
         f"# Chaos\n\n{origin.sentence()}\n\n{sentences}\n\n"
         f"{markdown_table(['what', 'which', 'how many'], rows, text=2)}\n\n"
         f"## What was broken of the promises\n\n{wrong}\n"
-        f"## Errors of jobs\n\n{failed}"
+        f"## Why jobs did not succeed\n\n{failed}"
     )
 
 

@@ -50,8 +50,8 @@ def check(
     for job_id in job_ids:
         job = storage.jobs.get(job_id)
         found.jobs[job.state.value] += 1
-        if job.error:
-            found.errors.append(job.error)
+        if why := job.error or job.reason:
+            found.errors.append(f"{job.state}: {why}")
         if not job.state.final:
             found.wrong.append(f"job {job_id} is {job.state}")
         of_job = storage.leases.of_job(job_id)
