@@ -38,13 +38,14 @@ class Wanted:
     """Schedules of one task to measure in one request.
 
     In any phase but screening, the first is timed in pairs with each other one. The trials get this
-    `origin`.
+    `origin`, and `serial` in their names (`trial_id`).
     """
 
     task: Task
     schedules: tuple[Schedule, ...]
     phase: Phase
     origin: str
+    serial: int | str = 0
 
 
 def default_of(task: Task) -> Wanted:
@@ -178,4 +179,4 @@ class FixedTrials:
 
     def _trial_id(self, wanted: Wanted, schedule: Schedule) -> str:
         key, job = wanted.task.key, self.options.job_id
-        return trial_id(key, schedule.digest, wanted.phase, job, 0)
+        return trial_id(key, schedule.digest, wanted.phase, job, wanted.serial)

@@ -232,7 +232,8 @@ def contradiction(first: Measurement, second: Measurement, devices_ratio: float 
 
 def _wanted(task: Task, one: StoredRecord) -> Wanted:
     schedules = dict.fromkeys((task.space.default(), one.record.schedule))
-    return Wanted(task, tuple(schedules), Phase.CONFIRM, "confirm")
+    # the default runs beside each record, and a schedule may be that of two
+    return Wanted(task, tuple(schedules), Phase.CONFIRM, "confirm", one.id)
 
 
 def _of(trials: Sequence[Trial], task: Task, digest: str) -> Measurement | None:

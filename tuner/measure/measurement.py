@@ -238,11 +238,12 @@ class TuningRecord:
 
 
 def trial_id(
-    key: RecordKey, schedule_digest: str, phase: Phase, job_id: str, serial: int = 0
+    key: RecordKey, schedule_digest: str, phase: Phase, job_id: str, serial: int | str = 0
 ) -> str:
     """A name for a trial that a restarted job computes again: 32 hexadecimal digits.
 
-    `serial` tells repeated measurements of one candidate in one job apart.
+    `serial` tells repeated measurements of one candidate in one job apart: a number, or the id of
+    the record that is measured again.
     """
     parts = (
         key.workload_key,

@@ -24,7 +24,7 @@ from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
 from tuner.cancel import CancelToken
 from tuner.measure.builder import ProcessBuilder
-from tuner.measure.measurement import Measurement, Phase, Status
+from tuner.measure.measurement import Measurement, Phase, Status, trial_id
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import MeasureResult
 
@@ -155,6 +155,9 @@ def test_a_record_that_holds_is_served_and_remembers_who_used_it(
     assert storage.records.best_record(record.record.key) == record.record
     (again,) = board.second.submitted
     assert again.phase is Phase.CONFIRM and len(again.cases) > 1
+    found = (record.record.key, record.record.schedule.digest)
+    named = trial_id(*found, Phase.CONFIRM, "first", record.id)
+    assert named in {candidate.trial_id for candidate in again.candidates}
     assert storage.ledger.uses(record.id) == ["first"]
     assert outcome.confirmed.confirmed == 1
 

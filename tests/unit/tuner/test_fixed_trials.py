@@ -119,6 +119,16 @@ def test_two_schedules_are_compared_in_one_request_with_the_first(world: World, 
     assert len(world.trials(Phase.CONFIRM)) == 2
 
 
+def test_a_default_beside_two_schedules_is_two_trials(world: World, gemm: Any) -> None:
+    default, *others = (gemm.space.default(), *[s for s in gemm.space if s != gemm.space.default()])
+    wanted = [
+        Wanted(world.tasks[0], (default, other), Phase.CONFIRM, "confirm", name)  # type: ignore[arg-type]
+        for name, other in zip("ab", others, strict=False)
+    ]
+    assert len(fixed(world).measure(wanted, lambda: False)) == 4
+    assert sum(t.schedule == default for t in world.trials(Phase.CONFIRM)) == 2
+
+
 def test_one_of_two_that_does_not_build_leaves_the_other(world: World, gemm: Any) -> None:
     default = gemm.space.default()
     other = next(s for s in gemm.space if s != default)
