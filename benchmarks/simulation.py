@@ -30,7 +30,7 @@ from benchmarks.simulation_rows import ROWS_HEADER, RowsResult, compare_rows, ro
 from db.stores.tokens import Scope
 from service.storage import open_storage
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True)
