@@ -106,6 +106,7 @@ def test_an_archive_of_either_database_fills_either(
     file = tmp_path / "all.tar"
     made = backup(engine, full.place, file, clock)
     assert file.stat().st_mode & 0o777 == 0o600
+    assert made.format == 1, "whatever this release writes, later ones read"
     assert made.created_at == clock() and made.missing == ()
     assert made.tables["audit"] == 3 and made.blobs == 5
     place = BlobFolder(tmp_path / "restored")
