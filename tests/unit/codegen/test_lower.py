@@ -340,3 +340,15 @@ def test_what_is_read_only_moves_out_of_loops() -> None:
         text = lower_nest(kernel(buffers, For(k, 1, (compute,))), width(WIDTHS[-1]))
         before_loop = text.split("L1:")[0]
         assert before_loop.count("load <8 x float>") == (0 if written else 1)
+
+
+def test_what_an_earlier_computation_wrote_stays_in_the_loop() -> None:
+    """Not the last computation of a loop alone says what is written."""
+    k, i = Axis("k", 9), Axis("i", 8)
+    x, s = Tensor("x", (9, 8)), Tensor("s", (8,), role=Role.OUTPUT)
+    y = Tensor("y", (9, 8), role=Role.OUTPUT)
+    first = Compute((Store(s[i], x[k, i]),), x[k, i], unroll=(Tile(i, 8),), vector=i)
+    later = Compute((Store(y[k, i], s[i]),), s[i], unroll=(Tile(i, 8),), vector=i)
+    data = numbers(9, 8)
+    _, copied = agree(kernel((x, s, y), For(k, 1, (first, later))), WIDTHS[0], data)
+    np.testing.assert_array_equal(copied.reshape(9, 8), data)
