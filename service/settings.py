@@ -23,7 +23,9 @@ def default_data_folder() -> Path:
 class Settings(BaseSettings):
     """Settings with their defaults; each can be set as an environment variable."""
 
-    model_config = SettingsConfigDict(env_prefix="TILEWRIGHT_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="TILEWRIGHT_", extra="ignore", frozen=True, allow_inf_nan=False
+    )
 
     data_folder: Path = Field(
         default_factory=default_data_folder,
