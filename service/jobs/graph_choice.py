@@ -100,6 +100,7 @@ def choose_plan(
     times = KernelTimes(storage.records, target, request.threads, request.numerics, CODEGEN_VERSION)
     measured: list[Workload] = []
     raced: list[GraphPlan] = []
+    outcomes: list[Outcome] = []
     by: str | None = None if device.trusted else ""
     complete = True
 
@@ -137,6 +138,7 @@ def choose_plan(
             return None
         complete &= len(race.comparisons) == len(others)
         raced.extend(others)
+        outcomes.extend(comparison.outcome for comparison in race.comparisons)
         by = None if device.trusted else race.worker
         return race
 
@@ -160,8 +162,7 @@ def choose_plan(
                 storage,
                 device,
                 lambda other: run(other, planned.plan, raced),
-                faster=False,
-                challengers=len(raced),
+                outcomes,
             )
     trials = budget.trials - sum(workload not in used for workload in measured)
     left = None if seconds is None else max(LEAST_SECONDS, seconds - (clock() - started))
@@ -244,7 +245,7 @@ def confirm_plan(
         return served  # several workers: nobody is to be believed
     by = None if device.trusted else race.worker
     kept = keep_choice(served, storage, decision["seconds"], job_id=job_id, worker=by)
-    kept = race_again(kept, storage, device, run, faster=found.outcome is Outcome.FASTER)
+    kept = race_again(kept, storage, device, run, [found.outcome])
     if kept.state is not Standing.DISPUTED:
         return served
     decision |= {"choice": RULE.to_json(), "name": RULE_NAME, "reason": kept.reason}

@@ -212,7 +212,7 @@ def _verdict(
     dropped = verdict.dropped if wins else ()
     kept = {key: schedule for key, schedule in schedules.items() if key not in dropped}
     known = race_again(
-        known, storage, device, lambda other: programs.race(other, kept), faster=wins
+        known, storage, device, lambda other: programs.race(other, kept), [Outcome(verdict.outcome)]
     )
     if known.state is Standing.DISPUTED:
         every = tuple(sorted(schedules))

@@ -6,7 +6,7 @@ tells more: on a worker of another owner if there is one, else on another, else 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from db.standing import Standing
@@ -22,22 +22,20 @@ def race_again(
     storage: Storage,
     device: Device,
     race: Callable[[Device], Race],
-    *,
-    faster: bool,
-    challengers: int = 1,
+    first: Sequence[Outcome],
 ) -> StoredVerdict:
     """The verdict as it stands after another race, where one would tell more.
 
-    It is confirmed if both races agree, disputed if they contradict each other, and stays as it is
-    if a tie leaves it open or nobody could race.
+    It is confirmed if both races agree on whether a challenger is faster, and disputed if what one
+    found faster is slower in the other. It stays as it is if a tie leaves it open or nobody could
+    race.
 
     Args:
         known: the verdict.
         storage: where it is kept.
         device: knows who else could race.
         race: runs the same programs on a device.
-        faster: whether the verdict says that the challenger is faster, or that none is.
-        challengers: how many there are; one if `faster`.
+        first: what the race of the verdict found of each challenger.
     """
     if not known.backing.weak or device.worth(known.witness).rank <= known.backing.rank:
         return known
@@ -45,15 +43,17 @@ def race_again(
         found = race(device.beside(known.witness))
     except DeviceError:
         return known
-    if len(found.comparisons) < challengers or not (found.worker or device.trusted):
+    if len(found.comparisons) < len(first) or not (found.worker or device.trusted):
         return known
-    outcomes = [comparison.outcome for comparison in found.comparisons]
+    second = [comparison.outcome for comparison in found.comparisons]
     said = {"comparisons": [comparison.to_json() for comparison in found.comparisons]}
-    if faster is (Outcome.FASTER in outcomes):
+    if (Outcome.FASTER in first) is (Outcome.FASTER in second):
         return storage.verdicts.confirm(known, said, None if device.trusted else found.worker)
-    if faster and Outcome.SLOWER not in outcomes:
+    contrary = {Outcome.FASTER, Outcome.SLOWER}
+    one = next((pair for pair in zip(first, second, strict=False) if {*pair} == contrary), None)
+    if one is None:
         return known
-    words = ("faster", "slower") if faster else ("not faster", "faster")
-    reason = f"worker '{known.witness.worker}' found it {words[0]}, '{found.worker}' {words[1]}"
+    names = known.witness.worker, found.worker
+    reason = f"worker '{names[0]}' found it {one[0]}, '{names[1]}' {one[1]}"
     storage.verdicts.dispute(known, said, reason)
     return replace(known, state=Standing.DISPUTED, reason=reason)

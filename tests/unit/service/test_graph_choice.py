@@ -192,7 +192,7 @@ def chosen_on(storage: Storage, board: FakeDevice, job_id: str) -> Planned:
     return confirm_plan(found, storage, board, Tuning(), job_id=job_id)
 
 
-@pytest.mark.parametrize("ratios", [[0.9, 0.9, 1.2], [1.0, 0.9], [0.9, 1.2, 0.9]])
+@pytest.mark.parametrize("ratios", [[0.9, 0.9, 1.2], [1.2, 0.9], [0.9, 1.2, 0.9]])
 def test_a_plan_about_which_workers_contradict_each_other_is_nobodys(
     storage: Storage, race: list[int]
 ) -> None:

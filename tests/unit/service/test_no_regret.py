@@ -162,7 +162,7 @@ def honest(*ratios: float) -> FakeDevice:
     return FakeDevice(list(ratios), worker=HONEST, owner=HONEST)
 
 
-@pytest.mark.parametrize(("lie", "truth"), [(0.5, 1.2), (1.0, 0.8), (1.3, 0.8)])
+@pytest.mark.parametrize(("lie", "truth"), [(0.5, 1.2), (1.3, 0.8)])
 def test_two_workers_that_contradict_each_other_decide_nothing_for_others(
     storage: Storage, planned: Planned, lie: float, truth: float
 ) -> None:
@@ -179,6 +179,17 @@ def test_two_workers_that_contradict_each_other_decide_nothing_for_others(
     assert verdict.served is (Served.TUNED if truth < 1 else Served.DEFAULT)
     assert verdict.backing is Backing.TWO_OWNERS and again.raced == [1]
     assert settle([planned], storage).verdict == verdict
+
+
+def test_a_tie_contradicts_nobody(storage: Storage, planned: Planned) -> None:
+    """The defaults are served, the reason names no worker, and the next job races anew."""
+    _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
+    verdict = settle([planned], storage, board(1.0, other=honest(0.8)), job_id="first").verdict
+    assert (verdict.served, verdict.backing) == (Served.DEFAULT, Backing.ONCE)
+    assert HONEST not in verdict.reason
+    assert settle([planned], storage).verdict.outcome == "not_run"
+    again = settle([planned], storage, board(0.8, other=honest(0.8)), job_id="next").verdict
+    assert (again.served, again.backing) == (Served.TUNED, Backing.TWO_OWNERS)
 
 
 def test_the_word_of_one_worker_serves_the_job_that_asked_and_no_other(
