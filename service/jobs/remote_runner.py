@@ -55,6 +55,8 @@ class RemoteRunner:
         self._interrupt = interrupt
         self._worker_id = worker_id
         self._open: dict[str, MeasureRequest] = {}
+        # asked for by an earlier process of this job, which may have stored what came of them
+        self._known: set[str] = set()
         self._looked_for_workers = float("-inf")
         self._workers = self._in_quarantine = 0
 
@@ -85,7 +87,7 @@ class RemoteRunner:
         there = self._storage.blobs.touch(request.digests)
         for digest in set(request.digests) - there:
             self._storage.blobs.put(blobs[digest])
-        self._storage.leases.submit(
+        new = self._storage.leases.submit(
             [
                 NewRequest(
                     request_id=request.request_id,
@@ -98,6 +100,7 @@ class RemoteRunner:
             ]
         )
         self._open[request.request_id] = request
+        self._known.update({request.request_id} - {*new})
 
     def poll(self, timeout_seconds: float) -> list[MeasureResult]:
         """Results that are there, waiting up to the timeout for a first one.
@@ -160,12 +163,12 @@ class RemoteRunner:
     def _collect(self) -> list[MeasureResult]:
         if not self._open:
             return []
-        outcomes = self._storage.leases.unstored(self._job_id)
-        ours = [request_id for request_id in outcomes if request_id in self._open]
-        return [
-            result_of(self._open.pop(request_id), status)
-            for request_id, status in self._storage.leases.status(ours).items()
-        ]
+        outcomes = [*self._known, *self._storage.leases.unstored(self._job_id)]
+        ours = [request_id for request_id in dict.fromkeys(outcomes) if request_id in self._open]
+        found = self._storage.leases.status(ours)
+        final = {name: status for name, status in found.items() if status.state.final}
+        self._known -= final.keys()
+        return [result_of(self._open.pop(name), status) for name, status in final.items()]
 
 
 def result_of(request: MeasureRequest, status: RequestStatus) -> MeasureResult:

@@ -19,7 +19,7 @@ from service.api.gate import GatedRoute
 from service.api.pages import PagesDep
 from service.api.record_views import answer_view, import_view, stored_record_view, withdraw_view
 from service.api.refusals import refuses
-from service.api.schemas.fields import Digest, Numerics
+from service.api.schemas.fields import SHOWN_TARGET, Digest, Numerics
 from service.api.schemas.records import (
     AnswerView,
     ImportView,
@@ -154,7 +154,7 @@ def explain_schedule(
         Query(
             max_length=200,
             description="Target key or name, or a worker",
-            examples=["x86-64-v3"],
+            examples=[SHOWN_TARGET],
         ),
     ],
     threads: Annotated[int, Query(ge=1, le=256)] = 1,

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from service.api.schemas.bodies import RequestBody, View, shown
-from service.api.schemas.fields import Key, Time
+from service.api.schemas.fields import SHOWN_TARGET, Key, Time
 
 
 class CostModelView(View):
@@ -31,7 +31,7 @@ class CostModelView(View):
 class PromotionRequest(RequestBody):
     """Let tuning runs of a target start from a version."""
 
-    model_config = shown(target="x86-64-v3", version=2)
+    model_config = shown(target=SHOWN_TARGET, version=2)
 
     target: str = Field("host", min_length=1, max_length=200, description="A name or a key")
     version: int = Field(ge=1, le=(1 << 31) - 1)
@@ -40,6 +40,6 @@ class PromotionRequest(RequestBody):
 class RollbackRequest(RequestBody):
     """Bring back the version that was promoted before the present one."""
 
-    model_config = shown(target="x86-64-v3")
+    model_config = shown(target=SHOWN_TARGET)
 
     target: str = Field("host", min_length=1, max_length=200, description="A name or a key")

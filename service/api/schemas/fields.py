@@ -6,9 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from compiler.target import known_targets
+
 # Examples for the description of the interface.
 SHOWN_KEY = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 SHOWN_ID = "0f8fad5bd9cb469fa16570867728950e"
+_TARGET = next(iter(known_targets().values()))
+SHOWN_TARGET = _TARGET.name
+SHOWN_DESCRIPTION = _TARGET.to_json()
 SHOWN_TIME = 1_795_348_800.0
 SHOWN_SCHEDULE = {"algorithm": "direct", "choices": {"tile_m": 4, "tile_n": 16, "parallel": 1}}
 SHOWN_MEASUREMENT = {
@@ -29,7 +34,12 @@ SHOWN_MEASUREMENT = {
     "comparison": None,
     "speed": None,
 }
-SHOWN_DEVICE = {"model": "AMD EPYC", "architecture": "x86_64", "system": "Linux", "cores": 8}
+SHOWN_DEVICE = {
+    "model": "AMD EPYC",
+    "architecture": _TARGET.family.name,
+    "system": "Linux",
+    "cores": 8,
+}
 
 Digest = Annotated[
     str,

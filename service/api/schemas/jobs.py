@@ -9,6 +9,7 @@ from pydantic import Field
 from service.api.schemas.bodies import RequestBody, View, shown
 from service.api.schemas.fields import (
     SHOWN_KEY,
+    SHOWN_TARGET,
     Digest,
     Id,
     Key,
@@ -23,7 +24,7 @@ from service.api.schemas.fields import (
 class JobRequest(RequestBody):
     """Tune a model. The job ends at the first limit that it meets."""
 
-    model_config = shown(model=SHOWN_KEY, target="x86-64-v3", trials=500, dims={"batch": 1})
+    model_config = shown(model=SHOWN_KEY, target=SHOWN_TARGET, trials=500, dims={"batch": 1})
 
     model: Digest
     target: str = Field(
@@ -100,7 +101,7 @@ class JobView(View):
     state: str = Field(examples=["running"])
     final: bool
     model: Key
-    target: str = Field(examples=["x86-64-v3"])
+    target: str = Field(examples=[SHOWN_TARGET])
     target_key: Key | None
     worker_id: Id | None = Field(
         None, description="The one worker that measures, if it is one", examples=[None]

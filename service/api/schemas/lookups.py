@@ -9,6 +9,7 @@ from pydantic import Field
 from service.api.schemas.bodies import RequestBody, View, shown
 from service.api.schemas.fields import (
     SHOWN_KEY,
+    SHOWN_TARGET,
     Digest,
     Key,
     MeasurementJson,
@@ -50,7 +51,7 @@ class RecordView(View):
 class LookupRequest(RequestBody):
     """Schedules in bulk: of the named workloads, or of all that a model is cut into."""
 
-    model_config = shown(workloads=[SHOWN_KEY], target="x86-64-v3", threads=1)
+    model_config = shown(workloads=[SHOWN_KEY], target=SHOWN_TARGET, threads=1)
 
     workloads: list[Digest] | None = Field(None, max_length=10_000)
     model: Digest | None = None

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from service.api.schemas.bodies import View
 from service.api.schemas.fields import (
+    SHOWN_DESCRIPTION,
+    SHOWN_TARGET,
     DeviceJson,
     Id,
     Key,
@@ -61,10 +63,8 @@ class TargetView(View):
     """What code is generated for."""
 
     key: Key
-    name: str = Field(examples=["x86-64-v3"])
-    description: dict[str, Any] = Field(
-        examples=[{"triple": "x86_64-unknown-linux-gnu", "cpu": "x86-64-v3", "vector_bits": 256}]
-    )
+    name: str = Field(examples=[SHOWN_TARGET])
+    description: dict[str, Any] = Field(examples=[SHOWN_DESCRIPTION])
     created_at: Time
 
 
@@ -74,7 +74,7 @@ class DeviceView(View):
     name: str = Field(description="The worker's", examples=["rack-3"])
     worker_id: Id
     targets: list[str] = Field(
-        description="Names of targets that it runs, the best first", examples=[["x86-64-v3"]]
+        description="Names of targets that it runs, the best first", examples=[[SHOWN_TARGET]]
     )
     target_keys: list[Key]
     device: DeviceJson = Field(description="Model, cores, caches, governor, ...")

@@ -13,6 +13,7 @@ from compiler.errors import InvalidFactsError
 from service.api.schemas.bodies import RequestBody, View, shown
 from service.api.schemas.fields import (
     SHOWN_ID,
+    SHOWN_TARGET,
     SHOWN_TIME,
     Base64,
     DeviceJson,
@@ -60,7 +61,7 @@ class WorkerRequest(RequestBody):
     """A worker introduces itself. It draws its id: with that, it is the same worker when it comes
     again, after a restart or because it saw no answer."""
 
-    model_config = shown(name="rack-3", targets=["x86-64-v3"], protocol=5)
+    model_config = shown(name="rack-3", targets=[SHOWN_TARGET], protocol=5)
 
     name: Name
     device: DeviceFactsJson = Field(default_factory=dict)
@@ -118,7 +119,7 @@ class WorkerView(View):
     targets: list[str] = Field(
         default_factory=list,
         description="Their names, as far as they have one; the best first",
-        examples=[["x86-64-v3"]],
+        examples=[[SHOWN_TARGET]],
     )
     device: DeviceJson
     protocol: int

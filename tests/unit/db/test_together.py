@@ -298,7 +298,7 @@ def test_heartbeats_of_many_workers_are_noted_at_once(workers: WorkerStore, cloc
 
 def test_how_workers_stand_is_asked_for_many_at_once(workers: WorkerStore, clock: Any) -> None:
     workers.drain("w2")
-    presence = Presence("w1", "w1", "token", ("t", "u"), 1, Health.HEALTHY)
+    presence = Presence("w1", "w1", "token", ("t", "u"), 1, Health.HEALTHY, clock())
     known = workers.presences(["w1", "w2", "nobody"])
     assert known["w1"] == presence
     assert {name: each.health for name, each in known.items()} == {

@@ -210,7 +210,8 @@ def test_a_body_is_taken_up_to_its_limits(kind: type[RequestBody]) -> None:
 
 
 def test_every_body_is_here() -> None:
-    assert set(RequestBody.__subclasses__()) == set(BODIES)
+    ours = {k for k in RequestBody.__subclasses__() if k.__module__.startswith("service.")}
+    assert ours == set(BODIES)
 
 
 def test_no_setting_is_less_than_nothing_or_endless() -> None:

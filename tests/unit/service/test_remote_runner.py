@@ -97,6 +97,21 @@ def test_a_restarted_tuner_takes_over_what_was_not_acknowledged(storage: Storage
     assert runner(storage, job).resume() == []
 
 
+def test_what_was_stored_already_comes_again_if_it_is_asked_for_again(
+    storage: Storage, job: str
+) -> None:
+    """Its trials may teach nobody any more, so that a tuner asks for them again."""
+    first = runner(storage, job)
+    first.submit(*make("a"))
+    work(storage)
+    results = first.poll(1.0)
+    first.acknowledge(["a"])
+    again = runner(storage, job)
+    again.submit(*make("a"))
+    assert again.poll(1.0) == results != []
+    assert again.poll(0.0) == []
+
+
 def test_cancelled_requests_still_give_results(storage: Storage, job: str) -> None:
     remote = runner(storage, job)
     remote.submit(*make("a"))
