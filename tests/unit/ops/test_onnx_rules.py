@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import TensorProto, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from compiler import ops
 from compiler.errors import InvalidModelError, UnsupportedOperatorError
@@ -52,10 +53,6 @@ CASES = [
         Case(op, (data([[2, 7, 7, 1, 1]], np.int32),), {"axis": 1, "select_last_index": last})
         for op in ("ArgMax", "ArgMin")
         for last in (0, 1)
-    ),
-    *(
-        Case(op, (data([3, np.nan, 9, np.nan], np.float32),), {"keepdims": 0})
-        for op in ("ArgMax", "ArgMin")
     ),
     Case("LeakyRelu", ((9,),), {"alpha": 0.2}),
     Case("Elu", ((9,),), {"alpha": 0.5}),
@@ -307,3 +304,13 @@ def test_forms_without_an_implementation_are_named(case: Case, reason: str) -> N
         import_model(case.model()[0])
     assert (caught.value.node, caught.value.operator) == ("node", case.op_type)
     assert caught.value.opset == case.opset
+
+
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+def test_a_nan_is_the_largest_and_the_smallest(op: str) -> None:
+    """As NumPy has it: ONNX Runtime's answer hangs on where the numbers lie in memory."""
+    case = Case(op, (data([3, np.nan, 9, np.nan], np.float32),), {"keepdims": 0})
+    model, feeds = case.model()
+    arrays = {name: np.asarray(array) for name, array in feeds.items()}
+    (found,) = run_graph(import_model(model), arrays)
+    assert found == ReferenceEvaluator(model).run(None, arrays)[0] == 1
