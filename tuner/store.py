@@ -22,7 +22,7 @@ class RecordStore(Protocol):
         """Keep trials, including failures; a trial whose id is known already stays as it is."""
 
     def trials(self, key: RecordKey) -> list[Trial]:
-        """Every trial of a key, oldest first."""
+        """Every trial of a key, oldest first, also those that were withdrawn."""
 
 
 class MemoryStore:

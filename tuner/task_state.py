@@ -192,7 +192,7 @@ class TaskState:
             if same:
                 serial = self.serials.get((trial.schedule, trial.phase), 0)
                 self.serials[trial.schedule, trial.phase] = serial + 1
-            if trial.codegen_version != self.options.codegen_version:
+            if trial.withdrawn or trial.codegen_version != self.options.codegen_version:
                 continue
             if trial.schedule not in self.task.space:
                 continue

@@ -327,7 +327,7 @@ class JobRecords:
         self._served.add_trials(trials)
 
     def trials(self, key: RecordKey) -> list[Trial]:
-        """The trials of a record key in the order of their arrival."""
+        """Every trial of a record key, in the order of their arrival."""
         return self._served.trials(key)
 
 

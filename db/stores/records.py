@@ -1,7 +1,7 @@
 """Trials (every one, failures too) and the records that are served.
 
 What becomes of a record is in `record_ledger`: it is served while it is the newest confirmed one of
-its key. Trials that were withdrawn are kept, and nobody sees them here.
+its key. Trials that were withdrawn are kept, and say so.
 """
 
 from __future__ import annotations
@@ -48,13 +48,11 @@ class SqlRecordStore:
         with writing(self._engine) as connection:
             insert_new(connection, _trials, rows)
 
-    def trials(self, key: RecordKey, limit: int | None = None) -> list[Trial]:
-        """The trials of a record key in the order of their arrival; with a limit, the last ones."""
-        newest = sa.select(_trials).where(*_matches(_trials, key), _believed)
-        newest = newest.order_by(_trials.c.serial.desc())
+    def trials(self, key: RecordKey) -> list[Trial]:
+        """Every trial of a record key, in the order of their arrival."""
+        query = sa.select(_trials).where(*_matches(_trials, key)).order_by(_trials.c.serial)
         with reading(self._engine) as connection:
-            rows = connection.execute(newest if limit is None else newest.limit(limit)).all()
-        return [trial_of(row) for row in reversed(rows)]
+            return [trial_of(row) for row in connection.execute(query)]
 
     def trials_of_job(self, job_id: str) -> list[Trial]:
         """Every trial of a job, in the order of their arrival."""
@@ -168,7 +166,7 @@ def _trial_row(trial: Trial, now: float) -> dict[str, Any]:
         "codegen_version": trial.codegen_version,
         "origin": trial.origin,
         "stored_at": now,
-        "withdrawn": False,
+        "withdrawn": trial.withdrawn,
     }
 
 
@@ -183,6 +181,7 @@ def trial_of(row: sa.Row[Any]) -> Trial:
         job_id=row.job_id,
         codegen_version=row.codegen_version,
         origin=row.origin,
+        withdrawn=row.withdrawn,
     )
 
 

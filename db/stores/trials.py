@@ -19,11 +19,10 @@ _newest_first = PageOrder((_trials.c.serial,))
 
 @dataclass(frozen=True, slots=True)
 class StoredTrial:
-    """A trial; when it was stored, in Unix seconds; whether somebody took it back."""
+    """A trial, and when it was stored, in Unix seconds."""
 
     trial: Trial
     stored_at: float
-    withdrawn: bool
 
 
 class TrialStore:
@@ -64,7 +63,7 @@ class TrialStore:
             return _newest_first.page(
                 connection,
                 query,
-                lambda row: StoredTrial(trial_of(row), row.stored_at, row.withdrawn),
+                lambda row: StoredTrial(trial_of(row), row.stored_at),
                 limit,
                 after,
             )

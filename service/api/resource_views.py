@@ -27,7 +27,7 @@ def trial_view(stored: StoredTrial) -> TrialView:
         schedule=trial.schedule.to_json(),
         measurement=measurement.to_json(),
         codegen_version=trial.codegen_version,
-        withdrawn=stored.withdrawn,
+        withdrawn=trial.withdrawn,
         stored_at=stored.stored_at,
     )
 

@@ -253,6 +253,7 @@ def _default_ratio(
         trial.measurement.run_seconds
         for trial in storage.records.trials(task.key)
         if trial.schedule == default
+        and not trial.withdrawn
         and trial.phase is not Phase.CONFIRM
         and trial.measurement.worker == one.worker
         and trial.codegen_version == CODEGEN_VERSION

@@ -148,7 +148,9 @@ class KernelTimes:
         times = [
             trial.measurement.run_seconds
             for trial in trials
-            if trial.codegen_version == self._version and trial.schedule == default
+            if trial.codegen_version == self._version
+            and trial.schedule == default
+            and not trial.withdrawn
         ]
         return min((seconds for seconds in times if seconds is not None), default=None)
 

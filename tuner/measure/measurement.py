@@ -196,7 +196,8 @@ class Measurement:
 class Trial:
     """One measured candidate. `id` is made by `trial_id`, so a repeated report is recognised.
 
-    `origin` says who suggested it: "default", or what the search strategy says of its choice.
+    `origin` says who suggested it: "default", or what the search strategy says of its choice. One
+    that was `withdrawn`, because its worker is not believed, teaches nobody; its name stays taken.
     """
 
     id: str
@@ -207,6 +208,7 @@ class Trial:
     job_id: str = ""
     codegen_version: str = ""
     origin: str = ""
+    withdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,12 +166,6 @@ def test_an_infinite_error_is_kept(records: SqlRecordStore) -> None:
     assert found.measurement.samples_seconds[0] != found.measurement.samples_seconds[0]
 
 
-def test_the_newest_trials(records: SqlRecordStore) -> None:
-    made = [trial(number) for number in range(10)]
-    records.add_trials(made)
-    assert records.trials(KEY, limit=3) == made[-3:]
-
-
 def test_columns_can_be_asked_in_sql(
     records: SqlRecordStore, engine: sa.Engine, clock: Any
 ) -> None:

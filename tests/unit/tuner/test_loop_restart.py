@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tuner.measure.measurement import (
     TuningRecord,
 )
 from tuner.measure.wire import MeasureRequest
+from tuner.store import MemoryStore
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -119,6 +121,19 @@ def test_killed_between_the_comparison_and_its_record(world: World) -> None:
     assert len(finals) == len(set(finals)) == 2
     kinds = [type(event) for event in world.events]
     assert kinds.count(Recorded) == 2 and kinds.index(Recorded) > kinds.index(Started) == 0
+
+
+def test_what_was_withdrawn_teaches_nobody_and_its_name_stays_taken(world: World) -> None:
+    """A job goes on after its worker was caught lying: by what it said it would be finished."""
+    world.tune(trials=16, job_id="job")
+    said = [trial for task in world.tasks for trial in world.store.trials(task.key)]
+    world.store = MemoryStore()
+    world.store.add_trials([replace(trial, withdrawn=True) for trial in said])
+    sent = len(world.queue.submitted)
+    finished = world.tune(trials=16, job_id="job")
+    assert finished.trials_done == 16 and all(finished.records)
+    again = {c.trial_id for r in world.queue.submitted[sent:] for c in r.candidates}
+    assert again and again.isdisjoint(trial.id for trial in said)
 
 
 def test_killed_when_a_lost_comparison_is_sent_again(world: World) -> None:
