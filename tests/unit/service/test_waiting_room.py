@@ -103,11 +103,12 @@ class House:
         self.notifier.wake([queue_topic(target)])
 
     async def quiet(self) -> None:
-        """Until nothing is looked for and nothing given back."""
-        for _ in range(20):
+        """Until nothing is looked for and nothing given back, and those who were told went on."""
+        still = 0
+        while still < 20:
             await asyncio.sleep(0)
-        while self.room._serving is not None or self.room._giving_back:
-            await asyncio.sleep(0)
+            busy = self.room._serving is not None or self.room._giving_back
+            still = 0 if busy else still + 1
 
     async def looking(self, looks: int) -> None:
         while len(self.queue.looks) < looks:

@@ -242,8 +242,7 @@ def test_a_run_without_free_memory_is_refused_and_the_sandbox_gives_up_what_it_h
 
 
 def test_a_wrong_token_ends_the_worker(options: WorkerOptions) -> None:
-    running = Running(replace(options, token="wrong"))
-    running.end()
+    running = Running(replace(options, token="wrong")).ended()
     assert isinstance(running.error, Refused)
     assert running.error.status == 401
 
