@@ -76,132 +76,88 @@ def records_of(device: Device, storage: Storage, job_id: str) -> RecordStore:
     return JobRecords(storage.records, storage.ledger, job_id)
 
 
-def confirm_records(
-    tasks: Sequence[Task],
-    storage: Storage,
-    builder: Builder,
-    device: Device,
-    *,
-    job_id: str,
-    references: ReferenceCache,
-    token: CancelToken,
-    seconds: float = CONFIRM_SECONDS,
-    clock: Callable[[], float] = time.monotonic,
-) -> Confirmed:
-    """Measure the provisional records of a job again, and say which hold.
+@dataclass(frozen=True, slots=True)
+class SecondMeasurements:
+    """Measures records of a job's tasks again, for at most so many seconds each time."""
 
-    Raises:
-        CompilerError: if the kernels cannot be made.
-        DatabaseError: if the database fails.
-    """
-    by_key = {task.key: task for task in tasks}
-    proposed = storage.ledger.provisional(job_id)
-    waiting = [one for one in proposed if one.record.key in by_key]
-    found = Confirmed()
-    if waiting:
-        found = _measured_again(
-            waiting,
-            by_key,
-            storage,
-            builder,
-            device,
-            job_id=job_id,
-            references=references,
-            token=token,
-            seconds=seconds,
-            clock=clock,
+    storage: Storage
+    builder: Builder
+    device: Device
+    job_id: str
+    references: ReferenceCache
+    token: CancelToken
+    seconds: float = CONFIRM_SECONDS
+    clock: Callable[[], float] = time.monotonic
+
+    def confirm(self, tasks: Sequence[Task]) -> Confirmed:
+        """Measure the provisional records of the job again, and say which hold.
+
+        Raises:
+            CompilerError: if the kernels cannot be made.
+            DatabaseError: if the database fails.
+        """
+        ledger = self.storage.ledger
+        by_key = {task.key: task for task in tasks}
+        waiting = [one for one in ledger.provisional(self.job_id) if one.record.key in by_key]
+        found = self._again(waiting, by_key)
+        return replace(found, open=len(ledger.provisional(self.job_id)))
+
+    def doubt(self, tasks: Sequence[Task]) -> Confirmed:
+        """Measure records that are served on one owner's word again, where another's can measure.
+
+        What is contradicted is not served any more, and jobs that were built with it are told.
+        Raises what `confirm` does.
+        """
+        by_key = {task.key: task for task in tasks}
+        served = self.storage.ledger.served(list(by_key)).values()
+        weak = [one for one in served if one.backing.weak]
+        worth = {one: self.device.worth(one) for one in {each.witness for each in weak}}
+        doubtful = [
+            one
+            for one in weak
+            if one.record.holds(CODEGEN_VERSION) and worth[one.witness].rank > one.backing.rank
+        ]
+        return self._again(doubtful, by_key)
+
+    def _again(
+        self, waiting: Sequence[StoredRecord], by_key: Mapping[RecordKey, Task]
+    ) -> Confirmed:
+        ends = self.clock() + self.seconds
+        options = TuneOptions(
+            trials=1,  # nothing is searched
+            job_id=self.job_id,
+            codegen_version=CODEGEN_VERSION,
+            compiler_version=version(),
         )
-    return replace(found, open=len(storage.ledger.provisional(job_id)))
 
+        def stopped() -> bool:
+            return self.token.cancelled or self.clock() >= ends
 
-def doubt_records(
-    tasks: Sequence[Task],
-    storage: Storage,
-    builder: Builder,
-    device: Device,
-    *,
-    job_id: str,
-    references: ReferenceCache,
-    token: CancelToken,
-    seconds: float = CONFIRM_SECONDS,
-    clock: Callable[[], float] = time.monotonic,
-) -> Confirmed:
-    """Measure records that are served on one owner's word again, where another's can measure.
-
-    What is contradicted is not served any more, and jobs that were built with it are told. Raises
-    what `confirm_records` does.
-    """
-    by_key = {task.key: task for task in tasks}
-    weak = [one for one in storage.ledger.served(list(by_key)).values() if one.backing.weak]
-    worth = {witness: device.worth(witness) for witness in {one.witness for one in weak}}
-    doubtful = [
-        one
-        for one in weak
-        if one.record.holds(CODEGEN_VERSION) and worth[one.witness].rank > one.backing.rank
-    ]
-    if not doubtful:
-        return Confirmed()
-    return _measured_again(
-        doubtful,
-        by_key,
-        storage,
-        builder,
-        device,
-        job_id=job_id,
-        references=references,
-        token=token,
-        seconds=seconds,
-        clock=clock,
-    )
-
-
-def _measured_again(
-    waiting: Sequence[StoredRecord],
-    by_key: Mapping[RecordKey, Task],
-    storage: Storage,
-    builder: Builder,
-    device: Device,
-    *,
-    job_id: str,
-    references: ReferenceCache,
-    token: CancelToken,
-    seconds: float,
-    clock: Callable[[], float],
-) -> Confirmed:
-    ends = clock() + seconds
-    options = TuneOptions(
-        trials=1,  # nothing is searched
-        job_id=job_id,
-        codegen_version=CODEGEN_VERSION,
-        compiler_version=version(),
-    )
-
-    def stopped() -> bool:
-        return token.cancelled or clock() >= ends
-
-    groups: dict[Witness, list[StoredRecord]] = defaultdict(list)
-    for one in waiting:
-        groups[one.witness].append(one)
-    confirmed, disputed = 0, []
-    for witness, records in groups.items():
-        trials = FixedTrials(
-            builder, device.beside(witness).runner, storage.records, options, references
-        ).measure((_wanted(by_key[one.record.key], one) for one in records), stopped)
-        for one in records:
-            task = by_key[one.record.key]
-            second = _of(trials, task, one.record.schedule.digest)
-            if second is None:
-                continue
-            reason = contradiction(
-                one.record.measurement, second, _default_ratio(task, one, trials, storage)
-            )
-            if reason:
-                if storage.ledger.dispute(one.id, second, reason):
-                    tell(storage, storage.ledger.uses(one.id), reason, [one.id])
-                disputed.append(f"'{task.name}': {reason}")
-            elif second.certified:
-                confirmed += storage.ledger.confirm(one.id, second, ours=device.trusted)
-    return Confirmed(confirmed, tuple(disputed))
+        storage, device = self.storage, self.device
+        groups: dict[Witness, list[StoredRecord]] = defaultdict(list)
+        for one in waiting:
+            groups[one.witness].append(one)
+        confirmed, disputed = 0, []
+        for witness, records in groups.items():
+            runner = device.beside(witness).runner
+            trials = FixedTrials(
+                self.builder, runner, storage.records, options, self.references
+            ).measure((_wanted(by_key[one.record.key], one) for one in records), stopped)
+            for one in records:
+                task = by_key[one.record.key]
+                second = _of(trials, task, one.record.schedule.digest)
+                if second is None:
+                    continue
+                reason = contradiction(
+                    one.record.measurement, second, _default_ratio(task, one, trials, storage)
+                )
+                if reason:
+                    if storage.ledger.dispute(one.id, second, reason):
+                        tell(storage, storage.ledger.uses(one.id), reason, [one.id])
+                    disputed.append(f"'{task.name}': {reason}")
+                elif second.certified:
+                    confirmed += storage.ledger.confirm(one.id, second, ours=device.trusted)
+        return Confirmed(confirmed, tuple(disputed))
 
 
 def contradiction(first: Measurement, second: Measurement, devices_ratio: float | None) -> str:

@@ -200,7 +200,7 @@ class LeasedDevice:
         )
         more = {work.library: memoryview(library)}
         most = largest_block(work.cache_bytes, work.memory_bytes)
-        result = self._result((), 1, work, more, most, target)
+        result, _ = self._run((), 1, work, more, most, target)
         if result.speeds is None:
             raise self._incomplete()
         self._speeds[target.key] = result.speeds
@@ -227,7 +227,7 @@ class LeasedDevice:
         # an output and what is expected of it, both as float64, and their difference
         largest = max((3 * 8 * array.size for array in expected.values()), default=0)
         work = CheckWork(0, seed, names, tuple(fetch))
-        result = self._result((_packed(loadable),), threads, work, more, largest + coming)
+        result, _ = self._run((_packed(loadable),), threads, work, more, largest + coming)
         arrays = result.arrays()
         if result.errors.keys() != expected.keys() or arrays.keys() != set(fetch):
             raise self._incomplete()
@@ -261,7 +261,7 @@ class LeasedDevice:
 
     def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
         work = ProfileWork(0, samples)
-        result = self._result((_packed(loadable),), threads, work, {}, 0)
+        result, _ = self._run((_packed(loadable),), threads, work, {}, 0)
         seconds = np.array(result.seconds, np.float64)
         if len(seconds) != sum(1 for _ in loadable.program.walk()):
             raise self._incomplete()
@@ -278,17 +278,6 @@ class LeasedDevice:
         if found is None or len(found.comparisons) != len(variants) - 1:
             raise self._incomplete()
         return replace(found, worker=worker)
-
-    def _result(
-        self,
-        programs: Sequence[PackedProgram],
-        threads: int,
-        work: Work,
-        more: Blobs,
-        work_bytes: int,
-        target: Target | None = None,
-    ) -> RunResult:
-        return self._run(programs, threads, work, more, work_bytes, target)[0]
 
     def _run(
         self,

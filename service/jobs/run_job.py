@@ -22,7 +22,7 @@ from db.storage import Storage
 from db.stores.open_tasks import OpenTask
 from service.jobs.bounds import task_bounds
 from service.jobs.carry_over import carry_over
-from service.jobs.confirmation import Confirmed, confirm_records, doubt_records
+from service.jobs.confirmation import Confirmed, SecondMeasurements
 from service.jobs.device import Device
 from service.jobs.graph_choice import (
     SHARE,
@@ -186,16 +186,11 @@ def run_job(
     with timings.stage("schedule spaces"):
         carry_over(plans, storage, workshop.builder)  # others than the rules' plans have
         tasks = tasks_of(*plans)
+    again = SecondMeasurements(
+        storage, workshop.builder, device, job_id, workshop.references, token
+    )
     with timings.stage("confirm"):
-        confirmed = doubt_records(
-            tasks,
-            storage,
-            workshop.builder,
-            device,
-            job_id=job_id,
-            references=workshop.references,
-            token=token,
-        )
+        confirmed = again.doubt(tasks)
     if not all_known(tasks, storage):
         workshop.builder.start()
     tracker = Tracker(tasks, budget.trials)
@@ -225,15 +220,7 @@ def run_job(
             beside=workshop.beside,
         )
         if not finished.cancelled:
-            confirmed += confirm_records(
-                tasks,
-                storage,
-                workshop.builder,
-                device,
-                job_id=job_id,
-                references=workshop.references,
-                token=token,
-            )
+            confirmed += again.confirm(tasks)
         return finished
 
     with timings.stage("tune"):

@@ -19,7 +19,7 @@ from service.api.gate import GatedRoute
 from service.api.pages import PagesDep
 from service.api.record_views import answer_view, import_view, stored_record_view, withdraw_view
 from service.api.refusals import refuses
-from service.api.schemas.fields import SHOWN_TARGET, Digest, Numerics
+from service.api.schemas.fields import AddresseeQuery, Digest, Numerics
 from service.api.schemas.records import (
     AnswerView,
     ImportView,
@@ -149,14 +149,7 @@ def explain_schedule(
     storage: StorageDep,
     _: Reader,
     workload: Annotated[Digest, Query(description="Workload key")],
-    target: Annotated[
-        str,
-        Query(
-            max_length=200,
-            description="Target key or name, or a worker",
-            examples=[SHOWN_TARGET],
-        ),
-    ],
+    target: AddresseeQuery,
     threads: Annotated[int, Query(ge=1, le=256)] = 1,
     numerics: Numerics = "fast",
 ) -> AnswerView:

@@ -14,7 +14,7 @@ from service.api.errors import invalid
 from service.api.limiter import get_limiter
 from service.api.lookup import lookup_model, lookup_workloads, stands, target_key
 from service.api.refusals import refuses
-from service.api.schemas.fields import SHOWN_TARGET, Digest, Numerics
+from service.api.schemas.fields import AddresseeQuery, Digest, Numerics
 from service.api.schemas.lookups import LookupRequest, LookupView, RecordView
 
 router = APIRouter(tags=["schedules"], route_class=LookupRoute)
@@ -28,14 +28,7 @@ async def get_schedule(
     request: Request,
     _: Reader,
     workload: Annotated[Digest, Query(description="Workload key")],
-    target: Annotated[
-        str,
-        Query(
-            max_length=200,
-            description="Target key or name, or a worker",
-            examples=[SHOWN_TARGET],
-        ),
-    ],
+    target: AddresseeQuery,
     threads: Annotated[int, Query(ge=1, le=256)] = 1,
     numerics: Numerics = "fast",
 ) -> Response:
