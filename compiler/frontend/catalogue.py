@@ -72,7 +72,7 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
     entries = []
     for (domain, op_type), rule in ops.onnx_rules().items():
         schemas = (history if not domain else others.get(domain, {})).get(op_type, ())
-        types = _types(schemas) if schemas else frozenset(t for t in DType if t.is_float)
+        types = _types(schemas) if schemas else frozenset(rule.types)
         operator = scalar.get((domain, op_type))
         if operator is not None:
             types = frozenset(t for t in types if _compiles(operator, schemas, t))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from compiler import ops
 from compiler.dtypes import DType
 from compiler.errors import InvalidModelError, UnsupportedOperatorError
 from compiler.graph.ir import AttrValue
 from compiler.graph.types import TensorType
 from compiler.loops.semantics import to_memory
 from compiler.ops.builder import GraphBuilder
+
+CALLED_OPSET = 21
+"""The opset of the operators that rules spell other operators out with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,16 @@ class OnnxNode:
     def keep(self, op: str, inputs: Sequence[str], **attrs: AttrValue) -> str:
         """As `emit`, but nodes of constants stay nodes: a pass reads their operands."""
         return self.builder.emit(op, inputs, attrs, self._hint(), self.label, keep=True)
+
+    def call(self, op_type: str, *inputs: str | None, **attrs: OnnxAttr) -> str:
+        """The first output of another operator of ONNX, by its rule; messages name this node."""
+        return self.call_at(CALLED_OPSET, op_type, *inputs, **attrs)
+
+    def call_at(self, version: int, op_type: str, *inputs: str | None, **attrs: OnnxAttr) -> str:
+        """As `call`, the operator of an opset."""
+        called = replace(self, opset=version, inputs=inputs, outputs=self.outputs[:1], attrs=attrs)
+        made = ops.onnx_rules()["", op_type].emit(called)
+        return made if isinstance(made, str) else made[0]
 
     def constant(self, array: np.ndarray, dtype: DType | None = None) -> str:
         """Add a constant."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from compiler.dtypes import DType
 from compiler.errors import CompilerError
 from compiler.graph.ir import Attrs, Graph
 from compiler.graph.types import TensorType
@@ -26,6 +27,9 @@ from compiler.loops.index import Affine, Axis
 
 if TYPE_CHECKING:
     from compiler.ops.onnx_node import OnnxNode
+
+
+FLOATS = tuple(dtype for dtype in DType if dtype.is_float)
 
 
 class OpKind(StrEnum):
@@ -117,13 +121,15 @@ class OnnxRule:
     """How nodes of one ONNX operator become nodes of the graph.
 
     `emit` adds nodes through the OnnxNode that it is given, and returns the value that stands for
-    each ONNX output. `limits` names, in a phrase, forms that ONNX has and the rule refuses.
+    each ONNX output. `limits` names, in a phrase, forms that ONNX has and the rule refuses. `types`
+    are those of the first operand, of operators whose schema the onnx package does not have.
     """
 
     op_type: str
     emit: Callable[[OnnxNode], str | Sequence[str]]
     domain: str = ""
     limits: str = ""
+    types: tuple[DType, ...] = FLOATS
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from compiler.errors import InvalidModelError, UnsupportedOperatorError
 from compiler.frontend.onnx_import import import_model
 from compiler.ops.interpret import run_graph
 from tests.unit.ops.decomposition_cases import CASES as DECOMPOSITIONS
+from tests.unit.ops.microsoft_cases import CASES as MICROSOFT
+from tests.unit.ops.microsoft_cases import CONTRADICTIONS, UNSUPPORTED
 from tests.unit.ops.ml_cases import CASES as MACHINE_LEARNING
 from tests.unit.ops.place_cases import CASES as PLACES
 from tests.unit.ops.rule_case import FLOAT, Case, data, expected_outputs, i64
@@ -191,6 +193,7 @@ CASES = [
     *PLACES,
     *SELECTIONS,
     *MACHINE_LEARNING,
+    *MICROSOFT,
 ]
 
 
@@ -276,6 +279,7 @@ def test_every_rule_has_a_case() -> None:
         (Case("Slice", ((3, 4), i64(0), i64(2), i64(2))), "axis 2, step 1 for an input of"),
         (Case("Slice", ((3, 4), i64(0), i64(2), i64(-3))), "axis -3, step 1 for an input of"),
         (Case("Slice", ((3, 4), i64(0), i64(2), i64(1), i64(0))), "axis 1, step 0 for an input of"),
+        *CONTRADICTIONS,
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",
 )
@@ -296,6 +300,7 @@ def test_contradictions_name_the_node(case: Case, message: str) -> None:
             ),
             "spatial=0",
         ),
+        *UNSUPPORTED,
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",
 )
@@ -303,7 +308,7 @@ def test_forms_without_an_implementation_are_named(case: Case, reason: str) -> N
     with pytest.raises(UnsupportedOperatorError, match=reason) as caught:
         import_model(case.model()[0])
     assert (caught.value.node, caught.value.operator) == ("node", case.op_type)
-    assert caught.value.opset == case.opset
+    assert caught.value.opset == (case.domain_opset if case.domain else case.opset)
 
 
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])

@@ -1,0 +1,144 @@
+"""Operators of com.microsoft between quantised tensors, one scale and zero point for each tensor.
+
+Each is its float operator between DequantizeLinear and QuantizeLinear, which is how ONNX Runtime's
+documentation defines them; the passes find bytes in them as they find them in QDQ models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from compiler.dtypes import DType
+from compiler.ops.cast import ONNX_TYPES
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.products import BYTES
+from compiler.ops.registry import FLOATS, OnnxRule
+from compiler.ops.shapes import show
+
+DOMAIN = "com.microsoft"
+
+_NUMBERS = {dtype: number for number, dtype in ONNX_TYPES.items()}
+
+
+def one_number(node: OnnxNode, position: int, what: str) -> str:
+    """A required operand of one element."""
+    value = node.input(position)
+    if node.type(value).elements != 1:
+        raise node.invalid(f"{what} (input {position}) is {show(node.shape(value))}, not a scalar")
+    return value
+
+
+def require_bytes(node: OnnxNode, position: int) -> str:
+    """A required operand of uint8 or int8."""
+    value = node.input(position)
+    if node.type(value).dtype not in BYTES:
+        raise node.invalid(f"input {position} is of {node.type(value).dtype}, not uint8 or int8")
+    return value
+
+
+def zero_point(node: OnnxNode, position: int, value: str) -> str | None:
+    """The zero point of a value, of its type, or None where it is left out."""
+    zero = node.optional(position)
+    if zero is not None and node.type(zero).dtype is not node.type(value).dtype:
+        types = f"{node.type(zero).dtype} for {node.type(value).dtype}"
+        raise node.invalid(f"a zero point (input {position}) of {types}")
+    return zero
+
+
+def dequantised(node: OnnxNode, position: int, value: str | None = None) -> str:
+    """The float32 numbers that the operand at a position stands for; scale and zero follow it.
+
+    `value` is the operand in another order of its dimensions, if it is to be read so.
+    """
+    stored = require_bytes(node, position)
+    scale = one_number(node, position + 1, "a scale")
+    zero = zero_point(node, position + 2, stored)
+    if zero is not None:
+        one_number(node, position + 2, "a zero point")
+    return node.call("DequantizeLinear", value or stored, scale, zero)
+
+
+def quantised(node: OnnxNode, value: str, position: int, like: str) -> str:
+    """float32 numbers as bytes of the type of `like`; scale and zero stand at the position."""
+    scale = one_number(node, position, "a scale")
+    zero = zero_point(node, position + 1, like)
+    if zero is None:
+        number = _NUMBERS[node.type(like).dtype]
+        return node.call("QuantizeLinear", value, scale, output_dtype=number)
+    one_number(node, position + 1, "a zero point")
+    return node.call("QuantizeLinear", value, scale, zero)
+
+
+def _binary(op_type: str, node: OnnxNode) -> str:
+    """A, its scale and zero; B, its scale and zero; the scale and zero of C"""
+    result = node.call(op_type, dequantised(node, 0), dequantised(node, 3))
+    return quantised(node, result, 6, node.input(0))
+
+
+def _unary(op_type: str, node: OnnxNode) -> str:
+    """X, its scale and zero; the scale and zero of Y"""
+    attrs = {"alpha": node.number("alpha", 0.01)} if op_type == "LeakyRelu" else {}
+    return quantised(node, node.call(op_type, dequantised(node, 0), **attrs), 3, node.input(0))
+
+
+def _softmax(node: OnnxNode) -> str:
+    """`opset` is that of the Softmax which the node was: before 13 its axis begins a matrix."""
+    opset = node.integer("opset")
+    axis = node.integer("axis", -1 if opset >= 13 else 1)
+    rows = node.call_at(opset, "Softmax", dequantised(node, 0), axis=axis)
+    return quantised(node, rows, 3, node.input(0))
+
+
+def _where(node: OnnxNode) -> str:
+    chosen = node.call("Where", node.input(0), dequantised(node, 1), dequantised(node, 4))
+    return quantised(node, chosen, 7, node.input(1))
+
+
+def _concat(node: OnnxNode) -> str:
+    """The scale and zero of Y come first, then each part with its own."""
+    count = len(node.inputs) - 2
+    if count < 3 or count % 3:
+        raise node.invalid(f"{len(node.inputs)} inputs, not 2 and 3 for each part")
+    parts = [dequantised(node, position) for position in range(2, 2 + count, 3)]
+    whole = node.call("Concat", *parts, axis=node.integer("axis"))
+    return quantised(node, whole, 0, node.input(2))
+
+
+def _pool(op_type: str, node: OnnxNode) -> str:
+    """Pooling of N, C, ..., or of N, ..., C with `channels_last`."""
+    x = require_bytes(node, 0)
+    rank = len(node.shape(x))
+    if rank < 3:
+        raise node.invalid(f"the input has rank {rank}, not 3 or more")
+    last = node.integer("channels_last", 0) != 0
+    image = node.call("Transpose", x, perm=(0, rank - 1, *range(1, rank - 1))) if last else x
+    attrs = {key: value for key, value in node.attrs.items() if key != "channels_last"}
+    pooled = node.call(op_type, dequantised(node, 0, image), **attrs)
+    made = quantised(node, pooled, 3, x)
+    return node.call("Transpose", made, perm=(0, *range(2, rank), 1)) if last else made
+
+
+def _standard(op_type: str, node: OnnxNode) -> str:
+    """An operator that ONNX has by now, with a scale of all elements or along `axis`."""
+    return node.call(op_type, *node.inputs, **node.attrs)
+
+
+def _rule(op_type: str, emit: Callable[[OnnxNode], str]) -> OnnxRule:
+    types = {"QuantizeLinear": FLOATS, "QLinearWhere": (DType.BOOL,)}
+    return OnnxRule(op_type, emit, DOMAIN, types=types.get(op_type, BYTES))
+
+
+RULES = (
+    _rule("QLinearAdd", partial(_binary, "Add")),
+    _rule("QLinearMul", partial(_binary, "Mul")),
+    _rule("QLinearSigmoid", partial(_unary, "Sigmoid")),
+    _rule("QLinearLeakyRelu", partial(_unary, "LeakyRelu")),
+    _rule("QLinearSoftmax", _softmax),
+    _rule("QLinearWhere", _where),
+    _rule("QLinearConcat", _concat),
+    _rule("QLinearAveragePool", partial(_pool, "AveragePool")),
+    _rule("QLinearGlobalAveragePool", partial(_pool, "GlobalAveragePool")),
+    _rule("QuantizeLinear", partial(_standard, "QuantizeLinear")),
+    _rule("DequantizeLinear", partial(_standard, "DequantizeLinear")),
+)

@@ -1,0 +1,194 @@
+"""Products of com.microsoft: of quantised operands, and of floats with what follows them.
+
+Each is spelled out in ONNX's operators; what the operands and attributes mean is said in ONNX
+Runtime's docs/ContribOperators.md, and its kernels decide where that page is silent.
+"""
+
+from __future__ import annotations
+
+from compiler.dtypes import DType
+from compiler.ops.cast import cast_to
+from compiler.ops.microsoft_bytes import (
+    DOMAIN,
+    one_number,
+    quantised,
+    require_bytes,
+    zero_point,
+)
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.products import BYTES
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+_MOST_BYTE = 255.0
+
+
+def integer_product(
+    node: OnnxNode, a: str, b: str, zeros: tuple[str | None, str | None], scale: str
+) -> str:
+    """float32((a - zero) @ (b - zero)) * scale, of which only b may have one for each column."""
+    left, right = zeros
+    if left is not None and node.type(left).elements != 1:
+        raise node.invalid(f"a zero point {show(node.shape(left))} of A, not a scalar")
+    _of_columns(node, "zero point", right, b)
+    total = node.call("MatMulInteger", a, b, left, right)
+    return node.call("Mul", cast_to(node, total, DType.FLOAT32), scale)
+
+
+def _of_columns(node: OnnxNode, what: str, parameter: str | None, b: str) -> None:
+    """Raises InvalidModelError unless this is one number, or one for each column of b."""
+    shape = node.shape(b)
+    if parameter is None or node.type(parameter).elements == 1:
+        return
+    if len(shape) < 2 or node.shape(parameter) != shape[-1:]:
+        raise node.invalid(f"a {what} {show(node.shape(parameter))} for columns of {show(shape)}")
+
+
+def _scales(node: OnnxNode, a: str, b: str, matrix: str) -> str:
+    """The product of two scales, of which that of b may be one for each column."""
+    if node.type(a).elements != 1:
+        raise node.invalid(f"a scale {show(node.shape(a))} of A, not a scalar")
+    _of_columns(node, "scale", b, matrix)
+    return node.call("Mul", node.reshape(a, ()), b)
+
+
+def _biased(node: OnnxNode, value: str, position: int) -> str:
+    bias = node.optional(position)
+    return value if bias is None else node.call("Add", value, bias)
+
+
+def dynamically_quantised(node: OnnxNode, x: str) -> tuple[str, str, str]:
+    """Bytes of uint8 with their scale and zero point, by the smallest and the largest element.
+
+    As DynamicQuantizeLinear, but tensors of zeros have a scale of 1, as in ONNX Runtime.
+    """
+    kind = node.type(x)
+    if kind.dtype is not DType.FLOAT32 or not kind.elements:
+        raise node.invalid(f"input 0 is {kind}, not elements of float32")
+    none = node.scalar(0.0, DType.FLOAT32)
+    low = node.call("Min", node.call("ReduceMin", x, keepdims=0), none)
+    high = node.call("Max", node.call("ReduceMax", x, keepdims=0), none)
+    width = node.call("Sub", high, low)
+    step = node.call("Div", width, node.scalar(_MOST_BYTE, DType.FLOAT32))
+    one = node.scalar(1.0, DType.FLOAT32)
+    scale = node.call("Where", node.call("Equal", width, none), one, step)
+    zero = node.call("Round", node.call("Div", node.call("Neg", low), scale))
+    bytes_ = cast_to(node, zero, DType.UINT8)
+    return node.call("QuantizeLinear", x, scale, bytes_), scale, bytes_
+
+
+def _dynamic_quantize_matmul(node: OnnxNode) -> str:
+    """A (float), B, its scale and zero point, bias"""
+    b = require_bytes(node, 1)
+    a, scale, zero = dynamically_quantised(node, node.input(0))
+    zeros = zero, zero_point(node, 3, b)
+    return _biased(
+        node, integer_product(node, a, b, zeros, _scales(node, scale, node.input(2), b)), 4
+    )
+
+
+def _matmul_integer_to_float(node: OnnxNode) -> str:
+    """A, B, their scales, their zero points, bias"""
+    a, b = require_bytes(node, 0), require_bytes(node, 1)
+    zeros = zero_point(node, 4, a), zero_point(node, 5, b)
+    scale = _scales(node, node.input(2), node.input(3), b)
+    return _biased(node, integer_product(node, a, b, zeros, scale), 6)
+
+
+def _transposed(node: OnnxNode, value: str, key: str) -> str:
+    """A matrix, transposed if the attribute says so."""
+    if len(node.shape(value)) != 2:
+        raise node.invalid(f"an operand {show(node.shape(value))} is no matrix")
+    return node.call("Transpose", value, perm=(1, 0)) if node.integer(key, 0) else value
+
+
+def _qgemm(node: OnnxNode) -> str:
+    """alpha * a_scale * b_scale * (A @ B + C), in float32 or quantised.
+
+    Inputs: A, its scale and zero point; the same of B; C (int32); the scale and zero point of Y.
+    """
+    a = _transposed(node, require_bytes(node, 0), "transA")
+    b = _transposed(node, require_bytes(node, 3), "transB")
+    scale = _scales(node, one_number(node, 1, "a scale"), node.input(4), b)
+    _of_columns(node, "zero point", node.optional(5), b)
+    total = node.call("MatMulInteger", a, b, zero_point(node, 2, a), zero_point(node, 5, b))
+    total = _biased(node, total, 6)
+    alpha = node.scalar(node.number("alpha", 1.0), DType.FLOAT32)
+    result = node.call("Mul", cast_to(node, total, DType.FLOAT32), node.call("Mul", scale, alpha))
+    if node.optional(7) is None:
+        return result
+    return quantised(node, result, 7, a)
+
+
+def _fused_matmul(node: OnnxNode) -> str:
+    """alpha * A @ B, either turned first: its matrices, and with transBatch its first dimension
+    moved before the last one."""
+    left, right = (
+        _turned(node, node.input(position), f"trans{key}", f"transBatch{key}")
+        for position, key in enumerate("AB")
+    )
+    product, alpha = node.call("MatMul", left, right), node.number("alpha", 1.0)
+    if alpha == 1.0:
+        return product
+    return node.call("Mul", product, node.scalar(alpha, node.type(product).dtype))
+
+
+def _turned(node: OnnxNode, value: str, key: str, batch_key: str) -> str:
+    rank = len(node.shape(value))
+    order = list(range(rank))
+    if node.integer(batch_key, 0):
+        if rank < 3:
+            raise node.invalid(f"{batch_key} for an operand {show(node.shape(value))}")
+        order = [*order[1:-1], 0, order[-1]]
+    if node.integer(key, 0) and rank > 1:
+        order[-2:] = order[:-3:-1]
+    return value if order == sorted(order) else node.call("Transpose", value, perm=tuple(order))
+
+
+def _activated(node: OnnxNode, value: str, parameters: tuple[float, ...]) -> str:
+    """A value behind the activation that an attribute names."""
+    name = node.word("activation", "")
+    first = {"alpha": parameters[0]} if parameters else {}
+    match name:
+        case "":
+            return value
+        case "Relu" | "Tanh" | "Sigmoid":
+            return node.call(name, value)
+        case "LeakyRelu":
+            return node.call(name, value, **first)
+        case "HardSigmoid":
+            both = dict(zip(("alpha", "beta"), parameters, strict=False))
+            return node.call(name, value, **both)
+        case "Clip":
+            if len(parameters) != 2:
+                raise node.invalid(f"Clip with {len(parameters)} parameters, not 2")
+            bounds = (node.scalar(bound, node.type(value).dtype) for bound in parameters)
+            return node.call("Clip", value, *bounds)
+        case _:
+            raise node.unsupported(f"activation '{name}'")
+
+
+def _fused_gemm(node: OnnxNode) -> str:
+    attrs = {k: v for k, v in node.attrs.items() if not k.startswith("activation")}
+    keys = [f"activation_{key}" for key in ("alpha", "beta", "gamma")]
+    parameters = tuple(node.number(key) for key in keys if key in node.attrs)
+    return _activated(node, node.call("Gemm", *node.inputs, **attrs), parameters)
+
+
+def _fused_conv(node: OnnxNode) -> str:
+    """Conv, plus the fourth input, then the activation"""
+    attrs = {k: v for k, v in node.attrs.items() if not k.startswith("activation")}
+    total = _biased(node, node.call("Conv", *node.inputs[:3], **attrs), 3)
+    return _activated(node, total, tuple(node.numbers("activation_params")))
+
+
+_WIDE = (DType.FLOAT32,)
+
+RULES = (
+    OnnxRule("DynamicQuantizeMatMul", _dynamic_quantize_matmul, DOMAIN, types=_WIDE),
+    OnnxRule("MatMulIntegerToFloat", _matmul_integer_to_float, DOMAIN, "scales of float32", BYTES),
+    OnnxRule("QGemm", _qgemm, DOMAIN, types=BYTES),
+    OnnxRule("FusedMatMul", _fused_matmul, DOMAIN),
+    OnnxRule("FusedGemm", _fused_gemm, DOMAIN),
+    OnnxRule("FusedConv", _fused_conv, DOMAIN),
+)
