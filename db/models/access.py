@@ -1,0 +1,70 @@
+"""Who may do what, how often, and what was done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.models.base import Base, Json
+from db.types import SerialId
+
+
+class TokenRow(Base):
+    __tablename__ = "tokens"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(unique=True)  # sha256 of the secret
+    name: Mapped[str]
+    scopes: Mapped[list[Any]]
+    created_at: Mapped[float]
+    expires_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]
+    # quotas; NULL is what the service is set to
+    max_open_jobs: Mapped[int | None]
+    max_running_jobs: Mapped[int | None]
+    last_used_at: Mapped[float | None]
+    # the secret before the last rotation, and until when it is taken
+    previous_digest: Mapped[str | None] = mapped_column(unique=True)
+    previous_until: Mapped[float | None]
+
+
+class RateLimitRow(Base):
+    """A token bucket: what it held at some time."""
+
+    __tablename__ = "rate_limits"
+
+    bucket: Mapped[str] = mapped_column(primary_key=True)
+    level: Mapped[float]
+    at: Mapped[float]
+
+
+class IdempotencyRow(Base):
+    """A request that its client has named, and the first answer."""
+
+    __tablename__ = "idempotency_keys"
+
+    token_id: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    digest: Mapped[str]  # of method, path, query and body
+    holder: Mapped[str]  # who answers it
+    until: Mapped[float]  # when somebody else may, if there is no answer
+    status: Mapped[int | None]
+    answer: Mapped[bytes | None] = mapped_column(sa.LargeBinary)
+    created_at: Mapped[float] = mapped_column(index=True)
+
+
+class AuditRow(Base):
+    """An act that is written down: who, what, when, from where."""
+
+    __tablename__ = "audit"
+
+    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    at: Mapped[float] = mapped_column(index=True)
+    actor: Mapped[str]  # a token's id; "" for a command on the service's own machine
+    actor_name: Mapped[str]
+    origin: Mapped[str]
+    action: Mapped[str]
+    subject: Mapped[str]
+    detail: Mapped[Json]

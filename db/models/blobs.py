@@ -1,0 +1,40 @@
+"""Models, and the bytes that rows name."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.models.base import Base
+
+
+class ModelRow(Base):
+    __tablename__ = "models"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    owner: Mapped[str | None]
+    created_at: Mapped[float]
+
+
+class BlobRow(Base):
+    """Bytes that lie in the place for blobs, or are about to."""
+
+    __tablename__ = "blobs"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    bytes: Mapped[int | None] = mapped_column(sa.BigInteger)  # None: of an earlier release
+    created_at: Mapped[float]
+    touched_at: Mapped[float] = mapped_column(index=True)  # a row that names it may come soon after
+    doomed_until: Mapped[float | None]  # a sweep deletes its bytes: nobody writes them until then
+
+
+class BlobReferenceRow(Base):
+    """A row that names a blob: the blob stays while its holder is there."""
+
+    __tablename__ = "blob_references"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    holder: Mapped[str] = mapped_column(primary_key=True)

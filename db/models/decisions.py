@@ -1,0 +1,91 @@
+"""What was decided of whole models, and what runs of the tuner start from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.models.base import Base, Json
+from db.types import SerialId
+
+
+class GraphPlanRow(Base):
+    __tablename__ = "graph_plans"
+
+    model_digest: Mapped[str] = mapped_column(primary_key=True)
+    target_key: Mapped[str] = mapped_column(primary_key=True)
+    threads: Mapped[int] = mapped_column(primary_key=True)
+    numerics: Mapped[str] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    plan: Mapped[Json]
+    run_seconds: Mapped[float | None]
+    created_at: Mapped[float]
+    dims: Mapped[str]
+    codegen_version: Mapped[str]
+    decision: Mapped[Json | None]
+
+
+class VerdictRow(Base):
+    """What was decided of a model by a race, and what became of that.
+
+    Of its tuned schedules: which are served. Of its plans: the digest of the one that is.
+    """
+
+    __tablename__ = "verdicts"
+
+    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    kind: Mapped[str]
+    identity: Mapped[str] = mapped_column(index=True)
+    job_id: Mapped[str]
+    served: Mapped[str]
+    verdict: Mapped[Json]
+    created_at: Mapped[float]
+    state: Mapped[str]
+    reason: Mapped[str]  # why it is disputed or withdrawn
+    worker: Mapped[str]  # that raced
+    owner: Mapped[str]  # its token
+    backing: Mapped[str]
+    confirmed_by: Mapped[str | None]  # the worker that raced again
+    confirmation: Mapped[Json | None]  # what it said: Comparison as JSON
+
+
+class CostModelRow(Base):
+    """A trained cost model; its bytes are the blob of that digest."""
+
+    __tablename__ = "cost_models"
+
+    target_key: Mapped[str] = mapped_column(primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    digest: Mapped[str]
+    feature_version: Mapped[int]
+    objective: Mapped[str]
+    rows: Mapped[int]
+    tasks: Mapped[int]
+    trials: Mapped[int]  # that the target had when it was trained
+    scores: Mapped[Json]  # on held-out tasks
+    chance: Mapped[Json]  # of a random order of the same candidates
+    state: Mapped[str]
+    created_at: Mapped[float]
+    promoted_at: Mapped[float | None]
+
+
+class TuningRunRow(Base):
+    """What a run of the tune loop is repeated from, and what it forecast."""
+
+    __tablename__ = "tuning_runs"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    starts: Mapped[int]
+    options: Mapped[Json]
+    inputs: Mapped[list[Any]]
+    adopted: Mapped[list[Any] | None]
+    journal: Mapped[list[Any] | None]
+    ended: Mapped[str | None]
+    trials: Mapped[int | None]
+    seconds: Mapped[float | None]
+    model_seconds: Mapped[float | None]
+    forecast_gain: Mapped[float | None]
+    forecast_error: Mapped[Json | None]
+    started_at: Mapped[float]
+    finished_at: Mapped[float | None]

@@ -1,0 +1,126 @@
+"""The queue between tuners and workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.models.base import Base, Json
+from db.types import SerialId
+
+
+class WorkerRow(Base):
+    __tablename__ = "workers"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    target_keys: Mapped[list[Any]]
+    device: Mapped[Json]
+    protocol: Mapped[int]
+    owner: Mapped[str | None]
+    draining: Mapped[bool]
+    gone: Mapped[bool]
+    last_heartbeat: Mapped[float]
+    leases_lost: Mapped[int]
+    created_at: Mapped[float]
+    speed: Mapped[Json | None]  # of the reference kernel, as last reported
+    condition: Mapped[Json | None]  # temperature, load, clock and governor, as last reported
+    # quarantine: since when, why, when it may try one request, how often it came to that
+    quarantined_at: Mapped[float | None]
+    quarantine_reason: Mapped[str | None]
+    canary_at: Mapped[float | None]
+    quarantines: Mapped[int]
+    readmitted_at: Mapped[float | None]  # its failures before do not count
+
+
+class RequestRow(Base):
+    """A batch of candidates to measure: the queue between tuner and workers."""
+
+    __tablename__ = "measure_requests"
+    __table_args__ = (
+        sa.Index(None, "job_id"),
+        # what a claim looks for, in the order in which it takes them: as small as the queue,
+        # however many finished requests are kept
+        sa.Index(
+            "ix_measure_requests_queued",
+            "target_key",
+            sa.text("priority DESC"),
+            "serial",
+            sqlite_where=sa.text("state = 'queued'"),
+            postgresql_where=sa.text("state = 'queued'"),
+        ),
+        # what a tuner looks for: outcomes that it has not stored
+        sa.Index(
+            "ix_measure_requests_unstored",
+            "job_id",
+            sqlite_where=sa.text("state NOT IN ('queued', 'leased') AND NOT acknowledged"),
+            postgresql_where=sa.text("state NOT IN ('queued', 'leased') AND NOT acknowledged"),
+        ),
+    )
+
+    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(unique=True)
+    job_id: Mapped[str | None]
+    target_key: Mapped[str]
+    only_worker: Mapped[str | None]
+    priority: Mapped[int]
+    payload: Mapped[Json]
+    blob_digests: Mapped[list[Any]]
+    state: Mapped[str]
+    attempt: Mapped[int]
+    max_attempts: Mapped[int]
+    not_before: Mapped[float]  # nobody takes it earlier
+    lease_id: Mapped[str | None]  # the last one
+    worker_id: Mapped[str | None]  # the last one that took it
+    result: Mapped[Json | None]
+    error: Mapped[str | None]
+    acknowledged: Mapped[bool]  # the tuner has stored the trials
+    created_at: Mapped[float]
+    finished_at: Mapped[float | None]
+
+
+class LeaseRow(Base):
+    """A request in a worker's hands: one row for each time that one took it."""
+
+    __tablename__ = "leases"
+    __table_args__ = (
+        sa.Index(None, "request_id"),
+        # what a sweep looks for, and a worker's failures: few rows, however many have ended
+        sa.Index(
+            "ix_leases_live",
+            "deadline",
+            sqlite_where=sa.text("ended_at IS NULL"),
+            postgresql_where=sa.text("ended_at IS NULL"),
+        ),
+        sa.Index(
+            "ix_leases_blamed",
+            "worker_id",
+            "ended_at",
+            sqlite_where=sa.text("blame IS NOT NULL"),
+            postgresql_where=sa.text("blame IS NOT NULL"),
+        ),
+        # what a claim that is sent again brought the first time
+        sa.Index(
+            "ix_leases_claimed",
+            "claim_id",
+            sqlite_where=sa.text("ended_at IS NULL AND claim_id IS NOT NULL"),
+            postgresql_where=sa.text("ended_at IS NULL AND claim_id IS NOT NULL"),
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)  # 128 random bits in hexadecimal
+    request_id: Mapped[str]
+    worker_id: Mapped[str]
+    token_id: Mapped[str | None]  # that the worker had when it took it
+    claim_id: Mapped[str | None]  # the worker's name for the claim that brought it
+    attempt: Mapped[int]
+    taken_at: Mapped[float]
+    deadline: Mapped[float]
+    ended_at: Mapped[float | None]
+    outcome: Mapped[str | None]
+    blame: Mapped[str | None]
+    error: Mapped[str | None]
+    result_key: Mapped[str | None]
+    late_result: Mapped[Json | None]  # came after somebody else had the request

@@ -1,0 +1,123 @@
+"""What was measured, and what is served of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.models.base import Base, Json
+from db.types import SerialId
+
+
+class TrialRow(Base):
+    __tablename__ = "trials"
+    __table_args__ = (
+        sa.Index(None, "workload_key", "target_key", "threads", "numerics"),
+        sa.Index(None, "job_id"),
+    )
+
+    # `serial` is the order of arrival; `id` names the trial, so that it is saved once.
+    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(unique=True)
+    workload_key: Mapped[str]
+    target_key: Mapped[str]
+    threads: Mapped[int]
+    numerics: Mapped[str]
+    phase: Mapped[str]
+    job_id: Mapped[str]
+    algorithm: Mapped[str]
+    schedule: Mapped[Json]
+    schedule_digest: Mapped[str]
+    codegen_version: Mapped[str]
+    origin: Mapped[str]  # who suggested it
+    # the measurement
+    status: Mapped[str]
+    error: Mapped[str]
+    samples_seconds: Mapped[list[Any]]
+    run_seconds: Mapped[float | None]  # the fastest sample
+    max_error: Mapped[float | None]
+    tolerance: Mapped[float]
+    seeds: Mapped[list[Any]]
+    reference_digest: Mapped[str]
+    object_digest: Mapped[str]
+    build_seconds: Mapped[float]
+    measure_seconds: Mapped[float]
+    worker: Mapped[str]
+    device: Mapped[Json]
+    measured_at: Mapped[float]
+    checks: Mapped[int]  # draws of the inputs on which the output was right
+    comparison: Mapped[Json | None]  # with the incumbent, in pairs
+    speed: Mapped[Json | None]  # of the reference kernel meanwhile
+    stored_at: Mapped[float]
+    withdrawn: Mapped[bool]  # nobody learns from it any more
+
+
+class RetiredTrialsRow(Base):
+    """A record key of which trials were forgotten by age, and when the oldest of them came."""
+
+    __tablename__ = "retired_trials"
+
+    workload_key: Mapped[str] = mapped_column(primary_key=True)
+    target_key: Mapped[str] = mapped_column(primary_key=True)
+    threads: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    numerics: Mapped[str] = mapped_column(primary_key=True)
+    oldest_at: Mapped[float]
+
+
+class RecordRow(Base):
+    """A schedule that was the best of its key when it was made, and what became of it.
+
+    Served is the newest `confirmed` one of a key.
+    """
+
+    __tablename__ = "records"
+    __table_args__ = (
+        sa.Index(None, "workload_key", "target_key", "threads", "numerics", "state"),
+        sa.Index(None, "target_key"),
+        sa.Index(None, "job_id"),
+        sa.Index(None, "worker"),
+    )
+
+    # `serial` is the order in which they became records; `id` names the evidence
+    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(unique=True)
+    workload_key: Mapped[str]
+    target_key: Mapped[str]
+    threads: Mapped[int]
+    numerics: Mapped[str]
+    state: Mapped[str]
+    reason: Mapped[str]  # why it is disputed or withdrawn
+    job_id: Mapped[str]
+    worker: Mapped[str]
+    trial_id: Mapped[str]
+    algorithm: Mapped[str]
+    schedule: Mapped[Json]
+    schedule_digest: Mapped[str]
+    object_digest: Mapped[str]
+    codegen_version: Mapped[str]
+    compiler_version: Mapped[str]
+    # how fast, and how sure that is
+    run_seconds: Mapped[float]
+    samples: Mapped[int]  # how many
+    spread: Mapped[float]  # (median - fastest) / fastest of the samples
+    # the certificate, and what measured it: Measurement as JSON
+    measurement: Mapped[Json]
+    # what a second measurement said: Measurement as JSON
+    confirmation: Mapped[Json | None]
+    # whose word it is: the worker's token, how much that is worth, and the second worker
+    owner: Mapped[str]
+    backing: Mapped[str]
+    confirmed_by: Mapped[str | None]
+    measured_at: Mapped[float]
+    stored_at: Mapped[float]
+
+
+class RecordUseRow(Base):
+    """A job whose artifact was built with a record."""
+
+    __tablename__ = "record_uses"
+
+    record_id: Mapped[str] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(primary_key=True, index=True)

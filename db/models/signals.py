@@ -1,0 +1,41 @@
+"""What processes tell each other."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.models.base import Base
+from db.types import SerialId
+
+
+class SweepRow(Base):
+    """What one process does for all: who does it, until when, and when it was last done."""
+
+    __tablename__ = "sweeps"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    holder: Mapped[str]
+    until: Mapped[float]
+    swept_at: Mapped[float]
+
+
+class NoticeRow(Base):
+    """What SQLite's transactions announce, the last few (`db.notices`); PostgreSQL has NOTIFY."""
+
+    __tablename__ = "notices"
+    # numbers that were given once are not given again: a gap tells that rows were missed
+    __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012 (SQLAlchemy's own protocol)
+
+    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    topic: Mapped[str]
+
+
+class LookupChangeRow(Base):
+    """What lookups answer otherwise than before, the last few (`db.changes`)."""
+
+    __tablename__ = "lookup_changes"
+    # numbers that were given once are not given again: they tell how far behind a reader is
+    __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012 (SQLAlchemy's own protocol)
+
+    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    key: Mapped[str]
