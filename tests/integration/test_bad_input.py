@@ -30,7 +30,7 @@ from service.api.app import create_app
 from service.embedded import owner_token, read_token
 from service.settings import Settings
 from service.storage import open_storage
-from tests.unit.service.test_jobs_api import onnx_bytes
+from tests.unit.service.api_calls import onnx_bytes
 
 FLOAT = TensorProto.FLOAT
 LIMIT_SECONDS = 60

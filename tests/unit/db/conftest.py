@@ -22,8 +22,15 @@ from db.migrate import upgrade
 from db.models import Base
 from db.stores.blob_folder import BlobFolder
 from db.stores.blobs import BlobStore
+from db.stores.events import EventStore
 from db.stores.jobs import JobStore
+from db.stores.leases import LeaseStore
 from db.stores.models import ModelStore
+from db.stores.record_ledger import RecordLedger
+from db.stores.records import SqlRecordStore
+from db.stores.tokens import TokenStore
+from db.stores.verdicts import VerdictStore
+from db.stores.workers import WorkerStore
 
 
 class Clock:
@@ -119,3 +126,38 @@ def jobs(engine: sa.Engine, clock: Clock) -> JobStore:
 def model_digest(models: ModelStore) -> str:
     """A model that jobs can be created for."""
     return models.add(b"an ONNX model", "net.onnx").digest
+
+
+@pytest.fixture
+def events(engine: sa.Engine, clock: Clock) -> EventStore:
+    return EventStore(engine, clock)
+
+
+@pytest.fixture
+def leases(engine: sa.Engine, clock: Clock) -> LeaseStore:
+    return LeaseStore(engine, clock)
+
+
+@pytest.fixture
+def workers(engine: sa.Engine, clock: Clock) -> WorkerStore:
+    return WorkerStore(engine, clock)
+
+
+@pytest.fixture
+def tokens(engine: sa.Engine, clock: Clock) -> TokenStore:
+    return TokenStore(engine, clock)
+
+
+@pytest.fixture
+def records(engine: sa.Engine, clock: Clock) -> SqlRecordStore:
+    return SqlRecordStore(engine, clock)
+
+
+@pytest.fixture
+def ledger(engine: sa.Engine, clock: Clock) -> RecordLedger:
+    return RecordLedger(engine, clock)
+
+
+@pytest.fixture
+def verdicts(engine: sa.Engine, clock: Clock) -> VerdictStore:
+    return VerdictStore(engine, clock)

@@ -32,16 +32,6 @@ KEY = RecordKey("w" * 64, "t" * 64, 1, "fast")
 OTHER = replace(KEY, workload_key="v" * 64)
 
 
-@pytest.fixture
-def records(engine: sa.Engine, clock: Any) -> SqlRecordStore:
-    return SqlRecordStore(engine, clock)
-
-
-@pytest.fixture
-def ledger(engine: sa.Engine, clock: Any) -> RecordLedger:
-    return RecordLedger(engine, clock)
-
-
 def measured(seconds: float, worker: str = "board") -> Measurement:
     return Measurement(
         Status.OK,

@@ -50,11 +50,6 @@ def trial(number: int, measurement: Measurement = GOOD, key: RecordKey = KEY) ->
     return Trial(name, key, schedule, measurement, Phase.SCREEN, "job", "cg1")
 
 
-@pytest.fixture
-def records(engine: sa.Engine, clock: Any) -> SqlRecordStore:
-    return SqlRecordStore(engine, clock)
-
-
 class TestConformance:
     """What the protocol says, on every record store."""
 

@@ -37,16 +37,6 @@ def keep(engine: sa.Engine, clock: Any) -> RetentionStore:
     return RetentionStore(engine, clock)
 
 
-@pytest.fixture
-def records(engine: sa.Engine, clock: Any) -> SqlRecordStore:
-    return SqlRecordStore(engine, clock)
-
-
-@pytest.fixture
-def ledger(engine: sa.Engine, clock: Any) -> RecordLedger:
-    return RecordLedger(engine, clock)
-
-
 def trial(tile: int, job_id: str = "job", key: Any = KEY) -> Trial:
     schedule = Schedule.of("direct", tile_n=tile)
     return Trial(
@@ -141,21 +131,23 @@ def test_a_job_that_is_open_loses_nothing(
 
 def test_the_newest_artifact_of_each_kind_stays_with_its_job_and_its_verdict(
     keep: RetentionStore,
-    engine: sa.Engine,
+    verdicts: VerdictStore,
     jobs: JobStore,
-    models: ModelStore,
     blobs: BlobStore,
+    model_digest: str,
     clock: Any,
 ) -> None:
-    verdicts = VerdictStore(engine, clock)
-    model = models.add(b"net", "net.onnx").digest
     kinds: list[dict[str, Any]] = [
         *({}, {"threads": 2}, {"numerics": "strict"}, {"target_key": "t"}),
         {"options": {"dims": {"n": 8}}},
     ]
-    old = [finish(jobs, blobs, clock, model, b"old %d" % i, **k) for i, k in enumerate(kinds)]
-    new = [finish(jobs, blobs, clock, model, b"new %d" % i, **k) for i, k in enumerate(kinds)]
-    failed = jobs.create(model, "host").id
+    old = [
+        finish(jobs, blobs, clock, model_digest, b"old %d" % i, **k) for i, k in enumerate(kinds)
+    ]
+    new = [
+        finish(jobs, blobs, clock, model_digest, b"new %d" % i, **k) for i, k in enumerate(kinds)
+    ]
+    failed = jobs.create(model_digest, "host").id
     jobs.cancel(failed)
     for name in (*old, *new):
         verdicts.add(VerdictKind.SCHEDULES, f"race of {name}", name, "tuned", {"of": name})
@@ -171,7 +163,7 @@ def test_the_newest_artifact_of_each_kind_stays_with_its_job_and_its_verdict(
     assert verdicts.forget(old[0]).total() == 1, "what a newer one took the place of is gone"
     blobs.sweep(60)
     artifacts = {jobs.get(name).artifact_digest for name in new}
-    assert set(blobs.digests()) == {model, *artifacts}
+    assert set(blobs.digests()) == {model_digest, *artifacts}
 
 
 def test_jobs_that_were_built_with_a_served_record_stay_until_it_is_superseded(
@@ -201,13 +193,12 @@ def test_a_job_goes_with_all_that_is_its_own_and_then_its_model(
     keep: RetentionStore,
     engine: sa.Engine,
     jobs: JobStore,
-    models: ModelStore,
     blobs: BlobStore,
+    model_digest: str,
     clock: Any,
 ) -> None:
-    model = models.add(b"net", "net.onnx").digest
     runs = RunStore(engine, clock)
-    job = jobs.create(model, "host")
+    job = jobs.create(model_digest, "host")
     taken = jobs.claim("tuner", 30)
     assert taken is not None
     TaskStore(engine, clock).put(taken[0], [JobTask("w", "conv", 1, 1.0)])

@@ -13,11 +13,6 @@ from db.stores.statements import table_of
 from db.stores.tokens import USED_SECONDS, Scope, TokenStore
 
 
-@pytest.fixture
-def tokens(engine: sa.Engine, clock: Any) -> TokenStore:
-    return TokenStore(engine, clock)
-
-
 def test_only_the_digest_is_kept(tokens: TokenStore, engine: sa.Engine) -> None:
     secret, token = tokens.create("ci", [Scope.SUBMIT, Scope.READ])
     assert len(secret) >= 43  # 256 bits in base64

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-import sqlalchemy as sa
-
 from db.standing import Backing, Standing, Witness
 from db.stores.verdicts import StoredVerdict, VerdictKind, VerdictStore
 from db.stores.workers import WorkerStore
 
 SCHEDULES = VerdictKind.SCHEDULES
 SAID = {"comparisons": [{"ratio": 0.9}]}
-
-
-@pytest.fixture
-def verdicts(engine: sa.Engine, clock: Any) -> VerdictStore:
-    return VerdictStore(engine, clock)
-
-
-@pytest.fixture
-def workers(engine: sa.Engine, clock: Any) -> WorkerStore:
-    return WorkerStore(engine, clock)
 
 
 def believed(verdicts: VerdictStore, identity: str = "a", job: str = "") -> Any:

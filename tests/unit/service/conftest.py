@@ -19,15 +19,20 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from db.storage import Storage
+from db.stores.jobs import Job
 from db.stores.tokens import Scope
 from service.api.app import create_app
 from service.api.server import server_config
 from service.embedded import owner_token
+from service.jobs import job_run
+from service.jobs.tuner_process import TunerProcess
 from service.settings import Settings
 from service.storage import open_storage
 from service.worker import process as worker_module
 from service.worker.options import WorkerOptions
+from tests.unit.service.tuners import LocalWorker, model_bytes
 from tests.unit.service.workers import FakeSandbox, Running
+from tests.unit.tuner.fakes import FakeBuilder
 
 
 @pytest.fixture(autouse=True)
@@ -161,3 +166,20 @@ def start(options: WorkerOptions, sandbox: type[FakeSandbox]) -> Iterator[Callab
     yield begin
     for running in started:
         running.end()
+
+
+@pytest.fixture
+def job(storage: Storage) -> Job:
+    """A job of the smallest model."""
+    digest = storage.models.add(model_bytes(), "tiny").digest
+    return storage.jobs.create(digest, "host", options={"trials": 4, "seconds": None})
+
+
+@pytest.fixture
+def tuner(settings: Settings, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> TunerProcess:
+    """A tuner that builds nothing."""
+    fast = settings.model_copy(update={"job_lease_seconds": 0.4})
+    process = TunerProcess(fast, storage, "test")
+    monkeypatch.setattr(TunerProcess, "builder", FakeBuilder())
+    monkeypatch.setattr(job_run, "LeasedDevice", LocalWorker)
+    return process

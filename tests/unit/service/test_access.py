@@ -16,8 +16,8 @@ from service.api.app import create_app
 from service.cli import run as run_cli
 from service.embedded import owner_token, read_token
 from service.settings import Settings
+from tests.unit.service.api_calls import onnx_bytes, problem, submit, upload
 from tests.unit.service.conftest import with_scopes
-from tests.unit.service.test_jobs_api import onnx_bytes, problem, submit, upload
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 
 

@@ -17,8 +17,8 @@ from service.api.conditional import JsonAnswer
 from service.api.routes import schedules
 from service.jobs.known_plan import plan_identity
 from service.settings import Settings
+from tests.unit.service.api_calls import upload
 from tests.unit.service.conftest import with_scopes
-from tests.unit.service.test_jobs_api import upload
 from tests.unit.service.test_served import TARGET, record
 
 WORKLOAD = "a" * 64

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from db.job_states import JobState
 from db.storage import Storage
-from tests.unit.service.test_jobs_api import onnx_bytes, problem, submit
+from tests.unit.service.api_calls import onnx_bytes, problem, submit
 
 
 def test_the_bytes_of_an_artifact_uploaded_as_a_model_leave_the_artifact(

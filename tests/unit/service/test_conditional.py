@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 
 from compiler.schedule.schedule import Schedule
 from db.storage import Storage
-from tests.unit.service.test_jobs_api import onnx_bytes, upload
+from tests.unit.service.api_calls import onnx_bytes, upload
 from tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 
 KEY = RecordKey("a" * 64, "b" * 64, 1, "fast")

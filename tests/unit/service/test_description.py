@@ -20,7 +20,7 @@ from service.api.refusals import refuses
 from service.api.schemas.bodies import ProblemView, RequestBody, View
 from service.api.schemas.fields import SHOWN_ID, SHOWN_KEY
 from service.settings import Settings
-from tests.unit.service.test_jobs_api import onnx_bytes, upload
+from tests.unit.service.api_calls import onnx_bytes, upload
 
 DESCRIBED = create_app(Settings()).openapi()
 

@@ -18,7 +18,7 @@ from service.cli import run as run_cli
 from service.client import Client
 from service.jobs.targets import target_key
 from service.jobs.tuning import store_artifact
-from tests.unit.service.test_jobs_api import onnx_bytes
+from tests.unit.service.api_calls import onnx_bytes
 from tuner.measure.wire import PROTOCOL
 
 PROGRESS = JobProgress("tuning", 1, 0, 40, 10, 2, 4e-3, 3e-3, 90.0, 0.05)

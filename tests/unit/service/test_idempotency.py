@@ -15,8 +15,8 @@ from db.stores.idempotency import IdempotencyStore
 from db.stores.tokens import Scope
 from service.api.housekeeping import tidy
 from service.settings import Settings
+from tests.unit.service.api_calls import onnx_bytes, problem, submit, upload
 from tests.unit.service.conftest import with_scopes
-from tests.unit.service.test_jobs_api import onnx_bytes, problem, submit, upload
 
 KEY = {"Idempotency-Key": "once"}
 REPLAYED = "Idempotency-Replayed"

@@ -17,7 +17,7 @@ from db.stores.tokens import Scope
 from service.api.app import create_app
 from service.client import Client
 from service.settings import Settings
-from tests.unit.service.test_jobs_api import problem, submit
+from tests.unit.service.api_calls import problem, submit
 from tuner.measure.measurement import Measurement, RecordKey, Status, Trial
 
 TOKEN = "X-Next-Page-Token"

@@ -17,7 +17,7 @@ from db.storage import Storage
 from db.stores.leases import NewRequest
 from service.cli import run as run_cli
 from service.jobs.job_spec import JobBudget
-from tests.unit.service.test_jobs_api import onnx_bytes
+from tests.unit.service.api_calls import onnx_bytes
 from tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 
 TARGET = "t" * 64

@@ -26,7 +26,8 @@ from service.jobs.shared_tasks import SharedTasks
 from service.jobs.tuner_process import TunerProcess
 from service.settings import Settings
 from tests.unit.service.leased import model_bytes
-from tests.unit.service.test_tuner_process import LocalWorker, running, until
+from tests.unit.service.tuners import LocalWorker, running
+from tests.unit.service.workers import until
 from tuner.events import Finished
 from tuner.measure.builder import ProcessBuilder
 from tuner.measure.measurement import Measurement, Phase, Status, Trial, TuningRecord

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,16 +18,14 @@ from db.stores.leases import NewRequest, RequestState
 from db.stores.workers import Health
 from service.signing import SigningKey
 from service.worker import measuring
-from service.worker.cache import BlobCache
 from service.worker.http import Api, Distrusted, Refused, Unreachable
-from service.worker.options import WorkerOptions, default_spool, parse_arguments
-from service.worker.process import main
+from service.worker.options import WorkerOptions
 from service.worker.state import Spooled, StateFolder
 from tests.measured import honest
-from tests.unit.service.workers import REFERENCE, TARGET, FakeSandbox, Running, queue, state, until
+from tests.unit.service.workers import TARGET, FakeSandbox, Running, queue, state, until
 from tuner.measure.run_result import RunResult, RunStatus
 from tuner.measure.run_wire import RunRequest, SpeedsWork
-from tuner.measure.wire import MeasureRequest, MeasureResult, digest_bytes
+from tuner.measure.wire import MeasureRequest, MeasureResult
 
 
 def test_a_worker_measures_and_reports(
@@ -302,19 +298,6 @@ def test_a_lease_that_the_service_did_not_sign_is_not_run(
     assert sandbox.measured == [] and not list(options.spool.glob("*/0/blobs/*"))
 
 
-def test_a_full_disk_does_not_lose_a_result(
-    storage: Storage, start: Callable[[], Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: StateFolder, entry: Spooled) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(StateFolder, "spool", full)
-    queue(storage, "a")
-    running = start()
-    until(lambda: state(storage, "a") is RequestState.DONE)
-    assert any("No space left" in line for line in running.log)
-
-
 def test_a_worker_says_what_confines_its_candidates(
     start: Callable[[], Running], sandbox: type[FakeSandbox], options: WorkerOptions
 ) -> None:
@@ -345,185 +328,7 @@ def test_workers_of_one_machine_have_users_of_their_own(
     assert (sandbox.confinement.memory_bytes, sandbox.confinement.cores) == (5, (0,))
 
 
-def test_a_blob_that_was_damaged_on_the_disk_is_not_loaded(
-    storage: Storage,
-    start: Callable[[], Running],
-    sandbox: type[FakeSandbox],
-    options: WorkerOptions,
-) -> None:
-    """The expected output is kept for the next batch; something wrote over it meanwhile."""
-    queue(storage, "a")
-    running = start()
-    until(lambda: state(storage, "a") is RequestState.DONE)
-    (kept,) = options.spool.rglob(f"blobs/{digest_bytes(REFERENCE)}")
-    kept.write_bytes(b"X" * len(REFERENCE))
-    queue(storage, "b")
-    until(lambda: state(storage, "b") is RequestState.DONE)
-    assert sandbox.measured == ["a", "b"]
-    assert any("was damaged on the disk" in line for line in running.log)
-    assert kept.read_bytes() == REFERENCE
-
-
-# ---- files
-
-
-def test_two_workers_never_share_a_folder(tmp_path: Path) -> None:
-    first = StateFolder(tmp_path, "http://a")
-    second = StateFolder(tmp_path, "http://a")
-    assert first.path != second.path
-    first.close()
-    assert StateFolder(tmp_path, "http://a").path == first.path
-
-
-def test_a_spooled_result_survives_and_is_forgotten(tmp_path: Path) -> None:
-    files = StateFolder(tmp_path, "s")
-    entry = Spooled("r", "3" * 32, "key", {"x": [1, 2]})
-    files.spool(entry)
-    files.close()
-    again = StateFolder(tmp_path, "s")
-    assert again.spooled() == [entry]
-    assert again.find_spooled("r") == entry
-    again.forget("r")
-    assert again.spooled() == []
-
-
-def test_the_cache_keeps_what_was_used_last_and_what_is_needed(tmp_path: Path) -> None:
-    cache = BlobCache(tmp_path, 250)
-    for number, name in enumerate(("needed", "old", "new")):
-        cache.path(name).write_bytes(b"x" * 100)
-        import os
-
-        os.utime(cache.path(name), (number, number))
-    cache.trim({"needed"})
-    assert ("needed" in cache, "old" in cache, "new" in cache) == (True, False, True)
-
-
-def test_a_damaged_download_does_not_appear(server: Any, owner: str, tmp_path: Path) -> None:
-    digest = server.storage.blobs.put(b"right")
-    server.storage.blobs.place.path(digest).write_bytes(b"wrong")
-    with pytest.raises(Unreachable, match="damaged"):
-        Api(server.url, owner).download(f"/v1/blobs/{digest}", digest, tmp_path / digest)
-    assert list(tmp_path.iterdir()) == [tmp_path / "data"]
-
-
-# ---- the command line
-
-COMMON = ("--server", "http://x", "--token", "t")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--server", "ftp://x", "--token", "t"], "is not an http or https URL"),
-        (["--server", "http://x"], "--token or --token-file"),
-        (["--server", "http://x", "--token-file", "/no/such"], "cannot be read"),
-        (["--server", "http://x", "--token", "t", "--cache-mib", "0"], "at least 1"),
-        (["--server", "http://x", "--token", "t", "--python", "'"], "no closing quotation"),
-        ([*COMMON, "--sandbox-mib", "12"], "at least 1024"),
-        ([*COMMON, "--sandbox-mib", "-1"], "at least 1024"),
-        ([*COMMON, "--sandbox-users", "0-5"], "no FIRST-LAST of users other than root"),
-        ([*COMMON, "--sandbox-users", "7-5"], "no FIRST-LAST"),
-        ([*COMMON, "--sandbox-users", "x"], "no FIRST-LAST"),
-        ([*COMMON, "--cores", "1,x"], "no list such as 2,4-7"),
-        ([*COMMON, "--cores", "3-1"], "no list such as"),
-        ([*COMMON, "--cores", "60000"], "may not run on 60000; it may on 0-2,5"),
-        ([*COMMON, "--service-key", "c2hvcnQ="], "'c2hvcnQ=' is no public key"),
-        ([*COMMON, "--service-key", "?"], "'?' is no public key"),
-    ],
-)
-def test_wrong_usage_is_one_sentence(
-    arguments: list[str],
-    sentence: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("service.worker.options.available_cores", lambda: {0, 1, 2, 5})
-    with pytest.raises(SystemExit) as ended:
-        parse_arguments(arguments, {})
-    assert ended.value.code == 2
-    assert sentence in capsys.readouterr().err
-
-
-def test_options_come_from_the_environment(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("secret\n")
-    environment = {
-        "TILEWRIGHT_SERVER": "https://s",
-        "TILEWRIGHT_SPOOL": str(tmp_path),
-        "TILEWRIGHT_PYTHON": "nice python3",
-    }
-    found = parse_arguments(["--token-file", str(file)], environment)
-    assert (found.server, found.token, found.spool) == ("https://s", "secret", tmp_path)
-    assert found.python == ("nice", "python3")
-
-
-def test_the_sandbox_is_set_up_by_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    assert parse_arguments(COMMON, {}).sandbox_users == (61_000, 61_255)
-    assert parse_arguments([*COMMON, "--sandbox-users", "none"], {}).sandbox_users is None
-    environment = {"TILEWRIGHT_SANDBOX_USERS": "5000-5001", "TILEWRIGHT_CORES": "0"}
-    found = parse_arguments([*COMMON, "--sandbox-mib", "2048"], environment)
-    assert (found.sandbox_users, found.cores) == ((5000, 5001), (0,))
-    assert found.sandbox_bytes == 2 << 30
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert parse_arguments(COMMON, {}).sandbox_users is None, "only root becomes somebody else"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the process list is Linux's")
-@pytest.mark.parametrize("form", [["--token", "s3cret"], ["--token=s3cret"]])
-def test_the_token_does_not_stay_in_the_process_list(form: list[str], tmp_path: Path) -> None:
-    """Any user of the machine may read the command lines of all."""
-    command = [sys.executable, "-m", "service.worker", "--server", "http://127.0.0.1:9", *form]
-    command += ["--spool", str(tmp_path)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            assert "waiting for the service" in process.stderr.readline()
-            shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
-        finally:
-            process.kill()
-    assert b"s3cret" not in shown and b"******" in shown
-
-
-def test_a_python_that_cannot_run_the_sandbox_is_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--server", "http://x", "--token", "t", "--spool", str(tmp_path)]
-    assert main([*options, "--python", "no-such-python -v"]) == 1
-    assert "--python: the command 'no-such-python -v' cannot be" in capsys.readouterr().err
-
-
-def test_a_spool_that_cannot_be_written_is_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    status = main(["--server", "http://x", "--token", "t", "--spool", str(tmp_path / "file")])
-    assert status == 1
-    assert "cannot be used" in capsys.readouterr().err
-
-
 def test_json_that_is_not_an_object_is_no_answer(server: Any, owner: str) -> None:
     with pytest.raises(Unreachable, match="JSON object"):
         Api(server.url, owner).call("GET", "/v1/jobs")
     assert json.dumps(Api(server.url, owner).call("GET", "/v1/health"))
-
-
-def test_the_service_packages_command_passes_the_options_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from service.cli import run
-
-    given: list[list[str]] = []
-    monkeypatch.setattr("service.worker.process.main", lambda a: given.append(a) or 0)
-    options = ["--cores", "0", "--sandbox-users", "5000-5001", "--sandbox-mib", "2048"]
-    assert run(["worker", *COMMON, *options]) == 0
-    found = parse_arguments(given[0], {})
-    assert (found.cores, found.sandbox_bytes, found.token) == ((0,), 2 << 30, "t")
-    assert "5000-5001" in given[0]
-
-
-def test_the_spool_lies_where_the_owner_or_the_desktop_says() -> None:
-    home = Path.home() / ".local" / "state" / "tilewright"
-    assert default_spool({}) == default_spool({"XDG_STATE_HOME": ""}) == home
-    assert default_spool({"XDG_STATE_HOME": "/state"}) == Path("/state/tilewright")
-    assert default_spool({"XDG_STATE_HOME": "/state", "TILEWRIGHT_SPOOL": "/s"}) == Path("/s")

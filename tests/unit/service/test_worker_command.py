@@ -1,0 +1,110 @@
+"""The command line of the worker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from service.worker.options import parse_arguments
+from service.worker.process import main
+
+COMMON = ("--server", "http://x", "--token", "t")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--server", "ftp://x", "--token", "t"], "is not an http or https URL"),
+        (["--server", "http://x"], "--token or --token-file"),
+        (["--server", "http://x", "--token-file", "/no/such"], "cannot be read"),
+        (["--server", "http://x", "--token", "t", "--cache-mib", "0"], "at least 1"),
+        (["--server", "http://x", "--token", "t", "--python", "'"], "no closing quotation"),
+        ([*COMMON, "--sandbox-mib", "12"], "at least 1024"),
+        ([*COMMON, "--sandbox-mib", "-1"], "at least 1024"),
+        ([*COMMON, "--sandbox-users", "0-5"], "no FIRST-LAST of users other than root"),
+        ([*COMMON, "--sandbox-users", "7-5"], "no FIRST-LAST"),
+        ([*COMMON, "--sandbox-users", "x"], "no FIRST-LAST"),
+        ([*COMMON, "--cores", "1,x"], "no list such as 2,4-7"),
+        ([*COMMON, "--cores", "3-1"], "no list such as"),
+        ([*COMMON, "--cores", "60000"], "may not run on 60000; it may on 0-2,5"),
+        ([*COMMON, "--service-key", "c2hvcnQ="], "'c2hvcnQ=' is no public key"),
+        ([*COMMON, "--service-key", "?"], "'?' is no public key"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(
+    arguments: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("service.worker.options.available_cores", lambda: {0, 1, 2, 5})
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(arguments, {})
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_options_come_from_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    environment = {
+        "TILEWRIGHT_SERVER": "https://s",
+        "TILEWRIGHT_SPOOL": str(tmp_path),
+        "TILEWRIGHT_PYTHON": "nice python3",
+    }
+    found = parse_arguments(["--token-file", str(file)], environment)
+    assert (found.server, found.token, found.spool) == ("https://s", "secret", tmp_path)
+    assert found.python == ("nice", "python3")
+
+
+def test_the_sandbox_is_set_up_by_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert parse_arguments(COMMON, {}).sandbox_users == (61_000, 61_255)
+    assert parse_arguments([*COMMON, "--sandbox-users", "none"], {}).sandbox_users is None
+    environment = {"TILEWRIGHT_SANDBOX_USERS": "5000-5001", "TILEWRIGHT_CORES": "0"}
+    found = parse_arguments([*COMMON, "--sandbox-mib", "2048"], environment)
+    assert (found.sandbox_users, found.cores) == ((5000, 5001), (0,))
+    assert found.sandbox_bytes == 2 << 30
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert parse_arguments(COMMON, {}).sandbox_users is None, "only root becomes somebody else"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the process list is Linux's")
+@pytest.mark.parametrize("form", [["--token", "s3cret"], ["--token=s3cret"]])
+def test_the_token_does_not_stay_in_the_process_list(form: list[str], tmp_path: Path) -> None:
+    """Any user of the machine may read the command lines of all."""
+    command = [sys.executable, "-m", "service.worker", "--server", "http://127.0.0.1:9", *form]
+    command += ["--spool", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert "waiting for the service" in process.stderr.readline()
+            shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        finally:
+            process.kill()
+    assert b"s3cret" not in shown and b"******" in shown
+
+
+def test_a_python_that_cannot_run_the_sandbox_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--server", "http://x", "--token", "t", "--spool", str(tmp_path)]
+    assert main([*options, "--python", "no-such-python -v"]) == 1
+    assert "--python: the command 'no-such-python -v' cannot be" in capsys.readouterr().err
+
+
+def test_the_service_packages_command_passes_the_options_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from service.cli import run
+
+    given: list[list[str]] = []
+    monkeypatch.setattr("service.worker.process.main", lambda a: given.append(a) or 0)
+    options = ["--cores", "0", "--sandbox-users", "5000-5001", "--sandbox-mib", "2048"]
+    assert run(["worker", *COMMON, *options]) == 0
+    found = parse_arguments(given[0], {})
+    assert (found.cores, found.sandbox_bytes, found.token) == ((0,), 2 << 30, "t")
+    assert "5000-5001" in given[0]
