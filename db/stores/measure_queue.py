@@ -17,7 +17,7 @@ from db.engine import reading, writing
 from db.errors import StaleLeaseError
 from db.job_states import JobState
 from db.models import JobRow, LeaseRow, RequestRow
-from db.notices import announce, queue_topic
+from db.notices import announce, is_queued, queue_topic
 from db.stores.blob_references import BlobKind, refer
 from db.stores.requests import JsonObject, LeaseOutcome, NewRequest, RequestState, RequestStatus
 from db.stores.statements import chunks, table_of, upsert
@@ -177,6 +177,22 @@ class MeasureQueue:
             wanted.append(requests.c.job_id == job_id)
         with writing(self._engine) as connection:
             return sum(_cancel(connection, which, self._now()) for which in wanted)
+
+    def hand_on(self, request_ids: Sequence[str], worker_id: str) -> Sequence[str]:
+        """Let another worker have requests that nobody has taken yet; which they are."""
+        waiting = (
+            sa.select(requests.c.id, requests.c.target_key)
+            .where(requests.c.id.in_(list(request_ids)), is_queued())
+            .order_by(requests.c.serial)
+            .with_for_update()
+        )
+        with writing(self._engine) as connection:
+            found = connection.execute(waiting).all()
+            names = [row.id for row in found]
+            update = sa.update(requests).where(requests.c.id.in_(names))
+            connection.execute(update.values(only_worker=worker_id))
+            announce(connection, {queue_topic(row.target_key) for row in found})
+        return names
 
     def prune(self, older_than_seconds: float) -> int:
         """Delete final requests that finished that long ago and that nobody waits for, with their

@@ -214,8 +214,8 @@ class WorkerStore:
             query = sa.select(*self._columns())
             return _oldest_first.page(connection, query, wanted, limit, after)
 
-    def healths(self, target_key: str, worker_id: str | None = None) -> Counter[Health]:
-        """How many workers for a target are how well; of one worker, if it is named.
+    def healths(self, target_key: str, worker_ids: Collection[str] = ()) -> Counter[Health]:
+        """How many workers for a target are how well; of these, if any are named.
 
         What a tuner asks all the time: it reads no facts of devices, which are most of a row.
         """
@@ -226,8 +226,8 @@ class WorkerStore:
             _workers.c.quarantined_at,
             self._silent_seconds(),
         )
-        if worker_id is not None:
-            query = query.where(_workers.c.id == worker_id)
+        if worker_ids:
+            query = query.where(_workers.c.id.in_(sorted(worker_ids)))
         with reading(self._engine) as connection:
             rows = connection.execute(query)
             return Counter(

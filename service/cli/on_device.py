@@ -57,7 +57,7 @@ def device_for(on: str | None, target: str, storage: Storage) -> Iterator[tuple[
         if chosen.key not in worker.target_keys:
             raise UserError(f"worker '{worker.name}' does not run target '{chosen.name}'")
     job_id = f"on-{secrets.token_hex(8)}"
-    with LeasedDevice(storage, job_id, chosen, CancelToken(), CancelToken(), worker.id) as device:
+    with LeasedDevice(storage, job_id, chosen, CancelToken(), CancelToken(), [worker.id]) as device:
         try:
             yield device, chosen
         finally:

@@ -42,6 +42,9 @@ this, because the first device said what its default takes."""
 CONFIRM_SECONDS = 120.0
 """How long a job waits for second measurements."""
 
+ROUNDS = 2
+"""How often others are asked: once more where those who were asked went away."""
+
 _CONTRADICTS = (Status.CRASH, Status.RUN_ERROR, Status.RUN_TIMEOUT, Status.WRONG_ANSWER)
 
 
@@ -133,31 +136,50 @@ class SecondMeasurements:
         def stopped() -> bool:
             return self.token.cancelled or self.clock() >= ends
 
-        storage, device = self.storage, self.device
-        groups: dict[Witness, list[StoredRecord]] = defaultdict(list)
-        for one in waiting:
-            groups[one.witness].append(one)
-        confirmed, disputed = 0, []
-        for witness, records in groups.items():
-            runner = device.beside(witness).runner
-            trials = FixedTrials(
-                self.builder, runner, storage.records, options, self.references
-            ).measure((_wanted(by_key[one.record.key], one) for one in records), stopped)
-            for one in records:
-                task = by_key[one.record.key]
-                second = _of(trials, task, one.record.schedule.digest)
-                if second is None:
-                    continue
-                reason = contradiction(
-                    one.record.measurement, second, _default_ratio(task, one, trials, storage)
-                )
-                if reason:
-                    if storage.ledger.dispute(one.id, second, reason):
-                        tell(storage, storage.ledger.uses(one.id), reason, [one.id])
-                    disputed.append(f"'{task.name}': {reason}")
-                elif second.certified:
-                    confirmed += storage.ledger.confirm(one.id, second, ours=device.trusted)
-        return Confirmed(confirmed, tuple(disputed))
+        found = Confirmed()
+        least: dict[Witness, int] = {}
+        left = list(waiting)
+        for _ in range(ROUNDS):
+            groups: dict[Witness, list[StoredRecord]] = defaultdict(list)
+            for one in left:
+                groups[one.witness].append(one)
+            left = []
+            for witness, records in groups.items():
+                worth = self.device.worth(witness).rank
+                if worth < least.setdefault(witness, worth):
+                    continue  # who is left tells less than who went away
+                trials = FixedTrials(
+                    self.builder,
+                    self.device.beside(witness).runner,
+                    self.storage.records,
+                    options,
+                    self.references,
+                ).measure((_wanted(by_key[one.record.key], one) for one in records), stopped)
+                for one in records:
+                    task = by_key[one.record.key]
+                    second = _of(trials, task, one.record.schedule.digest)
+                    if second is None:
+                        left.append(one)
+                    else:
+                        found += self._judge(one, task, second, trials)
+            if stopped():
+                break
+        return found
+
+    def _judge(
+        self, one: StoredRecord, task: Task, second: Measurement, trials: Sequence[Trial]
+    ) -> Confirmed:
+        """What a second measurement, one of these trials, makes of a record."""
+        storage = self.storage
+        ratio = _default_ratio(task, one, trials, storage)
+        reason = contradiction(one.record.measurement, second, ratio)
+        if reason:
+            if storage.ledger.dispute(one.id, second, reason):
+                tell(storage, storage.ledger.uses(one.id), reason, [one.id])
+            return Confirmed(disputed=(f"'{task.name}': {reason}",))
+        ours = self.device.trusted
+        held = second.certified and storage.ledger.confirm(one.id, second, ours=ours)
+        return Confirmed(int(held))
 
 
 def contradiction(first: Measurement, second: Measurement, devices_ratio: float | None) -> str:

@@ -131,7 +131,7 @@ class JobRun:
                 target,
                 hold.interrupt,
                 hold.cancel,
-                job.worker_id,
+                () if job.worker_id is None else (job.worker_id,),
                 absent_seconds=0.0 if alone else AWAY_SECONDS,
                 # nobody can tell when a worker for the target of an earlier release's job is there
                 gives_back=not alone and job.target_key is not None,

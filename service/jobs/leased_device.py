@@ -51,9 +51,10 @@ LIMIT_SECONDS = 300.0
 
 
 class LeasedDevice:
-    """All workers of one target, or a single one. A context.
+    """All workers of one target, or some of them. A context.
 
-    All runs of a job go to one worker (`RunQueue`); kernels are measured by all of the target.
+    All runs of a job go to one worker (`RunQueue`); kernels are measured by all of the target, or
+    by those that are named in turn (`RemoteRunner`).
     Methods that run something raise Interrupted and JobCancelled beside DeviceError.
 
     Args:
@@ -62,10 +63,13 @@ class LeasedDevice:
         target: what code is generated for.
         interrupt: set when this process must let go of the job.
         cancel: set when the user wants the job to end.
-        worker_id: the only worker that may be asked.
+        worker_ids: the only workers that may be asked, the first ones first; empty for all.
         absent_seconds: how long a run waits while nobody can take it.
         gives_back: whether the job is given back then (WorkerAbsent), to wait for a worker.
         limit_seconds: wall time that one step of a run may take.
+        second: whether a second opinion is asked for: it is never what was said before.
+        canaries: whether a worker in quarantine is waited for.
+        priority: of kernels that are measured, beside those of others.
     """
 
     def __init__(
@@ -75,16 +79,22 @@ class LeasedDevice:
         target: Target,
         interrupt: CancelToken,
         cancel: CancelToken,
-        worker_id: str | None = None,
+        worker_ids: Sequence[str] = (),
         *,
         absent_seconds: float = ABSENT_SECONDS,
         gives_back: bool = False,
         limit_seconds: float = LIMIT_SECONDS,
+        second: bool = False,
+        canaries: bool = True,
+        priority: int = 0,
     ) -> None:
         self._storage = storage
         self._job_id = job_id
         self._target = target
         self._tokens = interrupt, cancel
+        self._worker_ids = tuple(worker_ids)
+        self._gives_back = gives_back
+        self._priority = priority
         self._absent_seconds = absent_seconds
         self._limit_seconds = limit_seconds
         self._runner = RemoteRunner(
@@ -92,13 +102,23 @@ class LeasedDevice:
             job_id,
             target.key,
             interrupt,
-            worker_id,
+            worker_ids,
             cancel=cancel,
             absent_seconds=absent_seconds,
             gives_back=gives_back,
+            canaries=canaries,
+            priority=priority,
         )
         self._queue = RunQueue(
-            storage, job_id, target, interrupt, cancel, worker_id, absent_seconds, gives_back
+            storage,
+            job_id,
+            target,
+            interrupt,
+            cancel,
+            worker_ids,
+            absent_seconds,
+            gives_back,
+            "second" if second else "",
         )
         self._facts: DeviceFacts | None = None
         self._speeds: dict[str, Speeds] = {}
@@ -140,32 +160,33 @@ class LeasedDevice:
         return False
 
     def beside(self, first: Witness) -> LeasedDevice:
-        """The same for another living worker of the target; this one if there is none.
+        """The same for other living workers of the target, the idle ones first; for those of this
+        device if there is no other.
 
-        One of another owner is preferred: who sends several workers could confirm his own lies.
+        Those of other owners are preferred: who sends several could confirm his own lies.
         """
-        other = self._other(first)
-        if other is None:
-            return self
+        others = self._others(first)
+        absent = min(self._absent_seconds, SECOND_SECONDS) if others else self._absent_seconds
         return LeasedDevice(
             self._storage,
             self._job_id,
             self._target,
             *self._tokens,
-            other.id,
-            absent_seconds=min(self._absent_seconds, SECOND_SECONDS),
+            [worker.id for worker in others] or self._worker_ids,
+            absent_seconds=absent,
+            gives_back=self._gives_back and not others,
             limit_seconds=self._limit_seconds,
+            second=True,
+            canaries=not others,
+            priority=self._priority,
         )
 
     def worth(self, first: Witness) -> Backing:
-        other = self._other(first)
-        if other is None:
-            other = self._queue.worker
-        if other is None:
-            return Backing.ONCE
-        return first.second(Witness(other.id, other.owner or ""))
+        other = next(iter(self._others(first)), self._queue.worker)
+        return Backing.ONCE if other is None else _worth(first, other)
 
-    def _other(self, first: Witness) -> RegisteredWorker | None:
+    def _others(self, first: Witness) -> Sequence[RegisteredWorker]:
+        """Those whose word is worth the most beside the first's, who has least in hand first."""
         others = [
             worker
             for worker in self._storage.workers.list()
@@ -173,7 +194,10 @@ class LeasedDevice:
             and worker.id != first.worker
             and self._target.key in worker.target_keys
         ]
-        return min(others, key=lambda worker: (worker.owner or "") == first.owner, default=None)
+        most = max((_worth(first, worker).rank for worker in others), default=0)
+        best = [worker for worker in others if _worth(first, worker).rank == most]
+        in_hand = self._storage.leases.in_hand() if len(best) > 1 else {}
+        return sorted(best, key=lambda worker: in_hand.get(worker.id, 0))
 
     @property
     def workers(self) -> int:
@@ -296,6 +320,10 @@ class LeasedDevice:
 
     def _incomplete(self) -> DeviceError:
         return DeviceError(f"worker '{self.name}' reported a run without its results")
+
+
+def _worth(first: Witness, other: RegisteredWorker) -> Backing:
+    return first.second(Witness(other.id, other.owner or ""))
 
 
 def _packed(loadable: Loadable) -> PackedProgram:

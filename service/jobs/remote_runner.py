@@ -7,7 +7,7 @@ the web process lets leases run out: while it is away no worker can renew one.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from db.storage import Storage
@@ -25,12 +25,17 @@ REQUESTS_PER_WORKER = 3
 """Requests in the queue for each worker: some are measured, interleaved, while the others lie
 ready."""
 
+TURN_SECONDS = 10.0
+"""For so long requests lie for one of several workers that were named, before the next has them."""
+
 
 class RemoteRunner:
-    """Measures for one job, through all workers of a target or a single one.
+    """Measures for one job, through all workers of a target, or some that are named.
 
-    Where none of them has been alive for `absent_seconds` while requests wait, the job is given
-    back (`gives_back`: WorkerAbsent), or the requests are cancelled.
+    Those that are named have a turn each: the first that is well gets all requests, the next one
+    those that it has not taken in time. Where none of them has been alive for `absent_seconds`
+    while requests wait, the job is given back (`gives_back`: WorkerAbsent), or the requests are
+    cancelled. One in quarantine counts as alive where it may be tried with them (`canaries`).
     """
 
     def __init__(
@@ -39,21 +44,27 @@ class RemoteRunner:
         job_id: str,
         target_key: str,
         interrupt: CancelToken,
-        worker_id: str | None = None,
+        worker_ids: Sequence[str] = (),
         *,
         cancel: CancelToken | None = None,
         absent_seconds: float = float("inf"),
         gives_back: bool = False,
+        canaries: bool = True,
+        priority: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
+        self._priority = priority
         self._cancel = cancel or CancelToken()
         self._absent_seconds = absent_seconds
         self._gives_back = gives_back
-        self._present = time.monotonic()
+        self._canaries = canaries
+        self._present = self._turned = clock()
         self._storage = storage
         self._job_id = job_id
         self._target_key = target_key
         self._interrupt = interrupt
-        self._worker_id = worker_id
+        self._worker_ids = tuple(worker_ids)
         self._open: dict[str, MeasureRequest] = {}
         # asked for by an earlier process of this job, which may have stored what came of them
         self._known: set[str] = set()
@@ -68,9 +79,9 @@ class RemoteRunner:
     @property
     def workers(self) -> int:
         """Living workers for the target, looked up at most once a second."""
-        if time.monotonic() - self._looked_for_workers >= 1.0:
-            self._looked_for_workers = time.monotonic()
-            found = self._storage.workers.healths(self._target_key, self._worker_id)
+        if self._clock() - self._looked_for_workers >= 1.0:
+            self._looked_for_workers = self._clock()
+            found = self._storage.workers.healths(self._target_key, self._worker_ids)
             self._workers, self._in_quarantine = found[Health.HEALTHY], found[Health.QUARANTINED]
         return self._workers
 
@@ -95,7 +106,8 @@ class RemoteRunner:
                     payload=request.to_json(),
                     blob_digests=request.digests,
                     job_id=self._job_id,
-                    worker_id=self._worker_id,
+                    worker_id=next(iter(self._worker_ids), None),
+                    priority=self._priority,
                 )
             ]
         )
@@ -115,6 +127,7 @@ class RemoteRunner:
                 raise Interrupted(self._interrupt.reason)
             results = self._collect()
             self._look_for_workers()
+            self._pass_on()
             left = ends - time.monotonic()
             if results or left <= 0:
                 return results
@@ -152,13 +165,29 @@ class RemoteRunner:
 
     def _look_for_workers(self) -> None:
         """Raises WorkerAbsent, or cancels what waits, where nobody has been there for long."""
-        now = time.monotonic()
-        if not self._open or self.workers or self._in_quarantine:
+        now = self._clock()
+        if not self._open or self.workers or (self._canaries and self._in_quarantine):
             self._present = now
         elif now - self._present >= self._absent_seconds:
             if self._gives_back:
                 raise WorkerAbsent("no worker is alive that could measure")
             self.cancel()
+
+    def _pass_on(self) -> None:
+        """Give what nobody has taken to the next worker, if the turn of the last one is over."""
+        if len(self._worker_ids) < 2 or not self._open:
+            return
+        now = self._clock()
+        if now - self._turned < TURN_SECONDS:
+            return
+        self._turned = now
+        known = self._storage.workers.presences(self._worker_ids)
+        last, *others = self._worker_ids
+        well = [name for name in others if name in known and known[name].health is Health.HEALTHY]
+        if well:
+            self._storage.leases.hand_on(list(self._open), well[0])
+            # whoever had a turn comes last
+            self._worker_ids = (well[0], *(n for n in others if n != well[0]), last)
 
     def _collect(self) -> list[MeasureResult]:
         if not self._open:

@@ -27,10 +27,13 @@ POLL_SECONDS = 0.02
 LOOK_SECONDS = 1.0
 """Seconds between two looks at which workers are alive."""
 
+TURN_SECONDS = 30.0
+"""For so long a run lies for its worker before another one has it."""
+
 
 class RunQueue:
-    """The runs of one job, all on one worker: the one that was asked for, or the first that is
-    alive. If that worker is lost, another takes over.
+    """The runs of one job, all on one worker: the first that is alive, of all or of those that are
+    named. If that worker is lost, or takes nothing, another takes over.
 
     Args:
         storage: the queue, the workers and the blobs.
@@ -38,9 +41,10 @@ class RunQueue:
         target: what code is generated for.
         interrupt: set when this process must let go of the job.
         cancel: set when the user wants the job to end.
-        worker_id: the only worker that may be asked.
+        worker_ids: the only workers that may be asked, the first ones first; empty for all.
         absent_seconds: how long a run waits while nobody can take it.
         gives_back: whether the job is given back then (WorkerAbsent) instead of DeviceError.
+        opinion: runs of another opinion are never answered by what was run for this one.
     """
 
     def __init__(
@@ -50,20 +54,23 @@ class RunQueue:
         target: Target,
         interrupt: CancelToken,
         cancel: CancelToken,
-        worker_id: str | None,
+        worker_ids: Sequence[str],
         absent_seconds: float,
         gives_back: bool = False,
+        opinion: str = "",
     ) -> None:
         self._storage = storage
         self._job_id = job_id
         self._target = target
         self._interrupt = interrupt
         self._cancel = cancel
-        self._worker_id = worker_id
+        self._worker_ids = tuple(worker_ids)
+        self._opinion = opinion
         self._absent_seconds = absent_seconds
         self._gives_back = gives_back
         self._chosen: RegisteredWorker | None = None
         self._nobody_came = False
+        self._had_a_turn: list[str] = []
         self._attempts: dict[str, int] = {}
 
     @property
@@ -72,13 +79,21 @@ class RunQueue:
         return self._chosen or next(iter(self.known(self._target)), None)
 
     def known(self, target: Target) -> Sequence[RegisteredWorker]:
-        """Workers that run the target, those that are alive first."""
+        """Workers that run the target: those that are alive first, and of these who has not let a
+        run lie."""
+
+        def order(worker: RegisteredWorker) -> tuple[bool, int, int]:
+            named = self._worker_ids.index(worker.id) if self._worker_ids else 0
+            passed = self._had_a_turn.index(worker.id) + 1 if worker.id in self._had_a_turn else 0
+            return worker.health is not Health.HEALTHY, passed, named
+
         found = [
             worker
             for worker in self._storage.workers.list()
-            if target.key in worker.target_keys and self._worker_id in (None, worker.id)
+            if target.key in worker.target_keys
+            and (not self._worker_ids or worker.id in self._worker_ids)
         ]
-        return sorted(found, key=lambda worker: worker.health is not Health.HEALTHY)
+        return sorted(found, key=order)
 
     def run(self, request: RunRequest, blobs: Blobs, target: Target) -> tuple[RunResult, str]:
         """Have a request done, after giving it its name; what came of it, and the worker's id.
@@ -94,8 +109,10 @@ class RunQueue:
             name = self._submit(request, blobs, worker, target)
             status = self._await(name, worker, target)
         # not acknowledged: while the job is open, whoever works on it next may ask again
-        result = _read(replace(request, request_id=name), status, f"worker '{worker.name}'")
-        return result, worker.id
+        by = status.worker_id or worker.id  # another one, if this one let it lie
+        names = {each.id: each.name for each in self.known(target)}
+        where = f"worker '{names.get(by, by)}'"
+        return _read(replace(request, request_id=name), status, where), by
 
     def await_worker(self, target: Target) -> RegisteredWorker:
         """The worker of this job's runs, once there is one.
@@ -129,10 +146,11 @@ class RunQueue:
         One that ended without a result in an earlier life of the job is asked for anew, and so is a
         race that this life has asked for before: the second is another sample.
         """
-        base = request_name(request, worker.id, 0)
+        salt = (worker.id, self._opinion) if self._opinion else (worker.id,)
+        base = request_name(request, *salt, 0)
         attempt = self._attempts.get(base, 0)
         while True:
-            name = request_name(request, worker.id, attempt)
+            name = request_name(request, *salt, attempt)
             known = self._storage.leases.status([name]).get(name)
             if known is None or not known.state.final or _holds(known):
                 break
@@ -161,7 +179,7 @@ class RunQueue:
     def _await(self, name: str, worker: RegisteredWorker, target: Target) -> RequestStatus | None:
         """How a request ended; None if its worker was lost and another one is there."""
         leases = self._storage.leases
-        seen = looked = time.monotonic()
+        seen = looked = asked = time.monotonic()
         while True:
             self._check_tokens(name)
             status = leases.status([name]).get(name)
@@ -172,6 +190,8 @@ class RunQueue:
             now = time.monotonic()
             if now - looked >= LOOK_SECONDS:
                 looked = now
+                if status.state is RequestState.QUEUED and now - asked >= TURN_SECONDS:
+                    worker, asked = self._pass_on(name, worker, target), now
                 if self._present(worker, status.state):
                     seen = now
                 elif self._alive(target):
@@ -185,6 +205,15 @@ class RunQueue:
                         "seconds while a run waited for it"
                     )
             time.sleep(POLL_SECONDS)
+
+    def _pass_on(self, name: str, worker: RegisteredWorker, target: Target) -> RegisteredWorker:
+        """Give a run that its worker does not take to another one, if there is one; who has it."""
+        others = [other for other in self._alive(target) if other.id != worker.id]
+        if not others or not self._storage.leases.hand_on([name], others[0].id):
+            return worker
+        self._had_a_turn = [w for w in self._had_a_turn if w != worker.id] + [worker.id]
+        self._chosen = others[0]
+        return others[0]
 
     def _give_back(self, target: Target) -> None:
         """Raises WorkerAbsent if the job is to wait for a worker that runs its target."""
@@ -214,9 +243,9 @@ class RunQueue:
 
     def _nobody(self, target: Target) -> str:
         within = f"within {self._absent_seconds:g} seconds"
-        if self._worker_id is None:
+        if not self._worker_ids:
             return f"no worker for '{target.name}' came {within}"
-        name = self._worker_id if self.worker is None else self.worker.name
+        name = self._worker_ids[0] if self.worker is None else self.worker.name
         return f"worker '{name}' did not come {within}"
 
 

@@ -91,6 +91,15 @@ def test_submit_claim_complete_acknowledge(leases: LeaseStore, clock: Any) -> No
     assert (row.taken_at, row.ended_at) == (clock() - 1, clock())
 
 
+def test_what_waits_is_handed_on_and_keeps_its_place(leases: LeaseStore, clock: Any) -> None:
+    leases.submit([request("r1", worker_id="w"), request("r2", worker_id="w"), request("r3")])
+    assert take(leases).request_id == "r1"
+    assert leases.hand_on(["r1", "r2", "unknown"], "w1") == ["r2"], "r1 is in its worker's hand"
+    found = leases.claim("w1", ["t"], limit=9, lease_seconds=10)
+    assert [lease.request_id for lease in found] == ["r2", "r3"]
+    assert leases.hand_on(["r2"], "w") == []
+
+
 def test_outcomes_are_found_until_they_are_stored(
     engine: sa.Engine, leases: LeaseStore, clock: Any
 ) -> None:

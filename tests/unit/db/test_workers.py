@@ -98,6 +98,6 @@ def test_workers_of_a_target_are_counted_by_health(workers: WorkerStore, clock: 
     healths = dict.fromkeys((Health.HEALTHY, Health.LOST, Health.DRAINING, Health.GONE), 1)
     assert workers.healths("t1") == healths
     assert workers.healths("t2") == {Health.HEALTHY: 2}
-    assert workers.healths("t1", board.id) == {Health.HEALTHY: 1}
-    assert workers.healths("t1", lost.id) == {Health.LOST: 1}
+    assert workers.healths("t1", [board.id]) == {Health.HEALTHY: 1}
+    assert workers.healths("t1", [lost.id]) == {Health.LOST: 1}
     assert workers.healths("t3") == {}

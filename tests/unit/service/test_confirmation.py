@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from compiler.codegen.link import linkers
 from compiler.schedule.schedule import Schedule
 from compiler.target import resolve_target
-from db.standing import Backing, Standing
+from db.standing import Backing, Standing, Witness
 from db.storage import Storage
 from service.jobs import run_job as run_job_module
 from service.jobs.confirmation import DEVICES_DIFFER, SLOWER, contradiction
@@ -179,6 +179,43 @@ def test_a_record_that_nobody_could_measure_again_stays_provisional(
     later = tuned(storage, builder, board, "second")
     assert later.settled is not None and later.settled.known == 1
     assert Standing.CONFIRMED in states(storage)
+
+
+@dataclass
+class Leaving(FakeDevice):
+    """One beside which a worker goes away with what it should measure; another comes, or none."""
+
+    next: FakeDevice | None = None
+    asked: int = 0
+
+    def beside(self, first: Witness) -> FakeDevice:
+        self.asked += 1
+        if self.asked == 1:
+            return replace(self, runner=Away(honest), other=None)
+        return super().beside(first)
+
+    def worth(self, first: Witness) -> Backing:
+        return Backing.TWO_OWNERS if self.asked == 0 or self.next else Backing.ONE_WORKER
+
+
+class Away(FakeQueue):
+    """The runner of a worker that is gone: what it is asked for is cancelled."""
+
+    def submit(self, request: Any, blobs: Any) -> None:
+        super().submit(request, blobs)
+        self.cancel()
+
+
+@needs_linker
+@pytest.mark.parametrize("another", [True, False])
+def test_where_who_was_asked_goes_away_others_are_asked_who_tell_as_much(
+    storage: Storage, builder: ProcessBuilder, another: bool
+) -> None:
+    board = Leaving([0.9] * 8, runner=FakeQueue(honest), second=FakeQueue(honest))
+    board.next = board if another else None
+    outcome = tuned(storage, builder, board, "first")
+    assert states(storage) == [Standing.CONFIRMED if another else Standing.PROVISIONAL]
+    assert outcome.confirmed.open == (not another)
 
 
 @needs_linker

@@ -21,8 +21,9 @@ from db.standing import Backing, Witness
 from db.storage import Storage
 from db.stores.blame import workers as workers_table
 from db.stores.blobs import BlobStore
-from db.stores.leases import RequestState
+from db.stores.leases import NewRequest, RequestState
 from db.stores.workers import Health
+from service.jobs import run_queue
 from service.jobs.device import DeviceError, Loadable
 from service.jobs.interrupts import Interrupted, JobCancelled
 from service.jobs.leased_device import LeasedDevice
@@ -267,6 +268,51 @@ def test_a_second_race_is_another_sample(storage: Storage, job: str, model: Load
     assert states(storage, job) == [RequestState.DONE] * 2
 
 
+def test_a_second_opinion_is_never_what_was_said_before(
+    storage: Storage, job: str, model: Loadable
+) -> None:
+    """Not by the only worker, and not after its tuner was killed between the two races."""
+    board = storage.workers.register("board", [host_target().key], find_device().to_json())
+    first = Witness(board.id, "")
+    for life in range(2):
+        tokens = CancelToken(), CancelToken()
+        with LeasedDevice(storage, job, host_target(), *tokens) as device:
+            if life == 0:
+                call = Call(lambda device=device: device.race([[model]] * 2, 1))  # type: ignore[misc]
+                until(
+                    lambda: bool(leases := claim_one(storage, board.id)) and answer(storage, leases)
+                )
+                call.result()
+                continue
+            again = Call(lambda device=device: device.beside(first).race([[model]] * 2, 1))  # type: ignore[misc]
+            until(lambda: bool(leases := claim_one(storage, board.id)) and answer(storage, leases))
+            again.result()
+    assert states(storage, job) == [RequestState.DONE] * 2
+    with LeasedDevice(storage, job, host_target(), CancelToken(), CancelToken()) as device:
+        device.beside(first).race([[model]] * 2, 1)  # the next life finds both
+        device.race([[model]] * 2, 1)
+    assert states(storage, job) == [RequestState.DONE] * 2
+
+
+def test_a_run_that_its_worker_lets_lie_goes_to_another(
+    storage: Storage, job: str, model: Loadable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps its place in the queue, and who ran it is told."""
+    monkeypatch.setattr(run_queue, "LOOK_SECONDS", 0.0)
+    target = host_target().key
+    names = ("busy", "idle")
+    busy, idle = (storage.workers.register(n, [target], find_device().to_json()).id for n in names)
+    tokens = CancelToken(), CancelToken()
+    with LeasedDevice(storage, job, host_target(), *tokens, [busy, idle]) as device:
+        call = Call(lambda: device.race([[model]] * 2, 1))
+        until(lambda: states(storage, job) == [RequestState.QUEUED])
+        assert claim_one(storage, idle) == [], "it is the first one's"
+        monkeypatch.setattr(run_queue, "TURN_SECONDS", 0.0)
+        until(lambda: bool(leases := claim_one(storage, idle)) and answer(storage, leases))
+        assert call.result().worker == idle
+    assert states(storage, job) == [RequestState.DONE]
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_race_says_who_ran_it_unless_several_did(
     storage: Storage, job: str, model: Loadable, device: LeasedDevice, lost: bool
@@ -349,7 +395,7 @@ def test_nobody_there_is_a_sentence(
     board = storage.workers.register("board", [target.key], find_device().to_json())
     other = storage.workers.register("other", [target.key], {})
     storage.workers.leave(other.id)
-    with LeasedDevice(storage, job, target, *tokens, other.id, absent_seconds=0.1) as device:
+    with LeasedDevice(storage, job, target, *tokens, [other.id], absent_seconds=0.1) as device:
         assert device.runs(target) and device.workers == 0
         with pytest.raises(DeviceError, match=r"worker 'other' did not come within 0\.1 seconds"):
             device.profile(model, 1, 1)
@@ -461,5 +507,12 @@ def test_who_sends_several_workers_does_not_confirm_his_own_while_another_owner_
     assert asked(first) == asked(second) == honest.worker
     assert device.worth(first) is device.worth(second) is Backing.TWO_OWNERS
     assert asked(honest) == first.worker
+    assert device.beside(first)._worker_ids == (honest.worker,), "those that tell less wait"
+    other = registered("other", "honest")
+    assert device.beside(first)._worker_ids == (honest.worker, other.worker)
+    storage.leases.submit([NewRequest("r", target, {}, worker_id=honest.worker)])
+    storage.leases.claim(honest.worker, [target], limit=1, lease_seconds=60)
+    assert device.beside(first)._worker_ids == (other.worker, honest.worker), "the idle one first"
+    storage.workers.leave(other.worker)
     storage.workers.drain(honest.worker)
     assert asked(second) == first.worker, "one that takes nothing tells nothing"

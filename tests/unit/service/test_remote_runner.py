@@ -9,10 +9,11 @@ import pytest
 import sqlalchemy as sa
 
 from db.engine import writing
+from db.models import WorkerRow
 from db.storage import Storage
 from db.stores.leases import Cause, LeaseStore, RequestState
 from service.jobs.interrupts import Interrupted
-from service.jobs.remote_runner import REQUESTS_PER_WORKER, RemoteRunner
+from service.jobs.remote_runner import REQUESTS_PER_WORKER, TURN_SECONDS, RemoteRunner
 from tests.measured import honest
 from tuner.cancel import CancelToken
 from tuner.measure.measurement import RecordKey, Status
@@ -209,3 +210,89 @@ def test_a_request_of_an_older_release_is_dropped(storage: Storage, job: str) ->
     again = runner(storage, job)
     assert again.resume() == []
     assert storage.leases.status(["a"])["a"].state is RequestState.CANCELLED
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def registered(storage: Storage, *names: str) -> list[str]:
+    return [storage.workers.register(name, [TARGET], {}).id for name in names]
+
+
+def takes(storage: Storage, worker: str) -> list[str]:
+    found = storage.leases.claim(worker, [TARGET], limit=10, lease_seconds=60)
+    return [lease.request_id for lease in found]
+
+
+def test_what_a_named_worker_does_not_take_goes_to_the_next(
+    storage: Storage, job: str, clock: Clock
+) -> None:
+    """One that lives and takes nothing: nobody can tell it from one that is busy."""
+    slow, drained, quick = registered(storage, "slow", "drained", "quick")
+    storage.workers.drain(drained)
+    names = [slow, drained, quick]
+    remote = RemoteRunner(storage, job, TARGET, CancelToken(), names, clock=clock)
+    for name in "ab":
+        remote.submit(*make(name))
+    (lease,) = storage.leases.claim(slow, [TARGET], limit=1, lease_seconds=60)
+    assert lease.request_id == "a"
+    clock.now = TURN_SECONDS - 0.1
+    remote.poll(0.0)
+    assert takes(storage, quick) == [], "its turn is not over"
+    clock.now = TURN_SECONDS
+    remote.poll(0.0)
+    assert takes(storage, slow) == [] and takes(storage, quick) == ["b"]
+    result = honest(MeasureRequest.from_json(lease.payload), slow)
+    storage.leases.complete(lease.lease_id, slow, "key", result.to_json())
+    assert [found.worker for found in remote.poll(0.0)] == [slow], "what was taken stays taken"
+    remote.submit(*make("c"))
+    assert takes(storage, slow) == [] and takes(storage, quick) == ["c"]
+    remote.submit(*make("d"))
+    clock.now += TURN_SECONDS
+    remote.poll(0.0)
+    assert takes(storage, slow) == ["d"], "turns go round"
+
+
+def test_one_that_has_no_other_beside_it_keeps_its_requests(
+    storage: Storage, job: str, clock: Clock
+) -> None:
+    (only, other) = registered(storage, "only", "other")
+    remote = RemoteRunner(storage, job, TARGET, CancelToken(), [only], clock=clock)
+    remote.submit(*make("a"))
+    clock.now = 10 * TURN_SECONDS
+    remote.poll(0.0)
+    assert takes(storage, other) == [] and takes(storage, only) == ["a"]
+
+
+@pytest.mark.parametrize("canaries", [True, False])
+def test_one_in_quarantine_is_waited_for_where_it_may_be_tried(
+    storage: Storage, job: str, clock: Clock, canaries: bool
+) -> None:
+    (sick,) = registered(storage, "sick")
+    options: dict[str, Any] = {"canaries": canaries, "absent_seconds": 5.0, "clock": clock}
+    remote = RemoteRunner(storage, job, TARGET, CancelToken(), [sick], **options)
+    with writing(storage.engine) as connection:
+        values = {"quarantined_at": 1.0, "quarantine_reason": "it failed", "canary_at": 1e12}
+        connection.execute(sa.update(WorkerRow).values(values))
+    remote.submit(*make("a"))
+    for clock.now in (1.0, 6.0):
+        remote.poll(0.0)
+    found = storage.leases.status(["a"])["a"].state
+    assert found is (RequestState.QUEUED if canaries else RequestState.CANCELLED)
+
+
+def test_those_that_come_after_everybody_else(storage: Storage, job: str) -> None:
+    RemoteRunner(storage, job, TARGET, CancelToken(), priority=-1).submit(*make("late"))
+    runner(storage, job).submit(*make("first"))
+    assert takes(storage, *registered(storage, "w")) == ["first", "late"]
