@@ -84,6 +84,9 @@ class Operation(StrEnum):
     MAX = "max"
     MIN = "min"
     FMA = "fma"
+    DOT = "dot"
+    """Of int32 that hold four bytes: the products of those of the first (unsigned) with those of
+    the second (signed), added to the third."""
     NEG = "neg"
     ABS = "abs"
     SQRT = "sqrt"

@@ -133,6 +133,8 @@ def _apply(
     match operation:
         case Operation.FMA:
             return _fma(*args, fused=fused)
+        case Operation.DOT:
+            return _dot(*args)
         case Operation.MAX | Operation.MIN:
             a, b = args[::-1] if constants[1:] == (True,) else args
             return np.where(a > b if operation is Operation.MAX else a < b, a, b)
@@ -288,6 +290,14 @@ def _fma(x: Array, y: Array, z: Array, *, fused: bool) -> Array:
     if x.dtype.itemsize == 8:
         return _fma_double(*np.broadcast_arrays(x, y, z))
     return np.asarray(x.astype(np.float64) * y.astype(np.float64) + z.astype(np.float64), x.dtype)
+
+
+def _dot(x: Array, y: Array, z: Array) -> Array:
+    """z, plus the bytes of x (unsigned) times those of y (signed)."""
+    total = np.asarray(z, np.int32)
+    for shift in range(0, 32, 8):
+        total = total + ((x >> shift) & 0xFF) * ((y >> shift) & 0xFF).astype(np.int8)
+    return np.asarray(total, np.int32)
 
 
 def _fma_double(x: Array, y: Array, z: Array) -> Array:

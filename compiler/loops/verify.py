@@ -238,7 +238,7 @@ def _check_node(expr: Expr) -> None:
 def arity(operation: Operation) -> int:
     """Number of operands."""
     match operation:
-        case Operation.FMA | Operation.SELECT:
+        case Operation.FMA | Operation.DOT | Operation.SELECT:
             return 3
         case (
             Operation.NEG

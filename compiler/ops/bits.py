@@ -18,7 +18,7 @@ from compiler.ops.elementwise import native, pointwise, same
 from compiler.ops.integers import shift_left, shift_right
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
-from compiler.ops.shapes import broadcast, operand_count, same_dtype
+from compiler.ops.shapes import broadcast, operand_count, same_dtype, show
 
 
 def _infer(count: int) -> Callable[[Sequence[TensorType], Attrs], TensorType]:
@@ -70,9 +70,12 @@ def _onnx_shift(node: OnnxNode) -> str:
 def _infer_bitcast(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     operand_count(types, 1)
     to = DType(word(attrs, "to"))
-    if to.bytes != types[0].dtype.bytes:
-        raise InvalidModelError(f"{types[0].dtype} and {to} differ in size")
-    return TensorType(to, types[0].shape)
+    source, shape = types[0].dtype, types[0].shape
+    if to.bytes == source.bytes:
+        return TensorType(to, shape)
+    if not shape or shape[-1] * source.bytes % to.bytes:
+        raise InvalidModelError(f"rows of {show(shape)} {source} are no whole number of {to}")
+    return TensorType(to, (*shape[:-1], shape[-1] * source.bytes // to.bytes))
 
 
 def _bitcast_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
@@ -96,6 +99,8 @@ def _onnx_bitcast(node: OnnxNode) -> str:
     source = node.type(node.input(0)).dtype
     if dtype is None or DType.BFLOAT16 in (dtype, source):
         raise node.unsupported(f"from {source} to ONNX element type {number}")
+    if dtype.bytes != source.bytes:
+        raise node.invalid(f"{source} and {dtype} differ in size")
     return node.input(0) if dtype is source else node.emit("bitcast", [node.input(0)], to=dtype)
 
 

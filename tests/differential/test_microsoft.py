@@ -145,9 +145,38 @@ def integer_to_float(m: Microsoft) -> None:
     m("MatMulIntegerToFloat", a, m.constant("b", b), *scales, *zeros)
 
 
+def matmul_nbits(m: Microsoft) -> None:
+    """Any block, K that is no multiple of it, zero points or none, 4 and 8 bits, float16 too."""
+    columns, depth, block = m.extent(1, 70), m.extent(1, 300), m.pick(16, 32, 64, 128, 256)
+    bits, kind = m.pick(4, 4, 8), m.pick(np.float32, np.float32, np.float16)
+    blocks = -(-depth // block)
+    shape = (m.extent(1, 24), depth) if m.random.integers(2) else (1, m.extent(1, 3), depth)
+    weights = m.bytes_(np.uint8, columns, blocks, block * bits // 8)
+    scales = m.random.uniform(0.5, 1.5, (columns, blocks)) * 0.01
+    x = m.input("x", m.random.standard_normal(shape).astype(kind))
+    operands = [x, m.constant("w", weights), m.constant("s", scales.astype(kind))]
+    if m.random.integers(2):
+        zeros = m.bytes_(np.uint8, columns, -(-blocks * bits // 8))
+        operands.append(m.constant("z", zeros))
+    if m.random.integers(2):
+        bias = m.random.standard_normal(columns).astype(kind)
+        operands += [""] * (5 - len(operands)) + [m.constant("b", bias)]
+    m("MatMulNBits", *operands, K=depth, N=columns, bits=bits, block_size=block)
+
+
 KINDS: dict[str, Callable[[Microsoft], None]] = {
     f.__name__: f
-    for f in (binary, unary, softmax, concat, pool, gemm, dynamic_matmul, integer_to_float)
+    for f in (
+        binary,
+        unary,
+        softmax,
+        concat,
+        pool,
+        gemm,
+        dynamic_matmul,
+        integer_to_float,
+        matmul_nbits,
+    )
 }
 
 
@@ -168,8 +197,10 @@ def test_operators_of_com_microsoft(kind: str, number: int) -> None:
     (found,) = compile_model(proto).run(model.feeds)
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
-    if expected.dtype == np.float32:
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    if expected.dtype.kind == "f":
+        one = max(float(np.finfo(expected.dtype).eps), 1e-5)
+        largest = float(np.abs(expected).max())
+        np.testing.assert_allclose(found, expected, rtol=10 * one, atol=4 * one * largest)
         return
     apart = np.abs(found.astype(np.int64) - expected.astype(np.int64))
     assert apart.max() <= 1

@@ -36,6 +36,7 @@ KINDS = tuple(OperationKind)
 
 _KINDS: Mapping[Operation, OperationKind] = {
     Operation.FMA: OperationKind.FMA,
+    Operation.DOT: OperationKind.FMA,
     Operation.MUL: OperationKind.MUL,
     Operation.DIV: OperationKind.DIV,
     Operation.REM: OperationKind.DIV,

@@ -44,6 +44,8 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
     match operation:
         case Operation.FMA:
             return _fma(emitter, *values)
+        case Operation.DOT:
+            raise TypeError("bytes are multiplied by dot_instructions")
         case Operation.REM if dtype.is_float:
             raise TypeError("the remainder of floats is no instruction")
         case Operation.ADD | Operation.SUB | Operation.MUL | Operation.DIV | Operation.REM:

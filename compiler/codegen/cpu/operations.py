@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from compiler.codegen.cpu import arithmetic
+from compiler.codegen.cpu.dot_instructions import multiply_add
 from compiler.codegen.cpu.remainder import float_remainder
 from compiler.codegen.cpu.ssa import Emitter, Value
+from compiler.dtypes import DType
 from compiler.loops.expr import Operation
 
 
 def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
     """One operation on values of one type; scalars are splatted where others are vectors."""
     dtype = args[-1].dtype
+    if operation is Operation.DOT:
+        return _dot(emitter, *args)
     if operation is Operation.REM and dtype is not None and dtype.is_float:
         return float_remainder(emitter, *args)
     return arithmetic.apply(emitter, operation, *args)
+
+
+def _dot(emitter: Emitter, x: Value, y: Value, total: Value) -> Value:
+    """Bytes multiplied and added; without vectors, by those instructions that vectors have."""
+    lanes = max(x.lanes, y.lanes, total.lanes)
+    total = emitter.splat(total, lanes)
+    return multiply_add(emitter, (DType.UINT8, DType.INT8), total, x, y)

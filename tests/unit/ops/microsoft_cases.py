@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.unit.ops.rule_case import FLOAT, Case, data
+from tests.unit.ops.rule_case import FLOAT, Case, data, i64
 
 _RANDOM = np.random.default_rng(11)
 _IMAGE = (1, 3, 6, 5)
@@ -196,7 +196,48 @@ FUSED = [
     Case("SimplifiedLayerNormalization", ((2, 3, 8), (8,)), {"epsilon": 1e-3}),
 ]
 
-CASES = [*QUANTISED, *PRODUCTS, *FUSED]
+
+def nbits(
+    x: Any, columns: int, depth: int, *rest: Any, block: int = 16, bits: int = 4, **attrs: int
+) -> Case:
+    """MatMulNBits with drawn weights and scales."""
+    blocks = -(-depth // block)
+    weight = _RANDOM.integers(0, 256, (columns, blocks, block * bits // 8)).astype(np.uint8)
+    scales = _RANDOM.uniform(0.005, 0.02, (columns, blocks)).astype(FLOAT)
+    both = {"K": depth, "N": columns, "bits": bits, "block_size": block, **attrs}
+    return ms("MatMulNBits", (x, weight, scales, *rest), both, atol=1e-5)
+
+
+def drawn_bytes(*shape: int) -> np.ndarray:
+    return _RANDOM.integers(0, 256, shape).astype(np.uint8)
+
+
+_ROWS = drawn_bytes(7, 16)
+_SCALES = _RANDOM.uniform(0.005, 0.02, (7, 2)).astype(FLOAT)
+
+BLOCKS = [
+    nbits((3, 32), 5, 32),
+    nbits((2, 3, 40), 5, 40, drawn_bytes(5, 2)),  # three blocks, two zero points a byte
+    nbits((1, 64), 9, 64, np.full((9, 1), 0x88, np.uint8), block=32),
+    nbits((3, 64), 5, 64, _RANDOM.uniform(7, 9, (5, 4)).astype(FLOAT)),
+    nbits((3, 70), 5, 70, None, np.arange(80, dtype=np.int32) // 16, (5,)),
+    nbits((3, 32), 5, 32, bits=8),
+    nbits((3, 33), 5, 33, drawn_bytes(5, 2), block=32, bits=8, accuracy_level=1),
+    nbits((2, 256), 3, 256, block=256),
+    ms("GatherBlockQuantized", (_ROWS, data([[0, -1], [6, 3]]), _SCALES), {"block_size": 16}),
+    ms(
+        "GatherBlockQuantized",
+        (_ROWS, data([2, 5], np.int32), _SCALES, drawn_bytes(7, 1)),
+        {"block_size": 16, "quantize_axis": -1},
+    ),
+    ms(
+        "GatherBlockQuantized",
+        (drawn_bytes(7, 32), data(2), _SCALES, drawn_bytes(7, 2)),
+        {"block_size": 16, "bits": 8},
+    ),
+]
+
+CASES = [*QUANTISED, *PRODUCTS, *FUSED, *BLOCKS]
 
 _U, _S = np.zeros((2, 3), np.uint8), np.zeros((3, 2), np.int8)
 _ONE, _U0, _S0 = f32(1), np.array(0, np.uint8), np.array(0, np.int8)
@@ -228,6 +269,30 @@ CONTRADICTIONS = [
         ms("FusedConv", ((1, 1, 2, 2), (1, 1, 1, 1)), {"activation": "Clip"}),
         "Clip with 0 parameters",
     ),
+    (nbits((3, 32), 5, 32, block=24), "blocks of 24, not a power of two from 16 to 256"),
+    (nbits((3, 33), 5, 32), "input 0 is .3, 33. for K=32 and N=5"),
+    (nbits((3, 32), 5, 32, K=10**12), "input 0 is .3, 32. for K=1000000000000"),
+    (nbits((3, 32), 5, 32, N=10**12), "B is uint8 of .5, 2, 8., not uint8 of .1000000000000, 2"),
+    (nbits((3, 32), 5, 32, N=0), "for K=32 and N=0"),
+    (nbits((3, 32), 5, 32, drawn_bytes(5)[:4]), "zero points are uint8"),
+    (nbits((3, 32), 5, 32, None, np.zeros(7, np.int32)), "g_idx has 7 elements for K=32"),
+    (nbits((3, 32), 5, 32, None, None, (4,)), "a bias .4. for N=5"),
+    (nbits((3, 32), 5, 32, accuracy_level=9), "accuracy_level is 9"),
+    (ms("GatherBlockQuantized", (_ROWS, i64(0), _SCALES[:, :1]), {"block_size": 16}), "scales are"),
+    (
+        ms("GatherBlockQuantized", (_ROWS, i64(0), _SCALES), {"block_size": 16, "gather_axis": 1}),
+        "not gathered along the first",
+    ),
+    (
+        ms(
+            "GatherBlockQuantized", (_ROWS, i64(0), _SCALES), {"block_size": 16, "quantize_axis": 9}
+        ),
+        "quantize_axis 9 is out of range",
+    ),
+    (
+        ms("GatherBlockQuantized", (_ROWS, i64(0), _SCALES, _ROWS), {"block_size": 16}),
+        "zero points are uint8",
+    ),
 ]
 """What contradicts ONNX Runtime's documentation, and part of the message."""
 
@@ -235,4 +300,13 @@ UNSUPPORTED = [
     (ms("FusedGemm", ((2, 3), (3, 2)), {"activation": "Gelu"}), "activation 'Gelu'"),
     (ms("SkipLayerNormalization", ((2, 3, 8),) * 2 + ((8,),), outputs=2), "mean and inv_std_var"),
     (Case("SimplifiedLayerNormalization", ((2, 8), (8,)), outputs=2), "output inv_std_var"),
+    (nbits((3, 32), 5, 32, bits=2), "weights of 2 bits"),
+    (
+        ms(
+            "GatherBlockQuantized", (_ROWS, i64(0), _SCALES), {"block_size": 16, "quantize_axis": 0}
+        ),
+        "blocks along another axis",
+    ),
+    (ms("GatherBlockQuantized", (s8(7, 16), i64(0), _SCALES), {"block_size": 16}), "data of int8"),
+    (nbits((3, 32), 5, 32, None, np.arange(32, dtype=np.int32)[::-1] // 16), "permutes K"),
 ]

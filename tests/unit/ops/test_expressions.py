@@ -14,6 +14,7 @@ from compiler.errors import CompilerError, InvalidModelError
 from compiler.graph.types import TensorType
 from tests.unit.ops.evaluate import evaluate_operator
 
+WORDS = np.uint32  # any bits
 FLOAT, INT, LONG, BYTE, BOOL = np.float32, np.int32, np.int64, np.uint8, np.bool_
 
 
@@ -43,6 +44,8 @@ class Case:
                 arrays.append(random.integers(0, 2, shape).astype(bool))
             elif np.dtype(dtype).kind == "f":
                 arrays.append(random.uniform(self.low, self.high, shape).astype(dtype))
+            elif dtype is WORDS:
+                arrays.append(random.integers(0, 2**32, shape, WORDS))
             else:
                 low = 0 if np.dtype(dtype).kind == "u" else int(self.low)
                 arrays.append(random.integers(low, int(self.high) + 1, shape).astype(dtype))
@@ -125,6 +128,30 @@ CASES = [
     Case("matmul", ((3, 5), (5, 4), (4,))),
     Case("matmul", ((2, 1, 3, 5), (3, 5, 2), (3, 1, 1))),
     Case("matmul", ((5,), (2, 5, 3))),
+    Case("block_matmul", ((3, 64), ((5, 8), WORDS), (5, 4)), {"bits": 4, "block": 16}),
+    Case(
+        "block_matmul",
+        ((2, 64), ((3, 16), WORDS), (3, 2), ((3, 2), BYTE)),
+        {"bits": 8, "block": 32},
+    ),
+    Case("block_matmul", ((1, 64), ((3, 8), WORDS), (3, 1), (3, 1)), {"bits": 4, "block": 64}),
+    *(
+        Case(
+            "block_matmul",
+            (
+                ((2, 32), INT),
+                (2, 128 // min(block, 32)),
+                (2, 128 // min(block, 32)),
+                ((3, 4 * bits), WORDS),
+                (3, 128 // block),
+                ((3, 128 // block), BYTE),
+            ),
+            {"bits": bits, "block": block},
+            low=-100,
+            high=100,
+        )
+        for bits, block in ((4, 16), (4, 128), (8, 32))
+    ),
     Case("matmul", ((2, 3, 5), (5,))),
     Case("gemm", ((3, 5), (5, 4), (4,)), {"alpha": 0.5, "beta": 2.0}),
     Case("gemm", ((5, 3), (4, 5), (3, 1)), {"trans_a": 1, "trans_b": 1}),
@@ -254,10 +281,27 @@ def _type(*shape: int, dtype: DType = DType.FLOAT32) -> TensorType:
     return TensorType(dtype, shape)
 
 
+BLOCKS = (_type(2, 32), _type(3, 4, dtype=DType.UINT32), _type(3, 2))
+"""Operands of a product with weights of 4 bits, in blocks of 16."""
+
+
 @pytest.mark.parametrize(
     ("op", "types", "attrs", "message"),
     [
         ("matmul", [_type(2, 512), _type(256, 3)], {}, "K differs, 512 against 256"),
+        *(
+            ("block_matmul", [*BLOCKS[:at], kind, *BLOCKS[at + 1 :]], attrs, message)
+            for at, kind, attrs, message in (
+                (0, _type(2, 32), {}, "attribute 'bits' is not an integer"),
+                (0, _type(2, 32), {"bits": 3, "block": 16}, "weights of 3 bits"),
+                (0, _type(2, 32), {"bits": 4, "block": 8}, "blocks of 8"),
+                (0, _type(2, 32), {"bits": 4, "block": 64}, "K is 32, no multiple of blocks of 64"),
+                (0, _type(2, 31), {"bits": 4, "block": 16}, r"x is float32\[2,31\]"),
+                (1, _type(3, 4), {"bits": 4, "block": 16}, "weight is float32"),
+                (2, _type(3, 3), {"bits": 4, "block": 16}, "scale is float32"),
+                (2, _type(3), {"bits": 4, "block": 16}, "scale is float32"),
+            )
+        ),
         ("attention", [_type(2, 3)] * 3, {}, r"query is \(2, 3\), expected four dimensions"),
         (
             "attention",

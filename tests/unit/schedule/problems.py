@@ -53,6 +53,31 @@ def matmul(m: int, n: int, k: int, *batch: int, constant: bool = True) -> Worklo
     return as_workload(make.graph(y), ("b", "bias") if constant else ("bias",))
 
 
+def block_matmul(
+    m: int,
+    n: int,
+    k: int,
+    bits: int = 4,
+    block: int = 32,
+    *,
+    zero: bool = False,
+    quantised: bool = False,
+) -> Workload:
+    """Weights of a few bits; rows of float32, or bytes that a level of accuracy allows."""
+    make, chunk = Maker(), min(block, 32)
+    if quantised:
+        x = [make.input("x", m, k // 4, dtype=DType.INT32)]
+        x += [make.input(name, m, k // chunk) for name in ("x_scale", "x_sum")]
+    else:
+        x = [make.input("x", m, k)]
+    weights = [make.input("w", n, k * bits // 32, dtype=DType.UINT32)]
+    weights += [make.input("scale", n, k // block)]
+    weights += [make.input("zero", n, k // block, dtype=DType.UINT8)] if zero else []
+    y = make("block_matmul", *x, *weights, bits=bits, block=block)
+    y = make("gelu", make("add", y, make.input("bias", n)))
+    return as_workload(make.graph(y), (*weights, "bias"))
+
+
 def requantised(make: Maker, total: str) -> str:
     """Sums of int32 as bytes: scaled, rounded to even, moved and saturated."""
     scaled = make("mul", make("cast", total, to="float32"), make.constant("scale", 0.001))
@@ -156,6 +181,10 @@ PROBLEMS: dict[str, Callable[[int], Workload]] = {
     "bytes": lambda lanes: byte_matmul(128, 768, 768),
     "bytes of odd sizes": lambda lanes: byte_matmul(19, 37, 50),
     "bytes 3x3": byte_conv,
+    "nibbles": lambda lanes: block_matmul(64, 768, 768),
+    "nibbles with one row": lambda lanes: block_matmul(1, 768, 3072, zero=True),
+    "nibbles and bytes": lambda lanes: block_matmul(64, 768, 768, quantised=True),
+    "bytes in blocks": lambda lanes: block_matmul(1, 50, 256, 8, 128, quantised=True),
     "max_pool": max_pool,
     "max_pool planar": lambda lanes: unary(
         "max_pool", 1, 20, 13, 13, kernel=(3, 3), strides=(2, 2), pads=(1,) * 4, dilations=(1, 1)

@@ -134,6 +134,8 @@ def algorithms(workload: Workload, numerics: str = "fast") -> list[str]:
         ("bytes 3x3", ["direct"]),
         ("gemv", ["gemv"]),
         ("gemv of rows", ["dot", "gemv"]),
+        ("nibbles", ["blocks"]),
+        ("nibbles and bytes", ["blocks"]),
         ("depthwise", ["window"]),
         ("depthwise planar stride 2", ["window", "direct"]),
         ("groups planar stride 2", ["direct"]),

@@ -1,0 +1,250 @@
+"""Products with weights of 4 or 8 bits that have a scale for each block of a column's elements.
+
+    y[m, n] = sum over b of scale[n, b] * sum over k in b of x[m, k] * (w[n, k] - zero[n, b])
+
+Weights stay packed: one uint32 holds `32 // bits` neighbours along k. Of eight nibbles, the low
+halves of its bytes are the first four and the high halves the last four, so that a mask leaves four
+bytes side by side. K is a whole number of blocks.
+
+`x` is of float32, or quantised: then an int32 holds four neighbours of int8, and two operands
+follow it, for each `Packing.chunk` of its elements a scale and the sum of what they stand for. The
+products of bytes are then exact, and scaled chunk by chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Attrs
+from compiler.graph.types import TensorType
+from compiler.loops.expr import Cast, Combiner, Const, Expr, Operation, Reduce, op
+from compiler.loops.index import Affine, affine
+from compiler.ops.attributes import integer
+from compiler.ops.registry import Fresh, Operator, OpKind, Source
+from compiler.ops.shapes import operand_count, show
+
+BITS = (4, 8)
+LEAST_BLOCK, MOST_BLOCK = 16, 256
+_CHUNK = 32
+_LOW_NIBBLES = 0x0F0F0F0F
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How weights lie in words: their bits, and the elements of a block."""
+
+    bits: int
+    block: int
+
+    @classmethod
+    def of(cls, attrs: Attrs) -> Packing:
+        """That of a node; raises InvalidModelError where `checked` raises ValueError."""
+        try:
+            return cls.checked(integer(attrs, "bits"), integer(attrs, "block"))
+        except ValueError as error:
+            raise InvalidModelError(str(error)) from error
+
+    @classmethod
+    def checked(cls, bits: int, block: int) -> Packing:
+        """Raises ValueError for what kernels do not read."""
+        if bits not in BITS:
+            raise ValueError(f"weights of {bits} bits, not 4 or 8")
+        if not LEAST_BLOCK <= block <= MOST_BLOCK or block & (block - 1):
+            raise ValueError(f"blocks of {block}, not a power of two from 16 to 256")
+        return cls(bits, block)
+
+    @property
+    def word(self) -> int:
+        """Elements in a word."""
+        return 32 // self.bits
+
+    @property
+    def chunk(self) -> int:
+        """Neighbours of a quantised x that share a scale."""
+        return min(self.block, _CHUNK)
+
+    @property
+    def middle(self) -> int:
+        """The zero point of weights that have none of their own."""
+        return 1 << (self.bits - 1)
+
+    def packed(self, rows: np.ndarray) -> np.ndarray:
+        """Words of rows (N, bytes) that hold their elements one after the other, low bits first."""
+        if self.bits == 4:
+            split = rows.reshape(len(rows), -1, 4)
+            first, second = split[..., :2], split[..., 2:]
+            words = np.empty_like(split)
+            words[..., 0::2] = first & 15 | second << 4
+            words[..., 1::2] = first >> 4 | second & 0xF0
+            rows = words.reshape(rows.shape)
+        return np.ascontiguousarray(rows).view("<u4").astype(np.uint32)
+
+    def unpacked(self, words: np.ndarray) -> np.ndarray:
+        """The elements (N, K) of words, as bytes."""
+        split = np.ascontiguousarray(words).astype("<u4").view(np.uint8)
+        split = split.reshape(len(words), -1, 4)
+        if self.bits == 4:
+            split = np.concatenate([split & 15, split >> 4], axis=-1)
+        return split.reshape(len(words), -1)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Operands(Generic[T]):
+    """The operands by name; those that a form does not have are None."""
+
+    x: T
+    weight: T
+    scale: T
+    zero: T | None
+    x_scale: T | None
+    x_sum: T | None
+
+    @classmethod
+    def of(cls, items: Sequence[T], types: Sequence[TensorType]) -> Operands[T]:
+        """Raises InvalidModelError where there are too few or too many."""
+        extra = 2 if types and types[0].dtype is DType.INT32 else 0
+        operand_count(types, 3 + extra, 4 + extra)
+        x_scale, x_sum = items[1:3] if extra else (None, None)
+        weight, scale, *zero = items[1 + extra :]
+        return cls(items[0], weight, scale, zero[0] if zero else None, x_scale, x_sum)
+
+
+def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
+    packing, given = Packing.of(attrs), Operands.of(types, types)
+    x, weight = given.x.shape, given.weight.shape
+    if len(x) != 2 or len(weight) != 2:
+        raise InvalidModelError(f"operands {show(x)} and {show(weight)} are not matrices")
+    depth = weight[1] * packing.word
+    if depth % packing.block:
+        raise InvalidModelError(f"K is {depth}, no multiple of blocks of {packing.block}")
+    blocks, chunks = (weight[0], depth // packing.block), (x[0], depth // packing.chunk)
+    small, wide, words = (DType.UINT8,), (DType.FLOAT32,), (DType.INT32,)
+    wanted = [
+        ("weight", given.weight, weight, (DType.UINT32,)),
+        ("scale", given.scale, blocks, wide),
+        ("zero", given.zero, blocks, small + wide),
+    ]
+    if given.x_scale is None:
+        wanted.append(("x", given.x, (x[0], depth), wide))
+    else:
+        wanted.append(("x", given.x, (x[0], depth // 4), words))
+        wanted.append(("x_scale", given.x_scale, chunks, wide))
+        wanted.append(("x_sum", given.x_sum, chunks, wide))
+    for name, kind, shape, dtypes in wanted:
+        if kind is not None and (kind.shape != shape or kind.dtype not in dtypes):
+            names = " or ".join(dtypes)
+            raise InvalidModelError(f"{name} is {kind}, not {names} of {show(shape)}")
+    return TensorType(DType.FLOAT32, (x[0], weight[0]))
+
+
+def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    packing = Packing.of(attrs)
+    quantised = arrays[0].dtype.kind == "i"
+    kinds = [TensorType(DType.INT32 if quantised else DType.FLOAT32, (1,))] * len(arrays)
+    given = Operands.of(arrays, kinds)
+    weight = packing.unpacked(given.weight)
+    each = packing.chunk if quantised else packing.block
+    x = np.ascontiguousarray(given.x).view(np.int8) if quantised else given.x
+    total = np.zeros((len(x), len(weight)), given.scale.dtype)
+    for start in range(0, weight.shape[1], each):
+        part = slice(start, start + each)
+        at, block = start // each, start // packing.block
+        zero = packing.middle if given.zero is None else given.zero[:, block].astype(total.dtype)
+        exact = weight[:, part].T.astype(total.dtype)
+        if given.x_scale is None or given.x_sum is None:
+            sums = x[:, part] @ (exact - zero)
+        else:
+            sums = (x[:, part].astype(total.dtype) @ exact) * given.x_scale[:, at, None]
+            sums = sums - given.x_sum[:, at, None] * zero
+        total += sums * given.scale[:, block]
+    return total
+
+
+def _expression(
+    operands: Sequence[Source],
+    types: Sequence[TensorType],
+    attrs: Attrs,
+    index: tuple[Affine, ...],
+    fresh: Fresh,
+) -> Expr:
+    """sum over blocks and their parts; a part is a word, or a chunk of a quantised x."""
+    packing, given = Packing.of(attrs), Operands.of(operands, types)
+    row, column = index
+    size = packing.word if given.x_scale is None else packing.chunk
+    blocks = Operands.of(types, types).scale.shape[1]
+    block, part = fresh("b", blocks), fresh("j", packing.block // size)
+    at = affine(block) * (packing.block // size) + affine(part)
+    zero: Expr = Const(float(-packing.middle), DType.FLOAT32)
+    if given.zero is not None:
+        stored = given.zero((column, affine(block)))
+        zero = -(stored if stored.dtype is DType.FLOAT32 else Cast(stored, DType.FLOAT32))
+    if given.x_scale is None or given.x_sum is None:
+        word = given.weight((column, at))
+        inner = _float_products(packing, given.x, word, row, at, zero)
+    else:
+        words = packing.chunk // packing.word
+        total: Expr = Const(0, DType.INT32)
+        for number in range(words):
+            word = given.weight((column, at * words + number))
+            for half, four in enumerate(_bytes_of(packing, word)):
+                place = (at * words + number) * (packing.word // 4) + half
+                total = op(Operation.DOT, four, given.x((row, place)), total)
+        product = op(Operation.MUL, zero, given.x_sum((row, at)))
+        inner = op(Operation.FMA, Cast(total, DType.FLOAT32), given.x_scale((row, at)), product)
+    body = op(Operation.MUL, given.scale((column, affine(block))), inner)
+    return Reduce(Combiner.SUM, (block, part), body)
+
+
+def _bytes_of(packing: Packing, word: Expr) -> list[Expr]:
+    """The elements of a word, four bytes of an int32 at a time."""
+    if packing.bits == 8:
+        return [Cast(word, DType.INT32)]
+    mask = Const(_LOW_NIBBLES, DType.UINT32)
+    high = op(Operation.DIV, word, Const(16, DType.UINT32))
+    return [Cast(op(Operation.AND, half, mask), DType.INT32) for half in (word, high)]
+
+
+def _float_products(
+    packing: Packing, x: Source, word: Expr, row: Affine, at: Affine, zero: Expr
+) -> Expr:
+    """x times the elements of one word, less its zero point."""
+    places = range(packing.word)
+    factors = [x((row, at * packing.word + place)) for place in places]
+    sums = factors[0]
+    for factor in factors[1:]:
+        sums = sums + factor
+    total: Expr = op(Operation.MUL, zero, sums)
+    for place, factor in zip(places, factors, strict=True):
+        total = op(Operation.FMA, _element(packing, word, place), factor, total)
+    return total
+
+
+def _element(packing: Packing, word: Expr, place: int) -> Expr:
+    """One element of a word as a float."""
+    byte, high = place % 4, place // 4
+    distance = 8 * byte + 4 * high
+    moved = op(Operation.DIV, word, Const(1 << distance, DType.UINT32)) if distance else word
+    if distance + packing.bits < 32:
+        moved = op(Operation.AND, moved, Const((1 << packing.bits) - 1, DType.UINT32))
+    return Cast(Cast(moved, DType.INT32), DType.FLOAT32)
+
+
+OPERATORS = (
+    Operator(
+        "block_matmul",
+        OpKind.CONTRACTION,
+        _infer,
+        _reference,
+        _expression,
+        terms=lambda types, attrs: types[-1].shape[-1] * integer(attrs, "block"),
+    ),
+)

@@ -1,0 +1,215 @@
+"""Operators of com.microsoft on weights of 4 and 8 bits, quantised block by block."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ops.block_matmul import BITS, Packing
+from compiler.ops.cast import cast_to
+from compiler.ops.microsoft_bytes import DOMAIN
+from compiler.ops.onnx_node import OnnxNode
+from compiler.ops.registry import OnnxRule
+from compiler.ops.shapes import show
+
+_INT8 = 4
+"""The accuracy level at which activations may be quantised."""
+
+
+def _packing(node: OnnxNode) -> Packing:
+    bits = node.integer("bits", 4)
+    if bits not in BITS:
+        raise node.unsupported(f"weights of {bits} bits")
+    try:
+        return Packing.checked(bits, node.integer("block_size", 128))
+    except ValueError as error:
+        raise node.invalid(str(error)) from error
+
+
+def _elements(bytes_: np.ndarray, bits: int) -> np.ndarray:
+    """What bytes hold along their last dimension, the low bits first."""
+    if bits == 8:
+        return bytes_
+    halves = np.stack([bytes_ & 15, bytes_ >> 4], axis=-1)
+    return halves.reshape(*bytes_.shape[:-1], -1)
+
+
+def _matmul_nbits(node: OnnxNode) -> str:
+    """A; B (N, blocks, bytes), scales (N, blocks), zero points, the block of each k, bias"""
+    packing, columns, depth = _packing(node), node.integer("N"), node.integer("K")
+    x = node.input(0)
+    kind = node.type(x)
+    if not kind.dtype.is_float or kind.dtype is DType.FLOAT64:
+        raise node.invalid(f"input 0 is of {kind.dtype}")
+    if not kind.shape or kind.shape[-1] != depth or min(depth, columns) < 1:
+        raise node.invalid(f"input 0 is {show(kind.shape)} for K={depth} and N={columns}")
+    blocks = -(-depth // packing.block)
+    weight = _weights(node, packing, columns, blocks)
+    operands = [_padded(node, x, depth, blocks * packing.block), weight]
+    operands.append(_per_block(node, 2, "scales", (columns, blocks)))
+    zero = _zero_points(node, packing, columns, blocks)
+    if zero is not None:
+        operands.append(zero)
+    _check_groups(node, depth, packing.block)
+    level = node.integer("accuracy_level", 0)
+    if not 0 <= level <= _INT8:
+        raise node.invalid(f"accuracy_level is {level}, not 0 to 4")
+    result = node.emit(
+        "block_matmul",
+        operands,
+        bits=packing.bits,
+        block=packing.block,
+        quantise=1 if level == _INT8 else None,
+    )
+    result = node.reshape(result, (*kind.shape[:-1], columns))
+    bias = node.optional(5)
+    if bias is not None:
+        if node.shape(bias) != (columns,):
+            raise node.invalid(f"a bias {show(node.shape(bias))} for N={columns}")
+        result = node.call("Add", result, cast_to(node, bias, DType.FLOAT32))
+    return cast_to(node, result, kind.dtype)
+
+
+def _weights(node: OnnxNode, packing: Packing, columns: int, blocks: int) -> str:
+    stored = node.static(1, "B")
+    if stored is None:
+        raise node.invalid("input 1 is missing")
+    size = packing.block * packing.bits // 8
+    if stored.dtype != np.uint8 or stored.size != columns * blocks * size:
+        wanted = show((columns, blocks, size))
+        raise node.invalid(f"B is {stored.dtype} of {show(stored.shape)}, not uint8 of {wanted}")
+    return node.constant(packing.packed(stored.reshape(columns, blocks * size)))
+
+
+def _padded(node: OnnxNode, x: str, depth: int, whole: int) -> str:
+    """Rows of float32 that end with zeros where the last block is not full."""
+    matrix = node.reshape(x, (node.type(x).elements // depth, depth))
+    rows = cast_to(node, matrix, DType.FLOAT32)
+    if depth == whole:
+        return rows
+    return node.emit("pad", [rows], pads=(0, 0, 0, whole - depth), value=0.0)
+
+
+def _per_block(node: OnnxNode, position: int, what: str, shape: tuple[int, ...]) -> str:
+    """A float for each block, as float32."""
+    value = node.input(position)
+    if node.type(value).elements != shape[0] * shape[1] or not node.type(value).dtype.is_float:
+        raise node.invalid(f"{what} are {node.type(value)}, not floats of {show(shape)}")
+    return cast_to(node, node.reshape(value, shape), DType.FLOAT32)
+
+
+def _zero_points(node: OnnxNode, packing: Packing, columns: int, blocks: int) -> str | None:
+    """One for each block, as bytes or floats; None if all are the middle of the range."""
+    value = node.optional(3)
+    if value is None:
+        return None
+    if node.type(value).dtype.is_float:
+        return _per_block(node, 3, "zero points", (columns, blocks))
+    stored = node.static(3, "zero_points")
+    row = -(-blocks * packing.bits // 8)
+    if stored is None or stored.dtype != np.uint8 or stored.size != columns * row:
+        raise node.invalid(f"zero points are {node.type(value)}, not uint8 of {(columns, row)}")
+    zeros = _elements(stored.reshape(columns, row), packing.bits)[:, :blocks]
+    if (zeros == packing.middle).all():
+        return None
+    return node.constant(np.ascontiguousarray(zeros))
+
+
+def _check_groups(node: OnnxNode, depth: int, block: int) -> None:
+    """The operand g_idx, which is deprecated, may say what is so anyway."""
+    groups = node.static_ints(4, "g_idx")
+    if groups is None:
+        return
+    if len(groups) not in (depth, -(-depth // block) * block):
+        raise node.invalid(f"g_idx has {len(groups)} elements for K={depth}")
+    if any(group != k // block for k, group in enumerate(groups)):
+        raise node.unsupported("g_idx that permutes K")
+
+
+def _gather_block_quantized(node: OnnxNode) -> str:
+    """Rows of data, whose last dimension is quantised in blocks: gathered, then dequantised."""
+    data, indices, scales = node.input(0), node.input(1), node.input(2)
+    packing, kind = _packing(node), node.type(data)
+    if kind.dtype is not DType.UINT8:
+        raise node.unsupported(f"data of {kind.dtype}")
+    rank = len(kind.shape)
+    if rank < 2 or _dimension(node, "gather_axis", 0, rank):
+        raise node.invalid(f"data {show(kind.shape)} is not gathered along the first of its axes")
+    if _dimension(node, "quantize_axis", 1, rank) != rank - 1:
+        raise node.unsupported("blocks along another axis than the last one")
+    size = kind.shape[-1] * 8 // packing.bits
+    blocks = (*kind.shape[:-1], -(-size // packing.block))
+    if node.shape(scales) != blocks or not node.type(scales).dtype.is_float:
+        raise node.invalid(f"scales are {node.type(scales)}, not floats of {show(blocks)}")
+
+    def gathered(value: str) -> str:
+        return node.call("Gather", value, indices, axis=0)
+
+    rows, factor = _unpacked(node, gathered(data), packing), gathered(scales)
+    centre = node.scalar(packing.middle, DType.INT32)
+    zeros = node.optional(3)
+    if zeros is not None:
+        wanted = (*blocks[:-1], -(-blocks[-1] * packing.bits // 8))
+        if node.type(zeros).dtype is not DType.UINT8 or node.shape(zeros) != wanted:
+            raise node.invalid(f"zero points are {node.type(zeros)}, not uint8 of {show(wanted)}")
+        found = _cut(node, _unpacked(node, gathered(zeros), packing), blocks[-1])
+        centre = cast_to(node, _repeated(node, found, packing, size), DType.INT32)
+    centred = node.call("Sub", cast_to(node, rows, DType.INT32), centre)
+    scale = _repeated(node, cast_to(node, factor, DType.FLOAT32), packing, size)
+    values = node.call("Mul", cast_to(node, centred, DType.FLOAT32), scale)
+    return cast_to(node, values, node.type(scales).dtype)
+
+
+def _dimension(node: OnnxNode, key: str, default: int, rank: int) -> int:
+    axis = node.integer(key, default)
+    if not -rank <= axis < rank:
+        raise node.invalid(f"{key} {axis} is out of range for rank {rank}")
+    return axis % rank
+
+
+def _unpacked(node: OnnxNode, bytes_: str, packing: Packing) -> str:
+    """The elements of bytes along the last dimension."""
+    if packing.bits == 8:
+        return bytes_
+    shape = node.shape(bytes_)
+    low = node.emit("bit_and", [bytes_, node.scalar(15, DType.UINT8)])
+    high = node.emit("shift_right", [bytes_, node.scalar(4, DType.UINT8)])
+    pairs = [node.reshape(half, (*shape, 1)) for half in (low, high)]
+    both = node.call("Concat", *pairs, axis=len(shape))
+    return node.reshape(both, (*shape[:-1], 2 * shape[-1]))
+
+
+def _cut(node: OnnxNode, value: str, size: int) -> str:
+    """The first elements along the last dimension, which a row of packed ones may exceed."""
+    shape = node.shape(value)
+    if shape[-1] == size:
+        return value
+    rank = len(shape)
+    sizes = (*shape[:-1], size)
+    return node.emit("slice", [value], starts=(0,) * rank, steps=(1,) * rank, sizes=sizes)
+
+
+def _repeated(node: OnnxNode, value: str, packing: Packing, size: int) -> str:
+    """What blocks have, for each of their `size` elements."""
+    shape = node.shape(value)
+    split = node.reshape(value, (*shape, 1))
+    full = node.emit("expand", [split], shape=(*shape, packing.block))
+    return _cut(node, node.reshape(full, (*shape[:-1], shape[-1] * packing.block)), size)
+
+
+RULES = (
+    OnnxRule(
+        "MatMulNBits",
+        _matmul_nbits,
+        DOMAIN,
+        "4 and 8 bits, blocks up to 256; g_idx only in the order of K",
+        (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16),
+    ),
+    OnnxRule(
+        "GatherBlockQuantized",
+        _gather_block_quantized,
+        DOMAIN,
+        "uint8 data of 4 and 8 bits, in blocks along the last axis",
+        (DType.UINT8,),
+    ),
+)

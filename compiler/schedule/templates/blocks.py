@@ -1,0 +1,241 @@
+"""Sums of which both factors hold weights: packed weights, unpacked and scaled in registers.
+
+    y[m, n] = sum over blocks b of scale[n, b] * sum over k in b of x[m, k] * unpacked(w[n, b, k])
+
+`contraction` wants weights as one load. Here they are any expression of weights, evaluated once for
+each vector of columns and used for all rows of the register tile; each tensor of weights is packed
+in panels of its own. A product with one row reads every byte of them once, as one stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+
+from compiler.dtypes import DType
+from compiler.errors import ScheduleError
+from compiler.loops.expr import Combiner, Expr, Load, Op, Role, Tensor, loads, walk
+from compiler.loops.index import Axis, affine
+from compiler.loops.layout import Factor, Layout
+from compiler.loops.nest import Compute, LoopNest, Order, Store, Tile
+from compiler.loops.rewriting import substitute
+from compiler.schedule.kernel import Kernel
+from compiler.schedule.merge import merge_axes
+from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from compiler.schedule.schedule import Choice, Schedule
+from compiler.schedule.space import Knob, SubSpace
+from compiler.schedule.structure import (
+    LoopSpec,
+    halo_stage,
+    needs_padding,
+    parallel_balance,
+    parallel_stage,
+    replace_tensors,
+    vector_axis,
+)
+from compiler.target import Target
+from compiler.workload import Workload
+
+_TILES = (*range(1, 17), 18, 20)
+_VECTORS = (1, 2, 3, 4, 6, 8)
+_UNROLLS = (1, 2, 4, 8)
+_PREFETCHES = (0, 2048)
+
+_WRITTEN_OUT = 3000
+"""Operations in the innermost loop, above which code takes too long to compile and to fetch."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The roles of the axes: `lanes` along the vectors, `tile` the rows of the register tile,
+    `outer` other axes of the output, `reduced` those of the sum, the last of which is unrolled.
+
+    `unpacked` are the values of weights alone that a row is multiplied with, and `work` the
+    operations that one row and one vector of columns take at each step.
+    """
+
+    problem: Problem
+    lanes: Axis
+    tile: Axis | None
+    outer: tuple[Axis, ...]
+    reduced: tuple[Axis, ...]
+    unpacked: int
+    work: int
+
+    @property
+    def rows(self) -> int:
+        return self.tile.extent if self.tile else 1
+
+    @property
+    def steps(self) -> int:
+        """Extent of the axis that is unrolled."""
+        return self.reduced[-1].extent if self.reduced else 1
+
+    def registers(self, tile: int, vectors: int) -> int:
+        """Sums, unpacked weights if several rows share them, and what one row's sum goes through.
+
+        One row's weights are used as they are unpacked.
+        """
+        return tile * vectors + (self.unpacked if tile > 1 else 2) + 2
+
+
+@lru_cache(maxsize=256)
+def analyse(workload: Workload) -> Blocks | None:
+    """The sum that a workload is; None where it is something else."""
+    if not is_one_expression(workload):
+        return None
+    problem = merge_axes(compose(workload))
+    if problem.product is None or problem.reduction.dtype is not DType.FLOAT32:
+        return None
+    lanes = vector_axis(problem.output, problem.axes)
+    if lanes is None or not all(lanes in axes_of(factor) for factor in problem.product):
+        return None
+    body = problem.reduction.body
+    for load in loads(body):
+        if needs_padding(load) or load.indirect:
+            return None
+        if (lanes in axes_of(load)) != (load.tensor.role is Role.WEIGHT):
+            return None
+        if load.tensor.role is Role.WEIGHT and affine(lanes) not in load.index:
+            return None
+    outputs = [a for a in problem.axes if a != lanes and a.extent > 1]
+    tile = outputs[-1] if outputs else None
+    if tile is not None and any(tile in axes_of(e) for e in loads(body) if lanes in axes_of(e)):
+        return None
+    reduced = tuple(a for a in problem.reduction.axes if a.extent > 1)
+    unpacked, work = _counts(body)
+    return Blocks(problem, lanes, tile, tuple(outputs[:-1]), reduced, unpacked, work)
+
+
+def _counts(body: Expr) -> tuple[int, int]:
+    """Values of weights alone that others use, and operations that depend on more than weights."""
+    alone: dict[Expr, bool] = {}
+    for node in walk(body):
+        roles = {load.tensor.role for load in loads(node)}
+        alone[node] = roles == {Role.WEIGHT}
+    mixed = [node for node in walk(body) if isinstance(node, Op) and not alone[node]]
+    used = {arg for node in mixed for arg in node.args if alone[arg]}
+    return len(used), len(mixed)
+
+
+class _Template:
+    algorithms = ("blocks",)
+
+    def preference(self, workload: Workload, target: Target) -> float:
+        return 1.0
+
+    def space(
+        self, workload: Workload, target: Target, *, threads: int, numerics: str
+    ) -> SubSpace | None:
+        found = analyse(workload)
+        if found is None:
+            return None
+        lanes = target.lanes(DType.FLOAT32)
+        whole = -(-found.lanes.extent // lanes)
+        knobs = (
+            Knob("tile", tuple(t for t in _TILES if t <= found.rows)),
+            Knob("vectors", tuple(v for v in _VECTORS if v <= whole)),
+            Knob("unroll", tuple(u for u in _UNROLLS if found.steps % u == 0)),
+            Knob("prefetch", _PREFETCHES),
+        )
+
+        def form(choice: Mapping[str, Choice]) -> bool:
+            points = int(choice["tile"]) * int(choice["vectors"]) * int(choice["unroll"])
+            return points * found.work <= _WRITTEN_OUT or points == 1
+
+        def machine(choice: Mapping[str, Choice]) -> bool:
+            tile, vectors = int(choice["tile"]), int(choice["vectors"])
+            return found.registers(tile, vectors) <= target.vector_registers or tile == 1
+
+        valid = [
+            choice
+            for values in product(*(knob.values for knob in knobs))
+            if form(choice := dict(zip((knob.name for knob in knobs), values, strict=True)))
+            and machine(choice)
+        ]
+        best = max(valid, key=lambda choice: _score(found, choice, lanes, threads))
+        return SubSpace("blocks", knobs, form, Schedule.of("blocks", **best), machine)
+
+    def lower(
+        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
+    ) -> Kernel:
+        found = analyse(workload)
+        if found is None:
+            raise ScheduleError("'blocks' does not apply to this workload")
+        return _lower(found, schedule, target)
+
+
+TEMPLATE = _Template()
+
+
+def _score(found: Blocks, choice: Mapping[str, Choice], lanes: int, threads: int) -> float:
+    """Useful work per operation: of rows, of lanes, of threads, and of what is unpacked for them.
+
+    One row wants several chains of sums at a time; where rows share what is unpacked, those are
+    the chains.
+    """
+    tile, vectors, unroll = (int(choice[key]) for key in ("tile", "vectors", "unroll"))
+    rows = -(-found.rows // tile) * tile
+    width = vectors * lanes
+    columns = -(-found.lanes.extent // width) * width
+    used = found.rows * found.lanes.extent / (rows * columns)
+    shared = tile * found.work / (tile * found.work + 2 * found.unpacked)
+    chains = min(tile * vectors, 4) / 4
+    loops = [LoopSpec(found.lanes, width)]
+    small = 1 - 0.01 * vectors - (0.001 if choice["prefetch"] else 0)
+    return used * shared * chains * small * parallel_balance(loops, threads) * (1 + 0.01 * unroll)
+
+
+def _lower(found: Blocks, schedule: Schedule, target: Target) -> Kernel:
+    problem = found.problem
+    lanes = target.lanes(DType.FLOAT32)
+    tile, width = schedule.integer("tile"), schedule.integer("vectors") * lanes
+    packed = {
+        load.tensor.name: _panels(load, found.lanes, width)
+        for load in loads(problem.reduction.body)
+        if load.tensor.role is Role.WEIGHT
+    }
+    body = substitute(
+        problem.reduction.body,
+        {
+            load: Load(packed[load.tensor.name], load.index)
+            for load in loads(problem.reduction.body)
+            if load.tensor.name in packed
+        },
+    )
+    reduce = [Tile(axis) for axis in found.reduced[:-1]]
+    points: list[Tile] = []
+    if found.reduced:
+        reduce.append(Tile(found.reduced[-1], schedule.integer("unroll")))
+        points.append(Tile(found.reduced[-1]))
+    points.append(Tile(found.lanes, lanes))
+    if found.tile is not None:
+        points.append(Tile(found.tile))
+    compute = Compute(
+        (Store(problem.output, problem.epilogue),),
+        body,
+        Combiner.SUM,
+        reduce=tuple(reduce),
+        unroll=tuple(points),
+        vector=found.lanes,
+        order=Order.PROGRAM,
+        prefetch=schedule.integer("prefetch"),
+    )
+    loops = [LoopSpec(found.lanes, width), *map(LoopSpec, found.outer)]
+    if found.tile is not None:
+        loops.append(LoopSpec(found.tile, tile))
+    stage = parallel_stage("main", loops, compute)
+    output = problem.output.tensor
+    inputs = replace_tensors(problem.inputs, tuple(packed.values()))
+    nest = LoopNest("kernel", (*inputs, output), (), (stage, *halo_stage(output, lanes)))
+    return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+
+
+def _panels(load: Load, lanes: Axis, width: int) -> Tensor:
+    """Weights in panels of columns: [panels][all other dimensions][width]."""
+    dim = load.index.index(affine(lanes))
+    others = (Factor(d) for d in range(len(load.index)) if d != dim)
+    layout = Layout((Factor(dim, width), *others, Factor(dim, 1, width)))
+    return replace(load.tensor, layout=layout, halo=())
