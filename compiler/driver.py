@@ -27,6 +27,7 @@ from compiler.graph.ir import Graph
 from compiler.local import check_runs_here
 from compiler.partition import plan_graph
 from compiler.passes.layouts import assign_layouts
+from compiler.passes.narrow import narrow
 from compiler.passes.pipeline import Observer
 from compiler.passes.pipeline import optimise as run_passes
 from compiler.passes.quantised_products import quantised_products
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
     Model: TypeAlias = str | Path | bytes | onnx.ModelProto | ReadModel
 
 NUMERICS = ("fast", "strict", "loose")
+
+PRECISIONS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+"""What values between products are stored as, and products formed of."""
 
 ModelPlanner = Callable[[Graph, Mapping[str, int]], GraphPlan]
 """Makes the plan of an imported graph, given the sizes of the model's named dimensions."""
@@ -85,17 +89,28 @@ def optimise(
     observer: Observer | None = None,
     timings: Timings | None = None,
     choice: GraphChoice = RULE,
+    precision: str = DType.FLOAT32,
 ) -> Graph:
     """Run the graph passes that suit the target and that `choice` does not leave out.
 
-    `observer` sees the graph after each.
+    `observer` sees the graph after each. The last one makes values narrow, where `precision` asks
+    for it.
 
     Raises:
-        CompilerError: if `numerics` is none of NUMERICS.
+        CompilerError: if `numerics` is none of NUMERICS, `precision` none of PRECISIONS, or a
+            weight is infinite in that.
     """
     check_numerics(numerics)
+    check_precision(precision)
     unsuited = () if target.multiplies_bytes else (quantised_products.__name__,)
-    return run_passes(graph, observer, timings, choice.without.union(unsuited))
+    graph = run_passes(graph, observer, timings, choice.without.union(unsuited))
+    if precision == DType.FLOAT32:
+        return graph
+    with timed(timings, "pass narrow"):
+        graph = narrow(graph, DType(precision))
+    if observer is not None:
+        observer(narrow.__name__, graph)
+    return graph
 
 
 def make_plan(
@@ -211,6 +226,7 @@ def compile_model(
     weight_limit_bytes: int | None = None,
     timings: Timings | None = None,
     planner: ModelPlanner | None = None,
+    precision: str = DType.FLOAT32,
 ) -> Executable | SizedExecutable:
     """Compile an ONNX model for this machine.
 
@@ -230,11 +246,15 @@ def compile_model(
         timings: counts the time of every stage.
         planner: makes the plans instead of the rules. It makes each plan before the schedules of
             that plan's workloads are looked up.
+        precision: "bfloat16" or "float16" store the values of a float32 model between its first and
+            its last product in 16 bits, and multiply them so; sums, normalisations, inputs and
+            outputs stay float32. A planner has its own.
 
     Raises:
         CompilerError: naming what is wrong with the model or the arguments.
     """
     check_numerics(numerics)
+    check_precision(precision)
     check_threads(threads)
     chosen = check_runs_here(resolve_target(target))
     with timed(timings, "read"), enough_memory_for("to read the model"):
@@ -245,9 +265,8 @@ def compile_model(
         if planner is not None:
             plan = planner(graph, sizes)
         else:
-            plan = make_plan(
-                optimise(graph, chosen, numerics, timings=timings), chosen, numerics, timings
-            )
+            optimised = optimise(graph, chosen, numerics, timings=timings, precision=precision)
+            plan = make_plan(optimised, chosen, numerics, timings)
         del graph
         return load_program(builder.build(plan, spare), threads, timings)
 
@@ -280,6 +299,12 @@ def check_numerics(numerics: str) -> None:
         raise InvalidArgumentError(f"numerics is '{numerics}', known are {', '.join(NUMERICS)}")
 
 
+def check_precision(precision: str) -> None:
+    """Raises InvalidArgumentError unless it is one of PRECISIONS."""
+    if precision not in PRECISIONS:
+        raise InvalidArgumentError(f"precision is '{precision}', known are {', '.join(PRECISIONS)}")
+
+
 __all__ = [
     "KernelCache",
     "ProgramBuilder",
@@ -287,6 +312,7 @@ __all__ = [
     "build_kernel",
     "build_program",
     "check_numerics",
+    "check_precision",
     "compile_model",
     "compile_plan",
     "load_graph",

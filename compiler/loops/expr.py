@@ -392,6 +392,11 @@ def constant(value: Expr | float, dtype: DType) -> Expr:
     return value if isinstance(value, Expr) else Const(value, dtype)
 
 
+def widened(factor: Expr, dtype: DType) -> Expr:
+    """A factor in the type that products are formed in."""
+    return factor if factor.dtype is dtype else Cast(factor, dtype)
+
+
 def op(operation: Operation, *args: Expr | float) -> Op:
     """Build an operation; plain numbers take the type of the first expression among the operands.
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from compiler.dtypes import DType
 from compiler.loops.expr import Cast, Combiner, Expr, Fold, Load, Op, Operation, Tensor
 from compiler.loops.index import Affine, Axis
 
@@ -141,14 +142,18 @@ Node = For | Compute
 def dot_operands(body: Expr) -> tuple[Load, Load] | None:
     """The loads of `mul(cast(a), cast(b))`, of a width that fits into 32 bits twice or more often.
 
-    This is the body that `Compute.dot` takes; None for any other.
+    This is the body that `Compute.dot` takes: integers multiplied in int32, or bfloat16 in float32.
+    None for any other.
     """
     match body:
         case Op(
             operation=Operation.MUL,
             args=(Cast(value=Load() as left), Cast(value=Load() as right)),
         ) if left.dtype.bytes == right.dtype.bytes < 4:
-            return left, right
+            types = {left.dtype, right.dtype}
+            integers = body.dtype is DType.INT32 and not any(t.is_float for t in types)
+            brains = body.dtype is DType.FLOAT32 and types == {DType.BFLOAT16}
+            return (left, right) if integers or brains else None
     return None
 
 

@@ -11,12 +11,23 @@ from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
 from compiler.loops import maths
-from compiler.loops.expr import Combiner, Const, Expr, IndexValue, Op, Operation, Reduce, op
+from compiler.loops.expr import (
+    Combiner,
+    Const,
+    Expr,
+    IndexValue,
+    Op,
+    Operation,
+    Reduce,
+    op,
+    widened,
+)
 from compiler.loops.index import Affine, affine
 from compiler.ops.attributes import integer, number
 from compiler.ops.elementwise import floats_only
+from compiler.ops.products import accumulated, computed_type, exactly
 from compiler.ops.registry import Fresh, Operator, OpKind, Source
-from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype, show
+from compiler.ops.shapes import broadcast, broadcast_index, operand_count, show
 
 _LOWEST = {
     DType.FLOAT16: -65504.0,
@@ -38,7 +49,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     zeros for a query all of whose keys a mask of -inf hides.
     """
     operand_count(types, 3, 4)
-    dtype = same_dtype(types)
+    dtype = computed_type(types, attrs, 3)
     floats_only(types)
     query, key, value = (kind.shape for kind in types[:3])
     for name, shape in (("query", query), ("key", key), ("value", value)):
@@ -63,7 +74,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    query, key, value = arrays[:3]
+    query, key, value = exactly(arrays[:3], attrs)
     group = query.shape[1] // key.shape[1]
     key, value = (np.repeat(array, group, axis=1) for array in (key, value))
     scores = np.matmul(query, key.swapaxes(2, 3)) * query.dtype.type(number(attrs, "scale"))
@@ -79,7 +90,7 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     largest = np.maximum(scores.max(axis=-1, keepdims=True), np.finfo(np.float32).min)
     powers = np.exp(scores - largest)
     mixed = np.matmul(powers, value) / np.maximum(powers.sum(axis=-1, keepdims=True), 1)
-    return np.asarray(mixed, arrays[0].dtype)
+    return accumulated(mixed, attrs, arrays[0].dtype)
 
 
 def _expression(
@@ -93,13 +104,14 @@ def _expression(
 
     The three reductions over keys have one axis, so that they share one expression of the scores.
     """
+    dtype = computed_type(types, attrs, 3)
     batch, head, query, element = index
     key_head = head // (types[0].shape[1] // types[1].shape[1])
     size, keys = fresh("d", types[0].shape[3]), fresh("j", types[1].shape[2])
     j = affine(keys)
     left = operands[0]((batch, head, query, affine(size)))
     right = operands[1]((batch, key_head, j, affine(size)))
-    score: Expr = Reduce(Combiner.SUM, (size,), left * right)
+    score: Expr = Reduce(Combiner.SUM, (size,), widened(left, dtype) * widened(right, dtype))
     scale = number(attrs, "scale")
     if scale != 1.0:
         score = score * Const(scale, score.dtype)
@@ -119,7 +131,7 @@ def _expression(
     power = maths.exp(score - largest)
     total: Expr = Reduce(Combiner.SUM, (keys,), power)
     value = operands[2]((batch, key_head, j, element))
-    mixed = Reduce(Combiner.SUM, (keys,), power * value)
+    mixed = Reduce(Combiner.SUM, (keys,), power * widened(value, dtype))
     if len(types) == 4:
         total = maths.maximum(total, 1.0)  # the largest power is 1, so less means all are hidden
     return mixed * (Const(1.0, total.dtype) / total)

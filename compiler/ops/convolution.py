@@ -14,12 +14,12 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
-from compiler.loops.expr import Combiner, Expr, Reduce
+from compiler.loops.expr import Combiner, Expr, Reduce, widened
 from compiler.loops.index import Affine, affine
 from compiler.ops.attributes import integer
 from compiler.ops.onnx_node import OnnxNode
 from compiler.ops.padding import resolve_pads
-from compiler.ops.products import accumulated, computed_type, exactly, widened
+from compiler.ops.products import accumulated, computed_type, exactly
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import Window, operand_count, pad, show
 

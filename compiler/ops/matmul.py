@@ -10,11 +10,11 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
-from compiler.loops.expr import Combiner, Const, Expr, Reduce
+from compiler.loops.expr import Combiner, Const, Expr, Reduce, widened
 from compiler.loops.index import Affine, affine
 from compiler.ops.attributes import integer, number
 from compiler.ops.onnx_node import OnnxNode
-from compiler.ops.products import accumulated, computed_type, exactly, widened
+from compiler.ops.products import accumulated, computed_type, exactly
 from compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from compiler.ops.shapes import broadcast, broadcast_index, operand_count, same_dtype, show
 

@@ -1,8 +1,8 @@
 """The types of a sum of products: how its operands are stored, and what it is computed in.
 
 The types of the operands say how they lie in memory. The attribute `accumulator`, which
-contractions of bytes have, names the type in which products are formed and added up, and which the
-result has. Without it, all three are one type.
+contractions of bytes and of 16-bit floats have, names the type in which products are formed and
+added up, and which the result has. Without it, all three are one type.
 """
 
 from __future__ import annotations
@@ -15,48 +15,56 @@ from compiler.dtypes import DType
 from compiler.errors import InvalidModelError
 from compiler.graph.ir import Attrs
 from compiler.graph.types import TensorType
-from compiler.loops.expr import Cast, Expr
 from compiler.ops.attributes import word
 from compiler.ops.shapes import same_dtype
 
 BYTES = (DType.UINT8, DType.INT8)
+HALVES = (DType.FLOAT16, DType.BFLOAT16)
 
 
-def computed_type(types: Sequence[TensorType], attrs: Attrs) -> DType:
-    """The type of products, sums and result; a bias (the third operand) has it too.
+def computed_type(types: Sequence[TensorType], attrs: Attrs, operands: int = 2) -> DType:
+    """The type of products, sums and result; what is added to them (a bias, a mask) has it too.
+
+    The first `operands` types are those of the factors.
 
     Raises:
-        InvalidModelError: if the operands are not of one type, or, with an accumulator, no bytes.
+        InvalidModelError: if the factors are not of one type, or the accumulator is not theirs:
+            int32 for bytes, float32 for 16-bit floats of one type.
     """
     stated = word(attrs, "accumulator", "")
     if not stated:
         return same_dtype(types)
-    stored = [kind.dtype for kind in types[:2]]
-    if stated != DType.INT32 or not set(stored) <= set(BYTES):
-        names = " and ".join(stored)
+    stored = {kind.dtype for kind in types[:operands]}
+    bytes_ = stated == DType.INT32 and stored <= set(BYTES)
+    halves = stated == DType.FLOAT32 and stored <= set(HALVES) and len(stored) == 1
+    if not bytes_ and not halves:
+        names = " and ".join(kind.dtype for kind in types[:operands])
         raise InvalidModelError(f"products of {names} are not added up in '{stated}'")
-    if any(kind.dtype is not DType.INT32 for kind in types[2:]):
-        raise InvalidModelError(f"a bias of {types[2].dtype} for sums in {stated}")
-    return DType.INT32
-
-
-def widened(factor: Expr, dtype: DType) -> Expr:
-    """A factor in the type that products are formed in."""
-    return factor if factor.dtype is dtype else Cast(factor, dtype)
+    sums = DType(stated)
+    if any(kind.dtype is not sums for kind in types[operands:]):
+        raise InvalidModelError(f"a bias of {types[operands].dtype} for sums in {stated}")
+    return sums
 
 
 def exactly(arrays: Sequence[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
-    """Operands of a reference in a type whose sums of products are exact.
+    """Operands of a reference in a type whose sums of products are exact, or as good as stated.
 
     That is float64 for bytes: 2**53 holds the sum of 2**37 products, and BLAS has no integers.
     """
-    if not word(attrs, "accumulator", ""):
-        return list(arrays)
-    return [array.astype(np.float64) for array in arrays]
+    match word(attrs, "accumulator", ""):
+        case DType.INT32:
+            return [array.astype(np.float64) for array in arrays]
+        case DType.FLOAT32:
+            wide = np.result_type(np.float32, *arrays)  # float64 where that is asked for
+            return [array.astype(wide, copy=False) for array in arrays]
+    return list(arrays)
 
 
 def accumulated(sums: np.ndarray, attrs: Attrs, dtype: np.dtype) -> np.ndarray:
     """What `exactly` led to, in the type of the result: `dtype`, or wrapped to the accumulator."""
-    if not word(attrs, "accumulator", ""):
-        return np.asarray(sums, dtype)
-    return sums.astype(np.int64).astype(np.int32)
+    match word(attrs, "accumulator", ""):
+        case DType.INT32:
+            return sums.astype(np.int64).astype(np.int32)
+        case DType.FLOAT32:
+            return sums
+    return np.asarray(sums, dtype)

@@ -8,7 +8,9 @@ Before:                             After:
 An anchor (contraction, window, reduction, row, gather, attention) takes the elementwise operators
 that follow it and keep its shape as its epilogue. Reductions and rows also take their elementwise
 producers as a prologue. The remaining elementwise operators form groups of their own. No value is
-computed by two groups. Also called operator fusion (TVM) or fusion groups (XLA).
+computed by two groups, and no group ends or begins so that floats cross its border in the wider of
+two types: what widens them belongs to their reader, what narrows them to their producer. Also
+called operator fusion (TVM) or fusion groups (XLA).
 """
 
 from __future__ import annotations
@@ -109,6 +111,7 @@ class _Fusion:
                 nodes += self._index_maps(anchor)
             elif _kind(anchor) in (OpKind.REDUCTION, OpKind.ROW):
                 self._grow_up(nodes, cheap=_kind(anchor) is OpKind.ROW)
+            self._take_widenings(nodes)
             found.append(self._group(nodes, anchor))
         for node in reversed(self._graph.nodes):
             if node.name in self._taken:
@@ -150,7 +153,7 @@ class _Fusion:
         region: list[Node] = []
         while len(region) < limit:
             leaving = [v for v in inside if self._is_used_outside(v, region)]
-            if region and leaving == [region[-1].output]:
+            if region and leaving == [region[-1].output] and not self._widens(region[-1]):
                 return region
             if any(v in self._outputs for v in inside):
                 return None
@@ -158,7 +161,7 @@ class _Fusion:
                 node for v in inside for node in self._graph.consumers(v) if node not in region
             ]
             if not candidates:
-                return region or None
+                return region if region and not self._widens(region[-1]) else None
             node = min(candidates, key=lambda n: self._position[n.name])
             if (
                 node.name in self._taken
@@ -203,6 +206,35 @@ class _Fusion:
                 self._taken.add(node.name)
                 nodes.append(node)
 
+    def _take_widenings(self, nodes: list[Node]) -> None:
+        """Conversions of the group's operands from a narrower float."""
+        inside = {node.name for node in nodes}
+        for value in dict.fromkeys(v for node in nodes for v in node.inputs):
+            node = self._graph.producer(value)
+            if (
+                node is not None
+                and self._widens(node)
+                and node.name not in self._taken
+                and value not in self._outputs
+                and all(user.name in inside for user in self._graph.consumers(value))
+            ):
+                self._taken.add(node.name)
+                nodes.append(node)
+
+    def _widens(self, node: Node) -> bool:
+        """Whether a node converts floats to a wider type."""
+        return self._converts(node) > 0
+
+    def _narrows(self, node: Node) -> bool:
+        return self._converts(node) < 0
+
+    def _converts(self, node: Node) -> int:
+        """By how many bytes an element of a float grows."""
+        if node.op != "cast":
+            return 0
+        source, to = (self._graph.types[v].dtype for v in (*node.inputs, node.output))
+        return to.bytes - source.bytes if source.is_float and to.is_float else 0
+
     def _index_maps(self, anchor: Node) -> list[Node]:
         """Nodes before an attention that only move its operands: index maps of its loads."""
         chains = [node for value in anchor.inputs for node in affine_chain(self._graph, value)]
@@ -240,6 +272,7 @@ class _Fusion:
                     node is None
                     or node.name in self._taken
                     or _kind(node) not in MOVEMENT
+                    or self._narrows(node)
                     or value in self._outputs
                     or (cheap and not _is_cheap(node))
                     or any(user.name not in inside for user in self._graph.consumers(value))

@@ -180,12 +180,12 @@ class Options:
         return LayoutChoice(output, demands)
 
     def _conv(self, group: Group, anchor: Node) -> list[Option]:
-        x = anchor.inputs[0]
+        x, weight, *others = (_operand(group, value) for value in anchor.inputs)
         groups = integer(anchor.attrs, "group", 1)
         halo = conv_halo(self._graph, anchor)
-        constants = {value: Demand(ROW_MAJOR) for value in anchor.inputs[1:]}
+        constants = {value: Demand(ROW_MAJOR) for value in (weight, *others)}
         # Weights computed at run time are row-major: no vector of their channels lies together.
-        packed = anchor.inputs[1] in self._graph.constants
+        packed = weight in self._graph.constants
         found: list[Option] = []
         for output in self.layouts(anchor.output, groups) if packed else (ROW_MAJOR,):
             for source in self.layouts(x, groups) if packed else (ROW_MAJOR,):
@@ -201,8 +201,8 @@ class Options:
 
     def _window(self, group: Group, anchor: Node) -> list[Option]:
         """Pools keep the layout that their operand has."""
-        x = anchor.inputs[0]
-        rows = {value: Demand(ROW_MAJOR) for value in anchor.inputs[1:]}
+        x, *others = (_operand(group, value) for value in anchor.inputs)
+        rows = {value: Demand(ROW_MAJOR) for value in others}
         return [
             self._option(
                 self._operands(group, layout, {x: Demand(layout), **rows}),
@@ -214,10 +214,10 @@ class Options:
 
     def _reduction(self, group: Group, anchor: Node) -> list[Option]:
         """If only spatial dimensions are reduced, lanes may be channels; others read rows."""
-        x = anchor.inputs[0]
+        x = _operand(group, anchor.inputs[0])
         rank = len(self._graph.types[x].shape)
         axes = {axis % rank for axis in ints(anchor.attrs, "axes", tuple(range(rank)))}
-        prologue = len(group.nodes) > 1 and x not in group.inputs
+        prologue = x not in group.inputs
         if prologue or rank not in BLOCKED_RANKS or axes & {0, 1}:
             return [self._option(self._rows(group), 0.0, group.output)]
         keeps = bool(integer(anchor.attrs, "keepdims", 1)) and len(axes) < rank - 2
@@ -324,6 +324,14 @@ def _copied(kind: TensorType, source: Placement, target: Placement) -> float:
     if same_bytes(kind.shape, source, target):
         return 0.0
     return costs.moved(kind, source.layout) + costs.moved(kind, target.layout)
+
+
+def _operand(group: Group, value: str) -> str:
+    """The value that an anchor's operand is read from: what the group converts is as it lies."""
+    made = {node.output: node for node in group.nodes}
+    while value in made and made[value].op == "cast":
+        (value,) = made[value].inputs
+    return value
 
 
 def _keeps_blocks(node: Node, block: int) -> bool:

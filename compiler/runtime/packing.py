@@ -106,7 +106,8 @@ def packed_bytes(spec: BufferSpec) -> int:
 def make_weight(spec: BufferSpec, source: Array, out: Bytes | None = None) -> Array:
     """The packed form of a weight: `pack(einsum(parts(source)))`, computed in float64.
 
-    `source` is the logical array of the workload input `spec.source`. A kernel that walks adjacent
+    `source` is the logical array of the workload input `spec.source`; integers that are transformed
+    are bfloat16's bits, as no other integers are. A kernel that walks adjacent
     dimensions as one has them merged in its buffer's shape. `out` is that of `pack`.
 
     Raises:
@@ -119,6 +120,7 @@ def make_weight(spec: BufferSpec, source: Array, out: Bytes | None = None) -> Ar
     value = cut(source, spec.parts) if spec.parts else source
     if spec.einsum:
         matrices = [np.array(matrix, np.float64) for matrix in spec.matrices]
+        value = from_bfloat16(value) if value.dtype.kind == "u" else value
         operands = [*matrices[:1], value.astype(np.float64), *matrices[1:]]
         # Several matrices are joined first, which leaves one matrix product over the whole weight.
         # A single matrix has so few columns that a product is slower than plain sums.

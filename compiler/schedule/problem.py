@@ -12,6 +12,7 @@ from functools import cached_property
 from compiler import ops
 from compiler.graph.ir import Node
 from compiler.loops.expr import (
+    Cast,
     Combiner,
     Const,
     Expr,
@@ -196,3 +197,11 @@ def axes_of(expr: Expr) -> frozenset[Axis]:
             case IndexValue(index=position):
                 found.update(position.axes())
     return frozenset(found)
+
+
+def stored(factor: Expr) -> Expr:
+    """A factor without the conversion of what is loaded: the register tile does it."""
+    match factor:
+        case Cast(value=Load() as load):
+            return load
+    return factor

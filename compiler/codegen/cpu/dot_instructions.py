@@ -9,6 +9,9 @@ target, without saturation on the way:
    types, and the eighth the opposite, so that products with that one are subtracted;
 3. bytes as pairs of 16 bits, the even ones and the odd ones;
 4. single elements, in plain arithmetic.
+
+bfloat16 has an instruction, or is float32 without its low half: a shift and a mask widen the two
+elements of a group for two multiply-adds.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ Types = tuple[DType, DType]
 _SEVEN_BITS, _EIGHTH_BITS = 0x7F7F7F7F, ~0x7F7F7F7F
 _BYTES = (DType.UINT8, DType.INT8)
 _PAIRS = (DType.INT16, DType.INT16)
+_BRAINS = (DType.BFLOAT16, DType.BFLOAT16)
+_HIGH_BITS = -(1 << 16)
 
 
 def multiply_add(
@@ -33,7 +38,8 @@ def multiply_add(
     """`accumulator + sum(left[i] * right[i])` in each lane; both are int32 that hold `types`.
 
     Raises:
-        ScheduleError: if these are no integers, and the target has no instruction for them.
+        ScheduleError: if these are neither integers nor bfloat16, and the target has no instruction
+            for them.
     """
     found = _direct(emitter, types, accumulator, left, right)
     if found is None and set(types) <= set(_BYTES):
@@ -44,8 +50,8 @@ def multiply_add(
                 x = _halved(emitter, types[0], left, part)
                 y = _halved(emitter, types[1], right, part)
                 found = multiply_add(emitter, _PAIRS, found, x, y)
-    if found is None and types == _PAIRS:
-        found = _plain(emitter, accumulator, left, right)
+    if found is None and types in (_PAIRS, _BRAINS):
+        found = _plain(emitter, types[0], accumulator, left, right)
     if found is None:
         raise ScheduleError(
             f"target '{emitter.target.name}' has no instruction that adds products of {types[0]} "
@@ -99,20 +105,33 @@ def _halved(emitter: Emitter, dtype: DType, value: Value, part: int) -> Value:
     return emitter.emit(DType.INT32, value.lanes, f"bitcast {text} %s to {value.type}", pairs)
 
 
-def _plain(emitter: Emitter, accumulator: Value, left: Value, right: Value) -> Value:
+def _plain(emitter: Emitter, dtype: DType, accumulator: Value, left: Value, right: Value) -> Value:
     """Pairs of 16-bit elements, one element at a time."""
+    element = _brain if dtype is DType.BFLOAT16 else _integer
     for part in (0, 1):
-        x, y = (_element(emitter, value, part) for value in (left, right))
+        x, y = (element(emitter, value, part) for value in (left, right))
         accumulator = apply(emitter, Operation.FMA, x, y, accumulator)
     return accumulator
 
 
-def _element(emitter: Emitter, value: Value, part: int) -> Value:
+def _integer(emitter: Emitter, value: Value, part: int) -> Value:
     """The low (0) or high (1) 16 bits of each 32, with their sign."""
     sixteen = emitter.const(16, DType.INT32, value.lanes)
     if part == 0:
         value = emitter.emit(DType.INT32, value.lanes, f"shl {value.type} %s, %s", value, sixteen)
     return emitter.emit(DType.INT32, value.lanes, f"ashr {value.type} %s, %s", value, sixteen)
+
+
+def _brain(emitter: Emitter, value: Value, part: int) -> Value:
+    """The low (0) or high (1) bfloat16 of each 32 bits as float32."""
+    lanes = value.lanes
+    if part == 0:
+        sixteen = emitter.const(16, DType.INT32, lanes)
+        value = emitter.emit(DType.INT32, lanes, f"shl {value.type} %s, %s", value, sixteen)
+    else:
+        value = apply(emitter, Operation.AND, value, emitter.const(_HIGH_BITS, DType.INT32, lanes))
+    text = type_text(DType.FLOAT32, lanes)
+    return emitter.emit(DType.FLOAT32, lanes, f"bitcast {value.type} %s to {text}", value)
 
 
 def _call(

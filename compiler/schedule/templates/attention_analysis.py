@@ -16,10 +16,11 @@ from compiler.loops.expr import (
     Operation,
     Reduce,
     walk,
+    widened,
 )
 from compiler.loops.index import Axis, affine
 from compiler.loops.rewriting import load_at, reindex, rewrite
-from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression, stored
 from compiler.workload import Workload
 
 
@@ -29,7 +30,8 @@ class Attention:
 
     `rows` are queries, `lanes` the elements of a value, `batch` all other axes of the output
     (batch, heads); `keys` and `size` are reduced. Row i sees no key after `i + ahead`, if that is a
-    number. There is one object for each workload, compared by identity.
+    number. `query`, `key` and `value` are as they are stored, `factor` gives them as they are
+    multiplied. There is one object for each workload, compared by identity.
     """
 
     problem: Problem
@@ -47,6 +49,10 @@ class Attention:
     total: Reduce
     mixed: Reduce
 
+    def factor(self, load: Load) -> Expr:
+        """A load in the type that products are formed in."""
+        return widened(load, self.dot.dtype)
+
 
 @lru_cache(maxsize=256)
 def analyse(workload: Workload) -> Attention | None:
@@ -56,16 +62,16 @@ def analyse(workload: Workload) -> Attention | None:
     problem = compose(workload)
     match problem.reductions:
         case (
-            Reduce(
-                Combiner.SUM, (size,), Op(Operation.MUL, (Load() as query, Load() as key))
-            ) as dot,
+            Reduce(Combiner.SUM, (size,), Op(Operation.MUL, factors)) as dot,
             Reduce(Combiner.MAX, (keys,)) as largest,
-            Reduce(Combiner.SUM, summed, Op(Operation.MUL, (power, Load() as value))) as mixed,
+            Reduce(Combiner.SUM, summed, Op(Operation.MUL, (power, last))) as mixed,
             Reduce(Combiner.SUM, counted) as total,
         ) if summed == counted == (keys,) and total.body == power:
-            pass
+            query, key, value = map(stored, (*factors, last))
         case _:
             return None
+    if not (isinstance(query, Load) and isinstance(key, Load) and isinstance(value, Load)):
+        return None
     if dot not in set(walk(largest.body)) or largest not in set(walk(power)):
         return None
     outputs = [a for a in problem.axes if a.extent > 1]

@@ -162,11 +162,12 @@ class _Lowering:
         """keys[j, d]: panels of `width` keys, transposed in registers."""
         found = self._found
         place = Load(self._keys, (affine(found.keys), affine(found.size)))
-        store = Store(place, _accumulator(found.key))
+        key = found.factor(found.key)
+        store = Store(place, _accumulator(key))
         if unit_stride(found.key, found.size):
             compute = Compute(
                 (store,),
-                found.key,
+                key,
                 unroll=(Tile(found.keys), Tile(found.size, self._lanes)),
                 vector=found.size,
                 store_vector=found.keys,
@@ -174,7 +175,7 @@ class _Lowering:
             loops = [LoopSpec(found.keys, self._lanes), LoopSpec(found.size, self._lanes)]
         else:
             compute = Compute(
-                (store,), found.key, unroll=(Tile(found.keys, self._lanes),), vector=found.keys
+                (store,), key, unroll=(Tile(found.keys, self._lanes),), vector=found.keys
             )
             loops = [LoopSpec(found.keys, self._width), LoopSpec(found.size)]
         return nest(loops, compute)
@@ -186,7 +187,7 @@ class _Lowering:
         if not self._packs_keys:
             compute = Compute(
                 (store,),
-                part.query * part.key,
+                part.factor(part.query) * part.factor(part.key),
                 Combiner.SUM,
                 reduce=(Tile(part.size, self._unroll * self._lanes),),
                 unroll=(*_points(part), Tile(part.keys), Tile(part.size, self._lanes)),
@@ -197,7 +198,7 @@ class _Lowering:
         panel = Load(self._keys, (affine(part.keys), affine(part.size)))
         compute = Compute(
             (store,),
-            part.query * panel,
+            part.factor(part.query) * panel,
             Combiner.SUM,
             reduce=(Tile(part.size, min(self._unroll, part.size.extent)),),
             unroll=(Tile(part.size), *_points(part), Tile(part.keys, self._lanes)),
@@ -210,7 +211,7 @@ class _Lowering:
         elements = (Tile(part.lanes, self._lanes),) if part.lanes else ()
         compute = Compute(
             (Store(part.problem.output, ended),),
-            self._blocks.score(part) * part.value,
+            self._blocks.score(part) * part.factor(part.value),
             Combiner.SUM,
             reduce=(Tile(part.keys, min(self._unroll, part.keys.extent)),),
             unroll=(Tile(part.keys), *_points(part), *elements),

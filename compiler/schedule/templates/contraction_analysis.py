@@ -12,11 +12,11 @@ from functools import cached_property, lru_cache
 from math import gcd
 
 from compiler.dtypes import DType
-from compiler.loops.expr import Cast, Expr, Load, Role, loads
+from compiler.loops.expr import Expr, Load, Role, loads, widened
 from compiler.loops.index import Axis, affine
 from compiler.loops.nest import dot_operands
 from compiler.schedule.merge import merge_axes
-from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from compiler.schedule.problem import Problem, axes_of, compose, is_one_expression, stored
 from compiler.schedule.structure import needs_padding, short_step, unit_stride, vector_axis
 from compiler.target import Target
 from compiler.targets import CoreModel
@@ -31,7 +31,7 @@ class Contraction:
     `outer` the other output axes; `channel` is the reduction axis that is split and unrolled,
     `window` the other reduction axes. `broadcast` and `streamed` are the factors as they are
     stored; `product` is what is summed. One step of the reduction multiplies `group` neighbouring
-    channels: the bytes that fill 32 bits, or one element of any other type.
+    channels: the bytes or bfloat16 elements that fill 32 bits, or one element of any other type.
     """
 
     problem: Problem
@@ -50,8 +50,7 @@ class Contraction:
     def product(self, broadcast: Expr, streamed: Expr) -> Expr:
         """The factors, each in the type that products are formed in, multiplied."""
         dtype = self.problem.reduction.body.dtype
-        left, right = (e if e.dtype is dtype else Cast(e, dtype) for e in (broadcast, streamed))
-        return left * right
+        return widened(broadcast, dtype) * widened(streamed, dtype)
 
     def registers(self, target: Target, tile: int, vectors: int) -> int:
         """Vector registers that a tile of this size keeps: sums, panels and one broadcast.
@@ -114,7 +113,7 @@ def analyse(workload: Workload) -> Contraction | None:
     lanes = vector_axis(problem.output, problem.axes)
     if lanes is None:
         return None
-    left, right = (_stored(factor) for factor in problem.product)
+    left, right = (stored(factor) for factor in problem.product)
     if lanes in axes_of(left):
         left, right = right, left
     free, used = axes_of(left), axes_of(right)
@@ -150,18 +149,9 @@ def analyse(workload: Workload) -> Contraction | None:
     )
 
 
-def _stored(factor: Expr) -> Expr:
-    """A factor without the conversion of what is loaded: the register tile does it."""
-    match factor:
-        case Cast(value=Load() as load):
-            return load
-    return factor
-
-
 def _group(problem: Problem, left: Expr, right: Expr, channel: Axis, block: int | None) -> int:
     """How many channels lie side by side in 32 bits of both factors, or can be packed so."""
-    operands = dot_operands(problem.reduction.body)
-    if operands is None or problem.reduction.dtype is not DType.INT32 or channel.extent == 1:
+    if dot_operands(problem.reduction.body) is None or channel.extent == 1:
         return 1
     if not isinstance(left, Load) or not isinstance(right, Load):
         return 1

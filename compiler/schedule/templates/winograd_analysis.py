@@ -9,7 +9,7 @@ from math import prod
 from compiler.dtypes import DType
 from compiler.graph.ir import Node
 from compiler.loops.expr import Expr, Load, Role, Tensor
-from compiler.schedule.problem import Problem, compose
+from compiler.schedule.problem import Problem, compose, stored
 from compiler.schedule.structure import needs_padding, unit_stride
 from compiler.workload import Workload
 
@@ -114,10 +114,11 @@ def analyse(workload: Workload) -> Winograd | None:
     if convolution is None or not _is_plain(convolution, workload):
         return None
     problem = compose(workload)
-    if problem.product is None:
+    if problem.product is None or problem.reduction.dtype is not DType.FLOAT32:
         return None
-    image = next((e for e in problem.product if _is_load(e, Role.INPUT)), None)
-    weight = next((e for e in problem.product if _is_load(e, Role.WEIGHT)), None)
+    factors = tuple(map(stored, problem.product))
+    image = next((e for e in factors if _is_load(e, Role.INPUT)), None)
+    weight = next((e for e in factors if _is_load(e, Role.WEIGHT)), None)
     if not isinstance(image, Load) or not isinstance(weight, Load):
         return None
     if needs_padding(image):
@@ -140,10 +141,10 @@ def analyse(workload: Workload) -> Winograd | None:
 
 
 def _is_plain(node: Node, workload: Workload) -> bool:
-    """No dilation, no groups, float32."""
+    """No dilation, no groups, and of floats."""
     spatial = len(workload.graph.types[node.inputs[1]].shape) - 2
     return (
-        workload.output.type.dtype is DType.FLOAT32
+        workload.graph.types[node.inputs[0]].dtype.is_float
         and node.attr("group", 1) == 1
         and set(_ints(node, "dilations", (1,) * spatial)) == {1}
     )

@@ -23,7 +23,16 @@ from itertools import product
 from math import prod
 
 from compiler.dtypes import DType
-from compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Space, Tensor
+from compiler.loops.expr import (
+    Accumulator,
+    Combiner,
+    Expr,
+    Load,
+    Role,
+    Space,
+    Tensor,
+    widened,
+)
 from compiler.loops.index import Affine, Axis, affine
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, Let, LoopNest, Order, Store, Tile
@@ -242,7 +251,7 @@ class _Blocks:
                 size = side.alpha(self.outputs) - (phase >= side.full)
                 factors.append(factored(tuple(row[:size] for row in algorithm.bt[:size])))
 
-            def read(at: Sequence[Axis], phases: tuple[int, ...] = phases) -> Load:
+            def read(at: Sequence[Axis], phases: tuple[int, ...] = phases) -> Expr:
                 index = [affine(self.starts[0]), affine(c)]
                 index += [
                     affine(start) * stride - pad
@@ -252,7 +261,7 @@ class _Blocks:
                 ]
                 for side, i, phase in zip(self.sides, at, phases, strict=True):
                     index[side.dim] = index[side.dim] + i * side.stride + phase
-                return Load(self.found.image.tensor, tuple(index))
+                return widened(Load(self.found.image.tensor, tuple(index)), DType.FLOAT32)
 
             def write(at: Sequence[Axis], phases: tuple[int, ...] = phases) -> Load:
                 tile = (*map(affine, at), affine(self.tile))
@@ -348,12 +357,13 @@ def _products(blocks: _Blocks, panels: _Panels, unroll: int, tile: int) -> tuple
 
 
 At = Callable[[Sequence[Axis]], Load]
+Read = Callable[[Sequence[Axis]], Expr]
 
 
 def _transform(
     prefix: str,
     factors: Sequence[tuple[Rational, Rational]],
-    read: At,
+    read: Read,
     write: At,
     lanes: Axis,
     value: Callable[[Sequence[Axis]], Expr] | None = None,
@@ -365,7 +375,7 @@ def _transform(
     """
     ins = [Axis(f"{prefix}i{n}", len(inner[0])) for n, (_, inner) in enumerate(factors)]
     outs = [Axis(f"{prefix}o{n}", len(outer)) for n, (outer, _) in enumerate(factors)]
-    source = read(ins)
+    source: Expr = read(ins)
     nodes: list[NestNode] = []
     for n, (outer, inner) in enumerate(factors):
         middle = Axis(f"{prefix}m{n}", len(inner))

@@ -1,0 +1,263 @@
+"""Values between products stored, and products formed, in a 16-bit float type.
+
+Before:                             After (bfloat16):
+    %1 = matmul(%0, w)                  %1 = matmul(%0, w) {accumulator="float32"}
+    %2 = add(%1, b)                     %2 = add(%1, b)
+                                        %3 = cast(%2) {to="bfloat16"}
+    %3 = softmax(%2)                    %4 = cast(%3) {to="float32"}
+                                        %5 = softmax(%4)
+                                        %6 = cast(%5) {to="bfloat16"}
+    %4 = matmul(%3, v)                  %7 = matmul(%6, v) {accumulator="float32"}
+
+`w` and `v` are rounded once, here. Narrow are the operands of products, and what crosses from one
+kernel to another between the first product and the last. All arithmetic stays in float32, in a
+kernel's registers: sums of products, normalisations, softmax, what is added and multiplied element
+by element. Elements that are only moved are moved as they are stored. The inputs and outputs of the
+graph stay float32, and so do values whose rounding would be seen as a jump: those that are rounded,
+compared or converted to integers, and what native functions and bodies of control flow read.
+Elsewhere: mixed precision (Micikevicius et al., 2018); OpenVINO's inference precision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from compiler import ops
+from compiler.dtypes import DType
+from compiler.errors import InvalidModelError
+from compiler.graph.ir import Graph, Node
+from compiler.graph.names import fresh
+from compiler.graph.types import TensorType
+from compiler.loops.semantics import from_memory, to_memory
+from compiler.ops.registry import OpKind
+from compiler.passes.fusion import Group, fuse
+
+FACTORS = {"matmul": 2, "conv": 2, "attention": 3}
+"""Products, and how many of their operands are factors."""
+
+_MOVES = ("transpose", "slice", "expand", "reshape", "gather", "pad")
+"""What gives elements of its first operand; a concatenation gives those of all."""
+
+_JUMPS = ("floor", "ceil", "round", "sign", "mod")
+
+
+def narrow(graph: Graph, dtype: DType) -> Graph:
+    """Store and multiply in `dtype`, which is float16 or bfloat16, what may be.
+
+    Raises:
+        InvalidModelError: if a weight does not fit into float16: it would be infinite.
+    """
+    return _Narrowing(graph, dtype).graph()
+
+
+class _Narrowing:
+    def __init__(self, graph: Graph, dtype: DType) -> None:
+        self._source = graph
+        self._dtype = dtype
+        self._groups = fuse(graph)
+        self._types: dict[str, TensorType] = dict(graph.types)
+        self._constants = dict(graph.constants)
+        self._nodes: list[Node] = []
+        self._stored: dict[str, str] = {}
+        """The narrow value that stands for a float32 one."""
+        self._crossing = self._chosen()
+
+    def graph(self) -> Graph:
+        """The graph with the chosen values narrow."""
+        for group in self._groups:
+            self._rewrite(group)
+        source = self._source
+        if not self._stored:
+            return source
+        kept = {v for node in self._nodes for v in (*node.inputs, *node.outputs)}
+        kept |= {*source.inputs, *source.outputs}
+        return source.replace(
+            nodes=self._nodes,
+            types={value: kind for value, kind in self._types.items() if value in kept},
+            constants={value: a for value, a in self._constants.items() if value in kept},
+        )
+
+    # ---- which values are stored narrow
+
+    def _chosen(self) -> set[str]:
+        """Outputs of groups that are stored narrow."""
+        makers = {group.output: group for group in self._groups}
+        readers: dict[str, list[Group]] = {}
+        for group in self._groups:
+            for value in group.inputs:
+                readers.setdefault(value, []).append(group)
+        before, after = self._between(makers, readers)
+        chosen = {
+            value
+            for value in makers
+            if self._may_be_narrow(value, makers[value], readers.get(value, []))
+            and value in after
+            and (value in before or any(self._multiplies(g, value) for g in readers[value]))
+        }
+        while True:
+            # Views and concatenations have one type: all of their values are narrow, or none.
+            tied = [
+                {v for v in (*group.inputs, group.output) if self._is_value(v)}
+                for group in self._groups
+                if group.is_view or self._is_pieces(group)
+            ]
+            loose = {v for each in tied if not each <= chosen for v in each if v in chosen}
+            if not loose:
+                return chosen
+            chosen -= loose
+
+    def _between(
+        self, makers: dict[str, Group], readers: dict[str, list[Group]]
+    ) -> tuple[set[str], set[str]]:
+        """Values with a product before them, and those with one after them."""
+        before: set[str] = set()
+        for value, group in makers.items():
+            if _product(group) is not None or any(v in before for v in group.inputs):
+                before.add(value)
+        after: set[str] = set()
+        for group in reversed(self._groups):
+            if _product(group) is not None or group.output in after:
+                after.update(group.inputs)
+        return before, after & readers.keys()
+
+    def _is_value(self, value: str) -> bool:
+        """Whether it is a float32 value that is computed or given at run time."""
+        return (
+            self._source.types[value].dtype is DType.FLOAT32 and value not in self._source.constants
+        )
+
+    def _is_pieces(self, group: Group) -> bool:
+        return ops.get(group.nodes[0].op).kind is OpKind.PIECES
+
+    def _may_be_narrow(self, value: str, maker: Group, readers: list[Group]) -> bool:
+        if not self._is_value(value) or self._source.returns(value) or maker.is_native:
+            return False
+        if any(
+            node.op in ("bitcast", "field") for group in (maker, *readers) for node in group.nodes
+        ):
+            return False
+        return not any(group.is_native or self._jumps(group) for group in readers)
+
+    def _jumps(self, group: Group) -> bool:
+        """Whether a small difference of what a group reads may be a large one of what it gives."""
+        types = self._source.types
+        for node in group.nodes:
+            floats = any(types[v].dtype.is_float for v in node.inputs)
+            if floats and (node.op in _JUMPS or not types[node.output].dtype.is_float):
+                return True
+        return False
+
+    def _multiplies(self, group: Group, value: str) -> bool:
+        """Whether a value is a factor of a group's product, perhaps moved before."""
+        product = _product(group)
+        if product is None:
+            return False
+        made = {node.output: node for node in group.nodes}
+        for factor in product.inputs[: FACTORS[product.op]]:
+            while factor in made:
+                factor = made[factor].inputs[0]
+            if factor == value:
+                return True
+        return False
+
+    # ---- the graph with them
+
+    def _rewrite(self, group: Group) -> None:
+        """The nodes of a group, reading and writing what is stored."""
+        rounded, wide = self._rounded_value(group), dict[str, str]()
+        for node in group.nodes:
+            factors, moved = FACTORS.get(node.op, 0), _moved(node)
+            if factors and self._are_narrow(node.inputs[:factors]):
+                attrs = {**dict(node.attrs), "accumulator": DType.FLOAT32.value}
+                inputs = self._inputs(node, factors, wide)
+                self._add(replace(node, inputs=inputs, attrs=tuple(sorted(attrs.items()))), wide)
+            elif moved and self._are_narrow(node.inputs[:moved]):
+                name = self._name_of(node.output)
+                inputs = self._inputs(node, moved, wide)
+                self._nodes.append(replace(node, name=name, inputs=inputs, outputs=(name,)))
+            else:
+                self._add(replace(node, inputs=self._inputs(node, 0, wide)), wide)
+            if node.output == rounded and rounded not in self._stored:
+                self._convert(rounded, self._name_of(rounded))
+
+    def _rounded_value(self, group: Group) -> str | None:
+        """The value of a group that is rounded: its output, before that is only moved."""
+        if group.output not in self._crossing:
+            return None
+        made = {node.output: node for node in group.nodes}
+        value = group.output
+        while _moved(made[value]) == 1 and made[value].inputs[0] in made:
+            value = made[value].inputs[0]
+        return value
+
+    def _are_narrow(self, values: tuple[str, ...]) -> bool:
+        """Whether values can be read narrow: stored so, or constants beside one that is."""
+        constants = self._source.constants
+        types = self._source.types
+        return (
+            all(types[v].dtype is DType.FLOAT32 for v in values)
+            and all(v in self._stored or v in constants for v in values)
+            and any(v not in constants for v in values)
+        )
+
+    def _inputs(self, node: Node, narrow: int, wide: dict[str, str]) -> tuple[str, ...]:
+        """The first operands as they are stored, the others in float32."""
+        first = (self._as_stored(value) for value in node.inputs[:narrow])
+        return (*first, *(self._in_float32(value, wide) for value in node.inputs[narrow:]))
+
+    def _as_stored(self, value: str) -> str:
+        """The narrow value; a constant is rounded once."""
+        if value not in self._stored:
+            array = self._source.constants[value]
+            self._constants[self._name_of(value)] = self._rounded(value, array)
+        return self._stored[value]
+
+    def _rounded(self, value: str, array: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            rounded = to_memory(array, self._dtype)
+        lost = np.isfinite(array) & ~np.isfinite(from_memory(rounded, self._dtype))
+        if lost.any():
+            largest = float(np.abs(array[lost]).max())
+            raise InvalidModelError(
+                f"constant '{value}' holds {largest:.6g}, which is infinite in {self._dtype}: "
+                f"compile the model in another precision"
+            )
+        return rounded
+
+    def _in_float32(self, value: str, wide: dict[str, str]) -> str:
+        """The value as it is computed with, converted once for each group (`wide`)."""
+        if value not in self._stored or value in self._source.constants:
+            return value
+        if value not in wide:
+            wide[value] = fresh(f"{value}.float32", self._types)
+            self._types[wide[value]] = self._source.types[value]
+            self._convert(self._stored[value], wide[value])
+        return wide[value]
+
+    def _convert(self, value: str, name: str) -> None:
+        to = self._types[name].dtype.value
+        self._nodes.append(Node(name, "cast", (value,), (name,), (("to", to),)))
+
+    def _add(self, node: Node, wide: dict[str, str]) -> None:
+        """Add a node whose result this group has in float32."""
+        self._nodes.append(node)
+        wide[node.output] = node.output
+
+    def _name_of(self, value: str) -> str:
+        """A new name for the narrow value of one in float32."""
+        name = fresh(f"{value}.{self._dtype}", self._types)
+        self._types[name] = replace(self._source.types[value], dtype=self._dtype)
+        self._stored[value] = name
+        return name
+
+
+def _product(group: Group) -> Node | None:
+    """The node of a group that is a sum of products."""
+    return next((node for node in group.nodes if node.op in FACTORS), None)
+
+
+def _moved(node: Node) -> int:
+    """How many operands, the first, a node gives elements of and nothing else; 0 if it computes."""
+    return len(node.inputs) if node.op == "concat" else int(node.op in _MOVES)
