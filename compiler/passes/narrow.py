@@ -168,14 +168,14 @@ class _Narrowing:
         """The nodes of a group, reading and writing what is stored."""
         rounded, wide = self._rounded_value(group), dict[str, str]()
         for node in group.nodes:
-            factors, moved = FACTORS.get(node.op, 0), _moved(node)
+            factors, elements = FACTORS.get(node.op, 0), moved(node)
             if factors and self._are_narrow(node.inputs[:factors]):
                 attrs = {**dict(node.attrs), "accumulator": DType.FLOAT32.value}
                 inputs = self._inputs(node, factors, wide)
                 self._add(replace(node, inputs=inputs, attrs=tuple(sorted(attrs.items()))), wide)
-            elif moved and self._are_narrow(node.inputs[:moved]):
+            elif elements and self._are_narrow(node.inputs[:elements]):
                 name = self._name_of(node.output)
-                inputs = self._inputs(node, moved, wide)
+                inputs = self._inputs(node, elements, wide)
                 self._nodes.append(replace(node, name=name, inputs=inputs, outputs=(name,)))
             else:
                 self._add(replace(node, inputs=self._inputs(node, 0, wide)), wide)
@@ -188,7 +188,7 @@ class _Narrowing:
             return None
         made = {node.output: node for node in group.nodes}
         value = group.output
-        while _moved(made[value]) == 1 and made[value].inputs[0] in made:
+        while moved(made[value]) == 1 and made[value].inputs[0] in made:
             value = made[value].inputs[0]
         return value
 
@@ -258,6 +258,6 @@ def _product(group: Group) -> Node | None:
     return next((node for node in group.nodes if node.op in FACTORS), None)
 
 
-def _moved(node: Node) -> int:
+def moved(node: Node) -> int:
     """How many operands, the first, a node gives elements of and nothing else; 0 if it computes."""
     return len(node.inputs) if node.op == "concat" else int(node.op in _MOVES)

@@ -183,6 +183,9 @@ class Family:
             where LLVM tells less than Linux does.
         dot: instructions that add products of narrow elements, the best first.
         scale: intrinsics for `x * 2**n`.
+        conversions: 16-bit floats -> the feature whose instructions convert vectors of them to
+            float32 and back ("": every target has them); others are converted by integer
+            arithmetic.
         syntax: of assembly text.
         scan_stack: finds accesses to the stack in object code; None where nothing does.
         elf_machine: `e_machine` of an ELF header; 0 where objects are none.
@@ -206,6 +209,7 @@ class Family:
     detect: Callable[[str, str, Mapping[str, bool]], Target] | None = None
     dot: tuple[DotInstruction, ...] = ()
     scale: tuple[LaneIntrinsic, ...] = ()
+    conversions: Mapping[DType, str] = field(default_factory=dict)
     syntax: AssemblySyntax = AssemblySyntax()
     scan_stack: Callable[[bytes], StackScan] | None = None
     elf_machine: int = 0

@@ -230,6 +230,7 @@ FAMILY = Family(
     },
     detect=_detect,
     dot=_DOT,
+    conversions={DType.FLOAT16: "", DType.BFLOAT16: "bf16"},
     syntax=_SYNTAX,
     scan_stack=_scan_stack,
     elf_machine=183,

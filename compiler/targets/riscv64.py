@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from compiler.dtypes import DType
 from compiler.target import Target
 from compiler.targets import AssemblySyntax, CoreModel, Family
 
@@ -96,6 +97,7 @@ FAMILY = Family(
     known_features={"spacemit-x60": ("zfh", "zfhmin", "zvfh", "zvl256b")},
     core=_X60,
     cores={"sifive-u74": _U74},
+    conversions={DType.FLOAT16: "zvfh"},
     syntax=AssemblySyntax(
         # Addresses of spilled vectors are computed, so only LLVM's comments tell spills.
         vector=re.compile(r"\bv\d+\b"),

@@ -329,6 +329,7 @@ FAMILY = Family(
     detect=_detect,
     dot=_DOT,
     scale=tuple(_scalef(lanes) for lanes in (4, 8, 16)),
+    conversions={DType.FLOAT16: "f16c", DType.BFLOAT16: "avx512bf16"},
     syntax=_SYNTAX,
     scan_stack=_scan_stack,
     elf_machine=62,

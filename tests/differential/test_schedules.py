@@ -14,6 +14,7 @@ import pytest
 
 from compiler.dtypes import DType
 from compiler.errors import ScheduleError
+from compiler.loops.semantics import from_memory, to_memory
 from compiler.ops.interpret import run_graph
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.select import schedule_space
@@ -22,11 +23,14 @@ from compiler.schedule.templates import templates
 from compiler.schedule.templates.winograd_analysis import analyse
 from compiler.target import Target, resolve_target
 from compiler.workload import Workload
+from tests.differential import halves
 from tests.differential.workloads import FAMILIES, Case, Random
 from tests.kernels import WIDTHS, run_workload, width
 
 CASES = 6
 """Workloads of a family at each width."""
+HALVED_CASES = 3
+"""Those of each narrow type."""
 
 # Exact workloads are compared for equality. For the others, relative to the largest element: a sum
 # of K <= 1600 terms in any order is within K * 2**-24 of it (1e-4), in practice within
@@ -38,6 +42,11 @@ ROUNDING = 1e-5
 # largest errors seen in 2000 random runs, relative to the largest element, are 2.6e-6 up to 6
 # points and 3.4e-6 up to 8. A wrong tap or tile is 1e-2 or more.
 WINOGRAD = {3: 0.0, 4: 0.0, 5: 1e-5, 6: 1e-5, 7: 3e-5, 8: 3e-5}
+
+
+# What is stored in 16 bits is rounded once, by both sides. Where float32's rounding takes a number
+# across the middle of two neighbours it falls to the other one, one step of the largest element.
+HALF_STEP = {DType.BFLOAT16: 2.0**-7, DType.FLOAT16: 2.0**-10}
 
 
 def winograd_tolerance(workload: Workload, schedule: Schedule) -> float:
@@ -69,9 +78,12 @@ def check(case: Case, schedule: Schedule, target: Target, random: Random) -> Non
     got = run_workload(case.workload, schedule, target, case.arrays, random)
     winograd = schedule.algorithm == "winograd"
     if case.exact and not winograd:
-        np.testing.assert_array_equal(got, expected.astype(got.dtype), str(schedule))
+        expected = to_memory(expected, case.workload.output.type.dtype)
+        np.testing.assert_array_equal(got, expected, str(schedule))
         return
     tolerance = winograd_tolerance(case.workload, schedule) if winograd else ROUNDING
+    tolerance += HALF_STEP.get(case.workload.output.type.dtype, 0.0)
+    got = from_memory(got, case.workload.output.type.dtype)
     atol = tolerance * max(1.0, float(np.abs(expected).max(initial=0)))
     np.testing.assert_allclose(got, expected, rtol=0, atol=atol, err_msg=str(schedule))
 
@@ -95,6 +107,35 @@ def test_random_schedules(family: str, bits: int) -> None:
                 check(case, any_choice(space, random), target, random)
             except ScheduleError:
                 continue
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("dtype", halves.TYPES)
+@pytest.mark.parametrize("family", halves.FAMILIES)
+def test_random_schedules_of_halves(family: str, dtype: DType, bits: int) -> None:
+    """What is stored in 16 bits and computed with in float32."""
+    target = width(bits)
+    for number in range(HALVED_CASES):
+        random = seeded(family, dtype, bits, number)
+        case = halves.halved(FAMILIES[family](random, bits // 32), dtype, random)
+        for space in spaces(case.workload, target):
+            points = space.points
+            check(case, space.default, target, random)
+            check(case, points[int(random.integers(len(points)))], target, random)
+
+
+@pytest.mark.parametrize("name", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("dtype", halves.TYPES)
+@pytest.mark.parametrize("family", ["matmul", "convolution", "attention"])
+def test_halves_without_an_instruction_for_them(family: str, dtype: DType, name: str) -> None:
+    """At 128, 256 and 512 bits."""
+    target = resolve_target(name)
+    if not target.runs_on(resolve_target("host")):
+        pytest.skip(f"the host is no {name}")
+    for number in range(HALVED_CASES):
+        random = seeded(family, dtype, name, number)
+        case = halves.halved(FAMILIES[family](random, target.lanes(DType.INT32)), dtype, random)
+        check(case, schedule_space(case.workload, target).default(), target, random)
 
 
 @pytest.mark.parametrize("name", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])

@@ -11,6 +11,7 @@ from typing import assert_never
 
 import numpy as np
 
+from compiler.codegen.cpu import halves
 from compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
 from compiler.dtypes import DType
 from compiler.loops import semantics
@@ -108,7 +109,16 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
             return cast(emitter, cast(emitter, value, DType.FLOAT32), to)
         if source is DType.FLOAT64 and to.bytes == 2:
             return cast(emitter, _rounded_to_odd(emitter, value), to)
+        narrow = to if to.bytes < source.bytes else source
+        if narrow.bytes == 2 and not halves.has_instructions(emitter, narrow):
+            if to.bytes < source.bytes:
+                return halves.narrowed(emitter, value, to)
+            return cast(emitter, halves.widened(emitter, value), to)
         name = "fpext" if to.bytes > source.bytes else "fptrunc"
+    elif 2 in (source.bytes * source.is_float, to.bytes * to.is_float) and not (
+        halves.has_instructions(emitter, source if source.is_float else to)
+    ):
+        return cast(emitter, cast(emitter, value, DType.FLOAT32), to)
     elif source.is_float and to.bytes < 4 <= source.bytes:
         return _saturated(emitter, value, to)
     elif source.is_float:

@@ -173,10 +173,6 @@ def _vector_load(
     if active == lanes:
         text = f"load {vector}, ptr %s, align {align}{tag}"
         return emitter.emit(dtype, lanes, text, where, depth=depth)
-    if dtype is DType.BFLOAT16:
-        # LLVM aborts on masked vectors of 8 bfloat16 elements for Neoverse V1, not on their bits.
-        bits = _vector_load(emitter, where, DType.UINT16, lanes, active, align, depth, tag)
-        return emitter.emit(dtype, lanes, f"bitcast {bits.type} %s to {vector}", bits, depth=depth)
     name = f"llvm.masked.load.{suffix(dtype, lanes)}.p0"
     emitter.declarations.add(f"declare {vector} @{name}(ptr, i32, <{lanes} x i1>, {vector})")
     text = (
@@ -290,10 +286,6 @@ def store(context: Context, access: Access, value: Value, point: Point, active: 
             emitter.effect(f"store {item.type} {item.name}, ptr {where.name}, align {dtype.bytes}")
     elif active < value.lanes:
         where = emitter.offset(access.base, offset, depth)
-        if dtype is DType.BFLOAT16:  # as in `_vector_load`
-            dtype = DType.UINT16
-            bits = f"bitcast {value.type} %s to {type_text(dtype, value.lanes)}"
-            value = emitter.emit(dtype, value.lanes, bits, value)
         name = f"llvm.masked.store.{suffix(dtype, value.lanes)}.p0"
         emitter.declarations.add(
             f"declare void @{name}({value.type}, ptr, i32, <{value.lanes} x i1>)"
@@ -327,14 +319,26 @@ def prefetch(emitter: Emitter, accesses: Accesses, points: Sequence[Point], dist
 
 
 def _stored_dtype(dtype: DType) -> DType:
-    return DType.UINT8 if dtype is DType.BOOL else dtype
+    """What LLVM loads and stores: 16-bit floats as their bits. Where a target has no instructions
+    for them, LLVM calls a library to move them, or aborts."""
+    if dtype is DType.BOOL:
+        return DType.UINT8
+    return DType.UINT16 if dtype.is_float and dtype.bytes == 2 else dtype
 
 
 def _from_storage(emitter: Emitter, value: Value, dtype: DType) -> Value:
-    return cast(emitter, value, dtype) if dtype is DType.BOOL else value
+    stored = _stored_dtype(dtype)
+    if stored is DType.UINT16 and dtype is not stored:
+        text = f"bitcast {value.type} %s to {type_text(dtype, value.lanes)}"
+        return emitter.emit(dtype, value.lanes, text, value, depth=value.depth)
+    return cast(emitter, value, dtype) if dtype is not stored else value
 
 
 def _to_storage(emitter: Emitter, value: Value, dtype: DType) -> Value:
     if value.dtype is not dtype:
         raise TypeError(f"a {value.dtype} is stored to a tensor of {dtype}")
-    return cast(emitter, value, DType.UINT8) if dtype is DType.BOOL else value
+    stored = _stored_dtype(dtype)
+    if stored is DType.UINT16 and dtype is not stored:
+        text = f"bitcast {value.type} %s to {type_text(stored, value.lanes)}"
+        return emitter.emit(stored, value.lanes, text, value)
+    return cast(emitter, value, stored) if dtype is not stored else value

@@ -18,7 +18,7 @@ from compiler.loops.expr import Accumulator, Cast, Combiner, Role, Tensor
 from compiler.loops.index import Axis
 from compiler.loops.layout import Factor, Layout
 from compiler.loops.nest import Compute, For, LoopNest, Store, Tile
-from compiler.loops.semantics import to_memory
+from compiler.loops.semantics import from_memory, to_memory
 from compiler.loops.text import parse_nest, print_nest
 from compiler.loops.verify import verify_nest
 from compiler.target import resolve_target
@@ -146,6 +146,12 @@ def test_products_of_bytes_have_any_depth(types: tuple[DType, DType], name: str)
         ("neoverse-v1", (DType.UINT8, DType.UINT8), "udot"),
         ("neoverse-v1", BRAINS, "bfdot"),
         ("neoverse-n1", BYTES, "sdot|udot"),
+        ("neoverse-n1", BRAINS, "fmla"),
+        ("x86-64-v2", BRAINS, "mulps"),
+        ("x86-64-v3", BRAINS, "vfmadd"),
+        ("sapphirerapids", BRAINS, "vdpbf16ps"),
+        ("riscv64", BRAINS, "vfm"),
+        ("wasm32", BRAINS, "f32x4.mul"),
         ("cortex-a72", BYTES, "mla|mul"),
         ("riscv64", BYTES, "vmul|vmacc|vmadd"),
         ("wasm32", BYTES, "i32x4.mul"),
@@ -161,9 +167,48 @@ def test_every_target_multiplies_bytes(
     assert "pmaddubsw" not in assembly
 
 
+@pytest.mark.parametrize("name", ISAS)
+def test_bfloat16_without_an_instruction_is_float32_without_its_low_half(name: str) -> None:
+    """Products of whole numbers are exact, so that the sums are, in any order."""
+    target = resolve_target(name)
+    if not target.runs_on(resolve_target("host")):
+        pytest.skip(f"the host is no {name}")
+    for rows, columns, depth in SIZES:
+        nest = packed_product(BRAINS, rows, columns, depth, target.vector_bits // 32)
+        a, b = narrow(BRAINS[0], rows, depth), narrow(BRAINS[1], depth, columns)
+        (found,) = run_nest_code(nest, target, a, pack_tensor(nest.buffers[1], b))
+        wide = from_memory(a, BRAINS[0]) @ from_memory(b, BRAINS[1])
+        np.testing.assert_array_equal(found.reshape(wide.shape), wide)
+
+
+@pytest.mark.parametrize("name", [*ISAS, "znver4"])
+def test_products_of_bfloat16_are_those_of_their_numbers(name: str) -> None:
+    """Every exponent with every sign and fraction: within float32's rounding of two sums.
+
+    vdpbf16ps takes subnormal numbers for zero, and gives zero for them.
+    """
+    target = resolve_target(name)
+    if not target.runs_on(resolve_target("host")):
+        pytest.skip(f"the host is no {name}")
+    every = np.arange(1 << 16, dtype=np.uint16)
+    numbers = from_memory(every, DType.BFLOAT16)
+    every = every[np.isfinite(numbers) & (np.abs(numbers) >= 2.0**-126)]
+    a = every[: every.size // 32 * 32].reshape(-1, 2)
+    b = a[[7, 31, 3001, 16000]].T.copy()
+    nest = packed_product(BRAINS, len(a), 4, 2, target.vector_bits // 32)
+    (found,) = run_nest_code(nest, target, a, pack_tensor(nest.buffers[1], b))
+    x, y = (from_memory(part, DType.BFLOAT16).astype(np.float64) for part in (a, b))
+    exact, size = x @ y, np.abs(x) @ np.abs(y)
+    with np.errstate(over="ignore", invalid="ignore"):
+        fits = size < 2.0**127
+        error = np.abs(found.reshape(exact.shape) - exact)
+    assert (error <= 2.0**-23 * size + 2.0**-125)[fits].all()
+
+
 def test_dot_instructions_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="'x86-64-v3' has no instruction that adds products"):
-        lower_nest(packed_product(BRAINS, 3, 16, 8, 8), resolve_target("x86-64-v3"))
+    halves = packed_product((DType.FLOAT16, DType.FLOAT16), 3, 16, 8, 8)
+    with pytest.raises(ScheduleError, match="is not one that a sum of products of two narrow"):
+        verify_nest(halves)
     nest = packed_product(BYTES, 3, 16, 8, 16)
     columns = Layout((Factor(1), Factor(0)))
     text = print_nest(nest).replace("layout(row)", f"layout({columns})", 1)

@@ -1,29 +1,90 @@
-"""Conversion of float64 to float16 rounds once: halves, the middles between them, neighbours."""
+"""16-bit floats to float32 and back, by a target's instructions or by integer arithmetic."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import ml_dtypes
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
 
-import compiler
+from compiler.codegen import apart
+from compiler.codegen.backend import backend_of
+from compiler.dtypes import DType
+from compiler.loops.expr import Cast, Expr
+from compiler.target import known_targets, resolve_target
+from tests.kernels import HOST, run_nest_code
+from tests.unit.codegen.test_arithmetic import elementwise
+
+Array = np.ndarray[Any, Any]
+
+TYPES = {DType.FLOAT16: np.float16, DType.BFLOAT16: ml_dtypes.bfloat16}
+ISAS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "znver4")
+"""With instructions for neither type, for float16, and for both."""
+
+EVERY = np.arange(1 << 16, dtype=np.uint16)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_double_to_half_is_exact() -> None:
-    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    finite = np.sort(halves[np.isfinite(halves)].astype(np.float64))
-    middle = (finite[:-1] + finite[1:]) / 2
-    special = [np.inf, -np.inf, np.nan, 65519.999999, 65520.0, 1e300, -1e300, 5e-324, -0.0]
-    above, below = np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf)
-    x = np.concatenate([finite, middle, above, below, special])
-    infos = [
-        helper.make_tensor_value_info("x", TensorProto.DOUBLE, x.shape),
-        helper.make_tensor_value_info("y", TensorProto.FLOAT16, x.shape),
-    ]
-    node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT16)
-    graph = helper.make_graph([node], "cast", infos[:1], infos[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)])
-    (found,) = compiler.compile_model(model).run([x])
-    np.testing.assert_array_equal(found, x.astype(np.float16))
-    np.testing.assert_array_equal(np.signbit(found), np.signbit(x.astype(np.float16)))
+def numbers() -> Array:
+    """float32 numbers at, beside and between all of both types; and of any magnitude."""
+    exact = [EVERY.view(kind).astype(np.float32) for kind in TYPES.values()]
+    bits = np.concatenate(exact).view(np.uint32)
+    steps = [0, 1, 0xFFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0x1FFF]
+    random = np.random.default_rng(3).integers(0, 1 << 32, 1 << 16, dtype=np.uint32)
+    return np.concatenate([*(bits + np.uint32(step) for step in steps), random]).view(np.float32)
+
+
+def converted(name: str, source: DType, to: DType, array: Array, *, vector: bool) -> Array:
+    target = resolve_target(name)
+    if not target.runs_on(HOST):
+        pytest.skip(f"the host is no {name}")
+
+    def make(x: Expr) -> list[Expr]:
+        return [Cast(x, to)]
+
+    lanes = target.lanes(DType.FLOAT32)
+    nest, _, _ = elementwise(lanes, array.size, [source], make, vector=vector)
+    (found,) = run_nest_code(nest, target, array)
+    return found
+
+
+@pytest.mark.parametrize("vector", [True, False])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", ISAS)
+def test_every_half_is_widened_exactly(name: str, dtype: DType, vector: bool) -> None:
+    found = converted(name, dtype, DType.FLOAT32, EVERY.view(dtype.numpy), vector=vector)
+    expected = EVERY.view(TYPES[dtype]).astype(np.float32)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+
+
+@pytest.mark.parametrize("vector", [True, False])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", ISAS)
+def test_numbers_are_rounded_half_to_even(name: str, dtype: DType, vector: bool) -> None:
+    """Subnormal numbers and infinities too; x86's bfloat16 instruction flushes subnormal ones."""
+    given = numbers()
+    found = converted(name, DType.FLOAT32, dtype, given, vector=vector).view(TYPES[dtype])
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = given.astype(TYPES[dtype])
+    if dtype is DType.BFLOAT16 and resolve_target(name).has("avx512bf16"):
+        tiny = np.abs(given) < np.finfo(np.float32).smallest_normal
+        assert (found[tiny] == 0).all()
+        found, expected = found[~tiny], expected[~tiny]
+    np.testing.assert_array_equal(found.astype(np.float32), expected.astype(np.float32))
+    is_number = ~np.isnan(expected.astype(np.float32))
+    np.testing.assert_array_equal(np.signbit(found)[is_number], np.signbit(expected)[is_number])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", sorted(set(known_targets()) - {"wasm32"}))
+def test_every_target_converts_halves(name: str, dtype: DType) -> None:
+    """Without a call into a library, and without an end of LLVM's; also what an integer becomes."""
+    target = resolve_target(name)
+
+    def make(x: Expr, n: Expr) -> list[Expr]:
+        return [Cast(Cast(x, DType.FLOAT32) * 0.5, dtype), Cast(n, dtype), Cast(x, DType.INT32)]
+
+    for lanes, vector in ((target.lanes(DType.FLOAT32), True), (1, False)):
+        nest, _, _ = elementwise(lanes, 3 * lanes + 1, [dtype, DType.INT32], make, vector=vector)
+        assert apart.emit_object(backend_of(target).lower(nest, target).text, target)

@@ -1,0 +1,119 @@
+"""16-bit floats to float32 and back by integer arithmetic, where a target has no instructions.
+
+Every number is converted exactly, or rounded half to even; subnormal numbers and infinities are
+kept, and a NaN stays one. After Giesen, "Half to float done quic" (2012).
+"""
+
+from __future__ import annotations
+
+from compiler.codegen.cpu.ssa import Emitter, Value, type_text
+from compiler.dtypes import DType
+
+_INFINITY = 0x7F800000
+_SIGN = 0x80000000
+_QUIET = 0x40
+"""In bfloat16: tells a NaN from an infinity when its other bits are cut off."""
+
+_REBIAS = 112 << 23
+"""What the exponents of float32 and float16 differ by, in float32."""
+_HALF_INFINITY = 0x47800000
+"""2**16 in float32: all from here on is infinite in float16."""
+_HALF_NORMAL = 0x38800000
+"""2**-14 in float32: the smallest number that is normal in float16."""
+_ONE_HALF = 0x3F000000
+"""0.5 in float32, whose last bit is 2**-24: float16's smallest number."""
+
+
+def has_instructions(emitter: Emitter, dtype: DType) -> bool:
+    """Whether the target converts this type by itself."""
+    feature = emitter.target.family.conversions.get(dtype)
+    return feature is not None and (not feature or emitter.target.has(feature))
+
+
+def widened(emitter: Emitter, value: Value) -> Value:
+    """A 16-bit float as float32, exactly."""
+    whole = _cast(emitter, "zext", _reinterpreted(emitter, value, DType.UINT16), DType.UINT32)
+    bits = _Bits(emitter, whole)
+    if value.dtype is DType.BFLOAT16:
+        return bits("shl", 16).number
+    magnitude = bits("and", 0x7FFF)
+    wide = magnitude("shl", 13)
+    normal = wide("add", _REBIAS)
+    small = _cast(emitter, "uitofp", magnitude.value, DType.FLOAT32)
+    smallest = emitter.const(2.0**-24, DType.FLOAT32, value.lanes)
+    small = emitter.emit(DType.FLOAT32, value.lanes, f"fmul {small.type} %s, %s", small, smallest)
+    found = magnitude.choose("ult", 0x400, _Bits.of(emitter, small), normal)
+    found = magnitude.choose("ult", 0x7C00, found, wide("or", _INFINITY))
+    return found("or", bits("and", 0x8000)("shl", 16)).number
+
+
+def narrowed(emitter: Emitter, value: Value, to: DType) -> Value:
+    """A float32 in 16 bits, rounded half to even."""
+    bits = _Bits.of(emitter, value)
+    magnitude, sign = bits("and", ~_SIGN), bits("and", _SIGN)("lshr", 16)
+    if to is DType.BFLOAT16:
+        cut = magnitude("lshr", 16)
+        rounded = magnitude("add", 0x7FFF)("add", cut("and", 1))("lshr", 16)
+        found = magnitude.choose("ule", _INFINITY, rounded, cut("or", _QUIET))
+    else:
+        odd = magnitude("lshr", 13)("and", 1)
+        normal = magnitude("add", 0xFFF - _REBIAS)("add", odd)("lshr", 13)
+        half = emitter.const(0.5, DType.FLOAT32, value.lanes)
+        number = magnitude.number
+        summed = emitter.emit(
+            DType.FLOAT32, value.lanes, f"fadd {number.type} %s, %s", number, half
+        )
+        small = _Bits.of(emitter, summed)("sub", _ONE_HALF)
+        special = magnitude.choose("ule", _INFINITY, 0x7C00, 0x7E00)
+        found = magnitude.choose("ult", _HALF_NORMAL, small, normal)
+        found = magnitude.choose("ult", _HALF_INFINITY, found, special)
+    whole = _cast(emitter, "trunc", found("or", sign).value, DType.UINT16)
+    return _reinterpreted(emitter, whole, to)
+
+
+class _Bits:
+    """The bits of float32 numbers, as integers of as many lanes."""
+
+    def __init__(self, emitter: Emitter, value: Value) -> None:
+        self._emitter = emitter
+        self.value = value
+
+    @classmethod
+    def of(cls, emitter: Emitter, number: Value) -> _Bits:
+        return cls(emitter, _reinterpreted(emitter, number, DType.UINT32))
+
+    @property
+    def number(self) -> Value:
+        """The float32 of these bits."""
+        return _reinterpreted(self._emitter, self.value, DType.FLOAT32)
+
+    def __call__(self, instruction: str, other: _Bits | int) -> _Bits:
+        """An instruction of two operands."""
+        text = f"{instruction} {self.value.type} %s, %s"
+        operand = self._operand(other)
+        made = self._emitter.emit(DType.UINT32, self.value.lanes, text, self.value, operand)
+        return _Bits(self._emitter, made)
+
+    def choose(self, predicate: str, bound: int, first: _Bits | int, second: _Bits | int) -> _Bits:
+        """`first` where these bits are so against the bound, else `second`."""
+        emitter, lanes, kind = self._emitter, self.value.lanes, self.value.type
+        text = f"icmp {predicate} {kind} %s, %s"
+        is_so = emitter.emit(DType.BOOL, lanes, text, self.value, self._operand(bound))
+        text = f"select {is_so.type} %s, {kind} %s, {kind} %s"
+        operands = self._operand(first), self._operand(second)
+        return _Bits(emitter, emitter.emit(DType.UINT32, lanes, text, is_so, *operands))
+
+    def _operand(self, other: _Bits | int) -> Value:
+        if isinstance(other, _Bits):
+            return other.value
+        return self._emitter.const(other & 0xFFFFFFFF, DType.UINT32, self.value.lanes)
+
+
+def _reinterpreted(emitter: Emitter, value: Value, to: DType) -> Value:
+    """The same bits as another type of the same width."""
+    return _cast(emitter, "bitcast", value, to)
+
+
+def _cast(emitter: Emitter, instruction: str, value: Value, to: DType) -> Value:
+    text = type_text(to, value.lanes)
+    return emitter.emit(to, value.lanes, f"{instruction} {value.type} %s to {text}", value)
