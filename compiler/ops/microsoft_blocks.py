@@ -15,6 +15,11 @@ from compiler.ops.shapes import show
 _INT8 = 4
 """The accuracy level at which activations may be quantised."""
 
+_MOST = 127.0
+
+_LEAST = 1e-30
+"""Chunks whose largest element is below this count as zeros."""
+
 
 def _packing(node: OnnxNode) -> Packing:
     bits = node.integer("bits", 4)
@@ -45,22 +50,18 @@ def _matmul_nbits(node: OnnxNode) -> str:
         raise node.invalid(f"input 0 is {show(kind.shape)} for K={depth} and N={columns}")
     blocks = -(-depth // packing.block)
     weight = _weights(node, packing, columns, blocks)
-    operands = [_padded(node, x, depth, blocks * packing.block), weight]
-    operands.append(_per_block(node, 2, "scales", (columns, blocks)))
-    zero = _zero_points(node, packing, columns, blocks)
-    if zero is not None:
-        operands.append(zero)
     _check_groups(node, depth, packing.block)
+    rows = [_padded(node, x, depth, blocks * packing.block)]
     level = node.integer("accuracy_level", 0)
     if not 0 <= level <= _INT8:
         raise node.invalid(f"accuracy_level is {level}, not 0 to 4")
-    result = node.emit(
-        "block_matmul",
-        operands,
-        bits=packing.bits,
-        block=packing.block,
-        quantise=1 if level == _INT8 else None,
-    )
+    if level == _INT8:
+        rows = _quantised(node, rows[0], packing)
+    operands = [*rows, weight, _per_block(node, 2, "scales", (columns, blocks))]
+    zero = _zero_points(node, packing, columns, blocks)
+    if zero is not None:
+        operands.append(zero)
+    result = node.emit("block_matmul", operands, bits=packing.bits, block=packing.block)
     result = node.reshape(result, (*kind.shape[:-1], columns))
     bias = node.optional(5)
     if bias is not None:
@@ -88,6 +89,28 @@ def _padded(node: OnnxNode, x: str, depth: int, whole: int) -> str:
     if depth == whole:
         return rows
     return node.emit("pad", [rows], pads=(0, 0, 0, whole - depth), value=0.0)
+
+
+def _quantised(node: OnnxNode, rows: str, packing: Packing) -> list[str]:
+    """Rows as words of four bytes, and for each chunk of them a scale and the sum of its elements.
+
+    The largest element of a chunk becomes 127 or -127.
+    """
+    count, depth = node.shape(rows)
+    shape = (count, depth // packing.chunk)
+
+    def number(value: float) -> str:
+        return node.scalar(value, DType.FLOAT32)
+
+    split = node.reshape(rows, (*shape, packing.chunk))
+    peak = node.emit("reduce_max", [node.emit("abs", [split])], axes=(2,), keepdims=1)
+    factor = node.emit("div", [number(_MOST), node.emit("max", [peak, number(_LEAST)])])
+    whole = node.emit("round", [node.emit("mul", [split, factor])])
+    bytes_ = node.reshape(cast_to(node, whole, DType.INT8), (count, depth))
+    words = node.emit("bitcast", [bytes_], to=DType.INT32.value)
+    scale = node.reshape(node.emit("mul", [peak, number(1 / _MOST)]), shape)
+    total = node.emit("reduce_sum", [whole], axes=(2,), keepdims=0)
+    return [words, scale, node.emit("mul", [total, scale])]
 
 
 def _per_block(node: OnnxNode, position: int, what: str, shape: tuple[int, ...]) -> str:

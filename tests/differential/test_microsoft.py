@@ -161,7 +161,11 @@ def matmul_nbits(m: Microsoft) -> None:
     if m.random.integers(2):
         bias = m.random.standard_normal(columns).astype(kind)
         operands += [""] * (5 - len(operands)) + [m.constant("b", bias)]
-    m("MatMulNBits", *operands, K=depth, N=columns, bits=bits, block_size=block)
+    level = m.pick(0, 1, 4, 4)
+    m(
+        "MatMulNBits", *operands, K=depth, N=columns, bits=bits, block_size=block,
+        accuracy_level=level,
+    )  # fmt: skip
 
 
 KINDS: dict[str, Callable[[Microsoft], None]] = {
@@ -199,6 +203,8 @@ def test_operators_of_com_microsoft(kind: str, number: int) -> None:
     assert found.shape == expected.shape
     if expected.dtype.kind == "f":
         one = max(float(np.finfo(expected.dtype).eps), 1e-5)
+        if any(a.name == "accuracy_level" and a.i == 4 for a in proto.graph.node[0].attribute):
+            one = 5e-3  # rows are quantised in blocks, which ONNX Runtime chooses by the CPU
         largest = float(np.abs(expected).max())
         np.testing.assert_allclose(found, expected, rtol=10 * one, atol=4 * one * largest)
         return

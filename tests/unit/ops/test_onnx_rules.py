@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from onnx import TensorProto, numpy_helper
@@ -13,7 +15,7 @@ from compiler.frontend.onnx_import import import_model
 from compiler.ops.interpret import run_graph
 from tests.unit.ops.decomposition_cases import CASES as DECOMPOSITIONS
 from tests.unit.ops.microsoft_cases import CASES as MICROSOFT
-from tests.unit.ops.microsoft_cases import CONTRADICTIONS, UNSUPPORTED
+from tests.unit.ops.microsoft_cases import CONTRADICTIONS, UNSUPPORTED, nbits
 from tests.unit.ops.ml_cases import CASES as MACHINE_LEARNING
 from tests.unit.ops.place_cases import CASES as PLACES
 from tests.unit.ops.rule_case import FLOAT, Case, data, expected_outputs, i64
@@ -319,3 +321,28 @@ def test_a_nan_is_the_largest_and_the_smallest(op: str) -> None:
     arrays = {name: np.asarray(array) for name, array in feeds.items()}
     (found,) = run_graph(import_model(model), arrays)
     assert found == ReferenceEvaluator(model).run(None, arrays)[0] == 1
+
+
+@pytest.mark.parametrize(("block", "bits"), [(16, 4), (32, 8), (128, 4)])
+def test_quantised_rows_are_half_a_quantum_off(block: int, bits: int) -> None:
+    """MatMulNBits at accuracy level 4, also of rows of zeros and of one that is next to nothing."""
+    random = np.random.default_rng(block)
+    x = random.standard_normal((4, 200)).astype(np.float32) * [[1], [0], [1e-38], [1e4]]
+    x[3, :100] = 0
+    case = nbits((4, 200), 5, 200, block=block, bits=bits)
+    results = []
+    for level in (0, 4):
+        model, _feeds = replace(case, attrs={**case.attrs, "accuracy_level": level}).model()
+        results += run_graph(import_model(model), {"x0": x.astype(np.float32)})
+    exact, found = results
+    rows = np.eye(200, dtype=np.float32)
+    columns = [
+        run_graph(import_model(case.model()[0]), {"x0": rows[start : start + 4]})[0]
+        for start in range(0, 200, 4)
+    ]
+    weights = np.abs(np.concatenate(columns))  # (K, N)
+    chunk = min(block, 32)
+    padded = np.pad(np.abs(x), [(0, 0), (0, -200 % chunk)])
+    peaks = padded.reshape(4, -1, chunk).max(axis=-1).repeat(chunk, axis=1)[:, :200]
+    assert (np.abs(found - exact) <= (peaks / 254) @ weights * 1.001 + 1e-5 * peaks.max()).all()
+    assert not found[1].any()
