@@ -7,7 +7,8 @@ built on one can be told when it is taken back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ import sqlalchemy as sa
 
 from db.changes import lookups_change
 from db.clock import Clock, system_clock
-from db.engine import reading, writing
+from db.engine import reading, together, writing
 from db.errors import NotFoundError
 from db.models import RecordRow, RecordUseRow, TrialRow
 from db.standing import Backing, Standing, Witness
@@ -156,6 +157,15 @@ class RecordLedger:
             liars = _trials.c.worker.in_({row.worker, row.confirmed_by} - {None})
             connection.execute(sa.update(_trials).where(*theirs, liars).values(withdrawn=True))
         return True
+
+    @contextmanager
+    def adopting(self) -> Iterator[None]:
+        """What is adopted inside, and written through other stores, is one transaction.
+
+        It comes before or after every other that changes what is served.
+        """
+        with together(self._engine), changing(self._engine):
+            yield
 
     def adopt(
         self, record: TuningRecord, confirmation: Measurement | None = None

@@ -150,14 +150,17 @@ def export(
 def import_(path: LinesPath, trust: TrustOption = None) -> None:
     """Take in signed records of a service that is trusted."""
     from db.stores.audit import Action
-    from service.jobs.record_exchange import import_records
+    from service.jobs.record_exchange import Imported, import_records
 
     trusted = _trusted(trust)
     with _storage() as storage, _lines(path) as lines:
-        done = import_records(lines, storage, trusted)
-        write_down(
-            storage.audit, "records import", Action.RECORDS_IMPORTED, path.name, **done.counts
-        )
+
+        def note(done: Imported) -> None:
+            write_down(
+                storage.audit, "records import", Action.RECORDS_IMPORTED, path.name, **done.counts
+            )
+
+        done = import_records(lines, storage, trusted, note)
     console().print(
         f"{done.served} are served, {done.slower} are slower than what is known here, "
         f"{done.known} were here before, {len(done.refused)} were refused",

@@ -6,8 +6,10 @@ that is trusted, and is checked; it is served where nothing faster is known.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from compiler.target import Target
 from db.standing import Standing
@@ -18,6 +20,9 @@ from service.signing import SigningKey
 from tuner.measure.measurement import Phase, Trial, TuningRecord
 
 PAGE = 500
+
+PORTION = 500
+"""Lines that are taken in in one transaction: on SQLite nobody else writes meanwhile."""
 
 
 @dataclass(slots=True)
@@ -32,6 +37,15 @@ class Imported:
     slower: int = 0
     known: int = 0
     refused: list[tuple[int, str]] = field(default_factory=list)
+
+    def __add__(self, later: Imported) -> Imported:
+        """Both together."""
+        return Imported(
+            self.served + later.served,
+            self.slower + later.slower,
+            self.known + later.known,
+            self.refused + later.refused,
+        )
 
     @property
     def counts(self) -> dict[str, int]:
@@ -95,34 +109,56 @@ def checked_lines(
             yield number, line
 
 
-def import_records(lines: Iterable[str], storage: Storage, trusted: Collection[str]) -> Imported:
-    """Take signed records in. Doing it again changes nothing.
+def import_records(
+    lines: Iterable[str],
+    storage: Storage,
+    trusted: Collection[str],
+    note: Callable[[Imported], None] = lambda done: None,
+) -> Imported:
+    """Take signed records in, so many at a time: each portion whole or not at all.
 
-    A record that somebody withdrew here stays withdrawn.
+    If the database fails, the portions before are there. Doing it again changes nothing. A record
+    that somebody withdrew here stays withdrawn.
 
     Args:
         lines: as `export_records` gives them.
         storage: where they go.
         trusted: public keys whose records are believed.
+        note: told what became of a portion, within its transaction.
+
+    Raises:
+        DatabaseError: if the database fails.
     """
+    checked = checked_lines(lines, trusted)
     done = Imported()
-    for number, line in checked_lines(lines, trusted):
-        if isinstance(line, RecordLineError):
-            done.refused.append((number, str(line)))
-            continue
-        record = _foreign(line)
-        key = record.key
-        storage.workloads.put_workloads({key.workload_key: line.workload})
-        storage.workloads.put_target(key.target_key, line.target.name, line.target.to_json())
-        storage.records.add_trials([_trial(record)])
-        state = storage.ledger.adopt(record, line.confirmation)
-        match state:
-            case None:
-                done.known += 1
-            case Standing.CONFIRMED:
-                done.served += 1
-            case _:
-                done.slower += 1
+    while True:
+        portion = list(islice(checked, PORTION))
+        if portion or done == Imported():
+            done += _take_in(portion, storage, note)
+        if len(portion) < PORTION:
+            return done
+
+
+def _take_in(
+    portion: Sequence[tuple[int, RecordLine | RecordLineError]],
+    storage: Storage,
+    note: Callable[[Imported], None],
+) -> Imported:
+    """What became of these lines, all in one transaction."""
+    refused = [(number, str(line)) for number, line in portion if isinstance(line, RecordLineError)]
+    good = [line for _, line in portion if isinstance(line, RecordLine)]
+    both = [(_foreign(line), line) for line in good]
+    texts = {record.key.workload_key: line.workload for record, line in both}
+    targets = {record.key.target_key: line.target for record, line in both}
+    with storage.ledger.adopting():
+        storage.workloads.put_workloads(texts)
+        for key, target in sorted(targets.items()):
+            storage.workloads.put_target(key, target.name, target.to_json())
+        storage.records.add_trials([_trial(record) for record, _ in both])
+        states = Counter(storage.ledger.adopt(record, line.confirmation) for record, line in both)
+        served, known = states[Standing.CONFIRMED], states[None]
+        done = Imported(served, len(good) - served - known, known, refused)
+        note(done)
     return done
 
 

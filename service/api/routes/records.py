@@ -30,7 +30,7 @@ from service.api.schemas.records import (
 )
 from service.jobs.addressee import target_key_of, target_of_key
 from service.jobs.nearest import best_answer
-from service.jobs.record_exchange import export_records, import_records
+from service.jobs.record_exchange import Imported, export_records, import_records
 from service.jobs.withdrawal import withdraw_records
 from service.settings import Settings
 from service.signing import signing_key
@@ -132,13 +132,18 @@ def export(
 async def import_(
     request: Request, storage: StorageDep, settings: SettingsDep, audit: AuditDep, _: Admin
 ) -> ImportView:
-    """Take in what `records:export` of a service gave whose key is trusted here."""
+    """Take in what `records:export` of a service gave whose key is trusted here.
+
+    Five hundred lines are one transaction. If it fails in between, the lines before are taken in,
+    and sending all of it again changes nothing of them.
+    """
     text = (await request.body()).decode("utf-8", "replace")
 
     def take() -> ImportView:
-        done = import_records(text.split("\n"), storage, _trusted(settings))
-        audit(Action.RECORDS_IMPORTED, "records", **done.counts)
-        return import_view(done)
+        def note(done: Imported) -> None:
+            audit(Action.RECORDS_IMPORTED, "records", **done.counts)
+
+        return import_view(import_records(text.split("\n"), storage, _trusted(settings), note))
 
     return await run_in_threadpool(take)
 

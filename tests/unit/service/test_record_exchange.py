@@ -12,13 +12,23 @@ import pytest
 from fastapi.testclient import TestClient
 
 from compiler.schedule.schedule import Schedule
+from db.errors import StorageError, StorageKind
 from db.standing import Standing
 from db.storage import Storage
+from db.stores.audit import Action
+from db.stores.record_ledger import RecordLedger
 from db.types import canonical_json
 from service.cli import run
+from service.jobs import record_exchange
 from service.jobs.planning import ModelRequest, Planned, plan_model
-from service.jobs.record_exchange import export_records, import_records
-from service.jobs.record_lines import LONGEST_LINE, RecordLineError, read_line
+from service.jobs.record_exchange import Imported, export_records, import_records
+from service.jobs.record_lines import (
+    LONGEST_LINE,
+    RecordLine,
+    RecordLineError,
+    read_line,
+    write_line,
+)
 from service.settings import Settings
 from service.signing import SigningKey, signing_key
 from tests.unit.service.test_confirmation import TARGET, model
@@ -95,6 +105,51 @@ def test_importing_again_changes_nothing(here: Site, there: Site, planned: Plann
     again = import_records(lines, here.storage, {there.key.public})
     assert (first.served, first.known) == (1, 1) and (again.served, again.known) == (0, 2)
     assert len(here.storage.ledger.list()) == 1
+
+
+def test_lines_are_taken_in_by_portions_each_whole_or_not_at_all(
+    here: Site, there: Site, planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so is what is noted of them."""
+    monkeypatch.setattr(record_exchange, "PORTION", 2)
+    for tile in range(5):
+        add(there, planned, 1e-3 / (1 + tile), tile)
+    lines = list(reversed(stored(there)))
+    noted: list[int] = []
+    adopt, adopted = RecordLedger.adopt, 0
+
+    def failing(ledger: RecordLedger, *arguments: Any) -> Any:
+        nonlocal adopted
+        adopted += 1
+        if adopted == 4:
+            raise StorageError("the disk is full", StorageKind.FULL)
+        return adopt(ledger, *arguments)
+
+    def note(done: Imported) -> None:
+        noted.append(sum(done.counts.values()))
+        here.storage.audit.add(Action.RECORDS_IMPORTED, "lines", actor="", actor_name="", origin="")
+
+    monkeypatch.setattr(RecordLedger, "adopt", failing)
+    with pytest.raises(StorageError):
+        import_records(lines, here.storage, {there.key.public}, note)
+    (sent,) = {record.record.key for record in there.storage.ledger.list()}
+    assert (len(here.storage.ledger.list()), len(here.storage.records.trials(sent))) == (2, 2)
+    assert noted == [2] and len(here.storage.audit.list()) == 1
+    done = import_records([*lines, "no record"], here.storage, {there.key.public}, note)
+    assert (done.served, done.known, len(done.refused)) == (3, 2, 1)
+    assert noted == [2, 2, 2, 2] and len(here.storage.ledger.list()) == 5
+    assert import_records([], here.storage, set(), note) == Imported()
+    assert noted[-1] == 0, "that somebody came with nothing is noted, too"
+
+
+def stored(site: Site) -> list[str]:
+    """Lines of all records, as if each were served."""
+    lines = []
+    for one in site.storage.ledger.list():
+        text = site.storage.workloads.workload(one.record.key.workload_key)
+        line = RecordLine(one.record, text, TARGET, one.confirmation, one.stored_at)
+        lines.append(write_line(line, site.key))
+    return lines
 
 
 def test_a_faster_record_stays(here: Site, there: Site, planned: Planned) -> None:
