@@ -6,12 +6,19 @@ worker with several failures of its own is in quarantine: it gets nothing, then,
 request at a time, the canary. A canary whose result is taken brings it back; one that fails doubles
 the pause.
 
+Attempts are counted by owner: a request that the workers of one token have failed as often as it
+may be tried is there for others, as long as one of them lives. A result that came late, while
+somebody else had the request, is taken when that one comes to nothing: it is not done again.
+
 A worker is answerable for what others of its token had failed when it was registered, and for all
 of its token while no result of its own was taken: else a new name would be the way out.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -47,10 +54,11 @@ def end_without_result(
     blame: Blame | None,
     error: str,
     now: float,
+    heard_since: float,
 ) -> RequestState:
     """End a lease, and queue its request again or end that, too.
 
-    `request` is the row of a leased request, locked.
+    `request` is the row of a leased request, locked. Workers that were heard of since then live.
     """
     ended = {
         "ended_at": now,
@@ -59,14 +67,23 @@ def end_without_result(
         "error": error,
     }
     connection.execute(sa.update(leases).where(leases.c.id == lease_id).values(ended))
+    if _answer_late(connection, request, now):
+        return RequestState.DONE
+    fit = [row for row in fit_workers(connection, heard_since) if request.target_key in row.targets]
+    owners = set() if request.only_worker is not None else {row.owner for row in fit}
+    spent = request.attempt >= request.max_attempts
+    if spent and owners:
+        failures = failures_by_owner(connection, [request.id])[request.id]
+        spent = all(failures[owner].count >= request.max_attempts for owner in owners)
     died = sa.select(leases.c.worker_id, leases.c.token_id).where(
         leases.c.request_id == request.id, leases.c.outcome == LeaseOutcome.LOST.value
     )
     deaths = connection.execute(died).all() if outcome is LeaseOutcome.LOST else []
     dead = [row.worker_id for row in deaths]
-    enough = len(dead) >= MOST_DEATHS and _seen_by_others(
-        connection, request, {row.token_id for row in deaths}
-    )
+    tokens = {row.token_id for row in deaths}
+    # one token would be enough to end anybody's request, as it can have any number of workers
+    seen = len(tokens) >= min(MOST_DEATHS, len(owners | tokens))
+    enough = len(dead) >= MOST_DEATHS and (seen or request.only_worker is not None)
     names = ", ".join(f"'{name}'" for name in sorted({*dead}))
     values: dict[str, Any] = {"finished_at": now}
     if enough and len({*dead}) >= MOST_DEATHS:
@@ -76,11 +93,11 @@ def end_without_result(
             leases.c.request_id == request.id, leases.c.outcome == LeaseOutcome.LOST.value
         )
         connection.execute(theirs.values(blame=Blame.CANDIDATE.value))
-    elif enough or (dead and request.attempt >= request.max_attempts):
+    elif enough or (dead and spent):
         state = RequestState.EXPIRED
         times = "time" if len(dead) == 1 else "times"
         values["error"] = f"the workers were lost {len(dead)} {times} ({names}): {error}"
-    elif request.attempt >= request.max_attempts:
+    elif spent:
         state = RequestState.FAILED
         values["error"] = error
     else:
@@ -93,24 +110,108 @@ def end_without_result(
     return state
 
 
-def _seen_by_others(
-    connection: sa.Connection, request: sa.Row[Any], tokens: set[str | None]
-) -> bool:
-    """Whether a request that workers of these tokens died of was tried by enough different ones.
+def _answer_late(connection: sa.Connection, request: sa.Row[Any], now: float) -> bool:
+    """Take a result for a request that came late, if there is one."""
+    late = sa.and_(
+        leases.c.request_id == request.id,
+        leases.c.outcome == LeaseOutcome.LATE.value,
+        leases.c.late_result.is_not(None),
+    )
+    query = sa.select(leases.c.id, leases.c.worker_id, leases.c.late_result).where(late)
+    found = connection.execute(query.order_by(leases.c.id).limit(1)).first()
+    if found is None:
+        return False
+    update = sa.update(leases).where(leases.c.id == found.id)
+    connection.execute(update.values(outcome=LeaseOutcome.COMPLETED.value, late_result=None))
+    values = {
+        "state": RequestState.DONE.value,
+        "result": found.late_result,
+        "error": None,
+        "worker_id": found.worker_id,
+        "lease_id": found.id,
+        "finished_at": now,
+    }
+    connection.execute(
+        sa.update(requests).where(requests.c.serial == request.serial).values(values)
+    )
+    return True
 
-    One token would be enough to end anybody's request, as it can have any number of workers.
-    """
-    if request.only_worker is not None:
-        return True
-    able = sa.select(workers.c.owner, workers.c.target_keys).where(
+
+@dataclass(frozen=True, slots=True)
+class FitWorker:
+    """A worker that lives, and gets what there is for its targets. `owner` is its token's id."""
+
+    id: str
+    owner: str | None
+    targets: frozenset[str]
+
+
+def fit_workers(connection: sa.Connection, heard_since: float) -> Sequence[FitWorker]:
+    """Workers that were heard of since then and are not drained, gone or in quarantine."""
+    query = sa.select(workers.c.id, workers.c.owner, workers.c.target_keys).where(
         workers.c.gone.is_(False),
         workers.c.draining.is_(False),
         workers.c.quarantined_at.is_(None),
+        workers.c.last_heartbeat >= heard_since,
     )
-    owners = {
-        row.owner for row in connection.execute(able) if request.target_key in row.target_keys
+    return [
+        FitWorker(row.id, row.owner, frozenset(row.target_keys))
+        for row in connection.execute(query)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """How often the workers of one owner failed a request, and when they did last."""
+
+    count: int = 0
+    last_at: float = 0.0
+
+
+def failures_by_owner(
+    connection: sa.Connection, request_ids: Collection[str]
+) -> Mapping[str, Mapping[str | None, Failures]]:
+    """By request and owner; an owner that is not named has none."""
+    ends = (LeaseOutcome.FAILED, LeaseOutcome.REFUSED, LeaseOutcome.LOST)
+    query = (
+        sa.select(
+            leases.c.request_id,
+            leases.c.token_id,
+            leases.c.ended_at,
+            workers.c.id.label("known"),
+            workers.c.owner,
+        )
+        .join(workers, workers.c.id == leases.c.worker_id, isouter=True)
+        .where(leases.c.request_id.in_(sorted(request_ids)))
+        .where(leases.c.outcome.in_([end.value for end in ends]))
+    )
+    found: dict[str, dict[str | None, Failures]] = {
+        name: defaultdict(Failures) for name in request_ids
     }
-    return len(tokens) >= min(MOST_DEATHS, len(owners | tokens))
+    for row in connection.execute(query):
+        of = found[row.request_id]
+        owner = row.token_id if row.known is None else row.owner
+        of[owner] = Failures(of[owner].count + 1, max(of[owner].last_at, row.ended_at))
+    return found
+
+
+def spent_owners(
+    connection: sa.Connection, rows: Sequence[sa.Row[Any]], heard_since: float
+) -> Set[tuple[str, str | None]]:
+    """The owners whose workers have failed one of these requests as often as it may be tried: it is
+    for others, as long as one lives and for so long as a silent worker counts as alive."""
+    tried = [row for row in rows if row.attempt >= row.max_attempts and row.only_worker is None]
+    if not tried:
+        return frozenset()
+    failures = failures_by_owner(connection, [row.id for row in tried])
+    fit = fit_workers(connection, heard_since)
+    found: set[tuple[str, str | None]] = set()
+    for row in tried:
+        of = failures[row.id]
+        spent = {owner for owner, each in of.items() if each.count >= row.max_attempts}
+        if any(row.target_key in each.targets and each.owner not in spent for each in fit):
+            found |= {(row.id, owner) for owner in spent if of[owner].last_at > heard_since}
+    return found
 
 
 def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: int) -> None:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from db.errors import NotFoundError
 from db.notices import is_queued
-from db.stores.blame import workers
+from db.stores.blame import fit_workers, spent_owners, workers
 from db.stores.measure_queue import leases, requests
 from db.stores.requests import Lease, RequestState
 from db.stores.statements import chunks
@@ -54,15 +54,17 @@ class _Claimant:
     """A claim on its way: how many requests it still gets, and those that it has got."""
 
     claim: Claim
+    owner: str | None
     room: int = 0
     avoided: Collection[str] = ()
     given: list[sa.Row[Any]] = field(default_factory=list)
 
-    def may_take(self, row: sa.Row[Any]) -> bool:
+    def may_take(self, row: sa.Row[Any], spent: Set[tuple[str, str | None]]) -> bool:
         return (
             row.target_key in self.claim.target_keys
             and row.only_worker in (None, self.claim.worker_id)
             and row.id not in self.avoided
+            and (row.id, self.owner) not in spent
         )
 
 
@@ -72,6 +74,7 @@ class Survey:
 
     found: Mapping[int, Found | NotFoundError]
     able: Sequence[int]
+    owners: Mapping[str, str | None]
     in_quarantine: Collection[str]
     targets: Set[str]
 
@@ -96,7 +99,7 @@ def survey(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Surv
     found |= {n: Found(empty=True) for n in able if targets.isdisjoint(claims[n].target_keys)}
     able = [number for number in able if number not in found]
     ill = {row.id for row in known.values() if row.quarantined_at is not None}
-    return Survey(found, able, ill, targets)
+    return Survey(found, able, {row.id: row.owner for row in known.values()}, ill, targets)
 
 
 def take(
@@ -108,10 +111,10 @@ def take(
     lease_seconds: float,
 ) -> Sequence[Found]:
     """Leases for claims that a survey found able, in their order."""
-    claimants = [_Claimant(claim, claim.limit) for claim in claims]
+    claimants = [_Claimant(claim, seen.owners[claim.worker_id], claim.limit) for claim in claims]
     _try_canaries(connection, claimants, seen.in_quarantine, now)
     _avoid(connection, claimants, now - lost_after_seconds)
-    left = _deal(connection, claimants, seen.targets, now)
+    left = _deal(connection, claimants, seen.targets, now, now - lost_after_seconds)
     made = _insert(connection, claimants, now, lease_seconds)
     return [
         Found(found, empty=not found and left.isdisjoint(claim.target_keys))
@@ -124,6 +127,7 @@ def _facts(
 ) -> Mapping[str, sa.Row[Any]]:
     query = sa.select(
         workers.c.id,
+        workers.c.owner,
         workers.c.gone,
         workers.c.draining,
         workers.c.quarantined_at,
@@ -237,17 +241,11 @@ def _avoid(connection: sa.Connection, claimants: Iterable[_Claimant], heard_sinc
         theirs.setdefault(row.claimant, set()).add((row.id, row.target_key))
     if not failed:
         return
-    alive = sa.select(workers.c.id, workers.c.target_keys).where(
-        workers.c.gone.is_(False),
-        workers.c.draining.is_(False),
-        workers.c.quarantined_at.is_(None),
-        workers.c.last_heartbeat >= heard_since,
-    )
-    fit = [(row.id, set(row.target_keys)) for row in connection.execute(alive)]
+    fit = fit_workers(connection, heard_since)
     others_can = {
         key
         for key, names in failed.items()
-        if any(name not in names and key[1] in targets for name, targets in fit)
+        if any(worker.id not in names and key[1] in worker.targets for worker in fit)
     }
     for each in claimants:
         found = theirs.get(each.claim.worker_id, set()) & others_can
@@ -255,7 +253,11 @@ def _avoid(connection: sa.Connection, claimants: Iterable[_Claimant], heard_sinc
 
 
 def _deal(
-    connection: sa.Connection, claimants: Sequence[_Claimant], targets: Set[str], now: float
+    connection: sa.Connection,
+    claimants: Sequence[_Claimant],
+    targets: Set[str],
+    now: float,
+    heard_since: float,
 ) -> Set[str]:
     """Give requests to those who have room; the targets for which some may be left."""
     left: set[str] = set()
@@ -278,7 +280,7 @@ def _deal(
                 left.add(target)
         seen += [row.serial for row in rows]
         rows.sort(key=lambda row: (-row.priority, row.serial))
-        _deal_out(rows, claimants)
+        _deal_out(rows, claimants, spent_owners(connection, rows, heard_since))
         # each was for somebody who had room: whoever could take one that is left has none now
         left.update(row.target_key for row in rows)
     return left
@@ -307,13 +309,15 @@ def _first(
     return connection.execute(query.with_for_update(skip_locked=True)).all()
 
 
-def _deal_out(rows: list[sa.Row[Any]], claimants: Sequence[_Claimant]) -> None:
+def _deal_out(
+    rows: list[sa.Row[Any]], claimants: Sequence[_Claimant], spent: Set[tuple[str, str | None]]
+) -> None:
     """The first of what each may take, in turns, until nobody takes any more."""
     turn = [each for each in claimants if each.room]
     while rows and turn:
         next_turn = []
         for each in turn:
-            place = next((n for n, row in enumerate(rows) if each.may_take(row)), None)
+            place = next((n for n, row in enumerate(rows) if each.may_take(row, spent)), None)
             if place is None:
                 continue
             each.given.append(rows.pop(place))
@@ -376,6 +380,7 @@ _taken_columns: tuple[sa.ColumnElement[Any], ...] = (
     requests.c.payload,
     requests.c.blob_digests,
     requests.c.attempt,
+    requests.c.max_attempts,
 )
 
 

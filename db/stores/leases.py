@@ -192,8 +192,8 @@ class LeaseStore(MeasureQueue):
         """Save results that came together.
 
         A result that comes after its lease ran out is still taken while nobody else has the
-        request. Once somebody has, or it is cancelled, the result is LATE: kept with the lease, for
-        whoever looks into it, and not counted.
+        request. Once somebody has, or it is cancelled, the result is LATE: kept with the lease, and
+        not counted unless the other one comes to nothing.
         """
         with writing(self._engine) as connection:
             return save(connection, reports, self._time(connection), self._most_failures)
@@ -277,6 +277,7 @@ class LeaseStore(MeasureQueue):
                     Blame.WORKER,
                     f"worker '{row.worker_id}' was not heard of",
                     now,
+                    now - self._lost_after_seconds,
                 )
                 found[state].append(row.id)
             lost = Counter(row.worker_id for row in rows)
@@ -349,7 +350,10 @@ class LeaseStore(MeasureQueue):
             if lease.ended_at is not None:
                 raise over(lease.id, lease.request_id, lease.outcome)
             now = self._time(connection)
-            state = end_without_result(connection, request, lease_id, outcome, blame, error, now)
+            heard_since = now - self._lost_after_seconds
+            state = end_without_result(
+                connection, request, lease_id, outcome, blame, error, now, heard_since
+            )
             if blame is Blame.WORKER:
                 judge(connection, worker_id, now, self._most_failures)
         return state

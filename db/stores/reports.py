@@ -83,7 +83,7 @@ class _Batch:
             return over(report.lease_id, lease["request_id"], lease["outcome"])
         free = request["state"] == RequestState.QUEUED.value
         lease["result_key"] = report.result_key
-        if ended and not (free and request["lease_id"] == report.lease_id):
+        if ended and not free:
             lease["outcome"] = LeaseOutcome.LATE.value
             self._late.append(report)
             return Completion.LATE
@@ -110,7 +110,8 @@ class _Batch:
 
     def _values(self, report: Report) -> dict[str, Any]:
         serial = self._request(report)["serial"]
-        return {"request": serial, "outcome": dict(report.result), "now": self._now}
+        whose = {"by": report.worker_id, "lease": report.lease_id}
+        return {"request": serial, "outcome": dict(report.result), "now": self._now, **whose}
 
     def _request(self, report: Report) -> dict[str, Any]:
         return self._requests[self._leases[report.lease_id]["request_id"]]
@@ -160,6 +161,8 @@ _END_REQUEST = (
     .values(
         state=RequestState.DONE.value,
         result=sa.bindparam("outcome"),
+        worker_id=sa.bindparam("by"),
+        lease_id=sa.bindparam("lease"),
         error=None,
         finished_at=sa.bindparam("now"),
     )

@@ -31,7 +31,8 @@ class LeaseOutcome(StrEnum):
     FAILED = "failed"  # the worker said that it cannot work on the request
     REFUSED = "refused"  # the service did not believe the result
     LOST = "lost"  # the worker was silent beyond the deadline, or was killed
-    LATE = "late"  # a result came when the request was somebody else's, done or cancelled
+    LATE = "late"  # a result came when the request was somebody else's, done or cancelled; it may
+    # yet become COMPLETED, if that one comes to nothing
     RELEASED = "released"  # given back
     CANCELLED = "cancelled"  # the request was
 
@@ -128,7 +129,7 @@ class RequestStatus:
 class Completion(StrEnum):
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"  # this result was saved before: the worker may forget it
-    LATE = "late"  # kept with the lease, and not counted: somebody else has the request, or had it
+    LATE = "late"  # kept with the lease, and not counted while somebody else has the request
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,8 +60,8 @@ async def report_result(
     """Save what was measured. Safe to repeat: the same `result_key` is a duplicate, no error.
 
     A result that cannot be that of the request is refused and counts against the worker; another
-    one gets the request. What comes after somebody else got it is `late`: kept with the lease, and
-    not counted.
+    one gets the request. What comes while somebody else has it is `late`: kept with the lease, and
+    counted only if that one comes to nothing.
     """
     sent = Sent(lease_id, body.worker_id, body.result_key, body.result, token)
     completion = await traffic.report(sent, len(await request.body()))

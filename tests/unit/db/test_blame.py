@@ -384,3 +384,72 @@ def test_a_candidate_that_kills_workers_of_all_tokens_is_set_aside(
     workers.drain("drained")
     states = [die(leases, f"{token}{number}", token, clock) for number, token in enumerate(tokens)]
     assert states == [RequestState.QUEUED] * 2 + [RequestState.SET_ASIDE]
+
+
+@pytest.mark.parametrize("how", [Cause.WORKER, Cause.KILLED])
+def test_one_tokens_workers_do_not_use_up_the_attempts_of_others(
+    leases: LeaseStore, workers: WorkerStore, clock: Any, how: Cause
+) -> None:
+    """They have their own, and then the request is for others, as long as one of those lives."""
+    for name, owner in (("m1", "mean"), ("m2", "mean"), ("good", "honest")):
+        workers.register(name, ["t"], {}, worker_id=name, owner=owner)
+    workers.leave("w")
+    submit(leases, "r", max_attempts=4)
+
+    def fail(worker: str) -> RequestState:
+        clock.advance(LONGEST_PAUSE_SECONDS)
+        workers.readmit(worker)
+        (lease,) = claim(leases, worker)
+        return leases.fail(lease.lease_id, worker, how, "it does not want to")
+
+    workers.drain("good")  # else it would come first
+    assert [fail("m1"), fail("m2"), fail("m1")] == [RequestState.QUEUED] * 3
+    workers.drain("good", draining=False)
+    workers.heartbeat("good")
+    clock.advance(LONGEST_PAUSE_SECONDS)
+    workers.drain("good")
+    (lease,) = claim(leases, "m2")
+    workers.drain("good", draining=False)
+    assert leases.fail(lease.lease_id, "m2", how, "the fourth time") is RequestState.QUEUED
+    clock.advance(LONGEST_PAUSE_SECONDS)
+    for name in ("m1", "m2"):
+        workers.readmit(name)
+        assert claim(leases, name) == [], "they have had their attempts"
+    (lease,) = claim(leases, "good")
+    assert lease.request_id == "r"
+    leases.complete(lease.lease_id, "good", "key", {})
+
+
+@pytest.mark.parametrize("other_lives", [True, False])
+def test_a_request_ends_when_the_workers_of_every_owner_have_failed_it_often_enough(
+    leases: LeaseStore, workers: WorkerStore, clock: Any, other_lives: bool
+) -> None:
+    for name, owner in (("mean", "mean"), ("good", "honest")):
+        workers.register(name, ["t"], {}, worker_id=name, owner=owner)
+    workers.leave("w")
+    workers.drain("good", draining=not other_lives)
+    submit(leases, "r", max_attempts=1)
+    (lease,) = claim(leases, "mean")
+    ended = leases.fail(lease.lease_id, "mean", Cause.WORKER, "so it says")
+    assert ended is (RequestState.QUEUED if other_lives else RequestState.FAILED)
+    if other_lives:
+        clock.advance(LONGEST_PAUSE_SECONDS)
+        (lease,) = claim(leases, "good")
+        ended = leases.fail(lease.lease_id, "good", Cause.WORKER, "it cannot either")
+        assert ended is RequestState.FAILED
+
+
+def test_who_had_its_attempts_gets_a_request_again_that_others_let_lie(
+    engine: sa.Engine, clock: Any
+) -> None:
+    workers = WorkerStore(engine, clock, lost_after_seconds=60)
+    store = LeaseStore(engine, clock, lost_after_seconds=60, most_failures=K)
+    for name in ("eager", "lazy"):
+        workers.register(name, ["t"], {}, worker_id=name, owner=name)
+    submit(store, "r", max_attempts=1)
+    (lease,) = claim(store, "eager")
+    store.fail(lease.lease_id, "eager", Cause.WORKER, "no memory just now")
+    for _ in range(2):
+        clock.advance(30)
+        workers.heartbeat("lazy")
+    assert [lease.request_id for lease in claim(store, "eager")] == ["r"]

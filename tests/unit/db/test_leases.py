@@ -226,6 +226,57 @@ def test_a_late_result_is_welcome_while_nobody_else_has_the_request(
     )
 
 
+@pytest.mark.parametrize("how", ["lost", "failed", "refused"])
+def test_what_came_late_counts_if_whoever_has_the_request_comes_to_nothing(
+    leases: LeaseStore, clock: Any, how: str
+) -> None:
+    """It is measured already: nobody measures it once more."""
+    leases.submit([request("r1", max_attempts=2)])
+    first = take(leases, "w1")
+    clock.advance(10)
+    leases.expire()
+    clock.advance(1)
+    second = take(leases, "w2")
+    assert done(leases, first, "old", by="w1") is Completion.LATE
+    match how:
+        case "lost":
+            clock.advance(10)
+            assert leases.expire().count == 0, "it is neither queued again nor over"
+        case "failed":
+            leases.fail(second.lease_id, "w2", Cause.KILLED, "the power went")
+        case _:
+            leases.refuse(second.lease_id, "w2", "-1.0 seconds")
+    found = leases.status(["r1"])["r1"]
+    assert (found.state, found.result, found.worker_id, found.error) == (
+        *(RequestState.DONE, {"by": "w1"}),
+        *("w1", None),
+    )
+    one, two = leases.history("r1")
+    assert (one.outcome, one.late_result) == (LeaseOutcome.COMPLETED, None)
+    assert two.blame is Blame.WORKER, "it is to blame all the same"
+    assert done(leases, first, "old", by="w1") is Completion.DUPLICATE
+    assert leases.unstored("j") == ["r1"]
+
+
+def test_what_comes_late_is_taken_though_another_one_had_the_request_meanwhile(
+    leases: LeaseStore, clock: Any
+) -> None:
+    leases.submit([request("r1")])
+    first = take(leases, "w1")
+    clock.advance(10)
+    leases.expire()
+    clock.advance(1)
+    leases.fail(take(leases, "w2").lease_id, "w2", Cause.WORKER, "no memory")
+    assert done(leases, first, "old", by="w1") is Completion.ACCEPTED
+    found = leases.status(["r1"])["r1"]
+    assert (found.worker_id, found.result) == ("w1", {"by": "w1"})
+    assert take_all(leases) == []
+
+
+def take_all(leases: LeaseStore) -> list[Lease]:
+    return list(leases.claim("w", ["t"], limit=9, lease_seconds=10))
+
+
 def test_a_worker_that_is_lost_with_a_request_too_often_ends_it(
     leases: LeaseStore, workers: WorkerStore, clock: Any
 ) -> None:

@@ -67,6 +67,12 @@ class Known:
 
     def give_up(self, lease: KnownLease, outcome: LeaseOutcome, now: float) -> None:
         lease.outcome, lease.blamed = outcome, True
+        late = [each for each in self.leases if each.outcome is LeaseOutcome.LATE]
+        if late:
+            taken = min(late, key=lambda each: each.id)
+            taken.outcome, self.state = LeaseOutcome.COMPLETED, RequestState.DONE
+            self.result = taken.id + (taken.key or "")
+            return
         dead = [each.worker for each in self.leases if each.outcome is LeaseOutcome.LOST]
         lost = outcome is LeaseOutcome.LOST
         if lost and len({*dead}) >= 3:
@@ -143,7 +149,7 @@ class Requests(RuleBasedStateMachine):
         known, lease = data.draw(st.sampled_from(self.leases))
         ended = lease.outcome is not None
         lost = lease.outcome in (LeaseOutcome.LOST, LeaseOutcome.CANCELLED)
-        free = known.state is RequestState.QUEUED and known.last is lease
+        free = known.state is RequestState.QUEUED
         try:
             answer = self.store.complete(lease.id, lease.worker, key, {"said": lease.id + key})
         except StaleLeaseError:
@@ -222,8 +228,10 @@ class Requests(RuleBasedStateMachine):
             known.give_up(lease, LeaseOutcome.LOST, now)
         expiry = self.store.expire()
         queued = {known.name for known, _ in late if known.state is RequestState.QUEUED}
+        done = {known.name for known, _ in late if known.state is RequestState.DONE}
         assert {*expiry.requeued} == queued
-        assert {*expiry.lost, *expiry.set_aside} == {known.name for known, _ in late} - queued
+        over = {known.name for known, _ in late} - queued - done
+        assert {*expiry.lost, *expiry.set_aside} == over
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
