@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from service.settings import Settings
 from service.storage import open_storage
 from service.worker import process as worker_module
 from service.worker.options import WorkerOptions
+from tests.databases import lay_database
 from tests.unit.service.tuners import LocalWorker, model_bytes
 from tests.unit.service.workers import FakeSandbox, Running
 from tests.unit.tuner.fakes import FakeBuilder
@@ -52,6 +54,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 @pytest.fixture
 def storage(settings: Settings) -> Iterator[Storage]:
+    lay_database(settings.data_folder)
     opened = open_storage(settings)
     yield opened
     opened.close()
@@ -67,6 +70,7 @@ def owner(settings: Settings, storage: Storage) -> str:
 def anonymous(settings: Settings, storage: Storage) -> Iterator[TestClient]:
     """A client without a token."""
     app = create_app(settings, storage)
+    app.openapi_schema = copy.deepcopy(described())
     with TestClient(app, raise_server_exceptions=False) as client:
         client.event_hooks = {"request": [], "response": [partial(check_described, app)]}
         yield client
@@ -77,6 +81,12 @@ def client(anonymous: TestClient, owner: str) -> TestClient:
     """A client with the owner's token."""
     anonymous.headers["Authorization"] = f"Bearer {owner}"
     return anonymous
+
+
+@cache
+def described() -> dict[str, Any]:
+    """The description of any application: to make it takes longer than most tests."""
+    return create_app(Settings()).openapi()
 
 
 def check_described(app: FastAPI, answer: Any) -> None:

@@ -27,6 +27,7 @@ from service.jobs.known_plan import keep_choice, model_digest, plan_identity
 from service.jobs.planning import ModelRequest, plan_model
 from service.settings import Settings
 from service.storage import open_storage
+from tests.databases import lay_database
 from tuner.graph.search import Decision, Tried
 
 
@@ -35,6 +36,7 @@ def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
     monkeypatch.delenv("TILEWRIGHT_TOKEN", raising=False)
     monkeypatch.delenv("TILEWRIGHT_SERVER", raising=False)
+    lay_database(tmp_path / "data")
     return tmp_path / "data"
 
 

@@ -22,6 +22,7 @@ from service.api.metrics import Metrics
 from service.jobs.remote_runner import RemoteRunner
 from service.settings import Settings
 from service.storage import open_storage
+from tests.databases import lay_database
 from tests.unit.service.test_remote_runner import TARGET, make, work
 from tuner.cancel import CancelToken
 
@@ -45,6 +46,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def storage(settings: Settings, clock: Clock) -> Iterator[Storage]:
+    lay_database(settings.data_folder)
     opened = open_storage(settings, clock)
     yield opened
     opened.close()

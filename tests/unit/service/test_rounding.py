@@ -45,6 +45,21 @@ def test_what_no_move_changes_is_not_rounding(error: float) -> None:
     assert wrong(graph, error) == graph.outputs[:1]
 
 
+@pytest.mark.parametrize("apart", [0.0, 1.0])
+def test_constants_are_moved_too(apart: float) -> None:
+    """A choice that the model's own numbers make: the input has none to move."""
+    numbers = np.arange(1, 65, dtype=np.float32)
+    make = Maker()
+    x = make.input("x", 1, dtype=DType.INT64)
+    total = make("reduce_sum", make.constant("c", numbers), axes=(0,), keepdims=1)
+    over = make("greater", total, make.constant("threshold", float(numbers.sum()) + apart))
+    graph = make.graph(make("where", over, x, make("neg", x)))
+    inputs = {"x": np.array([3])}
+    expected = run_graph(graph, inputs)
+    found = clearly_wrong(graph, inputs, expected, {graph.outputs[0]: 2.0}, largest_model_error)
+    assert found == (graph.outputs if apart else ())
+
+
 def test_errors_of_the_size_of_moves_may_be_rounding() -> None:
     assert wrong(chooser(1000.0), 1e-4) == ()
 

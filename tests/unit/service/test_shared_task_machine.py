@@ -32,6 +32,7 @@ from service.jobs.planning import ModelRequest, plan_model, tasks_of
 from service.jobs.shared_tasks import SharedTasks
 from service.settings import Settings
 from service.storage import open_storage
+from tests.databases import lay_database
 from tests.unit.service.leased import model_bytes
 from tests.unit.service.test_shared_tasks import done, record
 from tuner.events import Finished
@@ -91,6 +92,7 @@ class Jobs(RuleBasedStateMachine):
         super().__init__()
         self.stack = ExitStack()
         folder = self.stack.enter_context(tempfile.TemporaryDirectory())
+        lay_database(Path(folder))
         self.storage = open_storage(Settings(data_folder=Path(folder)))
         self.digest = self.storage.models.add(b"model", "m").digest
         self.jobs: list[Job] = []

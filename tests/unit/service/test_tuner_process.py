@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from db.job_states import JobState
 from db.storage import Storage
 from db.stores.jobs import Job, JobStore
 from db.stores.leases import NewRequest, RequestState
+from service.cli.serving import _watch_parent
 from service.jobs import run_job
 from service.jobs.hold import Hold
 from service.jobs.job_run import JobReporter
@@ -46,6 +48,23 @@ def test_a_stopped_tuner_gives_its_jobs_back(
     for each in (job, other):
         back = storage.jobs.get(each.id)
         assert (back.state, back.attempts) == (JobState.QUEUED, 0)
+
+
+def test_a_tuner_ends_with_the_process_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not before: it is asked again and again who that is."""
+    told: queue.Queue[str] = queue.Queue()
+    parents = [7]
+
+    def parent() -> int:
+        told.put("asked")
+        return parents[-1]
+
+    monkeypatch.setattr("service.cli.serving.os.getppid", parent)
+    _watch_parent(lambda: told.put("stopped"))
+    assert [told.get(timeout=60) for _ in range(3)] == ["asked"] * 3
+    parents.append(1)
+    while told.get(timeout=60) != "stopped":
+        pass
 
 
 def test_a_tuner_works_on_as_many_jobs_as_it_is_set_to(

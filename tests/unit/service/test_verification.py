@@ -30,6 +30,8 @@ from service.jobs.verification import (
     verify_artifact,
 )
 from tests.graphs import Maker
+from tests.integration.control_models import choosing
+from tests.unit.service.devices import FakeDevice
 from tuner.measure.model_runs import draw_inputs
 
 HERE = LocalDevice()
@@ -271,6 +273,31 @@ def test_what_is_chosen_in_sight_is_not_hidden() -> None:
     places = g("top_k", x, axis=1, k=3, largest=1)
     picked = g("gather", x, places, axis=0)
     assert chosen_outputs(g.graph(g("neg", x), picked)) == frozenset()
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_branch_that_an_input_decides_hides_nothing(computed: bool) -> None:
+    model = choosing(8)
+    if computed:
+        (branch,) = model.graph.node
+        branch.input[0] = "over"
+        model.graph.node.insert(0, helper.make_node("Greater", ["total", "zero"], ["over"]))
+        model.graph.node.insert(0, helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0))
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(0), "zero"))
+        del model.graph.input[1]
+    graph = plan_model(ModelRequest(model.SerializeToString())).graph
+    assert chosen_outputs(graph) == (frozenset(graph.outputs) if computed else frozenset())
+
+
+@pytest.mark.parametrize(
+    ("runs", "by_value", "ahead"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_a_reference_is_computed_ahead_where_it_is_wanted_and_needs_no_program(
+    planned: Planned, runs: bool, by_value: bool, ahead: bool
+) -> None:
+    given = planned if by_value else plan_model(ModelRequest(plain()))
+    with Verifier([given], FakeDevice(runnable=runs)) as verifier:
+        assert [each is not None for each in verifier._expected] == [ahead]
 
 
 def test_values_that_are_not_finite_have_their_places() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from service.worker.options import parse_arguments
+from service.worker.options import WorkerOptions, parse_arguments
 from service.worker.process import main
 
 COMMON = ("--server", "http://x", "--token", "t")
@@ -58,6 +59,52 @@ def test_options_come_from_the_environment(tmp_path: Path) -> None:
     found = parse_arguments(["--token-file", str(file)], environment)
     assert (found.server, found.token, found.spool) == ("https://s", "secret", tmp_path)
     assert found.python == ("nice", "python3")
+
+
+WHOLE = {
+    "--server": "https://s",
+    "--token": "secret",
+    "--name": "n",
+    "--spool": "/spool",
+    "--cache-mib": "3",
+    "--python": "nice python3",
+    "--sandbox-users": "5000-5001",
+    "--sandbox-mib": "2048",
+    "--cores": "0,2",
+    "--service-key": "A" * 43 + "=",
+}
+
+
+def test_every_option_says_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the command line, in the environment, or not at all."""
+    monkeypatch.setattr("service.worker.options.available_cores", lambda: {0, 1, 2})
+    monkeypatch.setattr("socket.gethostname", lambda: "here")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    given = WorkerOptions(
+        server="https://s",
+        token="secret",
+        name="n",
+        spool=Path("/spool"),
+        targets=("a", "b"),
+        cache_bytes=3 << 20,
+        python=("nice", "python3"),
+        sandbox_users=(5000, 5001),
+        sandbox_bytes=2 << 30,
+        cores=(0, 2),
+        service_key=WHOLE["--service-key"],
+    )
+    arguments = [word for pair in WHOLE.items() for word in pair]
+    assert parse_arguments([*arguments, "--target", "a", "--target", "b"], {}) == given
+    names = ("server", "token", "spool", "python", "sandbox_users", "cores", "service_key")
+    environment = {
+        f"TILEWRIGHT_{name.upper()}": WHOLE[f"--{name.replace('_', '-')}"] for name in names
+    }
+    unsaid = {"name": "here", "targets": (), "cache_bytes": 1 << 30, "sandbox_bytes": 0}
+    assert parse_arguments([], environment) == replace(given, **unsaid)  # type: ignore[arg-type]
+    least = ["--server", "https://s", "--token", "secret"]
+    assert parse_arguments(least, {"XDG_STATE_HOME": "/state"}) == WorkerOptions(
+        "https://s", "secret", "here", Path("/state/tilewright"), sandbox_users=(61_000, 61_255)
+    )
 
 
 def test_the_sandbox_is_set_up_by_options(monkeypatch: pytest.MonkeyPatch) -> None:

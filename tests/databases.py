@@ -1,0 +1,29 @@
+"""Databases of today's schema, without the migrations that lead to it."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from db.engine import open_engine
+from db.migrate import upgrade
+
+
+def lay_database(folder: Path) -> None:
+    """Put an empty database into a data folder, where the settings expect it.
+
+    To migrate one takes half a second, longer than most tests.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tilewright.db").write_bytes(_empty())
+
+
+@cache
+def _empty() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "empty.db")
+        engine = open_engine(f"sqlite:///{path}")
+        upgrade(engine)
+        engine.dispose()
+        return path.read_bytes()

@@ -1,0 +1,118 @@
+"""What the commands that talk to a service ask of it, and all that they print.
+
+A line with `$` is a command, one with `>` what it sent, one with `!` what it said on standard
+error. `pytest tests/golden/service --update-golden` writes the files.
+"""
+
+from __future__ import annotations
+
+import shlex
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from service import cli, client
+from tests.golden.service.canned import BOARD, JOB, KEY, NOW, RESULT, Canned, canned
+
+INCOMPLETE = {"state": "incomplete", "reason": "no [worker]\nwas alive", "failures": {}}
+FAILED = {"state": "failed", "error": "the [board] burnt down", "result": {}}
+RUNNING = {"started_at": None, "finished_at": None, "result": RESULT}
+
+SERVER = "--server http://service --token secret"
+SUBMITTED = f"submit m.onnx {SERVER} --target x86-64-v3"
+
+COMMANDS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
+    "submit": (
+        (SUBMITTED, {"result": RESULT}),
+        (f"{SUBMITTED} --detach", {"state": "waiting_for_worker", "reason": "[none] is there"}),
+        (f"{SUBMITTED} --detach", {}),
+        (SUBMITTED, INCOMPLETE),
+        (SUBMITTED, FAILED),
+        (SUBMITTED, {"state": "cancelled"}),
+        (f"submit nothing.onnx {SERVER}", {}),
+        (f"{SUBMITTED} -o m.onnx", {}),
+        (f"{SUBMITTED} --stop-gain 7", {}),
+        ("submit m.onnx --server nowhere", {}),
+    ),
+    "jobs": (
+        (f"jobs {SERVER} --limit 7", {"started_at": None}),
+        (f"jobs {JOB} {SERVER}", {"result": RESULT}),
+        (f"jobs {JOB} {SERVER} --follow", RUNNING),
+        (f"jobs {JOB} {SERVER} --cancel", INCOMPLETE),
+        (f"jobs {JOB} {SERVER} --pause", FAILED),
+        (f"jobs {JOB} {SERVER} --resume", {}),
+        (f"jobs 5/../6 {SERVER}", {}),
+        (f"jobs {JOB} {SERVER} --cancel --pause", {}),
+        (f"jobs {JOB} {SERVER} -o m.onnx", {}),
+        (f"jobs {SERVER} --follow", {}),
+    ),
+    "workers": (
+        (f"workers {SERVER}", {}),
+        (f"workers drain board {SERVER}", {}),
+        (f"workers drain b0b0 {SERVER}", {}),
+        (f"workers drain gone {SERVER}", {}),
+        (f"workers drain twin {SERVER}", {}),
+        (f"workers resume {BOARD[:5]} {SERVER}", {}),
+        ("workers --token secret drain board", {}),
+    ),
+    "lookup": (
+        (f"lookup m.onnx {SERVER} --target x86-64-v3 --threads 2 --dim batch=4", {}),
+        (f"lookup {KEY} {SERVER} --target x86-64-v3 --numerics strict", {}),
+        (f"lookup m.onnx {SERVER} --dim batch=0", {}),
+        (f"lookup nothing {SERVER}", {}),
+    ),
+    "access": (
+        (f"tokens {SERVER}", {}),
+        (f"tokens rotate 888 {SERVER} --grace 5", {}),
+        (f"tokens rotate 888 {SERVER} --days 2", {}),
+        (f"tokens rotate 8 {SERVER}", {}),
+        (f"tokens revoke 909 {SERVER}", {}),
+        (f"tokens revoke 6 {SERVER}", {}),
+        ("tokens --server http://service revoke 909", {}),
+        (f"audit {SERVER}", {}),
+        (f"audit {SERVER} --limit 3 --action token.revoked --subject s --json", {}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pytestconfig: pytest.Config,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
+    monkeypatch.delenv("TILEWRIGHT_SERVER", raising=False)
+    monkeypatch.delenv("TILEWRIGHT_TOKEN", raising=False)
+    Path("m.onnx").write_bytes(b"abc")
+    frozen_time(monkeypatch)
+    real, lines = client.Client, []
+    for command, changes in COMMANDS[name]:
+        transport = Canned(canned(**changes), lines.append)
+        monkeypatch.setattr(client, "Client", partial(real, transport=transport))
+        lines.append(f"$ tilewright {command}")
+        status = cli.run(shlex.split(command))
+        told = capsys.readouterr()
+        lines += [line.rstrip() for line in told.out.splitlines()]
+        lines += [f"! {line}" for line in told.err.splitlines()]
+        lines += [f"= {status}", ""]
+    text = "\n".join(lines)
+    path = Path(__file__).parent / f"{name}.txt"
+    if pytestconfig.getoption("--update-golden", default=False):
+        path.write_text(text)
+    assert path.read_text() == text
+
+
+def frozen_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands are run at `NOW`, in Greenwich."""
+    import time
+
+    frozen = SimpleNamespace(time=lambda: NOW, strftime=time.strftime, localtime=time.gmtime)
+    for module in ("service.cli.view", "service.cli.access"):
+        monkeypatch.setattr(f"{module}.time", frozen)
