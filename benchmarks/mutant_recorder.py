@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
+import resource
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -22,7 +22,7 @@ PACKAGES = ("compiler", "tuner", "db", "service")
 RECORDED = "recorded.json"
 
 CHILDREN = """[run]
-source = {source}
+include = {include}
 data_file = {folder}/lines
 parallel = true
 concurrency = multiprocessing, thread
@@ -37,7 +37,9 @@ disable_warnings = no-data-collected, module-not-measured, no-ctracer
 class Recording:
     """A test, whether it passed, its seconds, and the lines of the project that it executed.
 
-    The lines are by path, as the first and last of each run without a gap.
+    The seconds are of processor time, also that of processes that it waited for: a clock's would
+    say how busy the machine was. The lines are by path, as the first and last of each run without a
+    gap.
     """
 
     test: str
@@ -49,24 +51,26 @@ class Recording:
 class Recorder:
     """A plugin of pytest: which lines tests execute, those in processes that they start as well.
 
-    What lasts longer than a test counts for all tests here: fixtures of a module, other processes.
+    What lasts longer than a test counts for all tests here: fixtures of a module, processes that
+    have not ended with it.
     """
 
     def __init__(self, folder: Path) -> None:
         """`folder` is there, and empty of recordings."""
         self._folder = folder
         settings = self._folder / "coverage.ini"
-        settings.write_text(CHILDREN.format(source=",".join(sources()), folder=self._folder))
+        settings.write_text(CHILDREN.format(include=",".join(included()), folder=self._folder))
         os.environ["COVERAGE_PROCESS_START"] = str(settings)
-        self._coverage = coverage.Coverage(data_file=None, config_file=False, source=sources())
+        self._coverage = coverage.Coverage(data_file=None, config_file=False, include=included())
         self._coverage.start()
         self._begun = 0.0
         self._test = ""
         self._seconds: dict[str, float] = {}
         self._failed: set[str] = set()
+        self._elsewhere: dict[str, dict[str, set[int]]] = {}
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._test, self._begun = nodeid, time.monotonic()
+        self._test, self._begun = nodeid, _processor_seconds()
         self._coverage.switch_context(nodeid)
 
     @pytest.hookimpl(wrapper=True)
@@ -84,32 +88,47 @@ class Recorder:
             self._failed.add(report.nodeid)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self._seconds[nodeid] = time.monotonic() - self._begun
+        self._seconds[nodeid] = _processor_seconds() - self._begun
+        self._elsewhere[nodeid] = self._of_ended_processes()
 
     def write(self) -> None:
         """Stop, and write a file with a `Recording` a test."""
         self._coverage.stop()
         by_test = lines_by_context(self._coverage.get_data())
         shared = by_test[""]
-        for file in self._folder.glob("lines.*"):
-            with suppress(coverage.CoverageException):  # of a process that was killed as it wrote
-                child = coverage.CoverageData(str(file))
-                child.read()
-                _add(shared, lines_by_context(child)[""])
+        _add(shared, self._of_ended_processes())
         recorded = []
         for test, seconds in self._seconds.items():
             lines = by_test[test]
             _add(lines, shared)
+            _add(lines, self._elsewhere[test])
             spans = {path: as_spans(found) for path, found in lines.items()}
             recorded.append(
-                asdict(Recording(test, test not in self._failed, round(seconds, 3), spans))
+                asdict(Recording(test, test not in self._failed, round(seconds, 6), spans))
             )
         (self._folder / RECORDED).write_text(json.dumps(recorded))
 
+    def _of_ended_processes(self) -> dict[str, set[int]]:
+        """The lines of other processes that have ended since this was asked."""
+        found: dict[str, set[int]] = {}
+        for file in self._folder.glob("lines.*"):
+            with suppress(coverage.CoverageException):  # of a process that was killed as it wrote
+                child = coverage.CoverageData(str(file))
+                child.read()
+                _add(found, lines_by_context(child)[""])
+            file.unlink(missing_ok=True)
+        return found
 
-def sources() -> list[str]:
-    """The packages whose lines are recorded."""
-    return [str(Path(name).resolve()) for name in PACKAGES if Path(name).exists()]
+
+def _processor_seconds() -> float:
+    """Of this process and of those that it waited for."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def included() -> list[str]:
+    """The files whose lines are recorded. As `source`, all of them would be looked at each time."""
+    return [str(Path(name).resolve() / "*") for name in PACKAGES if Path(name).exists()]
 
 
 def lines_by_context(data: coverage.CoverageData) -> dict[str, dict[str, set[int]]]:

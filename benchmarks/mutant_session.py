@@ -34,7 +34,7 @@ import coverage
 import psutil
 import pytest
 
-from benchmarks.mutant_recorder import RECORDED, Recorder, as_spans, lines_by_context, sources
+from benchmarks.mutant_recorder import RECORDED, Recorder, as_spans, included, lines_by_context
 from benchmarks.mutant_swap import Functions, Pair, differing_functions
 
 LIBRARIES = (
@@ -68,7 +68,8 @@ do not count there, and more of the clock's, for tests that wait. An import take
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Run `tests` one after the other until one fails; `seconds` are what each is known to take.
+    """Run `tests` one after the other until one fails; `seconds` of processor time are what each is
+    known to take.
 
     The file at `path` holds `text` meanwhile ("": nothing changes). With `record`, all run, and
     the reply says which lines each executed.
@@ -103,7 +104,7 @@ class Warm:
 
     def __init__(self, serve: Callable[[Callable[[Request], Reply], Any], None]) -> None:
         self._serve = serve
-        self._imports = coverage.Coverage(data_file=None, config_file=False, source=sources())
+        self._imports = coverage.Coverage(data_file=None, config_file=False, include=included())
         self._imports.start()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:

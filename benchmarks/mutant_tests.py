@@ -1,9 +1,10 @@
 """Knows which tests execute which lines, so that a mutant meets only tests that reach it.
 
-Coverage records the cases of each test function in a fork of their own. So a function shows all the
-lines that it needs, also those of what an earlier one would have left in a cache, and it shows that
-it passes alone. Recordings are kept in a file a state of the code, one line a test. A recording is
-good while the packages, the tests' helpers and the file of its test stay as they are.
+Coverage records the tests of each file in a fork of their own: a fork for each test function would
+take longer than most of them. So what one test left in a cache is not executed by the next, and
+only who judges finds out whether a test passes alone. Recordings are kept in a file a state of the
+code, one line a test. A recording is good while the packages, the tests' helpers and the file of
+its test stay as they are.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from benchmarks.mutant_swap import differing_functions
 from benchmarks.mutations import Mutant
 
 SLOWEST_SECONDS = 10.0
-"""A test that takes longer, while it is recorded, judges no mutant."""
+"""A test that takes more processor time, while it is recorded, judges no mutant."""
 
 CONFINED = {
     f"tuner/measure/{name}.py": (
@@ -36,6 +37,10 @@ CONFINED = {
 }
 """Modules that run in a confined process, and the tests that start one: it inherits no variables
 and can write no file, so that coverage learns nothing of it."""
+
+CONTRACTS = {"service": "tests/golden/service/test_golden_contract.py"}
+"""Tests that compare all that a package declares with a file, by the package's first folder. They
+read what modules made at import, and execute little of them."""
 
 _NO_CODE = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
 
@@ -71,7 +76,7 @@ class Recordings:
         self._path = folder / f"{basis(root)}.jsonl"
         self._root = root
         self._tests = list(tests)
-        files = {test.split("::")[0] for test in self._tests}
+        files = {_file_of(test) for test in self._tests}
         self._files = {file: _digest(root / file) for file in files}
         self._imports = {path: set(_numbers(spans)) for path, spans in imports.items()}
         self._seconds: dict[str, float] = {}
@@ -81,7 +86,7 @@ class Recordings:
         there = set(self._tests)
         for line in self._path.read_text().splitlines() if self._path.exists() else ():
             row = json.loads(line)
-            if row["test"] in there and row["file"] == self._files[row["test"].split("::")[0]]:
+            if row["test"] in there and row["file"] == self._files[_file_of(row["test"])]:
                 self._take(row)
 
     def complete(
@@ -90,31 +95,32 @@ class Recordings:
         ask: Callable[[Request], Reply],
         say: Callable[[str], None],
     ) -> None:
-        """Record the tests of some folders that are not yet recorded; these alone judge from now.
-
-        The cases of one function are recorded together.
-        """
+        """Record the tests of some folders, those that are not recorded yet; only these judge."""
         self._judges = {test for test in self._tests if test.startswith(tuple(folders))}
         missing = [test for test in self._tests if test in self._judges - self._done]
-        groups = [list(tests) for _, tests in groupby(missing, lambda test: test.split("[")[0])]
         with self._path.open("a") as file:
-            for number, tests in enumerate(groups):
-                if number % 50 == 0:
-                    say(f"{number}/{len(groups)} test functions recorded")
+            for number, (name, found) in enumerate(groupby(missing, _file_of), 1):
+                tests = list(found)
+                say(f"recording {len(tests)} tests of {name}, the {number}. file")
                 for recording, tail in _recorded(tests, ask):
-                    row = asdict(recording) | {"file": self._files[tests[0].split("::")[0]]}
+                    row = asdict(recording) | {"file": self._files[name]}
                     print(json.dumps(row), file=file, flush=True)
                     self._take(row)
                     if not recording.passed:
-                        say(f"{recording.test} judges nothing: it does not pass alone\n{tail}")
+                        say(f"{recording.test} judges nothing: it does not pass\n{tail}")
+
+    def dismiss(self, test: str) -> None:
+        """Let a test judge nothing any more."""
+        self._judges.discard(test)
 
     def choose(self, mutant: Mutant, limit_seconds: float) -> Choice:
         """The tests that execute a mutant's line; there may be none.
 
-        Of what acts at import: the tests whose file imports the module, then those that execute
-        anything of it. Then the quickest case of each test function comes first, the quickest of
-        these first, then a second case of each: other functions see more than other cases of one.
-        What does not fit into `limit_seconds` any more is left out, but one test runs in any case.
+        Of what acts at import: the tests whose file imports the module and those of `CONTRACTS`,
+        then those that execute anything of it. Then the quickest case of each test function comes
+        first, the quickest of these first, then a second case of each: other functions see more
+        than other cases of one. What does not fit into `limit_seconds` any more is left out, but
+        one test runs in any case.
         """
         before = (self._root / mutant.path).read_text()
         by_line = self._by_line.get(mutant.path, {})
@@ -122,11 +128,12 @@ class Recordings:
         at_import = differing_functions(before, mutant.text, mutant.path) is None
         tests: set[str] = set().union(*(by_line.get(line, ()) for line in span))
         if at_import or not self._imports.get(mutant.path, set()).isdisjoint(span):
-            near = self._importing(mutant.path)
+            contract = CONTRACTS.get(mutant.path.split("/")[0], "")
+            near = self._importing(mutant.path) | self._of_file(contract)
             tests.update(near, *by_line.values())
         else:
             confined = CONFINED.get(mutant.path, ())
-            near = frozenset(test for test in self._seconds if test.split("::")[0] in confined)
+            near = self._of_file(*confined)
             tests.update(near)
         turns: Counter[str] = Counter()
         keys: dict[str, tuple[bool, int, float]] = {}
@@ -152,7 +159,10 @@ class Recordings:
             for file in self._files
             if file.endswith(".py") and f"from {name} import" in (self._root / file).read_text()
         }
-        return frozenset(test for test in self._seconds if test.split("::")[0] in files)
+        return self._of_file(*files)
+
+    def _of_file(self, *files: str) -> frozenset[str]:
+        return frozenset(test for test in self._seconds if _file_of(test) in files)
 
     def _take(self, row: Mapping[str, Any]) -> None:
         test, seconds, lines = row["test"], row["seconds"], row["lines"]
@@ -185,16 +195,21 @@ def logical_line(text: str, line: int) -> range:
 def _recorded(
     tests: Sequence[str], ask: Callable[[Request], Reply]
 ) -> Iterator[tuple[Recording, str]]:
-    """Recordings of tests that run in one process; of those it does not survive, one by one."""
+    """Recordings of tests that run in one process; if it dies, of those in each half, and so on."""
     reply = ask(Request(tuple(tests), (SLOWEST_SECONDS,) * len(tests), record=True))
     if reply.recorded is not None:
         for fields in reply.recorded:
             yield Recording(**fields), reply.tail
     elif len(tests) > 1:
-        for test in tests:
-            yield from _recorded([test], ask)
+        middle = len(tests) // 2
+        yield from _recorded(tests[:middle], ask)
+        yield from _recorded(tests[middle:], ask)
     else:
         yield Recording(tests[0], False, reply.seconds, {}), reply.tail
+
+
+def _file_of(test: str) -> str:
+    return test.split("::")[0]
 
 
 def _numbers(spans: Iterable[tuple[int, int]]) -> Iterator[int]:

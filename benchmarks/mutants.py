@@ -37,7 +37,9 @@ ROOT = Path(__file__).parent.parent
 RECORDINGS = ROOT / "build" / "mutants"
 
 JUDGES: dict[str, tuple[str, ...]] = {
-    "service": ("tests/unit/service", "tests/integration/test_service.py"),
+    "service": (
+        *("tests/golden/service", "tests/unit/service", "tests/integration/test_service.py"),
+    ),
     "db": (
         "tests/unit/db",
         *(
@@ -106,35 +108,44 @@ class Judge:
         )
         hello = self._warm.hello
         self._recordings = Recordings(folder, copy, hello["tests"], hello["imports"])
+        self._alone: dict[str, bool] = {}
 
     def record(self, folders: Sequence[str]) -> None:
         """Find out which lines each test of some folders executes, and let those tests judge."""
         self._recordings.complete(folders, self._warm.ask, lambda text: print(text, flush=True))
 
     def judge(self, mutant: Mutant, limit_seconds: float) -> Judged:
-        """Run the tests that execute a mutant, for as long as they take without it at most."""
+        """Run the tests that execute a mutant, for as long as they take without it at most.
+
+        A test that does not pass alone on the project as it is has caught nothing.
+        """
         one = Judged.of(mutant, Outcome.NOT_EXECUTED)
-        choice = self._recordings.choose(mutant, limit_seconds)
-        if not choice.tests:
-            return one
-        request = Request(choice.tests, choice.seconds, mutant.path, mutant.text)
-        reply = self._warm.ask(request)
-        if not reply.possible:
-            self._fresh = self._fresh or Session("fresh", self._copy, ())
-            reply = self._fresh.ask(request)
-        if reply.timed_out:
-            outcome = Outcome.TIMED_OUT
-        else:
-            outcome = Outcome.SURVIVED if reply.code == 0 else Outcome.CAUGHT
-        caught = outcome != Outcome.SURVIVED
-        return replace(
-            one,
-            outcome=outcome,
-            seconds=reply.seconds,
-            test=choice.tests[max(reply.test, 0)] if caught else "",
-            tests=len(choice.tests),
-            left_out=choice.left_out,
-        )
+        while (choice := self._recordings.choose(mutant, limit_seconds)).tests:
+            request = Request(choice.tests, choice.seconds, mutant.path, mutant.text)
+            reply = self._warm.ask(request)
+            if not reply.possible:
+                self._fresh = self._fresh or Session("fresh", self._copy, ())
+                reply = self._fresh.ask(request)
+            caught = reply.timed_out or reply.code != 0
+            test = choice.tests[max(reply.test, 0)]
+            if caught and not self._passes_alone(test, choice.seconds[max(reply.test, 0)]):
+                self._recordings.dismiss(test)
+                continue
+            outcome = Outcome.TIMED_OUT if reply.timed_out else Outcome.CAUGHT
+            return replace(
+                one,
+                outcome=outcome if caught else Outcome.SURVIVED,
+                seconds=reply.seconds,
+                test=test if caught else "",
+                tests=len(choice.tests),
+                left_out=choice.left_out,
+            )
+        return one
+
+    def _passes_alone(self, test: str, seconds: float) -> bool:
+        if test not in self._alone:
+            self._alone[test] = self._warm.ask(Request((test,), (seconds,))).code == 0
+        return self._alone[test]
 
     def close(self) -> None:
         """End the sessions."""
@@ -166,7 +177,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", action="store_true", help="judge the last run's survivors again")
     parser.add_argument("--by", nargs="+", default=[], metavar="TESTS", help="with --again: files")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of tests, a mutant, at most")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of processor time, a mutant")
     parser.add_argument("--output", type=Path, default=RESULTS_FOLDER)
     arguments = parser.parse_args()
     if arguments.by and not arguments.again:
