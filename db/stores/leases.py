@@ -161,6 +161,16 @@ class LeaseStore(MeasureQueue):
             for worker_id, ids in named
         ]
 
+    def asked(self, lease_id: str) -> JsonObject:
+        """What a lease asks for, whoever has it. Raises NotFoundError."""
+        query = sa.select(requests.c.payload).join(leases, leases.c.request_id == requests.c.id)
+        with reading(self._engine) as connection:
+            row = connection.execute(query.where(leases.c.id == lease_id)).first()
+        if row is None:
+            raise NotFoundError("lease", lease_id)
+        payload: JsonObject = row.payload
+        return payload
+
     def held(self, lease_id: str, worker_id: str) -> Held:
         """What a result of this lease is judged by. Raises NotFoundError."""
         (found,) = self.held_all([(lease_id, worker_id)])

@@ -29,6 +29,7 @@ from service.api.notifier import Notifier
 from service.api.plain_text import PlainTextMiddleware
 from service.api.planning import Planning
 from service.api.request_ids import RequestIdMiddleware
+from service.api.results import most_bytes
 from service.api.served import ServedRecords
 from service.api.upload import WRITERS
 from service.api.waiting import WaitingRoom
@@ -65,7 +66,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         app.state.waiting_room = room
         app.state.worker_traffic = WorkerTraffic(opened, settings.lease_seconds)
         tokens = TokenCache(opened.tokens)
-        app.state.gate = Gate(settings, tokens)
+        app.state.gate = Gate(settings, tokens, partial(most_bytes, opened))
         planning = Planning(settings, opened.blobs)
         app.state.planning = planning
         freshness = Freshness(open_changes(opened.engine))

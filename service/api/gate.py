@@ -35,6 +35,11 @@ from service.settings import Settings
 KNOWN_SECONDS = 1.0
 """How long a token that was verified is not looked up again. Who revokes it is heard of sooner."""
 
+RESULT = "/leases/{lease_id}/result"
+
+LARGE_BYTES = 1 << 16
+"""Of a result that has more, it is asked whether its request can have one of that size."""
+
 _MOST_KNOWN = 10_000
 
 log = structlog.get_logger("tilewright.web")
@@ -180,10 +185,20 @@ class Body:
 
 
 class Gate:
-    """What all requests to an application pass."""
+    """What all requests to an application pass.
 
-    def __init__(self, settings: Settings, tokens: TokenCache) -> None:
+    Args:
+        settings: limits and paces.
+        tokens: who may come in.
+        most_of_result: how large a result for a lease can be, by the lease's name. Asked in a
+            thread.
+    """
+
+    def __init__(
+        self, settings: Settings, tokens: TokenCache, most_of_result: Callable[[str], int]
+    ) -> None:
         self.tokens = tokens
+        self._most_of_result = most_of_result
         self._pace = Pace(
             settings.body_start_seconds,
             settings.body_bytes_per_second,
@@ -193,7 +208,7 @@ class Gate:
         self._limits = {
             "/models": ("the model", settings.max_model_bytes),
             "/records:import": ("the records", settings.max_import_bytes),
-            "/leases/{lease_id}/result": ("the result", settings.max_result_bytes),
+            RESULT: ("the result", settings.max_result_bytes),
         }
 
     async def authenticate(self, headers: Mapping[bytes, bytes], scope: Scope) -> Token:
@@ -208,12 +223,32 @@ class Gate:
             raise forbidden(f"token '{token.name}' has no scope '{scope}'")
         return token
 
-    def body(self, path: str, headers: Mapping[bytes, bytes], receive: Receive) -> Receive:
-        """The body of a request to a route, within its limits. Raises a 413 problem."""
+    async def body(
+        self,
+        path: str,
+        named: Mapping[str, str],
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+    ) -> Receive:
+        """The body of a request to a route, within its limits. Raises a 413 problem.
+
+        Also NotFoundError for a large result of a lease that is not there.
+
+        Args:
+            path: of the route.
+            named: its parameters.
+            headers: of the request.
+            receive: brings the body.
+        """
         what, limit = self._limits.get(path, self._limit)
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > limit:
             raise too_large(what, limit)
+        if path == RESULT and not (length.isdigit() and int(length) <= LARGE_BYTES):
+            # to read JSON keeps everybody waiting: no more of it than there can be
+            limit = min(limit, await run_in_threadpool(self._most_of_result, named["lease_id"]))
+            if length.isdigit() and int(length) > limit:
+                raise too_large(what, limit)
         return Body(receive, what, limit, self._pace).receive
 
 
@@ -268,7 +303,7 @@ class GatedRoute(APIRoute):
             headers = dict(scope["headers"])
             if self._needs is not None:
                 scope["tilewright_token"] = await gate.authenticate(headers, self._needs)
-            receive = gate.body(self.path, headers, receive)
+            receive = await gate.body(self.path, scope["path_params"], headers, receive)
             key = key_of(headers) if self._once else None
             if key is not None:
                 await self._handle_once(key, scope, receive, send)

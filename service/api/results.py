@@ -13,11 +13,17 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from db.storage import Storage
 from db.stores.requests import Held, JsonObject
 from service.api.schemas.workers import DeviceFactsJson
 from service.sentences import one_sentence
 from tuner.measure.measurement import MOST_ERROR, Status
-from tuner.measure.plausible import ImplausibleError, check_measured, check_run
+from tuner.measure.plausible import (
+    ImplausibleError,
+    check_measured,
+    check_run,
+    most_result_bytes,
+)
 from tuner.measure.run_result import FETCH_BYTES, RunResult, RunStatus
 from tuner.measure.run_wire import RunRequest, read_request
 from tuner.measure.wire import MeasureResult, ProtocolError
@@ -124,6 +130,18 @@ class _RunResult(_Body):
     race: _Race | None
     seconds: list[Seconds] = Field(max_length=MOST_INSTRUCTIONS)
     speeds: _Speeds | None
+
+
+def most_bytes(storage: Storage, lease_id: str) -> int:
+    """How large the body can be with which a worker reports on a lease.
+
+    Raises NotFoundError.
+    """
+    try:
+        request = read_request(storage.leases.asked(lease_id))
+    except ProtocolError:  # of an older release: no result of it is believed, whatever it says
+        return 0
+    return most_result_bytes(request)
 
 
 def admit(held: Held, worker_id: str, result: Mapping[str, Any]) -> JsonObject:

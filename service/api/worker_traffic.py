@@ -14,14 +14,12 @@ from db.stores.leases import Completion, Report
 from db.stores.tokens import Scope, Token
 from db.stores.workers import Heartbeat, Presence
 from service.api.errors import ApiProblem, forbidden
+from service.api.gate import LARGE_BYTES
 from service.api.results import ResultRefused, admit
 from service.api.together import Together
 
 MOST = 64
 """Requests of one call."""
-
-LARGE_BYTES = 1 << 16
-"""A result of so many bytes is judged alone: the others do not wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class WorkerTraffic:
     async def report(self, sent: Sent, size_bytes: int) -> Completion:
         """Save a result. Raises as `own`; also StaleLeaseError, and a 422 problem for a result that
         cannot be that of the request, which counts against the worker."""
-        if size_bytes < LARGE_BYTES:
+        if size_bytes < LARGE_BYTES:  # a large one is judged alone: the others do not wait for it
             return await self._results.ask(sent)
         (told,) = await run_in_threadpool(self._save, [sent])
         if isinstance(told, Exception):

@@ -7,13 +7,21 @@ before others are served. Only the standard library and NumPy are imported, as o
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
 
 from tuner.measure.measurement import Measurement, Status
-from tuner.measure.run_result import RunResult, RunStatus
-from tuner.measure.run_wire import CheckWork, ProfileWork, RaceWork, RunRequest, SpeedsWork
+from tuner.measure.run_result import FETCH_BYTES, RunResult, RunStatus
+from tuner.measure.run_wire import (
+    CheckWork,
+    ProfileWork,
+    RaceWork,
+    Request,
+    RunRequest,
+    SpeedsWork,
+)
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import LEAST_SECONDS, Candidate, MeasureRequest, MeasureResult
 
@@ -31,6 +39,18 @@ MOST_RATIO = 1e6
 MOST_RATE = 1e16
 """Operations or bytes a second, of any core."""
 
+BASE_BYTES, TRIAL_BYTES = 1 << 16, 1 << 16
+"""JSON of a result beside its parts; of a trial with its device's facts, beside its times."""
+
+NUMBER_BYTES = 32
+"""JSON of a number, and of what is between two."""
+
+_SAMPLES_A_ROUND = 4
+"""Of one candidate: its own, its incumbent's, and their ratio."""
+
+_INSTRUCTION_BYTES = 16
+"""JSON of an instruction of a program has more."""
+
 
 class ImplausibleError(ValueError):
     """A result cannot be that of its request. `field` says which part of it."""
@@ -38,6 +58,31 @@ class ImplausibleError(ValueError):
     def __init__(self, field: str, sentence: str) -> None:
         self.field = field
         super().__init__(f"{field}: {sentence}")
+
+
+def most_result_bytes(request: Request) -> int:
+    """The most bytes of JSON that a result of a request can have.
+
+    So nobody has to read one that is larger.
+    """
+    if isinstance(request, MeasureRequest):
+        seeds = sum(len(case.inputs) for case in request.cases)
+        numbers = seeds + _SAMPLES_A_ROUND * request.repeat.samples
+        return BASE_BYTES + len(request.candidates) * (TRIAL_BYTES + NUMBER_BYTES * numbers)
+    match request.work:
+        case CheckWork(expected=expected, fetch=fetch):
+            names = sum(len(json.dumps(name)) + NUMBER_BYTES for name in (*expected, *fetch))
+            coming = min(FETCH_BYTES, request.memory_bytes) if fetch else 0
+            return BASE_BYTES + names + 4 * -(-coming // 3)
+        case ProfileWork(program=number):
+            program = request.blobs[request.programs[number].program]
+            return BASE_BYTES + NUMBER_BYTES * (program // _INSTRUCTION_BYTES)
+        case RaceWork(variants=variants):
+            return BASE_BYTES * len(variants)
+        case SpeedsWork():
+            return BASE_BYTES
+        case _:
+            assert_never(request.work)
 
 
 def check_measured(request: MeasureRequest, result: MeasureResult) -> None:

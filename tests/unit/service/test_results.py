@@ -18,14 +18,25 @@ from compiler.device import find_device
 from compiler.target import known_targets
 from db.storage import Storage
 from db.stores.leases import Blame, Held, LeaseOutcome, NewRequest, RequestState
+from service.api import worker_traffic
+from service.api.gate import LARGE_BYTES
 from service.api.results import ResultRefused, admit
 from service.api.schemas.workers import MOST_FACTS_BYTES
 from service.worker.facts import device_facts, registration_facts
 from tests.measured import SPEEDS, honest
-from tuner.measure.measurement import Measurement, Phase, RecordKey, Status
+from tuner.measure.measurement import MOST_ERROR, Measurement, Phase, RecordKey, Status
 from tuner.measure.model_runs import Race
+from tuner.measure.plausible import most_result_bytes
 from tuner.measure.run_result import RunResult, RunStatus
-from tuner.measure.run_wire import CheckWork, ProgramParts, RaceWork, RunRequest, SpeedsWork, Work
+from tuner.measure.run_wire import (
+    CheckWork,
+    ProfileWork,
+    ProgramParts,
+    RaceWork,
+    RunRequest,
+    SpeedsWork,
+    Work,
+)
 from tuner.measure.speed import Speed
 from tuner.measure.statistics import Comparison
 from tuner.measure.wire import (
@@ -294,6 +305,88 @@ def test_a_lie_about_a_lost_lease_is_no_late_result(
     result["measurements"][0]["measurement"]["samples_seconds"] = [-1.0]
     assert report(client, worker, lease, result).status_code == 409
     assert report(client, worker, lease, good()).json() == {"completion": "late"}
+
+
+# ---- how large a result can be
+
+
+def padded(result: dict[str, Any], size_bytes: int) -> dict[str, Any]:
+    return {**result, "padding": "x" * size_bytes}
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_result_that_is_larger_than_its_request_allows_is_not_read(
+    client: TestClient,
+    storage: Storage,
+    worker: str,
+    monkeypatch: pytest.MonkeyPatch,
+    told: bool,
+) -> None:
+    """Reading JSON keeps all others waiting; without a length, at the first byte too many."""
+    lease = lease_of(client, storage, worker, REQUEST.to_json())
+    most = most_result_bytes(REQUEST)
+    read: list[int] = []
+    admitted = worker_traffic.admit
+
+    def counted(*arguments: Any) -> Any:
+        read.append(1)
+        return admitted(*arguments)
+
+    monkeypatch.setattr(worker_traffic, "admit", counted)
+    body = {"worker_id": worker, "result_key": "k"}
+    path = f"/v1/leases/{lease['lease_id']}/result"
+
+    def send(result: dict[str, Any]) -> Any:
+        data = json.dumps({**body, "result": result}).encode()
+        content: Any = data if told else iter([data[:1000], data[1000:]])
+        return client.post(path, content=content, headers={"Content-Type": "application/json"})
+
+    answer = send(padded(good(), most))
+    assert answer.status_code == 413 and f"larger than {most} bytes" in answer.json()["detail"]
+    assert not read and storage.leases.status(["a"])["a"].state is RequestState.LEASED
+    answer = send(padded(good(), LARGE_BYTES))
+    assert answer.status_code == 422 and len(read) == 1, "one that may be so large is judged"
+
+
+def test_a_large_result_of_nobodys_lease_is_not_read(client: TestClient, worker: str) -> None:
+    answer = report(client, worker, {"lease_id": "0" * 32}, padded(good(), LARGE_BYTES))
+    assert answer.status_code == 404 and answer.json()["detail"].startswith("lease '000")
+
+
+def test_a_large_result_of_an_older_releases_request_is_not_read(
+    client: TestClient, storage: Storage, worker: str
+) -> None:
+    lease = lease_of(client, storage, worker, {**REQUEST.to_json(), "protocol": 0})
+    assert report(client, worker, lease, padded(good(), LARGE_BYTES)).status_code == 413
+
+
+def test_the_largest_honest_results_fit() -> None:
+    """Every text as long as it may be, every time there is, outputs up to the last byte."""
+    request = replace(REQUEST, repeat=RepeatSettings(samples=3000))
+    result = good()
+    for one in result["measurements"]:
+        measurement = one["measurement"]
+        measurement["error"] = "\u4e00" * MOST_ERROR
+        measurement["samples_seconds"] = [1.2345678901234567e-06] * 3000
+        ratios = [0.12345678901234567] * 3000
+        measurement["comparison"] = {**Comparison("0" * 64, (0.9,)).to_json(), "ratios": ratios}
+    assert len(json.dumps(result)) <= most_result_bytes(request)
+    few = most_result_bytes(replace(request, candidates=request.candidates[:1]))
+    assert few < most_result_bytes(request), "fewer trials, fewer bytes"
+
+    output = b"\xff" * 100_001
+    check = replace(CHECK, memory_bytes=len(output))
+    fetched = RunResult("a", RunStatus.OK, errors={"y": 0.1}, fetched={"y": output})
+    assert len(json.dumps(fetched.to_json())) <= most_result_bytes(check) < 4 * len(output)
+    assert most_result_bytes(CHECK) < most_result_bytes(check)
+
+    steps = 10_000
+    program = {"c" * 64: steps * len('{"kernel": 0, "in": [0]}')}
+    profile = replace(run_request(ProfileWork(0, 5)), blobs=program)
+    timed = RunResult("a", RunStatus.OK, seconds=(1.2345678901234567e-06,) * steps)
+    assert len(json.dumps(timed.to_json())) <= most_result_bytes(profile)
+    for honest_request, honest_result in HONEST.values():
+        assert len(json.dumps(honest_result.to_json())) <= most_result_bytes(honest_request)
 
 
 # ---- facts of a device
